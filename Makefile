@@ -1,0 +1,41 @@
+# Needs Python 3.11 or newer, git and make; all else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+# BLAS threads of several processes at once slow each other down.
+export OMP_NUM_THREADS := 1
+export FLWR_TELEMETRY_ENABLED := 0
+
+.PHONY: help demo test lint bench
+
+help:
+	@echo "make demo   split the flights data over three parties and fit a model"
+	@echo "make test   run all tests"
+	@echo "make lint   check style and types"
+	@echo "make bench  run the benchmarks at a small size"
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]"
+	@touch $@
+
+demo: $(INSTALLED)
+	$(PY) -m vfl_flower.simulations.flights .demo/flights
+	$(PY) -m vfl_flower.simulations.flower_run --num-supernodes 3 \
+		--run-config simulations/flights.toml \
+		--run-config 'data="$(CURDIR)/.demo/flights"'
+
+test: $(INSTALLED)
+	$(PY) -m pytest
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+bench: $(INSTALLED)
+	$(PY) benchmarks/masks.py 8
+	$(PY) benchmarks/round_trip.py --repeats 3

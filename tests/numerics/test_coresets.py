@@ -1,0 +1,484 @@
+"""Coreset scores, draws, weights and diagnostics against their definitions."""
+
+import doctest
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn.cluster import KMeans
+
+from vfl_flower.numerics import coresets
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.coresets import (
+    ClusterSummary,
+    allocate,
+    cluster_summary,
+    coreset_weights,
+    draw,
+    importance_estimate,
+    leverage_factor,
+    leverage_scores,
+    sigma_min,
+    tau,
+    uniform,
+    vkmc_sensitivities,
+    vrlr_sensitivities,
+)
+
+METHODS = ["auto", "gram", "qr"]
+
+
+def gaussian(n=300, d=5, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d))
+
+
+def scores_of(X, method="auto", **options):
+    blocks = RowBlocks(X, **options)
+    return leverage_scores(blocks, leverage_factor(blocks, method))
+
+
+def reference(X):
+    """Leverage scores by a singular value decomposition with columns of length 1."""
+    norms = np.linalg.norm(X, axis=0)
+    U, S, _ = np.linalg.svd(X[:, norms > 0] / norms[norms > 0], full_matrices=False)
+    U = U[:, max(X.shape) * np.finfo(float).eps * S[:1] < S]
+    return (U**2).sum(axis=1)
+
+
+def exact(X):
+    """Leverage scores x_i (X^T X)^-1 x_i in rational arithmetic."""
+    rows = [[Fraction(float(value)) for value in row] for row in X]
+    d = len(rows[0])
+    system = [
+        [sum(row[a] * row[b] for row in rows) for b in range(d)]
+        + [Fraction(int(a == b)) for b in range(d)]
+        for a in range(d)
+    ]
+    for a in range(d):  # Gauss-Jordan
+        pivot = next(row for row in range(a, d) if system[row][a] != 0)
+        system[a], system[pivot] = system[pivot], system[a]
+        system[a] = [value / system[a][a] for value in system[a]]
+        for row in range(d):
+            if row != a:
+                factor = system[row][a]
+                system[row] = [
+                    x - factor * y for x, y in zip(system[row], system[a], strict=True)
+                ]
+    inverse = [row[d:] for row in system]
+    return np.array(
+        [
+            float(
+                sum(row[a] * inverse[a][b] * row[b] for a in range(d) for b in range(d))
+            )
+            for row in rows
+        ]
+    )
+
+
+# --- leverage scores -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("block_bytes", [1, 700, 2**20])
+def test_factor_gives_an_orthonormal_basis(method, block_bytes):
+    X = gaussian() @ np.diag([1e-6, 1, 1e3, 7, 1e9])
+    blocks = RowBlocks(X, block_bytes=block_bytes)
+    F = leverage_factor(blocks, method)
+    U = X @ F
+    np.testing.assert_allclose(U.T @ U, np.eye(5), atol=1e-12)
+    np.testing.assert_allclose(U @ (U.T @ X), X, rtol=1e-9)  # it spans the columns
+    Q = np.linalg.qr(X).Q
+    scores = leverage_scores(blocks, F)
+    np.testing.assert_allclose(scores, (Q**2).sum(axis=1), atol=1e-12)
+    assert scores.sum() == pytest.approx(5, abs=1e-11)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32, np.uint8, bool])
+def test_scores_of_other_types_are_those_of_their_float64_values(method, dtype):
+    X = (gaussian() > 0.3) if dtype is bool else (20 * np.abs(gaussian())).astype(dtype)
+    np.testing.assert_allclose(
+        scores_of(X, method, block_bytes=500),
+        reference(X.astype(np.float64)),
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_labels_and_ones_are_columns(method):
+    X, y = gaussian(), np.arange(300.0)
+    blocks = RowBlocks(X, y, 1.0, block_bytes=500)
+    scores = leverage_scores(blocks, leverage_factor(blocks, method))
+    whole = np.column_stack([X, y, np.ones(300)])
+    np.testing.assert_allclose(scores, reference(whole), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [1e-120, 1.0, 1e120])
+@given(
+    X=arrays(
+        np.int8, st.tuples(st.integers(1, 12), st.integers(1, 6)), fill=st.just(0)
+    ),
+    repeat=st.booleans(),
+    constant=st.booleans(),
+)
+def test_scores_of_any_small_integers(method, scale, X, repeat, constant):
+    """Zero, constant, repeated and dependent columns, and fewer rows than columns."""
+    X = X.astype(float)
+    if repeat:
+        X = np.hstack([X, -3 * X])
+    if constant:
+        X = np.hstack([X, np.ones((len(X), 1))])
+    scores = scores_of(X * scale, method)
+    assert np.isfinite(scores).all()
+    assert scores.sum() == pytest.approx(np.linalg.matrix_rank(X), abs=1e-6)
+    np.testing.assert_allclose(scores, reference(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_columns_have_rows_of_zeros(method):
+    X = gaussian()
+    X[:, [1, 3]] = 0
+    F = leverage_factor(RowBlocks(X), method)
+    assert F.shape == (5, 3)
+    np.testing.assert_array_equal(F[[1, 3]], 0)
+    assert leverage_factor(RowBlocks(np.zeros((4, 2))), method).shape == (2, 0)
+    np.testing.assert_array_equal(scores_of(np.zeros((4, 2)), method), np.zeros(4))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_hot_columns_beside_an_intercept(method):
+    category = np.random.default_rng(0).integers(7, size=500)
+    X = np.column_stack([np.eye(7)[category], np.ones(500), gaussian(500, 2)])
+    scores = scores_of(X, method)
+    assert scores.sum() == pytest.approx(9, abs=1e-9)
+    np.testing.assert_allclose(scores, reference(X), atol=1e-9)
+
+
+def test_auto_is_right_where_the_gram_matrix_is_not():
+    """Condition number 1e10: its square is beyond float64, and auto must see that."""
+    rng = np.random.default_rng(0)
+    U = np.linalg.qr(rng.standard_normal((200, 4))).Q
+    V = np.linalg.qr(rng.standard_normal((4, 4))).Q
+    X = U @ np.diag([1, 1e-3, 1e-6, 1e-10]) @ V.T
+    assert 5e9 < np.linalg.cond(X / np.linalg.norm(X, axis=0)) < 5e10
+    expected = exact(X)
+    assert expected.sum() == pytest.approx(4, abs=1e-12)
+    for method in ("auto", "qr"):
+        for block_bytes in (1000, 2**20):
+            scores = scores_of(X, method, block_bytes=block_bytes)
+            np.testing.assert_allclose(scores, expected, rtol=1e-4)
+    # By the Gram matrix alone one direction is lost or invented.
+    assert np.abs(scores_of(X, "gram") - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("gap", 10.0 ** -np.arange(9))
+def test_auto_keeps_its_bound_at_every_condition_number(gap):
+    X = gaussian(400, 4)
+    X[:, 3] = X[:, 2] + gap * X[:, 3]
+    np.testing.assert_allclose(scores_of(X), exact(X), rtol=2e-6)
+
+
+def test_auto_takes_the_gram_matrix_where_it_is_accurate(monkeypatch):
+    X = gaussian()
+    good = scores_of(X)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("QR was used")
+
+    monkeypatch.setattr(np.linalg, "qr", refuse)
+    np.testing.assert_array_equal(scores_of(X), good)
+    X[:, 1] = X[:, 0]
+    with pytest.raises(AssertionError, match="QR was used"):
+        scores_of(X)
+
+
+@pytest.mark.parametrize("method", ["auto", "qr"])
+@pytest.mark.parametrize("scale", [1e-250, 1e-170, 1e170, 1e300])
+def test_values_whose_squares_leave_float64(method, scale):
+    X = gaussian()
+    expected = reference(X)
+    np.testing.assert_allclose(scores_of(scale * X, method), expected, atol=1e-12)
+    X[:, 2] *= scale
+    np.testing.assert_allclose(scores_of(X, method), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_missing_values_are_refused(method, value):
+    X = gaussian()
+    X[7, 1] = value
+    with pytest.raises(ValueError, match="no missing or infinite value"):
+        scores_of(X, method)
+
+
+def test_unknown_methods_are_refused():
+    with pytest.raises(ValueError, match="got 'svd'"):
+        leverage_factor(RowBlocks(gaussian()), "svd")
+    with pytest.raises(ValueError, match="got 'kmeans'"):
+        cluster_summary(RowBlocks(gaussian()), 2, np.random.default_rng(0), "kmeans")
+
+
+def test_vrlr_sensitivities_add_a_share_of_one():
+    g = vrlr_sensitivities(scores_of(gaussian()), 300)
+    assert g.sum() == pytest.approx(5 + 1)
+    np.testing.assert_array_equal(
+        vrlr_sensitivities(np.array([0.5, 0.0]), 4), [0.75, 0.25]
+    )
+
+
+# --- local clusterings ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["lloyd", "seeding"])
+@pytest.mark.parametrize("block_bytes", [100, 2**20])
+def test_summary_is_that_of_the_nearest_centers(method, block_bytes):
+    X = gaussian()
+    blocks = RowBlocks(X, block_bytes=block_bytes)
+    summary = cluster_summary(blocks, 6, np.random.default_rng(0), method)
+    distances = ((X[:, None] - summary.centers) ** 2).sum(axis=2)
+    labels = distances.argmin(axis=1)
+    assert summary.sizes.sum() == 300
+    np.testing.assert_array_equal(summary.sizes, np.bincount(labels))
+    np.testing.assert_allclose(
+        summary.costs, np.bincount(labels, distances.min(axis=1)), rtol=1e-12
+    )
+
+
+def test_lloyd_lowers_the_cost_to_that_of_scikit_learn():
+    X = (
+        gaussian(2000, 3)
+        + 6 * np.eye(3)[np.random.default_rng(1).integers(3, size=2000)]
+    )
+    costs = {
+        method: cluster_summary(
+            RowBlocks(X), 3, np.random.default_rng(0), method
+        ).costs.sum()
+        for method in ("lloyd", "seeding")
+    }
+    best = KMeans(3, n_init=10, random_state=0).fit(X).inertia_
+    assert best * (1 - 1e-9) <= costs["lloyd"] < 1.001 * best
+    assert costs["lloyd"] < costs["seeding"]
+
+
+def direct_vkmc(X, centers, alpha):
+    """Algorithm 3, lines 3-11, as written."""
+    n = len(X)
+    pi = [int(np.argmin([((x - c) ** 2).sum() for c in centers])) for x in X]
+    d2 = [((X[i] - centers[pi[i]]) ** 2).sum() for i in range(n)]
+    B = [[i for i in range(n) if pi[i] == c] for c in range(len(centers))]
+    cost = sum(d2)
+    return [
+        alpha * d2[i] / cost
+        + alpha * sum(d2[h] for h in B[pi[i]]) / (len(B[pi[i]]) * cost)
+        + 2 * alpha / len(B[pi[i]])
+        for i in range(n)
+    ]
+
+
+@given(
+    k=st.integers(1, 9),
+    alpha=st.sampled_from([1.0, 2.0, 5.0]),
+    method=st.sampled_from(["lloyd", "seeding"]),
+    seed=st.integers(0, 50),
+)
+def test_vkmc_sensitivities_are_those_of_algorithm_3(k, alpha, method, seed):
+    X = gaussian(40, 2, seed)
+    blocks = RowBlocks(X, block_bytes=100)
+    summary = cluster_summary(blocks, k, np.random.default_rng(seed), method)
+    g = np.concatenate([vkmc_sensitivities(rows, summary, alpha) for rows in blocks])
+    np.testing.assert_allclose(g, direct_vkmc(X, summary.centers, alpha), rtol=1e-9)
+    assert g.sum() == pytest.approx(2 * alpha * (1 + len(summary.sizes)))
+    assert (g > 0).all()
+    assert g.max() <= 4 * alpha * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("method", ["lloyd", "seeding"])
+@pytest.mark.parametrize("k", [3, 7, 50])
+def test_as_many_centers_as_distinct_rows(method, k):
+    X = np.array([[0.1], [0.7], [1e5 + 0.3]])[[0, 0, 0, 1, 1, 2] * 5]
+    summary = cluster_summary(RowBlocks(X), k, np.random.default_rng(0), method)
+    assert sorted(summary.sizes) == [5, 10, 15]
+    np.testing.assert_array_equal(summary.costs, 0)
+    g = vkmc_sensitivities(X, summary, alpha=2.0)
+    np.testing.assert_allclose(g[:6], 4 / np.array([15, 15, 15, 10, 10, 5]))
+
+
+def test_clusters_without_rows_are_dropped():
+    summary = cluster_summary(
+        RowBlocks(np.ones((4, 2))), 3, np.random.default_rng(0), "seeding"
+    )
+    np.testing.assert_array_equal(summary.centers, [[1, 1]])
+    np.testing.assert_array_equal(summary.sizes, [4])
+
+
+def test_a_summary_cannot_be_changed():
+    summary = ClusterSummary(np.ones((1, 1)), np.ones(1), np.ones(1))
+    with pytest.raises(AttributeError):
+        summary.sizes = np.zeros(1)
+
+
+# --- Algorithm 1 ---------------------------------------------------------------------
+
+
+def test_allocation_is_multinomial():
+    # Chi-square with 2 degrees of freedom: above 24.9 in 4e-6 of the seeds.
+    totals = np.array([1.0, 0.0, 2.0, 5.0])
+    a = allocate(totals, 8000, np.random.default_rng(0))
+    assert a.dtype == np.int64
+    assert a.sum() == 8000
+    assert a[1] == 0
+    expected = np.array([1000, 2000, 5000])
+    assert ((a[[0, 2, 3]] - expected) ** 2 / expected).sum() < 24.9
+
+
+def distributed_draw(parties, m, rng):
+    """Algorithm 1 on a list of the parties' scores g^(j)."""
+    totals = np.array([g.sum() for g in parties])
+    a = allocate(totals, m, rng)
+    S = np.concatenate([draw(g, a_j, rng) for g, a_j in zip(parties, a, strict=True)])
+    return S, coreset_weights(totals.sum(), sum(g[S] for g in parties))
+
+
+def test_weights_and_weighted_losses_are_unbiased():
+    # 4000 independent coresets; each mean is within 4.5 standard errors but in 7e-6 of
+    # the seeds, 2e-5 for the three together.
+    rng = np.random.default_rng(0)
+    n = 50
+    parties = [rng.random(n) ** 4, rng.random(n) ** 4 * 3, np.full(n, 1e-3)]
+    losses = np.column_stack([np.ones(n), rng.random(n) ** 3, np.arange(n) == 7])
+    sums = []
+    for _ in range(4000):
+        S, w = distributed_draw(parties, 20, rng)
+        assert S.shape == w.shape == (20,)
+        sums.append(w @ losses[S])
+    error = np.std(sums, axis=0) / np.sqrt(4000)
+    assert (np.abs(np.mean(sums, axis=0) - losses.sum(axis=0)) < 4.5 * error).all()
+    assert (error < losses.sum(axis=0) / 10).all()
+
+
+def test_weights_by_hand():
+    np.testing.assert_allclose(
+        coreset_weights(12.0, np.array([1.0, 2.0, 4.0])), [4, 2, 1]
+    )
+    with pytest.raises(ValueError, match="must be positive"):
+        coreset_weights(1.0, np.array([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("size", [1, 7, 10])
+def test_uniform_rows_are_distinct_and_weigh_n(size):
+    rows, weights = uniform(10, size, np.random.default_rng(0))
+    assert len(np.unique(rows)) == size
+    assert set(rows) <= set(range(10))
+    assert weights.shape == (size,)
+    assert weights.sum() == pytest.approx(10)
+
+
+@pytest.mark.parametrize("size", [0, -1, 11])
+def test_uniform_size_is_checked(size):
+    with pytest.raises(ValueError, match=f"from 1 to 10, .* got {size}"):
+        uniform(10, size, np.random.default_rng(0))
+
+
+# --- diagnostics ---------------------------------------------------------------------
+
+
+def test_sigma_min_of_orthogonal_and_of_shared_columns():
+    Q = np.linalg.qr(gaussian(50, 6)).Q
+    ones = np.ones(50)
+    mixed = Q[:, :2] @ np.array([[1.0, 2.0], [3.0, 4.0]])
+    assert sigma_min([mixed, Q[:, 2:] * 1e6], ones) == pytest.approx(1)
+    assert sigma_min([mixed, Q[:, 1:]], ones) == pytest.approx(0, abs=1e-12)
+    # A party's own repeated and zero columns are no relation between parties.
+    repeated = np.column_stack([mixed, mixed[:, 0], np.zeros(50)])
+    assert sigma_min([repeated, Q[:, 2:]], ones) == pytest.approx(1)
+    assert sigma_min([gaussian(3, 2), gaussian(3, 2, 1)], np.ones(3)) == 0
+    assert sigma_min([np.zeros((3, 2))], np.ones(3)) == 1
+
+
+@given(angle=st.floats(0.01, np.pi / 2), weight=st.floats(0.01, 100))
+def test_sigma_min_is_set_by_the_angle_of_the_weighted_columns(angle, weight):
+    weights = np.array([1.0, weight, 3.0])
+    a, b = np.array([1.0, 0.0, 0.0]), np.array([np.cos(angle), np.sin(angle), 0.0])
+    found = sigma_min([(v / np.sqrt(weights))[:, None] for v in (a, b)], weights)
+    assert 0 <= found <= 1 + 1e-12
+    assert found == pytest.approx(np.sqrt(1 - np.cos(angle)), abs=1e-9)
+
+
+def test_sigma_min_of_a_coreset_is_near_that_of_all_rows():
+    X = gaussian(5000, 6)
+    X[:, 3] = X[:, 0] + 0.5 * X[:, 3]
+    parties = [X[:, :3], X[:, 3:]]
+    g = [vrlr_sensitivities(scores_of(part), 5000) for part in parties]
+    S, w = distributed_draw(g, 2000, np.random.default_rng(0))
+    found = sigma_min([part[S] for part in parties], w)
+    assert found == pytest.approx(sigma_min(parties, np.ones(5000)), rel=0.1)
+
+
+def test_tau_is_the_ratio_of_the_dominating_party():
+    X = gaussian(200, 3)
+    rng = np.random.default_rng(0)
+    assert tau([X], rng) == 1
+    assert tau([X, 2 * X, X], rng) == pytest.approx(6 / 4)
+    assert tau([X, np.zeros((200, 2))], rng) == 1
+    assert tau([np.zeros((200, 2))] * 2, rng) == 1
+
+
+def test_tau_is_infinite_where_every_party_is_blind_somewhere():
+    a, b = np.array([[0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [1.0]])
+    rng = np.random.default_rng(0)
+    assert tau([a, b], rng) == np.inf
+    assert tau([a, b, np.array([[0.0], [1.0], [2.0]])], rng) == pytest.approx(2)
+
+
+def test_tau_grows_to_that_of_the_sample():
+    X, Y = gaussian(30, 2), gaussian(30, 2, 1)
+    local = np.array([((Z[:, None] - Z) ** 2).sum(axis=2) for Z in (X, Y)])
+    off = ~np.eye(30, dtype=bool)
+    expected = (local.sum(axis=0)[off] / local[:, off]).max(axis=1).min()
+    estimates = [tau([X, Y], np.random.default_rng(0), p) for p in (10, 100, 100_000)]
+    assert estimates[0] < estimates[1] < expected * (1 - 1e-9)
+    assert estimates[2] == pytest.approx(expected)
+
+
+def test_tau_needs_pairs():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="at least 2 rows, got 1"):
+        tau([np.ones((1, 1))], rng)
+    with pytest.raises(ValueError, match="pairs must be at least 1, got 0"):
+        tau([np.ones((2, 1))], rng, 0)
+
+
+def test_importance_estimate_covers_the_mean():
+    # 1000 draws of 400 rows: with normal errors |z| > 1.96 in 5 %; a share of 8.5 % or
+    # more, or a mean z beyond 0.15, is a false alarm in 1e-5 of the seeds.
+    rng = np.random.default_rng(0)
+    n = 3000
+    losses = rng.random(n) ** 2
+    g = losses + 0.2 * rng.random(n) + 0.05
+    z = []
+    for _ in range(1000):
+        S = draw(g, 400, rng)
+        mean, error = importance_estimate(losses[S], coreset_weights(g.sum(), g[S]), n)
+        z.append((mean - losses.mean()) / error)
+    assert np.mean(np.abs(z) > 1.96) < 0.085
+    assert np.mean(np.abs(z) > 1.96) > 0.02
+    assert abs(np.mean(z)) < 0.15
+    assert 0.9 < np.std(z) < 1.1
+
+
+def test_importance_estimate_of_a_uniform_draw_is_the_plain_one():
+    rows, weights = uniform(10, 4, np.random.default_rng(0))
+    losses = np.arange(10.0)[rows]
+    mean, error = importance_estimate(losses, weights, 10)
+    assert mean == pytest.approx(losses.mean())
+    assert error == pytest.approx(losses.std(ddof=1) / 2)
+    with pytest.raises(ValueError, match="at least 2 draws, got 1"):
+        importance_estimate(losses[:1], weights[:1], 10)
+
+
+def test_examples():
+    assert doctest.testmod(coresets).failed == 0

@@ -1,0 +1,49 @@
+"""X25519 key pairs: sizes, the vectors of RFC 7748, refusals."""
+
+import pytest
+
+from vfl_flower.secure_aggregation import new_private_key, public_key
+from vfl_flower.secure_aggregation.keys import shared_secret
+
+
+def test_vector_of_rfc_7748_section_6_1():
+    bob = bytes.fromhex(
+        "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
+    )
+    alice_public = bytes.fromhex(
+        "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    )
+    assert public_key(bob).hex() == (
+        "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+    )
+    assert shared_secret(bob, alice_public).hex() == (
+        "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+    )
+
+
+def test_keys_are_fresh_and_have_32_bytes():
+    keys = [new_private_key() for _ in range(20)]
+    assert len(set(keys)) == 20
+    assert {len(key) for key in keys} == {32}
+    assert {len(public_key(key)) for key in keys} == {32}
+
+
+def test_two_parties_share_a_secret_that_a_third_lacks():
+    a, b, c = (new_private_key() for _ in range(3))
+    secret = shared_secret(a, public_key(b))
+    assert secret == shared_secret(b, public_key(a))
+    assert secret != shared_secret(c, public_key(b))
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_refuses_wrong_lengths(size):
+    with pytest.raises(ValueError, match=f"private key must have 32 bytes, got {size}"):
+        public_key(bytes(size))
+    with pytest.raises(ValueError, match=f"public key must have 32 bytes, got {size}"):
+        shared_secret(new_private_key(), bytes(size))
+
+
+@pytest.mark.parametrize("point", [0, 1, 2**255 - 20])
+def test_refuses_points_of_small_order(point):
+    with pytest.raises(ValueError, match="all-zero shared secret"):
+        shared_secret(new_private_key(), point.to_bytes(32, "little"))

@@ -1,0 +1,401 @@
+# ruff: noqa: D102
+"""Masks cancel, never repeat, hide one message, and keep their format."""
+
+import hashlib
+import hmac
+import itertools
+from collections import Counter
+from functools import reduce
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from vfl_flower.secure_aggregation import (
+    PairwiseMasks,
+    Plain,
+    Ring,
+    masked,
+    new_private_key,
+    public_key,
+    unmask_sum,
+)
+
+names = st.text(max_size=12)
+P = 2**61 - 1
+
+
+class Turns:
+    """16-bit fractions of a turn: another width of element."""
+
+    name, label, protects, parties = "turns", "turns 16", True, 1000
+    dtype = np.dtype("<u2")
+
+    def encode(self, values):
+        return np.rint(np.asarray(values) * 2**16).astype(np.int64).astype("<u2"), 0
+
+    def decode(self, total):
+        return total / 2**16
+
+    def add(self, a, b):
+        return np.add(a, b)
+
+    def subtract(self, a, b):
+        return np.subtract(a, b)
+
+    def random(self, take, count):
+        return np.frombuffer(take(2 * count), "<u2")
+
+
+class Field:
+    """Integers modulo 2^61 - 1: uniform elements need rejection.
+
+    Words have 62 bits here, so that half of them are rejected, and not one in 2^61.
+    """
+
+    name, label, protects, parties = "field", "field", True, 1000
+    dtype = np.dtype("<u8")
+
+    def encode(self, values):
+        return np.asarray(values, "<u8"), 0
+
+    def decode(self, total):
+        return total
+
+    def add(self, a, b):
+        return (a + b) % np.uint64(P)
+
+    def subtract(self, a, b):
+        return (a + np.uint64(P) - b) % np.uint64(P)
+
+    def random(self, take, count):
+        parts = [np.empty(0, "<u8")]
+        while missing := count - sum(map(len, parts)):
+            words = np.frombuffer(take(8 * missing), "<u8") >> np.uint64(2)
+            parts.append(words[words < P])
+        return np.concatenate(parts)
+
+
+def _masks(parties, run_id=1):
+    private = [new_private_key() for _ in range(parties)]
+    public = [public_key(key) for key in private]
+    return [PairwiseMasks(key, public, j, run_id) for j, key in enumerate(private)]
+
+
+def _in_group(kind, parties):
+    return {"ring": lambda: Ring(1.0, parties), "turns": Turns, "field": Field}[kind]()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 6),
+    st.integers(0, 300),
+    names,
+    names,
+    st.integers(0, 2**70),
+    st.integers(-(2**63), 2**64),
+    st.sampled_from(["ring", "turns", "field"]),
+)
+def test_masks_sum_to_zero(parties, count, action, name, round, run_id, kind):
+    chosen = _in_group(kind, parties)
+    terms = [
+        masks.mask(chosen, count, action, name, round)
+        for masks in _masks(parties, run_id)
+    ]
+    for term in terms:
+        assert term.shape == (count,)
+        assert term.dtype == chosen.dtype
+    assert not reduce(chosen.add, terms).any()
+
+
+@pytest.mark.parametrize("kind", ["ring", "turns", "field"])
+def test_masks_sum_to_zero_over_several_blocks(kind):
+    chosen, count = _in_group(kind, 3), 2**18 + 3
+    terms = [masks.mask(chosen, count, "a", "b", 0) for masks in _masks(3)]
+    assert not reduce(chosen.add, terms).any()
+    # No block comes back: no 8 bytes of one mask repeat. The chance that uniform
+    # elements do is below 2^36 / 2^61 = 3e-8; 16-bit ones are looked at in fours.
+    words = terms[0][: count // 4 * 4].view("<u8")
+    assert len(np.unique(words)) == len(words)
+
+
+@given(
+    st.integers(2, 6),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None)
+def test_masked_sum_is_the_sum_of_the_encodings(parties, rows, columns, seed):
+    values = np.random.default_rng(seed).uniform(-1, 1, (parties, rows, columns))
+    ring = Ring(1.0, parties)
+    sent = [
+        masked(x, ring, masks, "gram", "K", 4)[0]
+        for x, masks in zip(values, _masks(parties), strict=True)
+    ]
+    bare = [masked(x, ring, None, "gram", "K", 4)[0] for x in values]
+    total = unmask_sum(sent, ring)
+    assert total.shape == (rows, columns)
+    np.testing.assert_array_equal(total, unmask_sum(bare, ring))
+    np.testing.assert_allclose(total, values.sum(axis=0), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (4,), (2, 3)])
+def test_masked_keeps_shapes(shape):
+    ring = Ring(1.0, 2)
+    sent = [masked(np.ones(shape), ring, m, "a", "b", 0)[0] for m in _masks(2)]
+    assert all(isinstance(array, np.ndarray) for array in sent)
+    assert [array.shape for array in sent] == [shape, shape]
+    np.testing.assert_array_equal(unmask_sum(sent, ring), np.full(shape, 2.0))
+
+
+def test_masked_sum_counts_what_it_clips():
+    ring, (first, _) = Ring(1.0, 2), _masks(2)
+    assert masked(np.array([0.5, 3.0, -9.0]), ring, first, "a", "b", 0)[1] == 2
+
+
+def test_the_same_context_gives_the_same_message():
+    ring, (first, _) = Ring(1.0, 2), _masks(2)
+    sent = [masked(np.ones(5), ring, first, "a", "b", 0)[0] for _ in range(2)]
+    np.testing.assert_array_equal(*sent)
+
+
+def test_no_two_contexts_share_a_stream():
+    """Every part of the context changes the stream, and no two parts run together.
+
+    Among 700 uniform 64-bit elements, two are equal with chance below 2e-14.
+    """
+    private = [new_private_key() for _ in range(3)]
+    public = [public_key(key) for key in private]
+    seen = Counter()
+    for i, j in [(0, 1), (0, 2), (1, 2)]:
+        for run_id in (1, 11, -1):
+            masks = PairwiseMasks(private[i], [public[i], public[j]], 0, run_id)
+            for action, name, round in itertools.product(
+                ("", "a", "ab", "1"), ("", "b", "ab"), (0, 1, 11)
+            ):
+                element = masks.mask(Ring(1.0, 2), 1, action, name, round)
+                seen[int(element[0])] += 1
+    assert len(seen) == 3 * 3 * 4 * 3 * 3
+    assert max(seen.values()) == 1
+
+
+def test_group_settings_and_counts_change_the_stream():
+    """So a message asked for again with another bound gives away no difference."""
+    first, _ = _masks(2)
+    groups = [Ring(1.0, 2), Ring(2.0, 2), Ring(1.0, 3), Field()]
+    streams = [first.mask(g, n, "a", "b", 0)[0] for g in groups for n in (1, 2)]
+    assert len(set(map(int, streams))) == len(streams)
+
+
+def test_order_of_the_two_keys_changes_the_stream():
+    private = [new_private_key() for _ in range(2)]
+    public = [public_key(key) for key in private]
+    ring = Ring(1.0, 2)
+    one = PairwiseMasks(private[0], public, 0, 1).mask(ring, 1, "a", "b", 0)
+    other = PairwiseMasks(private[0], public[::-1], 1, 1).mask(ring, 1, "a", "b", 0)
+    assert int(one[0]) not in (int(other[0]), -int(other[0]) % 2**64)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("data", ["zeros", "ramp", "two values"])
+def test_one_message_is_uniform(index, data):
+    """Chi-square over the 256 values of a byte; each way a false alarm of 1e-9.
+
+    Two tails, nine cases and two halves of an element: 4e-8 in all. Masks come from
+    the operating system, so each run draws new ones.
+    """
+    n = 40_000
+    values = {
+        "zeros": np.zeros(n),
+        "ramp": np.linspace(-1, 1, n),
+        "two values": np.where(np.arange(n) % 2, 1.0, -1.0),
+    }[data]
+    message, _ = masked(values, Ring(1.0, 3), _masks(3)[index], "a", "b", 0)
+    octets = message.view(np.uint8).reshape(n, 8)
+    for half in (octets[:, :4], octets[:, 4:]):
+        expected = half.size / 256
+        counts = np.bincount(half.ravel(), minlength=256)
+        statistic = ((counts - expected) ** 2 / expected).sum()
+        assert chi2.ppf(1e-9, 255) < statistic < chi2.isf(1e-9, 255)
+
+
+def test_the_chi_square_would_see_a_bare_message():
+    message, _ = masked(np.linspace(-1, 1, 40_000), Ring(1.0, 3), None, "a", "b", 0)
+    octets = message.view(np.uint8)
+    counts = np.bincount(octets, minlength=256)
+    expected = octets.size / 256
+    assert ((counts - expected) ** 2 / expected).sum() > chi2.isf(1e-9, 255)
+
+
+def test_a_missing_party_leaves_noise():
+    """Noise is uniform in [-4, 4): within 1e-5 of the partial sum with chance 2.5e-6.
+
+    For five elements at once that is below 1e-27.
+    """
+    ring, values = Ring(1.0, 3), np.full(5, 0.25)
+    sent = [masked(values, ring, m, "a", "b", 0)[0] for m in _masks(3)]
+    np.testing.assert_array_equal(unmask_sum(sent, ring), 3 * values)
+    for j in range(3):
+        partial = unmask_sum(sent[:j] + sent[j + 1 :], ring)
+        assert (np.abs(partial - 2 * values) > 1e-5).any()
+
+
+def test_a_party_that_is_in_another_round_leaves_noise():
+    """As above: five elements near the sum have a chance below 1e-27."""
+    ring, values = Ring(1.0, 3), np.full(5, 0.25)
+    sent = [
+        masked(values, ring, m, "a", "b", round)[0]
+        for m, round in zip(_masks(3), (0, 0, 1), strict=True)
+    ]
+    assert (np.abs(unmask_sum(sent, ring) - 3 * values) > 1e-5).any()
+
+
+def test_plain_passes_masks_by():
+    plain, values = Plain(2.0, 3), np.array([[-0.0, 1.5], [-2.0, 0.1]])
+    sent = [masked(values, plain, m, "a", "b", 0) for m in _masks(3)]
+    for message, clipped in sent:
+        assert message.tobytes() == values.tobytes()
+        assert clipped == 0
+    total = unmask_sum([message for message, _ in sent], plain)
+    np.testing.assert_array_equal(total, values + values + values)
+    assert not _masks(3)[0].mask(plain, 4, "a", "b", 0).any()
+
+
+# Format: worked from RFC 7748, RFC 5869 and RFC 8439 without this package.
+PINNED = [
+    [0x2A9A07E5C6A76E65, 0xAC5B0D98013D904B, 0x05B06D2EFF6FCAAA, 0x03CE1AF6834A11CB],
+    [0x07C639B56EEF94C2, 0xA091A139F131831E, 0xBE9F3A7FADF721EC, 0x7DEB057717E1DEFF],
+    [0xCD9FBE64CA68FCD9, 0xB313512E0D90EC97, 0x3BB058515299136A, 0x7E46DF9264D40F36],
+]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_format_is_pinned(index):
+    """Private keys 0101.., 0202.., 0303..; a change here needs a new label."""
+    private = [bytes([j + 1]) * 32 for j in range(3)]
+    public = [public_key(key) for key in private]
+    masks = PairwiseMasks(private[index], public, index, run_id=42)
+    got = masks.mask(Ring(2.0, 3), 4, "coresets_scores", "g", 3)
+    assert got.tolist() == PINNED[index]
+
+
+def test_format_by_hand():
+    """One pair: HKDF from two HMACs, then the first bytes of the key stream."""
+    private = [bytes([j + 1]) * 32 for j in range(2)]
+    keys = [X25519PrivateKey.from_private_bytes(key) for key in private]
+    public = [key.public_key().public_bytes_raw() for key in keys]
+    secret = keys[0].exchange(X25519PublicKey.from_public_bytes(public[1]))
+    parts = [
+        b"vfl_flower pairwise mask 1",
+        *(b"42", b"coresets_scores", b"g", b"3", b"ring 0x1.0000000000000p+1 2", b"4"),
+        *public,
+    ]
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    pseudo_random = hmac.digest(bytes(32), secret, hashlib.sha256)
+    key = hmac.digest(pseudo_random, info + b"\x01", hashlib.sha256)
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(32))
+    expected = np.frombuffer(stream, "<u8")
+    ring = Ring(2.0, 2)
+    low, high = (
+        PairwiseMasks(private[j], public, j, 42).mask(
+            ring, 4, "coresets_scores", "g", 3
+        )
+        for j in range(2)
+    )
+    np.testing.assert_array_equal(low, expected)
+    np.testing.assert_array_equal(high, np.zeros(4, np.uint64) - expected)
+
+
+def test_refuses_fewer_than_two_keys():
+    key = new_private_key()
+    with pytest.raises(ValueError, match="must hold at least 2 keys, got 1"):
+        PairwiseMasks(key, [public_key(key)], 0, 1)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_refuses_an_index_out_of_range(index):
+    key = new_private_key()
+    public = [public_key(key), public_key(new_private_key())]
+    with pytest.raises(ValueError, match=f"between 0 and 1, got {index}"):
+        PairwiseMasks(key, public, index, 1)
+
+
+def test_refuses_an_own_key_in_the_wrong_place():
+    key = new_private_key()
+    public = [public_key(key), public_key(new_private_key())]
+    with pytest.raises(ValueError, match="party 1 must belong to its private key"):
+        PairwiseMasks(key, public, 1, 1)
+
+
+def test_refuses_equal_public_keys():
+    key, other = new_private_key(), public_key(new_private_key())
+    with pytest.raises(ValueError, match="got the same for parties 1 and 2"):
+        PairwiseMasks(key, [public_key(key), other, other], 0, 1)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_refuses_public_keys_of_a_wrong_length(size):
+    key = new_private_key()
+    with pytest.raises(ValueError, match=f"party 1 must have 32 bytes, got {size}"):
+        PairwiseMasks(key, [public_key(key), bytes(size)], 0, 1)
+
+
+def test_refuses_a_private_key_of_a_wrong_length():
+    public = [public_key(new_private_key()) for _ in range(2)]
+    with pytest.raises(ValueError, match="private key must have 32 bytes, got 5"):
+        PairwiseMasks(bytes(5), public, 0, 1)
+
+
+@pytest.mark.parametrize("point", [0, 1])
+def test_refuses_an_all_zero_secret(point):
+    key = new_private_key()
+    public = [public_key(key), point.to_bytes(32, "little")]
+    with pytest.raises(ValueError, match="party 1 must not give an all-zero shared"):
+        PairwiseMasks(key, public, 0, 1)
+
+
+def test_errors_and_repr_carry_no_secret():
+    key = new_private_key()
+    public = [public_key(key), public_key(new_private_key())]
+    assert key.hex() not in repr(PairwiseMasks(key, public, 0, 1))
+    with pytest.raises(ValueError, match="must belong") as error:
+        PairwiseMasks(key, public, 1, 1)
+    assert repr(key) not in str(error.value)
+
+
+@pytest.mark.parametrize(("count", "round"), [(-1, 0), (1, -1)])
+def test_refuses_negative_counts_and_rounds(count, round):
+    with pytest.raises(ValueError, match="must be at least 0, got -1"):
+        _masks(2)[0].mask(Ring(1.0, 2), count, "a", "b", round)
+
+
+def test_refuses_a_group_too_small_for_the_parties():
+    with pytest.raises(ValueError, match="able to sum 3 parties, got 2"):
+        masked(np.ones(1), Ring(1.0, 2), _masks(3)[0], "a", "b", 0)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_sum_refuses_none_or_too_many(count):
+    element, _ = Ring(1.0, 2).encode(np.ones(1))
+    with pytest.raises(ValueError, match=f"between 1 and 2, got {count}"):
+        unmask_sum([element] * count, Ring(1.0, 2))
+
+
+def test_sum_refuses_another_shape():
+    terms = [np.zeros(2, np.uint64), np.zeros((2, 1), np.uint64)]
+    with pytest.raises(ValueError, match="party 1 must have shape"):
+        unmask_sum(terms, Ring(1.0, 2))
+
+
+def test_sum_refuses_another_type():
+    with pytest.raises(ValueError, match="party 1 must have type uint64, got float64"):
+        unmask_sum([np.zeros(2, np.uint64), np.zeros(2)], Ring(1.0, 2))

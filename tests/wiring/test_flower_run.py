@@ -1,0 +1,189 @@
+"""flower_run judges a run by its status and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vfl_flower.simulations import flower_run
+from vfl_flower.simulations.flower_run import Processes, RunFailed, run
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "probe"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tests"
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+
+[tool.flwr.app.config]
+mode = "echo"
+text = ""
+number = 0
+"""
+
+CLIENT = """
+from flwr.app import RecordDict, Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.query("nothing")
+def nothing(message, context):
+    return Message(RecordDict(), reply_to=message)
+"""
+
+SERVER = """
+import time
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+    print("CONFIG", config["text"], config["number"], flush=True)
+    if config["mode"] == "fail":
+        raise RuntimeError("the airline did not answer")
+    if config["mode"] == "hang":
+        time.sleep(600)
+    while len(nodes := list(grid.get_node_ids())) < config["number"]:
+        time.sleep(0.1)
+    messages = [Message(RecordDict(), node, "query.nothing") for node in nodes]
+    print("REPLIES", len(list(grid.send_and_receive(messages))), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a minimal project that completes, fails or hangs."""
+    folder = tmp_path_factory.mktemp("probe")
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "client_app.py").write_text(CLIENT)
+    (folder / "server_app.py").write_text(SERVER)
+    return folder
+
+
+@pytest.fixture
+def environments(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
+    """Collect the environments that a test makes, to look for what they leave."""
+    made: list[Processes] = []
+
+    class Collected(Processes):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(flower_run, "Processes", Collected)
+    return made
+
+
+@pytest.mark.slow
+def test_completed(probe, environments, tmp_path, capfd):
+    config = tmp_path / "run.toml"
+    config.write_text('text = "from a file"\nnumber = 1\n')
+    outcome = run(
+        probe,
+        run_config=[str(config), "number=3"],
+        num_supernodes=3,
+        timeout=120,
+    )
+    assert outcome.status == "finished:completed"
+    assert "REPLIES 3" in outcome.output
+    assert "CONFIG from a file 3" in outcome.output
+    assert outcome.output in capfd.readouterr().out
+    assert [environment.pids() for environment in environments] == [set()]
+    assert not environments[0].home.exists()
+
+
+@pytest.mark.slow
+def test_failed(probe, environments):
+    with pytest.raises(RunFailed, match=r"finished:failed.*the airline did not answer"):
+        run(probe, run_config=['mode="fail"'], timeout=120)
+    assert environments[0].pids() == set()
+
+
+@pytest.mark.slow
+def test_timeout(probe, environments):
+    with pytest.raises(RunFailed, match="did not finish within 12 s"):
+        run(probe, run_config=['mode="hang"'], timeout=12)
+    assert environments[0].pids() == set()
+
+
+@pytest.mark.slow
+def test_refused(probe, environments):
+    with pytest.raises(RunFailed, match=r"(?s)flwr run: .*Invalid run configuration"):
+        run(probe, run_config=["unknown=1"], timeout=120)
+    assert environments[0].pids() == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(probe, tmp_path, kind):
+    mark = f"VFL_FLOWER_TEST={tmp_path}"
+
+    def marked() -> set[int]:
+        return {pid for pid, _, text in flower_run._process_table() if mark in text}
+
+    log = tmp_path / "log"
+    tool_command = [sys.executable, "-m", "vfl_flower.simulations.flower_run"]
+    with log.open("wb") as file:
+        tool = subprocess.Popen(
+            [*tool_command, str(probe), "--run-config", 'mode="hang"'],
+            stdout=file,
+            stderr=file,
+            env=dict([*os.environ.items(), mark.split("=")]),
+        )
+    try:
+        flower_run.wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")
+        assert len(marked()) > 4
+        tool.send_signal(kind)
+        assert tool.wait(60) == 128 + kind
+        assert marked() == set()
+    finally:
+        for pid in marked():
+            os.kill(pid, signal.SIGKILL)
+        tool.wait()
+
+
+def test_supernodes_of_a_federation(probe):
+    with pytest.raises(ValueError, match=r"num_supernodes.*'remote'.*got 3"):
+        run(probe, "remote", num_supernodes=3)
+
+
+def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower_run, "GRACE", 1.0)
+    orphan = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', "
+        "'import time; time.sleep(600)'], start_new_session=True)"
+    )
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    with Processes(tmp_path) as processes:
+        processes.start("orphan", sys.executable, "-c", orphan).wait()
+        processes.start("stubborn", sys.executable, "-c", stubborn)
+        flower_run.wait_for(lambda: "ready" in processes.log("stubborn"), 20, "it")
+        assert len(processes.pids()) == 2
+        start = time.monotonic()
+    assert processes.pids() == set()
+    assert time.monotonic() - start < 5

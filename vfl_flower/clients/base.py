@@ -1,0 +1,220 @@
+"""The party: its data, its memory of the run, and the steps it answers."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.typing import Array, Values
+
+
+class PartyError(Exception):
+    """A party refuses a step, with a sentence that is safe to send to the server.
+
+    Its text names the rule, the argument or a column, never a value of the data, a
+    path or a stack: it is the only exception whose text leaves the party.
+    """
+
+
+@dataclass(eq=False)
+class Party:
+    """The data of one organisation, and what it remembers during a run.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        The party's columns; row i is the same entity at every party. Real, finite.
+    y : Array, shape (n,), optional
+        Labels, at the label holder only. Real, finite.
+    ids : Array, shape (n,), optional
+        Identifiers of the rows, distinct. Parties compare a digest of them.
+    name : str, optional
+        What reports and errors call this party; default ``party-<index>``.
+    columns : sequence of str, optional
+        Names of the columns of `X`; default ``x0 .. x<d-1>``.
+    index : int, optional
+        Place of the party in the run's order, from 0.
+    ids_digest : str, optional
+        Digest of `ids` where it is known already; computed from `ids` otherwise.
+    seed, n_parties : int, optional
+        Seed of the run and number of parties T, set before each step.
+    checked : bool
+        Skip the checks: the loader did them when it wrote its cache.
+    state : dict
+        What the steps of one run remember from message to message: small, since it
+        crosses a process with each of them, and gone with the run.
+
+    Raises
+    ------
+    ValueError
+        `X` is not a non-empty real matrix, a value is missing or infinite, `y` or
+        `ids` has another length, or an id stands twice.
+    """
+
+    X: Array
+    y: Array | None = None
+    ids: Array | None = None
+    name: str | None = None
+    columns: Sequence[str] | None = None
+    index: int | None = None
+    ids_digest: str | None = None
+    seed: int = 0
+    n_parties: int = 0
+    checked: InitVar[bool] = False
+    state: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self, checked: bool) -> None:
+        """Check the data once, when the party is made."""
+        if not checked:
+            self._check()
+        if self.ids is not None and self.ids_digest is None:
+            self.ids_digest = digest_ids(self.ids)
+
+    def _check(self) -> None:
+        who = f"party {self.name!r}" if self.name else "the party"
+        self.X = np.asarray(self.X)
+        if self.X.ndim != 2 or 0 in self.X.shape:
+            raise ValueError(
+                f"X of {who} must be a matrix with at least one row and one column, "
+                f"got shape {self.X.shape}"
+            )
+        _check_real(self.X, f"X of {who}")
+        if self.y is not None:
+            self.y = np.asarray(self.y)
+            if self.y.shape != (len(self.X),):
+                raise ValueError(
+                    f"y of {who} must have one label for each of the {len(self.X)} "
+                    f"rows, got shape {self.y.shape}"
+                )
+            _check_real(self.y, f"y of {who}")
+        if self.ids is not None:
+            self.ids = np.asarray(self.ids)
+            if self.ids.shape != (len(self.X),):
+                raise ValueError(
+                    f"ids of {who} must have one id for each of the {len(self.X)} "
+                    f"rows, got shape {self.ids.shape}"
+                )
+            repeated = len(self.ids) - len(np.unique(self.ids))
+            if repeated:
+                raise ValueError(
+                    f"ids of {who} must be distinct, {repeated} rows repeat an id"
+                )
+        if self.columns is not None and len(self.columns) != self.X.shape[1]:
+            raise ValueError(
+                f"columns of {who} must name each of the {self.X.shape[1]} columns of "
+                f"X, got {len(self.columns)} names"
+            )
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, n."""
+        return len(self.X)
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """Return the generator of one named stream of this party in this run.
+
+        It depends on (seed, party, stream) alone, so a step that is asked twice draws
+        the same, in process, in Ray and on a SuperNode.
+        """
+        if self.index is None:
+            raise RuntimeError("a party has a generator only inside a step of a run")
+        entropy = [self.seed, self.index, zlib.crc32(stream.encode())]
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+
+StepFunction = Callable[..., Values]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function that a party runs when the server asks for `action`.
+
+    Attributes
+    ----------
+    action : str
+        The name that the server asks for.
+    function : callable
+        Takes the party and the values of the message by name; returns values.
+    sums : tuple of str
+        Names in the reply that leave the party only under a mask. The party's code
+        says so, not the server.
+    """
+
+    action: str
+    function: StepFunction
+    sums: tuple[str, ...]
+
+
+STEPS: dict[str, Step] = {}
+
+
+def step(
+    action: str, *, sums: Sequence[str] = ()
+) -> Callable[[StepFunction], StepFunction]:
+    """Register a plain function as the client's side of `action`.
+
+    Parameters
+    ----------
+    action : str
+        A Python identifier, prefixed by the algorithm: ``coresets_totals``.
+    sums : sequence of str
+        Real arrays in the reply of which the server may learn the sum over all
+        parties and nothing else.
+
+    Examples
+    --------
+    >>> @step("example_mean", sums=("total",))
+    ... def mean(party):
+    ...     return {"total": party.X.mean(axis=1)}
+    """
+
+    def register(function: StepFunction) -> StepFunction:
+        if action in STEPS:
+            raise ValueError(f"action {action!r} has a step already")
+        STEPS[action] = Step(action, function, tuple(sums))
+        return function
+
+    return register
+
+
+def _check_real(values: Array, what: str) -> None:
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{what} must hold real numbers, got dtype {values.dtype}")
+    # One pass without a mask of n x d: a sum is finite only if each value is, and
+    # where it is not (it may have overflowed) the rows are looked at in blocks.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum(dtype=np.float64)):
+            return
+    missing = sum(
+        int((~np.isfinite(values[start : start + 65536])).sum())
+        for start in range(0, len(values), 65536)
+    )
+    if missing:
+        raise ValueError(
+            f"{what} must have no missing or infinite value, {missing} found"
+        )
+
+
+def digest_ids(ids: Array) -> str:
+    """Return the SHA-256 of the ids in their order, as text, so that 7 equals "7".
+
+    Parameters
+    ----------
+    ids : Array, shape (n,)
+        Integers or strings.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    text = "\x1f".join(str(value) for value in ids.tolist())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+__all__ = ["STEPS", "Party", "PartyError", "Step", "digest_ids", "step"]

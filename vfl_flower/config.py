@@ -1,0 +1,205 @@
+"""The only reader of run config and node config."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UserConfig = Mapping[str, bool | int | float | str]
+
+RUN_DEFAULTS: dict[str, bool | int | float | str] = {
+    "strategy": "coreset-vrlr",
+    "compare": False,
+    "output-dir": "",
+    "timeout": 3600.0,
+    "seed": 0,
+    "n-parties": 0,
+    "data": "diabetes",
+    "id-column": "",
+    "label-column": "",
+    "columns": "",
+    "standardize": False,
+    "one-hot": True,
+    "impute": "mean",
+    "size": 200,
+    "sampling": "coreset",
+    "protocol": "fused",
+    "solver": "central",
+    "test-fraction": 0.2,
+    "evaluate": "coreset",
+    "regularizer": "none",
+    "alpha": 0.0,
+    "l1-ratio": 0.5,
+    "fit-intercept": True,
+    "max-iter": 200,
+    "tol": 1e-8,
+    "batch-size": 32,
+    "n-clusters": 10,
+    "local-clustering": "lloyd",
+    "approximation": 2.0,
+    "n-init": 10,
+}
+"""Every key of the run config with its default, as in ``pyproject.toml``."""
+
+_GENERAL = frozenset(
+    {"strategy", "compare", "output-dir", "timeout", "seed", "n-parties"}
+    | {"data", "id-column", "label-column", "columns"}
+    | {"standardize", "one-hot", "impute"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartySource:
+    """Where the data of one party come from, and how they are read.
+
+    On a SuperNode each field is a key of ``--node-config`` (with dashes); in a
+    simulation, where nodes have a partition id and nothing else, the run config gives
+    the same to all.
+
+    Attributes
+    ----------
+    data : str
+        A bundled data set (``diabetes``), ``synthetic``, the absolute path of a party
+        file (CSV, Parquet, Feather/Arrow IPC, NPZ), or the absolute path of a folder
+        that holds one party file for each party, taken in the order of their names.
+    index : int or None
+        ``partition-id``: the party's place in the order of the run.
+    count : int or None
+        ``num-partitions``: how many parties share a bundled data set or a folder.
+    name : str or None
+        ``party-name``; default: the name of the file without its ending.
+    id_column : str or None
+        ``id-column``: taken out of the features, compared by digest.
+    label_column : str or None
+        ``label-column``: the labels; in a folder, the one file that has it.
+    columns : tuple of str or None
+        ``columns``: comma-separated feature columns to use; default all others.
+    standardize : bool
+        Scale each feature to mean 0 and standard deviation 1, at the party.
+    one_hot : bool
+        Encode text columns as 0/1 columns; without it a text column is an error.
+    impute : str
+        ``mean`` or ``median`` of the column for missing values; ``none``: an error.
+    """
+
+    data: str
+    index: int | None = None
+    count: int | None = None
+    name: str | None = None
+    id_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
+    standardize: bool = False
+    one_hot: bool = True
+    impute: str = "mean"
+
+
+def check_run_config(run_config: UserConfig) -> dict[str, Any]:
+    """Return the run config with defaults filled in.
+
+    Raises
+    ------
+    ValueError
+        A key is unknown, or a value is not of the type of its default.
+    """
+    for key, value in run_config.items():
+        if key not in RUN_DEFAULTS:
+            near = difflib.get_close_matches(key, RUN_DEFAULTS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"run config has no key {key!r}{hint}")
+        wanted = type(RUN_DEFAULTS[key])
+        if type(value) is not wanted and (type(value), wanted) != (int, float):
+            raise ValueError(
+                f"run config {key!r} must be of type {wanted.__name__}, got {value!r}"
+            )
+    return RUN_DEFAULTS | dict(run_config)
+
+
+def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, Any]:
+    """Return what the constructor of `strategy` takes from a checked run config.
+
+    Raises
+    ------
+    ValueError
+        A key that only another strategy takes was changed: it would be ignored.
+    """
+    parameters = inspect.signature(strategy).parameters
+    for key, value in config.items():
+        name = key.replace("-", "_")
+        if (
+            key not in _GENERAL
+            and name not in parameters
+            and value != RUN_DEFAULTS[key]
+        ):
+            raise ValueError(
+                f"run config {key!r} does not apply to strategy "
+                f"{config['strategy']!r}, got {value!r}"
+            )
+    known = {key.replace("-", "_"): value for key, value in config.items()}
+    return {name: known[name] for name in parameters if name in known}
+
+
+def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
+    """Return where a node's data come from.
+
+    A node whose config has ``data`` decides for itself; what the run config says of
+    data is for simulated nodes and those without.
+
+    Raises
+    ------
+    ValueError
+        A value is not of the type that its key takes.
+    """
+    chosen = node_config if "data" in node_config else RUN_DEFAULTS | dict(run_config)
+
+    def text(config: UserConfig, key: str) -> str | None:
+        value = config.get(key, "")
+        return str(value) if value != "" else None
+
+    def flag(key: str) -> bool:
+        value = chosen.get(key, RUN_DEFAULTS[key])
+        if not isinstance(value, bool):
+            raise ValueError(f"{key} must be true or false, got {value!r}")
+        return value
+
+    def number(key: str) -> int | None:
+        value = node_config.get(key)
+        if value is not None and (type(value) is not int or value < 0):
+            raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
+        return value
+
+    columns = text(chosen, "columns")
+    return PartySource(
+        data=str(chosen["data"]),
+        index=number("partition-id"),
+        count=number("num-partitions"),
+        name=text(node_config, "party-name"),
+        id_column=text(chosen, "id-column"),
+        label_column=text(chosen, "label-column"),
+        columns=tuple(map(str.strip, columns.split(","))) if columns else None,
+        standardize=flag("standardize"),
+        one_hot=flag("one-hot"),
+        impute=text(chosen, "impute") or "mean",
+    )
+
+
+def output_dir(config: Mapping[str, Any]) -> Path:
+    """Return the absolute folder for the results of runs.
+
+    Raises
+    ------
+    ValueError
+        ``output-dir`` is relative: the server's working directory is not the user's.
+    """
+    from platformdirs import user_data_path
+
+    if not config["output-dir"]:
+        return user_data_path("vfl_flower") / "runs"
+    folder = Path(config["output-dir"]).expanduser()
+    if not folder.is_absolute():
+        raise ValueError(f"output-dir must be absolute, got {config['output-dir']!r}")
+    return folder

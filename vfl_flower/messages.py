@@ -1,0 +1,110 @@
+"""Named arrays and settings to and from the content of a Flower message."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
+
+from vfl_flower.typing import Values
+
+FRAME = "frame"
+"""Record of what the frame itself sends: round, seed, digest and the like."""
+
+
+class CorruptMessage(ValueError):
+    """The content of a message does not match the digest it came with."""
+
+
+def pack(values: Values, frame: Values | None = None) -> RecordDict:
+    """Turn named arrays and settings into the content of one message.
+
+    Parameters
+    ----------
+    values : Values
+        Arrays go into an ``ArrayRecord``, everything else into a ``ConfigRecord``.
+    frame : Values, optional
+        Settings of the frame, kept apart from those of the step.
+
+    Returns
+    -------
+    RecordDict
+        Holds a SHA-256 of all of it, so that damage on the way is noticed.
+    """
+    arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
+    settings: dict[str, Any] = {
+        k: _scalar(v) for k, v in values.items() if k not in arrays
+    }
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(
+                {
+                    k: FlowerArray(np.ascontiguousarray(v).reshape(v.shape))
+                    for k, v in arrays.items()
+                }
+            ),
+            "settings": ConfigRecord({k: _scalar(v) for k, v in settings.items()}),
+            FRAME: ConfigRecord({k: _scalar(v) for k, v in (frame or {}).items()}),
+        }
+    )
+    content.config_records[FRAME]["digest"] = digest(content)
+    return content
+
+
+def _scalar(value: Any) -> Any:
+    """Return NumPy's numbers as Python's: only these come back as they went."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values and the frame's settings, its ``digest`` among them.
+
+    Raises
+    ------
+    CorruptMessage
+        A record is missing or the digest does not fit.
+    """
+    try:
+        frame: dict[str, Any] = dict(content.config_records[FRAME])
+        if frame["digest"] != digest(content):
+            raise CorruptMessage("the message was damaged on its way")
+        values: dict[str, Any] = dict(content.config_records["settings"])
+        for name, array in content.array_records["arrays"].items():
+            values[name] = array.numpy()
+    except KeyError as error:
+        raise CorruptMessage(f"the message lacks {error}") from None
+    return values, frame
+
+
+def digest(content: RecordDict) -> bytes:
+    """Return the SHA-256 of all records of a message but the digest itself."""
+    sha = hashlib.sha256()
+    for name in ("settings", FRAME):
+        record = content.config_records[name]
+        items = sorted((k, v) for k, v in record.items() if k != "digest")
+        sha.update(f"{name}{items!r}".encode())
+    for name, array in sorted(content.array_records["arrays"].items()):
+        sha.update(f"{name}{len(array.data)}".encode())
+        sha.update(array.data)
+    return sha.digest()
+
+
+def n_bytes(content: RecordDict) -> int:
+    """Return the size of a message's content in bytes, as Flower serialises it."""
+    return int(recorddict_to_proto(content).ByteSize())
+
+
+def n_units(content: RecordDict) -> int:
+    """Return the number of scalars in the arrays: the papers' unit of communication.
+
+    Settings of a step (a size, a flag) and the frame's own (round, digest, keys) are
+    not counted.
+    """
+    return sum(
+        int(np.prod(array.shape, dtype=np.int64))
+        for array in content.array_records["arrays"].values()
+    )

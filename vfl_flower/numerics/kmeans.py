@@ -1,0 +1,354 @@
+"""k-means: on one party's blocks of rows, and weighted at the server.
+
+What runs at a party needs NumPy alone; scikit-learn is imported where the server
+clusters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.typing import Array
+
+
+def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
+    """Draw row numbers with replacement, row i with probability g_i / sum g.
+
+    Line 5 of Algorithm 1 of the coreset paper, and the draws of k-means++.
+
+    Parameters
+    ----------
+    g : Array, shape (n,)
+        Non-negative, with a positive sum. A row with g_i = 0 is never drawn.
+    size : int
+        Number of draws.
+    rng : numpy.random.Generator
+        Source of the draws.
+
+    Returns
+    -------
+    Array of int64, shape (size,)
+        Row numbers, independent of one another; the first a of them are what a call
+        with size a draws from an equal state of `rng`.
+
+    Raises
+    ------
+    ValueError
+        `size` or a value of `g` is negative, or the sum of `g` is not positive and
+        finite.
+
+    Examples
+    --------
+    >>> draw(np.array([0.0, 2.0, 0.0]), 3, np.random.default_rng(0))
+    array([1, 1, 1])
+    """
+    if size < 0:
+        raise ValueError(f"size must be at least 0, got {size}")
+    cumulative = np.cumsum(g)
+    if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
+        raise ValueError(
+            "weights to draw by must be at least 0 with a positive, finite sum"
+        )
+    # random() <= 1 - 2^-53 and a product with that rounds below the sum: no draw is n.
+    points = rng.random(size) * cumulative[-1]
+    return np.asarray(np.searchsorted(cumulative, points, side="right"), np.int64)
+
+
+def seed_centers(
+    blocks: RowBlocks,
+    k: int,
+    rng: np.random.Generator,
+    weights: Array | None = None,
+) -> Array:
+    """Choose k rows by greedy k-means++ seeding.
+
+    The first centre is a random row. For each further one, 2 + floor(ln k) candidates
+    are drawn with probability proportional to w_i min_l |x_i - c_l|^2, and the one that
+    lowers the cost most is kept, as in scikit-learn.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows.
+    k : int
+        Number of centres.
+    rng : numpy.random.Generator
+        Source of the draws.
+    weights : Array, shape (n,), optional
+        Non-negative weight of each row; default 1.
+
+    Returns
+    -------
+    Array, shape (k, d)
+        The centres. Where the rows have fewer than k distinct values, some are equal.
+
+    Raises
+    ------
+    ValueError
+        `k` is below 1, there is no row, or no weight is positive.
+
+    Notes
+    -----
+    Besides the data and one block, it holds (5 + ln k) n numbers.
+
+    Distances are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large
+    common offset of the data costs no accuracy.
+
+    References
+    ----------
+    D. Arthur and S. Vassilvitskii, "k-means++: the advantages of careful seeding",
+    SODA 2007.
+    """
+    n, d = blocks.shape
+    _check_k(k)
+    if n == 0:
+        raise ValueError("k-means needs at least one row, got 0")
+    mass = np.ones(n) if weights is None else weights
+    centers = np.empty((k, d))
+    centers[0] = blocks.take(draw(mass, 1, rng))[0]
+    norms = np.concatenate([_squares(rows - centers[0]) for rows in blocks])
+    mass = norms if weights is None else norms * weights  # w_i min_l |x_i - c_l|^2
+    trials = np.empty((2 + int(np.log(k)), n))
+    for chosen in range(1, k):
+        if not mass.any():  # each row is a centre
+            centers[chosen:] = centers[0]
+            break
+        candidates = draw(mass, len(trials), rng)
+        rows_c = blocks.take(candidates)
+        shift = rows_c - centers[0]
+        constant = _squares(shift) + 2 * shift @ centers[0]
+        start = 0
+        for rows in blocks:
+            part = slice(start, start := start + len(rows))
+            distances = (-2 * shift) @ rows.T
+            distances += constant[:, None]
+            distances += norms[part]
+            np.maximum(distances, 0, out=distances)
+            if weights is not None:
+                distances *= weights[part]
+            np.minimum(distances, mass[part], out=trials[:, part])
+        best = int(trials.sum(axis=1).argmin())
+        centers[chosen] = rows_c[best]
+        mass = trials[best].copy()
+        mass[candidates[best]] = 0
+    return centers
+
+
+def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
+    """Find the closest centre of each row.
+
+    Parameters
+    ----------
+    rows : Array, shape (b, d)
+        One block of rows.
+    centers : Array, shape (k, d)
+        The centres.
+
+    Returns
+    -------
+    labels : Array of int64, shape (b,)
+        pi(i) = argmin_l |x_i - c_l|; the lowest l of equal ones.
+    squared_distances : Array, shape (b,)
+        |x_i - c_pi(i)|^2 from the differences: exactly 0 for a row that is a centre.
+
+    Examples
+    --------
+    >>> assign(np.array([[0.0], [3.0], [10.0]]), np.array([[1.0], [10.0]]))
+    (array([0, 0, 1]), array([1., 4., 0.]))
+    """
+    # argmin |x - c|^2 = argmax (x - s) (c - s) - |c - s|^2 / 2; with s amid the centres
+    # the rounding error is relative to |x| |c - s| and not to |x|^2.
+    origin = centers.mean(axis=0)
+    shifted = centers - origin
+    labels = (rows @ shifted.T - (shifted @ origin + _squares(shifted) / 2)).argmax(1)
+    return labels, _squares(rows - centers[labels])
+
+
+def lloyd(
+    blocks: RowBlocks,
+    centers: Array,
+    weights: Array | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-4,
+) -> Array:
+    """Improve centres by Lloyd's iteration, block by block.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows.
+    centers : Array, shape (k, d)
+        Where to start; left as it is.
+    weights : Array, shape (n,), optional
+        Non-negative weight of each row; default 1.
+    max_iter : int
+        Largest number of passes over the data.
+    tol : float
+        Stop when a pass lowers the cost by no more than this share of it.
+
+    Returns
+    -------
+    Array, shape (k, d)
+        The centres; one that has no row stays where it is. Their cost is never above
+        that of the first ones, up to rounding.
+    """
+    k = len(centers)
+    previous = np.inf
+    for _ in range(max_iter):
+        sums, sizes, cost, start = np.zeros_like(centers), np.zeros(k), 0.0, 0
+        for rows in blocks:
+            labels, distances = assign(rows, centers)
+            members = (labels == np.arange(k)[:, None]).astype(np.float64)
+            if weights is not None:
+                part = weights[start : start + len(rows)]
+                members *= part
+                distances *= part
+            sums += members @ rows
+            sizes += members.sum(axis=1)
+            cost += float(distances.sum())
+            start += len(rows)
+        # At cost 0 a mean would only add rounding errors to exact centres.
+        if cost == 0 or previous - cost <= tol * cost:
+            break
+        previous = cost
+        occupied = (sizes > 0)[:, None]
+        centers = np.where(
+            occupied, sums / np.where(occupied, sizes[:, None], 1), centers
+        )
+    return centers
+
+
+def weighted_kmeans(
+    X: Array, k: int, weights: Array, rng: np.random.Generator, n_init: int = 10
+) -> tuple[Array, float]:
+    """Cluster weighted rows with scikit-learn's KMeans.
+
+    Parameters
+    ----------
+    X : Array, shape (m, d)
+        The rows, such as those of a coreset.
+    k : int
+        Number of centres.
+    weights : Array, shape (m,)
+        Non-negative weight of each row.
+    rng : numpy.random.Generator
+        Source of the seed.
+    n_init : int
+        Number of starts; the best is kept.
+
+    Returns
+    -------
+    centers : Array, shape (k, d)
+        The centres; some are equal where fewer than k rows are distinct.
+    cost : float
+        sum_i w_i min_l |x_i - c_l|^2.
+
+    Raises
+    ------
+    ValueError
+        `k` is below 1 or above the number of rows.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    _check_k(k)
+    if k > len(X):
+        raise ValueError(
+            f"k must be at most the number of rows, got k = {k} and {len(X)} rows"
+        )
+    model = KMeans(k, n_init=n_init, random_state=int(rng.integers(2**32)))
+    with warnings.catch_warnings():  # fewer distinct rows than k is no fault here
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(X, sample_weight=weights)
+    return model.cluster_centers_, float(model.inertia_)
+
+
+def partial_distances(rows: Array, centers: Array) -> Array:
+    """Return squared distances to every centre over one party's columns.
+
+    Summed over the parties they are the squared distances over all columns.
+
+    Parameters
+    ----------
+    rows : Array, shape (b, d_j)
+        One block of the party's rows.
+    centers : Array, shape (k, d_j)
+        The party's columns of the centres.
+
+    Returns
+    -------
+    Array, shape (b, k)
+        |x_i - c_l|^2, never negative.
+
+    Examples
+    --------
+    >>> partial_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 4.0]]))
+    array([[16.],
+           [ 9.]])
+    """
+    origin = centers.mean(axis=0)
+    rows, centers = rows - origin, centers - origin
+    distances: Array = rows @ (-2 * centers.T)
+    distances += _squares(rows)[:, None]
+    distances += _squares(centers)
+    np.maximum(distances, 0, out=distances)
+    return distances
+
+
+def distdim(
+    assignments: Array,
+    local_centers: Sequence[Array],
+    weights: Array,
+    k: int,
+    rng: np.random.Generator,
+) -> Array:
+    """Combine local clusterings into global centres (DISTDIM).
+
+    Each row stands for the cell of the grid of local centres that it falls in: the
+    point (c^(1)_l1, ..., c^(T)_lT). Weighted k-means runs on the occupied cells only.
+
+    Parameters
+    ----------
+    assignments : Array of int, shape (m, T)
+        Column j is the local cluster of each row at party j.
+    local_centers : sequence of Array, shapes (k_j, d_j)
+        The parties' own centres.
+    weights : Array, shape (m,)
+        Weight of each row; a cell weighs the sum of its rows.
+    k : int
+        Number of centres.
+    rng : numpy.random.Generator
+        Source of the server's clustering.
+
+    Returns
+    -------
+    Array, shape (k, d)
+        The centres, over the columns of all parties in order.
+
+    Raises
+    ------
+    ValueError
+        `k` is below 1 or above the number of occupied cells.
+
+    References
+    ----------
+    H. Ding, Y. Liu, L. Huang and J. Li, "K-means clustering with distributed
+    dimensions", ICML 2016.
+    """
+    cells, cell = np.unique(assignments, axis=0, return_inverse=True)
+    grid = np.hstack([C[cells[:, j]] for j, C in enumerate(local_centers)])
+    return weighted_kmeans(grid, k, np.bincount(cell.ravel(), weights), rng)[0]
+
+
+def _squares(rows: Array) -> Array:
+    """Return |x_i|^2 of each row."""
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")

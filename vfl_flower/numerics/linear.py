@@ -1,0 +1,206 @@
+r"""Least squares with penalties, pooled and in blocks of columns.
+
+All solvers here and in ``strategies/linear.py`` minimise the same objective, the
+paper's divided by n,
+
+.. math:: \frac1n \sum_{i \in S} w_i (x_i^T \theta + b - y_i)^2
+          + \lambda_1 |\theta|_1 + \lambda_2 \|\theta\|_2^2,
+
+with the intercept b free. In matrix form the data term is :math:`\|A\theta - t\|^2`
+with :math:`A = V X`, :math:`t = V y`, :math:`V = \mathrm{diag}(\sqrt{w / n})`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+REGULARIZERS = ("none", "ridge", "lasso", "elasticnet")
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The penalty ``l1 |theta|_1 + l2 |theta|_2^2`` of the mean squared error.
+
+    Attributes
+    ----------
+    l1 : float
+        In the unit of y^2 per unit of the coefficient.
+    l2 : float
+        In the unit of y^2 per squared unit of the coefficient.
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+    @classmethod
+    def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
+        """Return the penalty of a regularizer's name.
+
+        Parameters
+        ----------
+        regularizer : {"none", "ridge", "lasso", "elasticnet"}
+            Ridge: ``l2 = alpha``; lasso: ``l1 = alpha``; elastic net:
+            ``l1 = alpha * l1_ratio``, ``l2 = alpha * (1 - l1_ratio)``.
+        alpha : float
+            Strength; 0.1 for ridge is the paper's ``0.1 n |theta|^2``.
+        l1_ratio : float
+            Share of the l1 part of the elastic net, in [0, 1].
+        """
+        ratio = {"none": 0.0, "ridge": 0.0, "lasso": 1.0}.get(regularizer, l1_ratio)
+        alpha = 0.0 if regularizer == "none" else alpha
+        return cls(l1=alpha * ratio, l2=alpha * (1 - ratio))
+
+    def value(self, theta: Array) -> float:
+        """Return the penalty of coefficients, shape (d,), without the intercept."""
+        return float(self.l1 * np.abs(theta).sum() + self.l2 * theta @ theta)
+
+
+def solve_pooled(
+    X: Array, y: Array, weights: Array, n: int, penalty: Penalty, fit_intercept: bool
+) -> tuple[Array, float]:
+    """Solve on pooled rows with scikit-learn (CENTRAL in the paper).
+
+    Parameters
+    ----------
+    X : Array, shape (m, d)
+        Rows of the coreset.
+    y : Array, shape (m,)
+        Labels.
+    weights : Array, shape (m,)
+        w, sum about n.
+    n : int
+        Number of rows that the weights stand for.
+    penalty : Penalty
+        Of the objective above.
+    fit_intercept : bool
+        Whether b is free, or 0.
+
+    Returns
+    -------
+    theta : Array, shape (d,)
+        Coefficients. Where X lacks rank and nothing is penalised: those of smallest
+        norm for columns scaled to the same size.
+    intercept : float
+        b.
+    """
+    from sklearn.linear_model import ElasticNet, LinearRegression, Ridge
+
+    total = float(weights.sum())
+    scale = np.ones(X.shape[1])
+    if penalty.l1:
+        # scikit-learn: |.|^2 / (2 sum w) + a (r |.|_1 + (1 - r) |.|^2 / 2)
+        l1, l2 = (n / total) * np.array([penalty.l1 / 2, penalty.l2])
+        model = ElasticNet(
+            alpha=l1 + l2,
+            l1_ratio=l1 / (l1 + l2),
+            fit_intercept=fit_intercept,
+            max_iter=100_000,
+            tol=1e-8,
+        )
+    elif penalty.l2:
+        # scikit-learn: sum w |.|^2 + a |.|^2
+        model = Ridge(alpha=n * penalty.l2, fit_intercept=fit_intercept)
+    else:
+        model = LinearRegression(fit_intercept=fit_intercept)
+        scale = np.sqrt((weights @ X**2) / total)
+        scale[scale == 0] = 1.0
+        X = X / scale
+    model.fit(X, y, sample_weight=weights)
+    return model.coef_ / scale, float(model.intercept_)
+
+
+def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float:
+    """Return ``sum w r^2 / n``, the data term of the objective, in the unit of y^2."""
+    squares = residuals**2 if weights is None else weights * residuals**2
+    return float(squares.sum() / n)
+
+
+def whiten(gram: Array, l2: Array) -> Array:
+    """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's own preconditioner.
+
+    Parameters
+    ----------
+    gram : Array, shape (d, d)
+        A^T A of the party's block.
+    l2 : Array, shape (d,)
+        Penalty of each coefficient.
+
+    Returns
+    -------
+    Array, shape (d, r)
+        r is the numerical rank; directions below 1e-12 of the largest eigenvalue of
+        the scaled Gram matrix are left out.
+    """
+    matrix = gram + np.diag(l2)
+    scale = np.sqrt(np.diag(matrix))
+    scale[scale == 0] = 1.0
+    values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
+    kept = values > 1e-12 * max(values[-1], 0.0)
+    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) / scale[:, None])
+
+
+def proximal_block(
+    R: Array, c: Array, n_parties: int, penalty: Penalty, free: int | None
+) -> Array:
+    r"""Return a party's proximal step in the metric of its own block.
+
+    .. math:: \arg\min_x T \|R x - c\|^2 + \lambda_1 |x|_1 + \lambda_2 \|x\|^2
+
+    It majorises the objective in all blocks at once, since
+    :math:`\|\sum_j A_j x_j\|^2 \le T \sum_j \|A_j x_j\|^2`.
+
+    Parameters
+    ----------
+    R : Array, shape (r, d)
+        With ``R^T R = A^T A`` of the party's block.
+    c : Array, shape (r,)
+        The target, in the coordinates of R.
+    n_parties : int
+        T.
+    penalty : Penalty
+        l1 > 0.
+    free : int or None
+        The column of the intercept, not penalised.
+
+    Returns
+    -------
+    Array, shape (d,)
+        x.
+    """
+    from sklearn.linear_model import ElasticNet
+
+    penalised = np.delete(R, free, axis=1) if free is not None else R
+    target, e = c, np.zeros(len(c))
+    if free is not None:
+        e = R[:, free] / np.linalg.norm(R[:, free])
+        target = c - e * (e @ c)
+        penalised = penalised - np.outer(e, e @ penalised)
+    rows = len(c)
+    l1, l2 = penalty.l1 / n_parties / rows / 2, penalty.l2 / n_parties / rows
+    model = ElasticNet(
+        alpha=l1 + l2,
+        l1_ratio=l1 / (l1 + l2),
+        fit_intercept=False,
+        max_iter=100_000,
+        tol=1e-12,
+    )
+    x = model.fit(penalised, target).coef_
+    if free is None:
+        return np.asarray(x)
+    b = e @ (c - np.delete(R, free, axis=1) @ x) / np.linalg.norm(R[:, free])
+    return np.insert(x, free, b)
+
+
+def soft_threshold(values: Array, threshold: Array | float) -> Array:
+    """Return ``sign(v) max(|v| - threshold, 0)``, the proximal map of the l1 norm."""
+    return np.asarray(np.sign(values) * np.maximum(np.abs(values) - threshold, 0.0))
+
+
+def momentum(previous: float) -> float:
+    """Return t_{k+1} of FISTA for t_k (Beck and Teboulle 2009, equation 4.2)."""
+    return (1 + math.sqrt(1 + 4 * previous**2)) / 2

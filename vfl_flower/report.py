@@ -1,0 +1,102 @@
+"""The only writer of results: JSON, Markdown and models, and what a run prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.strategies.base import ProtocolResult
+
+
+def write_report(
+    folder: Path, results: Mapping[str, ProtocolResult], settings: Mapping[str, Any]
+) -> str:
+    """Write what a run found into a new folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it does not exist.
+    results : mapping of str to ProtocolResult
+        By name, for example of the sampling.
+    settings : mapping
+        The run config.
+
+    Returns
+    -------
+    str
+        The report as text: a table of the results, the ledger of the first, and where
+        the files are: ``result.json``, ``report.md``, ``model-<name>.npz``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {
+        name: {
+            "seed": result.seed,
+            "metrics": {t: dict(m) for t, m in result.train_metrics_clientapp.items()},
+            "ledger": result.ledger.to_dict(),
+        }
+        for name, result in results.items()
+    }
+    write_text(
+        folder / "result.json",
+        json.dumps({"settings": dict(settings), "results": found}, indent=1),
+    )
+    for name, result in results.items():
+        result.model.save(folder / f"model-{name}.npz")
+    first = next(iter(results))
+    table = markdown_table(*summary_rows(results))
+    ledger = results[first].ledger.table()
+    write_text(
+        folder / "report.md",
+        f"# {settings.get('strategy', 'Result')}\n\n{table}\n\n## Ledger of {first}\n\n"
+        f"```\n{ledger}\n```\n",
+    )
+    return f"{table}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
+
+
+def summary_rows(
+    results: Mapping[str, ProtocolResult],
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of results, a row for each."""
+    metrics = list(dict.fromkeys(name for r in results.values() for name in r.metrics))
+    header = ["", *metrics, "round trips", "bytes up", "bytes down", "units", "seconds"]
+    rows = []
+    for name, result in results.items():
+        ledger = result.ledger
+        values = [result.metrics.get(metric) for metric in metrics]
+        rows.append(
+            [
+                name,
+                *("" if value is None else f"{value:.6g}" for value in values),
+                f"{ledger.round_trips}",
+                f"{ledger.bytes_up:,}",
+                f"{ledger.bytes_down:,}",
+                f"{ledger.units:,}",
+                f"{ledger.seconds_waited:.2f}",
+            ]
+        )
+    return [name.replace("_", " ") for name in header], rows
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "| " + " | ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in [header, *rows]
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
+    ) as file:
+        file.write(text)
+    os.replace(file.name, path)

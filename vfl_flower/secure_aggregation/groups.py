@@ -1,0 +1,279 @@
+"""Groups in which masked values are added: encode, add, decode.
+
+A secure sum needs a finite group, since only there a uniform mask hides a value
+perfectly. Each group says how values become elements, how elements add, and how a
+stream of random bytes becomes uniform elements; the masks know nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+Take = Callable[[int], bytes]
+"""The next ``n`` bytes of a random stream."""
+
+
+class Group(Protocol):
+    """What masks and sums need to know of a commutative group.
+
+    Its zero is the number 0 of `dtype`, in every group.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the group, as `group` takes it."""
+
+    @property
+    def label(self) -> str:
+        """Name and every setting that changes `encode`; bound into each mask's key."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an element, in memory and in a message."""
+
+    @property
+    def parties(self) -> int:
+        """Largest number of encodings whose sum `decode` still understands."""
+
+    @property
+    def protects(self) -> bool:
+        """Whether a mask hides a value; false for `Plain` alone."""
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Elements of the same shape, and how many values were clipped."""
+
+    def decode(self, total: Array) -> Array:
+        """Values of a sum of up to `parties` encodings, of the same shape."""
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Sum ``a + b`` in the group, elementwise."""
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        """Difference ``a - b`` in the group, elementwise."""
+
+    def random(self, take: Take, count: int) -> Array:
+        """Return `count` uniform elements from the stream, shape ``(count,)``.
+
+        The stream is read in order and no byte beyond those that the elements need,
+        so that ``m`` elements and then ``n`` are the same as ``m + n`` at once. The
+        array may be read-only.
+        """
+
+
+def _checked(values: Array, bound: float) -> tuple[Array, int]:
+    """Clip finite `values` to ``[-bound, bound]`` in a new float64 array; count."""
+    exact = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(exact).all():
+        raise ValueError("values must be finite, got NaN or infinity")
+    clipped = int(np.count_nonzero(np.abs(exact) > bound))
+    return np.clip(exact, -bound, bound, out=np.empty_like(exact)), clipped
+
+
+def _check_settings(bound: float, parties: int) -> None:
+    if not 1e-250 <= bound <= 1e250:
+        raise ValueError(f"bound must be between 1e-250 and 1e250, got {bound}")
+    if parties < 1:
+        raise ValueError(f"parties must be at least 1, got {parties}")
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The integers modulo 2^64, for real values in fixed point.
+
+    A value v becomes the integer nearest to ``scale * v``, modulo 2^64. No sum of
+    `parties` such integers reaches 2^63 in size, so the sum of the encodings is exact
+    and what `decode` returns differs from the sum of the clipped values by at most
+    ``parties / (2 * scale)``, plus the rounding of that one number to float64.
+
+    Parameters
+    ----------
+    bound : float
+        Largest size of a value, in the value's own unit; between 1e-250 and 1e250.
+        Larger values are clipped and counted.
+    parties : int
+        Largest number of encodings in a sum, at least 1.
+
+    Attributes
+    ----------
+    scale : float
+        The largest power of two with ``parties * ceil(bound * scale) < 2^63``.
+
+    Raises
+    ------
+    ValueError
+        If `bound` or `parties` is out of range.
+
+    Examples
+    --------
+    >>> ring = Ring(bound=10.0, parties=2)
+    >>> a, _ = ring.encode(np.array([1.25, -3.0]))
+    >>> b, clipped = ring.encode(np.array([0.5, 11.0]))
+    >>> ring.decode(ring.add(a, b)), clipped
+    (array([1.75, 7.  ]), 1)
+    """
+
+    name: ClassVar[str] = "ring"
+    dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
+    protects: ClassVar[bool] = True
+
+    bound: float
+    parties: int
+    scale: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Check the settings and find the scale, in exact integers."""
+        _check_settings(self.bound, self.parties)
+        bound, parties = float(self.bound), operator.index(self.parties)
+        # bound = numerator / 2^d, and parties * numerator has k bits:
+        # parties * bound * 2^e < 2^(k - d + e) <= 2^63 for e = 63 + d - k.
+        numerator, denominator = bound.as_integer_ratio()
+        exponent = 62 + denominator.bit_length() - (parties * numerator).bit_length()
+        # Rounding to integers can only matter for more than 1024 parties.
+        if parties * math.ceil(math.ldexp(bound, exponent)) >= 2**63:
+            exponent -= 1
+        object.__setattr__(self, "bound", bound)
+        object.__setattr__(self, "parties", parties)
+        object.__setattr__(self, "scale", math.ldexp(1.0, exponent))
+
+    @property
+    def label(self) -> str:
+        """Name, bound and parties, exactly."""
+        return f"{self.name} {self.bound.hex()} {self.parties}"
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Encode real values.
+
+        Parameters
+        ----------
+        values : Array
+            Finite real numbers, any shape.
+
+        Returns
+        -------
+        Array
+            Elements, uint64, the shape of `values`.
+        int
+            How many values were larger in size than `bound`, and clipped to it.
+
+        Raises
+        ------
+        ValueError
+            If a value is NaN or infinite.
+        """
+        exact, clipped = _checked(values, self.bound)
+        exact *= self.scale
+        np.rint(exact, out=exact)
+        return exact.astype("<i8").view(self.dtype), clipped
+
+    def decode(self, total: Array) -> Array:
+        """Return the float64 values of a sum of elements, uint64, any shape."""
+        signed = np.asarray(total, dtype=self.dtype).view("<i8")
+        return np.asarray(signed / self.scale, dtype=np.float64)
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Sum modulo 2^64: unsigned integers wrap."""
+        return np.add(a, b)
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        """Difference modulo 2^64: unsigned integers wrap."""
+        return np.subtract(a, b)
+
+    def random(self, take: Take, count: int) -> Array:
+        """Return `count` elements: eight bytes each, little endian; read-only."""
+        return np.frombuffer(take(8 * count), dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Real numbers as they are: the same interface and no protection.
+
+    For tests and comparison. Values are checked and clipped as in `Ring`.
+
+    Parameters
+    ----------
+    bound : float
+        Largest size of a value; larger ones are clipped and counted.
+    parties : int
+        Largest number of encodings in a sum, at least 1.
+
+    Raises
+    ------
+    ValueError
+        If `bound` or `parties` is out of range.
+    """
+
+    name: ClassVar[str] = "plain"
+    dtype: ClassVar[np.dtype[Any]] = np.dtype("<f8")
+    protects: ClassVar[bool] = False
+
+    bound: float
+    parties: int
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        _check_settings(self.bound, self.parties)
+        object.__setattr__(self, "bound", float(self.bound))
+        object.__setattr__(self, "parties", operator.index(self.parties))
+
+    @property
+    def label(self) -> str:
+        """Name, bound and parties, exactly."""
+        return f"{self.name} {self.bound.hex()} {self.parties}"
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Return the clipped float64 values and how many were clipped."""
+        return _checked(values, self.bound)
+
+    def decode(self, total: Array) -> Array:
+        """Return the sum as it is, float64."""
+        return np.asarray(total, dtype=np.float64)
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Sum of real numbers."""
+        return np.add(a, b)
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        """Difference of real numbers."""
+        return np.subtract(a, b)
+
+    def random(self, take: Take, count: int) -> Array:
+        """Return `count` zeros: nothing is hidden."""
+        return np.zeros(count, dtype=self.dtype)
+
+
+GROUPS: dict[str, Callable[[float, int], Group]] = {"ring": Ring, "plain": Plain}
+
+
+def group(name: str, bound: float, parties: int) -> Group:
+    """Make a group by name.
+
+    Parameters
+    ----------
+    name : {"ring", "plain"}
+        `Ring` or `Plain`.
+    bound : float
+        Largest size of a value; larger ones are clipped and counted.
+    parties : int
+        Largest number of encodings in a sum, at least 1.
+
+    Returns
+    -------
+    Group
+        The group.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or `bound` or `parties` is out of range.
+    """
+    if name not in GROUPS:
+        raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {name!r}")
+    return GROUPS[name](bound, parties)

@@ -1,0 +1,288 @@
+"""Pairwise masks that cancel in the sum.
+
+Parties i < j share a secret s_ij and expand it, for each context, to the same uniform
+elements r_ij. Party i sends x_i + sum_{j > i} r_ij - sum_{j < i} r_ji: one message is
+uniform, and the sum over all parties is sum_i x_i (Bonawitz et al., "Practical secure
+aggregation for privacy-preserving machine learning", CCS 2017, section 4; without its
+recovery from drop-outs, since here every party must answer).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from vfl_flower.secure_aggregation.groups import Group, Take
+from vfl_flower.secure_aggregation.keys import KEY_BYTES, public_key, shared_secret
+from vfl_flower.typing import Array
+
+LABEL = b"vfl_flower pairwise mask 1"
+"""Protocol and version; a change to the key derivation or the stream counts it up."""
+
+_BLOCK = 1 << 17
+"""Elements at a time: blocks that fit in a processor's cache, whatever the count."""
+
+_NONCE = bytes(16)
+
+
+class PairwiseMasks:
+    """The masks of one party.
+
+    The sum of the masks of all parties for one context (action, name, round) is the
+    zero of the group. To whoever lacks the private keys of a pair, the pair's masks
+    are indistinguishable from uniform elements, independent for each context, group
+    setting, count and run. So all but one of the other parties and the server together
+    learn no more than the sum of the inputs of the remaining two.
+
+    **Contract of the caller**: a context never comes back with other values. Two
+    messages under one mask give away the difference of their values. Let `round`
+    strictly grow within a run for the same action and name, and make new keys for each
+    run. The same values may be sent again (a retry): the message is then the same, bit
+    for bit.
+
+    Public keys reach a party through the server. A server that passes on other keys
+    than the parties' own can read their inputs: the masks protect against one that
+    follows the protocol and is curious, not against one that forges keys.
+
+    Parameters
+    ----------
+    private_key : bytes
+        Own private key, 32 bytes; see `new_private_key`.
+    public_keys : sequence of bytes
+        The public keys of all parties, own one included, in party order; at least two.
+    index : int
+        Own place in `public_keys`.
+    run_id : int
+        Id of the run, the same at all parties.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two keys, a key does not have 32 bytes, two are equal,
+        the own one is not at `index`, or one gives an all-zero shared secret.
+
+    Examples
+    --------
+    >>> from vfl_flower.secure_aggregation import (
+    ...     PairwiseMasks, Ring, masked, new_private_key, public_key, unmask_sum,
+    ... )
+    >>> private = [new_private_key() for _ in range(3)]
+    >>> public = [public_key(key) for key in private]
+    >>> ring = Ring(bound=10.0, parties=3)
+    >>> messages = [
+    ...     masked(
+    ...         np.array([1.5, float(j)]), ring,
+    ...         PairwiseMasks(key, public, j, run_id=7), "scores", "g", 0,
+    ...     )[0]
+    ...     for j, key in enumerate(private)
+    ... ]
+    >>> unmask_sum(messages, ring)
+    array([4.5, 3. ])
+    """
+
+    def __init__(
+        self,
+        private_key: bytes,
+        public_keys: Sequence[bytes],
+        index: int,
+        run_id: int,
+    ) -> None:
+        if len(public_keys) < 2:
+            raise ValueError(
+                f"public_keys must hold at least 2 keys, got {len(public_keys)}"
+            )
+        if not 0 <= index < len(public_keys):
+            raise ValueError(
+                f"index must be between 0 and {len(public_keys) - 1}, got {index}"
+            )
+        first: dict[bytes, int] = {}
+        for j, key in enumerate(public_keys):
+            if len(key) != KEY_BYTES:
+                raise ValueError(
+                    f"public key of party {j} must have 32 bytes, got {len(key)}"
+                )
+            if first.setdefault(key, j) != j:
+                raise ValueError(
+                    "public keys must differ, "
+                    f"got the same for parties {first[key]} and {j}"
+                )
+        if public_keys[index] != public_key(private_key):
+            raise ValueError(
+                f"public key of party {index} must belong to its private key"
+            )
+        self._run_id = operator.index(run_id)
+        self.parties = len(public_keys)
+        # (add or subtract, shared secret, both public keys in party order)
+        self._pairs: list[tuple[bool, bytes, bytes, bytes]] = []
+        own = public_keys[index]
+        for j, other in enumerate(public_keys):
+            if j == index:
+                continue
+            try:
+                secret = shared_secret(private_key, other)
+            except ValueError:
+                raise ValueError(
+                    f"public key of party {j} must not give an all-zero shared secret"
+                ) from None
+            low, high = (own, other) if index < j else (other, own)
+            self._pairs.append((index < j, secret, low, high))
+
+    def mask(
+        self, group: Group, count: int, action: str, name: str, round: int
+    ) -> Array:
+        """Return the mask of one context.
+
+        Parameters
+        ----------
+        group : Group
+            The group of the sum.
+        count : int
+            Number of elements, at least 0.
+        action, name : str
+            Step of the protocol and name of the array in its message.
+        round : int
+            Strictly grows within a run for the same action and name; see the contract
+            of the class.
+
+        Returns
+        -------
+        Array
+            Elements of the group, shape ``(count,)``:
+            sum_{j > i} r_ij - sum_{j < i} r_ji for party i.
+
+        Raises
+        ------
+        ValueError
+            If `count` or `round` is negative.
+        """
+        if count < 0:
+            raise ValueError(f"count must be at least 0, got {count}")
+        if round < 0:
+            raise ValueError(f"round must be at least 0, got {round}")
+        context = [
+            str(self._run_id).encode(),
+            action.encode(),
+            name.encode(),
+            str(operator.index(round)).encode(),
+            group.label.encode(),
+            str(operator.index(count)).encode(),
+        ]
+        streams: list[tuple[Callable[[Array, Array], Array], Take]] = [
+            (
+                group.add if adds else group.subtract,
+                _stream(secret, [LABEL, *context, low, high]),
+            )
+            for adds, secret, low, high in self._pairs
+        ]
+        total = np.zeros(count, dtype=group.dtype)
+        for start in range(0, count, _BLOCK):
+            block = total[start : start + _BLOCK]
+            for combine, take in streams:
+                block[:] = combine(block, group.random(take, block.size))
+        return total
+
+
+def masked(
+    values: Array,
+    group: Group,
+    masks: PairwiseMasks | None,
+    action: str,
+    name: str,
+    round: int,
+) -> tuple[Array, int]:
+    """Encode one party's values and hide them under its mask.
+
+    Parameters
+    ----------
+    values : Array
+        The party's input x_i, real, any shape.
+    group : Group
+        The group of the sum.
+    masks : PairwiseMasks or None
+        The party's masks; None sends the encoding bare.
+    action, name, round : str, str, int
+        Context of the mask, never used again with other values; see `PairwiseMasks`.
+
+    Returns
+    -------
+    Array
+        Elements of the group, the shape of `values`. In `Plain` no mask is added.
+    int
+        How many values were clipped.
+
+    Raises
+    ------
+    ValueError
+        If a value is NaN or infinite, or more parties mask than the group can sum.
+    """
+    encoded, clipped = group.encode(values)
+    if masks is None or not group.protects:
+        return encoded, clipped
+    if masks.parties > group.parties:
+        raise ValueError(
+            f"group must be able to sum {masks.parties} parties, got {group.parties}"
+        )
+    mask = masks.mask(group, encoded.size, action, name, round)
+    return group.add(encoded.ravel(), mask).reshape(encoded.shape), clipped
+
+
+def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
+    """Add the messages of all parties, where masks cancel, and decode.
+
+    Parameters
+    ----------
+    arrays : sequence of Array
+        One array of elements a party, all of one shape. Without the message of one
+        party the result is noise: nothing here can tell.
+    group : Group
+        The group of the sum.
+
+    Returns
+    -------
+    Array
+        sum_i x_i in the values' unit, the shape of each array.
+
+    Raises
+    ------
+    ValueError
+        If there is no array, there are more than the group can sum, or their shapes
+        or types do not fit.
+    """
+    if not 1 <= len(arrays) <= group.parties:
+        raise ValueError(
+            f"arrays must be between 1 and {group.parties}, got {len(arrays)}"
+        )
+    shape = arrays[0].shape
+    for j, array in enumerate(arrays):
+        if array.dtype != group.dtype:
+            raise ValueError(
+                f"array of party {j} must have type {group.dtype}, got {array.dtype}"
+            )
+        if array.shape != shape:
+            raise ValueError(
+                f"array of party {j} must have shape {shape}, got {array.shape}"
+            )
+    total = reduce(group.add, [array.ravel() for array in arrays])
+    return group.decode(total).reshape(shape)
+
+
+def _stream(secret: bytes, context: Sequence[bytes]) -> Take:
+    """Return the ChaCha20 key stream of one pair in one context.
+
+    The key is HKDF-SHA256 (RFC 5869, no salt) of the shared secret; its info is each
+    part of the context after its length, 4 bytes, little endian, so that no two
+    contexts read the same. ChaCha20 (RFC 8439) is safe as long as no pair of key and
+    nonce encrypts two plaintexts. Each context has a key of its own, so the nonce may
+    be the same each time: zero.
+    """
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in context)
+    key = HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+    encryptor = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
+    return lambda n_bytes: encryptor.update(bytes(n_bytes))

@@ -1,0 +1,54 @@
+"""The server's side on Flower: run config -> strategy -> start -> report."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from vfl_flower.config import check_run_config, output_dir, strategy_arguments
+from vfl_flower.report import write_report
+from vfl_flower.strategies import STRATEGIES
+from vfl_flower.strategies.base import ProtocolStrategy
+from vfl_flower.strategies.coresets import SAMPLINGS
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config says, and report."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    config = check_run_config(context.run_config)
+    strategies = make_strategies(config)
+    started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
+    folder = output_dir(config) / started
+    results = {
+        name: strategy.start(grid, timeout=config["timeout"])
+        for name, strategy in strategies.items()
+    }
+    print(write_report(folder, results, config), flush=True)
+
+
+def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
+    """Return the strategies of a checked run config, by the name of their sampling.
+
+    Raises
+    ------
+    ValueError
+        The strategy is unknown, or does not take a value.
+    """
+    if config["strategy"] not in STRATEGIES:
+        raise ValueError(
+            f"strategy must be one of {', '.join(STRATEGIES)}, got "
+            f"{config['strategy']!r}"
+        )
+    strategy = STRATEGIES[config["strategy"]]
+    arguments = strategy_arguments(config, strategy)
+    if not config["compare"]:
+        return {config["sampling"]: strategy(**arguments)}
+    samplings = dict.fromkeys([config["sampling"], *SAMPLINGS])
+    return {name: strategy(**arguments | {"sampling": name}) for name in samplings}

@@ -1,0 +1,265 @@
+"""A Flower strategy whose rounds are a protocol, written from top to bottom."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import secrets
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from vfl_flower.ledger import Ledger
+from vfl_flower.models import Model
+from vfl_flower.strategies.parties import Parties
+
+log = logging.getLogger("vfl_flower")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+MASKINGS = ("ring", "plain")
+
+
+@dataclass(repr=False)
+class ProtocolResult(Result):
+    """Flower's ``Result`` with the model and what it cost.
+
+    Attributes
+    ----------
+    model : Model
+        The trained model, with ``predict``, ``save`` and ``load``.
+    ledger : Ledger
+        Round trips, bytes, scalars and seconds.
+    seed : int
+        The seed of the run, also where none was given: with it the run repeats.
+    """
+
+    model: Model = field(kw_only=True)
+    ledger: Ledger = field(kw_only=True)
+    seed: int = field(kw_only=True)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the last recorded iteration."""
+        last = max(self.train_metrics_clientapp)
+        return dict(self.train_metrics_clientapp[last])
+
+
+class Run:
+    """What a protocol is given besides the parties: its randomness and its record.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of the run.
+    """
+
+    def __init__(self, seed: int, evaluate_fn: EvaluateFn | None = None) -> None:
+        self.seed = seed
+        self._evaluate_fn = evaluate_fn
+        self.train_metrics: dict[int, MetricRecord] = {}
+        self.evaluate_metrics: dict[int, MetricRecord] = {}
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """Return the server's generator of one named stream."""
+        entropy = [self.seed, zlib.crc32(b"server"), zlib.crc32(stream.encode())]
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+    def record(
+        self, iteration: int, arrays: ArrayRecord, metrics: dict[str, Any] | None = None
+    ) -> None:
+        """Keep the metrics of an outer iteration and call ``evaluate_fn`` on its model.
+
+        Parameters
+        ----------
+        iteration : int
+            0 for the model before training, then as the protocol counts.
+        arrays : ArrayRecord
+            The model as it is now.
+        metrics : dict
+            Numbers by name; they become ``Result.train_metrics_clientapp``.
+        """
+        if metrics is not None:
+            self.train_metrics[iteration] = MetricRecord(metrics)
+        if self._evaluate_fn is not None:
+            found = self._evaluate_fn(iteration, arrays)
+            if found is not None:
+                self.evaluate_metrics[iteration] = found
+
+
+class ProtocolStrategy(Strategy):
+    """Base of the package's strategies; goes wherever a Flower strategy goes.
+
+    A subclass writes :meth:`protocol`; its locals are the state, one call to
+    ``parties`` is one round trip, and the four hooks of a round-based strategy have
+    no place in it.
+
+    Parameters
+    ----------
+    masking : {"ring", "plain"}
+        How sums over parties are hidden; parties refuse ``"plain"`` outside tests.
+    n_parties : int
+        How many parties to wait for; 0: those that are connected, at least two.
+    seed : int, optional
+        Seed of all draws; default: from the operating system, kept in the result.
+        Keys and masks never depend on it.
+    """
+
+    model_class: type[Model]
+
+    def __init__(
+        self, *, masking: str = "ring", n_parties: int = 0, seed: int | None = None
+    ) -> None:
+        check_choice("masking", masking, MASKINGS)
+        check_at_least("n_parties", n_parties, 0)
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {seed}")
+        self.masking, self.n_parties, self.seed = masking, n_parties, seed
+
+    @abstractmethod
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Train, and return the model's arrays.
+
+        Parameters
+        ----------
+        parties : Parties
+            Already greeted, in order of their index.
+        run : Run
+            Randomness and record of this run.
+        """
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> ProtocolResult:
+        """Run the protocol.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the parties are.
+        initial_arrays, num_rounds, train_config, evaluate_config : None
+            A protocol has its own start, rounds and settings; anything else than None
+            (or an empty record) raises.
+        timeout : float
+            Seconds that one round trip may take, and that parties may take to connect.
+        evaluate_fn : callable, optional
+            Called with (iteration, arrays) for iteration 0 and each recorded one; make
+            the model of `arrays` with ``strategy.model_class.from_arrays``.
+
+        Returns
+        -------
+        ProtocolResult
+            Flower's result, with ``model`` and ``ledger``.
+
+        Raises
+        ------
+        FederationError
+            The parties do not fit together.
+        PartyFailed
+            A party failed; the run ends, nothing is filled in for it.
+        ValueError
+            An argument that a protocol cannot honour, or a timeout <= 0.
+        """
+        for name, value in (
+            ("initial_arrays", initial_arrays),
+            ("train_config", train_config),
+            ("evaluate_config", evaluate_config),
+        ):
+            if value:
+                raise ValueError(
+                    f"{name} must be None: {type(self).__name__} takes its settings as "
+                    "arguments of its constructor"
+                )
+        if num_rounds is not None:
+            raise ValueError(
+                f"num_rounds must be None, got {num_rounds}: the protocol of "
+                f"{type(self).__name__} sets its own number of round trips"
+            )
+        if timeout <= 0:
+            raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
+        self.summary()
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        ledger, run = Ledger(), Run(seed, evaluate_fn)
+        parties = Parties(
+            grid,
+            ledger,
+            seed=seed,
+            timeout=timeout,
+            masking=self.masking,
+            n_parties=self.n_parties,
+        )
+        arrays = self.protocol(parties, run)
+        return ProtocolResult(
+            arrays=arrays,
+            train_metrics_clientapp=run.train_metrics,
+            evaluate_metrics_serverapp=run.evaluate_metrics,
+            model=self.model_class.from_arrays(arrays),
+            ledger=ledger,
+            seed=seed,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name, as this strategy has them."""
+        names = inspect.signature(type(self)).parameters
+        return {name: getattr(self, name) for name in names}
+
+    def summary(self) -> None:
+        """Log the settings of the strategy."""
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings().items())
+        log.info("%s(%s)", type(self).__name__, settings)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raise: a protocol has no rounds that Flower could configure."""
+        self._no_hook("configure_train")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Raise: a protocol has no rounds that Flower could aggregate."""
+        self._no_hook("aggregate_train")
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raise: a protocol has no rounds that Flower could configure."""
+        self._no_hook("configure_evaluate")
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Raise: a protocol has no rounds that Flower could aggregate."""
+        self._no_hook("aggregate_evaluate")
+
+    def _no_hook(self, hook: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__} is one protocol and has no {hook}: call "
+            "start(grid) instead"
+        )
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise ``ValueError`` unless `value` is one of `choices`."""
+    if value not in tuple(choices):
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise ``ValueError`` unless `value` is a number of at least `least`."""
+    if not value >= least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,559 @@
+"""Coresets for vertical regression and k-means.
+
+[1] L. Huang, Z. Li, J. Sun, H. Zhao, "Coresets for Vertical Federated Learning:
+    Regularized Linear Regression and K-Means Clustering", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models import KMeansModel, LinearModel
+from vfl_flower.numerics.coresets import (
+    allocate,
+    coreset_weights,
+    sigma_min,
+    tau,
+    uniform,
+)
+from vfl_flower.numerics.kmeans import distdim, weighted_kmeans
+from vfl_flower.numerics.linear import (
+    REGULARIZERS,
+    Penalty,
+    mean_squared_error,
+    solve_pooled,
+)
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.strategies.base import (
+    ProtocolStrategy,
+    Run,
+    check_at_least,
+    check_choice,
+)
+from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
+from vfl_flower.strategies.parties import FederationError, Parties
+from vfl_flower.typing import Array
+
+SAMPLINGS = ("coreset", "uniform", "full")
+PROTOCOLS = ("fused", "paper")
+EVALUATIONS = ("coreset", "full")
+
+# Numbers a party puts into one message when whole data go over, and when all rows are
+# evaluated: 32 MB of float64.
+_MESSAGE_NUMBERS = 2**22
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """Rows, their weights, and their values where they were pooled.
+
+    Attributes
+    ----------
+    rows : Array or None, shape (m,)
+        S, with repeats; None: all training rows.
+    weights : Array, shape (m,)
+        w.
+    X : list of Array or None, shape (m, d_j)
+        The rows at each party, where the solver pools them.
+    y : Array or None, shape (m,)
+        Their labels.
+    """
+
+    rows: Array | None
+    weights: Array
+    X: list[Array] | None = None
+    y: Array | None = None
+
+
+class _CoresetStrategy(ProtocolStrategy):
+    """What regression and k-means have in common: Algorithm 1 and the baselines."""
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        sampling: str,
+        protocol: str,
+        test_fraction: float,
+        evaluate: str,
+        **base: Any,
+    ) -> None:
+        super().__init__(**base)
+        check_at_least("size", size, 1)
+        check_choice("sampling", sampling, SAMPLINGS)
+        check_choice("protocol", protocol, PROTOCOLS)
+        check_choice("evaluate", evaluate, EVALUATIONS)
+        if not 0 <= test_fraction < 1:
+            raise ValueError(f"test_fraction must be in [0, 1), got {test_fraction}")
+        self.size, self.sampling, self.rounds = size, sampling, protocol
+        self.test_fraction, self.evaluate = test_fraction, evaluate
+
+    def settings(self) -> dict[str, Any]:
+        """Return the constructor's arguments by name."""
+        return super().settings() | {"protocol": self.rounds}
+
+    def _draw(
+        self,
+        parties: Parties,
+        run: Run,
+        bound: float,
+        pool: bool,
+        request: dict[str, Any],
+    ) -> Coreset:
+        """Return a coreset (Algorithm 1), a uniform sample, or all rows.
+
+        Parameters
+        ----------
+        parties, run : Parties, Run
+            As given to the protocol.
+        bound : float
+            Largest score of a row at one party.
+        pool : bool
+            Whether the values of the rows come to the server.
+        request : dict
+            What ``coresets_totals`` takes to compute the scores.
+        """
+        n = self._n_train(parties, run)
+        if self.sampling == "full":
+            return self._all_rows(parties, n, pool)
+        if self.sampling == "uniform":
+            rows, weights = uniform(n, self.size, run.rng("uniform"))
+            train = split_rows(parties.n_rows, self.test_fraction, run.seed)[0]
+            rows = (rows if train is None else train[rows]).astype(np.uint32)
+            if not pool:
+                return Coreset(rows, weights)
+            replies = parties.ask(
+                "coresets_rows", test_fraction=self.test_fraction, rows=rows
+            )
+            return Coreset(rows, weights, replies.each("X"), _labels(replies))
+        fused = self.rounds == "fused"
+        # Round 1, lines 2-4.
+        replies = parties.ask(
+            "coresets_totals",
+            size=self.size if fused else 0,
+            test_fraction=self.test_fraction,
+            **request,
+        )
+        G = np.concatenate(replies.each("total"))
+        a = allocate(G, self.size, run.rng("allocate"))
+        # Round 2, lines 5-6; fused: each party drew `size` rows with its total.
+        if not fused:
+            counts = [{"count": a[j : j + 1]} for j in range(len(parties))]
+            replies = parties.ask_each("coresets_draw", counts)
+        S = np.concatenate(
+            [rows[: a[j]] for j, rows in enumerate(replies.each("rows"))]
+        )
+        # Round 3, lines 7-8.
+        pool_now = pool and fused
+        replies = parties.ask(
+            "coresets_scores", sums={"scores": bound}, rows=S, pool=pool_now
+        )
+        w = coreset_weights(float(G.sum()), replies.sums["scores"])
+        if not pool:
+            return Coreset(S, w)
+        if not pool_now:
+            replies = parties.ask(
+                "coresets_rows", test_fraction=self.test_fraction, rows=S
+            )
+        return Coreset(S, w, replies.each("X"), _labels(replies))
+
+    def _all_rows(self, parties: Parties, n: int, pool: bool) -> Coreset:
+        if not pool:
+            return Coreset(None, np.ones(n))
+        block = max(1, _MESSAGE_NUMBERS // max(p.n_columns for p in parties))
+        parts = [
+            parties.ask(
+                "coresets_rows",
+                test_fraction=self.test_fraction,
+                start=start,
+                stop=min(start + block, n),
+            )
+            for start in range(0, n, block)
+        ]
+        X = [np.concatenate([p[j]["X"] for p in parts]) for j in range(len(parties))]
+        y = [labels for p in parts if (labels := _labels(p)) is not None]
+        return Coreset(None, np.ones(n), X, np.concatenate(y) if y else None)
+
+    def _n_train(self, parties: Parties, run: Run) -> int:
+        n = parties.n_rows - self._n_test(parties)
+        if self.sampling == "uniform" and self.size > n:
+            raise FederationError(
+                f"size must be at most the number of training rows for uniform "
+                f"sampling, got {self.size} for {n} rows"
+            )
+        return n
+
+    def _n_test(self, parties: Parties) -> int:
+        return round(self.test_fraction * parties.n_rows)
+
+
+def _labels(replies: Any) -> Array | None:
+    return next((reply["y"] for reply in replies if "y" in reply), None)
+
+
+class CoresetVRLR(_CoresetStrategy):
+    """Linear regression on a coreset by distributed importance sampling.
+
+    Algorithms 1 and 2 of [1]: row i is drawn with probability proportional to the sum
+    over parties of its leverage scores, and weighted by the inverse.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digest of ids, key        all of it
+    totals         G_j = sum_i g_ij; rows drawn with      each G_j, the rows' numbers
+                   probability g_ij / G_j
+    scores         g_ij for i in S, masked                only sum_j g_ij
+    .. with rows   its columns of S, its labels           all of them (``central``)
+    .. each step   A_j s_j, masked                        only sums (``cg``, ``saga``)
+    coefficients   theta_j (``cg``, ``saga``)             the model
+    =============  =====================================  ==========================
+
+    Parameters
+    ----------
+    size : int
+        m, the number of rows in the coreset, repeats counted.
+    regularizer : {"none", "ridge", "lasso", "elasticnet"}
+        Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``.
+    alpha : float
+        Strength of R / n: ``alpha |theta|^2`` for ridge (0.1 is the paper's),
+        ``alpha |theta|_1`` for lasso (2 is the paper's).
+    l1_ratio : float
+        Elastic net: share of the l1 part, ``alpha * l1_ratio * |theta|_1 +
+        alpha * (1 - l1_ratio) * |theta|^2`` (3 and 2/3 are the paper's).
+    sampling : {"coreset", "uniform", "full"}
+        The paper's coreset, uniform rows without replacement, or all rows.
+    solver : {"central", "cg", "saga"}
+        ``"central"``: the rows of the coreset are pooled at the server. In the others
+        no row and no label leaves a party: conjugate gradients (proximal steps with an
+        l1 part) on secure sums, one round trip a step; or SAGA, the paper's baseline.
+    protocol : {"fused", "paper"}
+        Three round trips in all with ``central``, or Algorithm 1's rounds one by one;
+        the same seed gives the same coreset.
+    fit_intercept : bool
+        Fit b. Its column of ones belongs to the label holder's block.
+    max_iter : int
+        Iterations of cg; passes over the coreset of saga.
+    tol : float
+        Where cg and saga stop; see :func:`vfl_flower.strategies.linear.solve`.
+    batch_size : int
+        Rows a round trip of saga; 1 is the paper's.
+    test_fraction : float
+        Share of the rows held out; their mean squared error is computed by a secure
+        sum in one more round trip a million rows.
+    evaluate : {"coreset", "full"}
+        Report the training loss on the coreset, which costs nothing, or also on all
+        training rows, by secure sums.
+    masking, n_parties, seed
+        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`.
+
+    Notes
+    -----
+    Differs from [1] in: 1. the intercept; 2. the fused rounds, in which each party
+    draws m rows before it knows a_j and the server takes the first a_j; 3. scores are
+    summed under masks; 4. the solver ``cg``.
+
+    The metrics of the result: ``train_loss`` (mean squared error weighted on the
+    coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
+    coreset: the nearer to 1, the less the columns of parties overlap; near 0 the
+    coreset has no guarantee), and where asked ``test_loss`` and ``full_train_loss``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vfl_flower import Party
+    >>> from vfl_flower.simulations import simulate
+    >>> X = np.random.default_rng(0).normal(size=(1000, 4))
+    >>> parties = [Party(X[:, :2]), Party(X[:, 2:], y=X @ [1.0, 2.0, 3.0, 4.0] + 5)]
+    >>> model = simulate(CoresetVRLR(size=100), parties, seed=0).model
+    >>> [coef.round(6).tolist() for coef in model.coef_], round(model.intercept_, 6)
+    ([[1.0, 2.0], [3.0, 4.0]], 5.0)
+    """
+
+    model_class = LinearModel
+
+    def __init__(
+        self,
+        size: int = 2000,
+        regularizer: str = "none",
+        alpha: float = 0.0,
+        l1_ratio: float = 0.5,
+        sampling: str = "coreset",
+        solver: str = "central",
+        protocol: str = "fused",
+        fit_intercept: bool = True,
+        max_iter: int = 200,
+        tol: float = 1e-8,
+        batch_size: int = 32,
+        test_fraction: float = 0.0,
+        evaluate: str = "coreset",
+        masking: str = "ring",
+        n_parties: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            size=size,
+            sampling=sampling,
+            protocol=protocol,
+            test_fraction=test_fraction,
+            evaluate=evaluate,
+            masking=masking,
+            n_parties=n_parties,
+            seed=seed,
+        )
+        check_choice("regularizer", regularizer, REGULARIZERS)
+        check_choice("solver", solver, ("central", "cg", "saga"))
+        check_at_least("alpha", alpha, 0)
+        check_at_least("max_iter", max_iter, 1)
+        check_at_least("tol", tol, 0)
+        check_at_least("batch_size", batch_size, 1)
+        if not 0 <= l1_ratio <= 1:
+            raise ValueError(f"l1_ratio must be in [0, 1], got {l1_ratio}")
+        if regularizer != "none" and alpha == 0:
+            raise ValueError(f"alpha must be above 0 for {regularizer}, got {alpha}")
+        if regularizer == "none" and alpha != 0:
+            raise ValueError(f"alpha must be 0 without a regularizer, got {alpha}")
+        self.regularizer, self.alpha, self.l1_ratio = regularizer, alpha, l1_ratio
+        self.solver, self.fit_intercept = solver, fit_intercept
+        self.max_iter, self.tol, self.batch_size = max_iter, tol, batch_size
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Draw the coreset, solve on it, evaluate."""
+        widths = [party.n_columns for party in parties]
+        holder, n = parties.label_holder, self._n_train(parties, run)
+        run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
+        penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
+        # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
+        coreset = self._draw(
+            parties,
+            run,
+            bound=2.0,
+            pool=self.solver == "central",
+            request={"task": "regression", "intercept": self.fit_intercept},
+        )
+        w = coreset.weights
+        metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
+        if coreset.X is not None and coreset.y is not None:
+            X, y = np.hstack(coreset.X), coreset.y
+            theta, intercept = solve_pooled(X, y, w, n, penalty, self.fit_intercept)
+            theta_j = np.split(theta, np.cumsum(widths)[:-1])
+            scale = float(np.sqrt((w @ y**2) / n))
+            metrics["train_loss"] = mean_squared_error(X @ theta + intercept - y, w, n)
+            if self.sampling != "full":
+                own = coreset.X.copy()
+                own[holder] = self._label_block(own[holder], y)
+                metrics["sigma_min"] = sigma_min(own, w)
+        else:
+            solution = solve(
+                parties,
+                Problem(
+                    coreset.rows,
+                    None if coreset.rows is None else w,
+                    n,
+                    penalty,
+                    self.fit_intercept,
+                    self.test_fraction,
+                ),
+                self.solver,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                batch_size=self.batch_size,
+                rng=run.rng("saga"),
+            )
+            theta_j, intercept = solution.coefficients, solution.intercept
+            scale = solution.scale
+            metrics |= solution.metrics | {"iterations": solution.iterations}
+        if "train_loss" in metrics:
+            value = penalty.value(np.concatenate(theta_j))
+            metrics["objective"] = metrics["train_loss"] + value
+        wanted = [("test_loss", True, self._n_test(parties))]
+        wanted += [("full_train_loss", False, n)] if self.evaluate == "full" else []
+        for name, test, rows in wanted:
+            if rows:
+                metrics[name] = mean_squared_residual(
+                    parties,
+                    (theta_j, intercept),
+                    rows,
+                    test=test,
+                    test_fraction=self.test_fraction,
+                    scale=scale or 1.0,
+                )
+        arrays = LinearModel(theta_j, intercept).to_record()
+        run.record(1, arrays, metrics)
+        return arrays
+
+    def _label_block(self, X: Array, y: Array) -> Array:
+        ones = [np.ones(len(y))] if self.fit_intercept else []
+        return np.column_stack([X, *ones, y])
+
+
+class CoresetVKMC(_CoresetStrategy):
+    """k-means on a coreset by distributed importance sampling.
+
+    Algorithms 1 and 3 of [1]: each party clusters its own columns, and a row's score
+    says how much it may count in any clustering.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digest of ids, key        all of it
+    totals         G_j = sum_i g_ij; rows drawn with      each G_j, the rows' numbers
+                   probability g_ij / G_j
+    scores         g_ij for i in S, masked                only sum_j g_ij
+    .. with rows   its columns of S                       all of them (``central``)
+    distdim        its k centres, a cluster for each i    all of it (``distdim``)
+    distances      |x_i - c|^2 on its columns, masked     only sums
+    =============  =====================================  ==========================
+
+    Parameters
+    ----------
+    n_clusters : int
+        k.
+    size : int
+        m, the number of rows in the coreset, repeats counted.
+    sampling : {"coreset", "uniform", "full"}
+        The paper's coreset, uniform rows without replacement, or all rows.
+    solver : {"central", "distdim"}
+        ``"central"``: weighted k-means++ on rows pooled at the server.
+        ``"distdim"``: Ding et al. (2016), local centres and assignments only.
+    local_clustering : {"lloyd", "seeding"}
+        How a party clusters its columns: k-means++ and Lloyd's iteration, or the
+        seeding alone, which is ten times cheaper.
+    approximation : float
+        alpha of Algorithm 3: how far the local clustering may be above the optimum;
+        2 in the published code.
+    n_init : int
+        Starts of the server's k-means.
+    protocol, test_fraction, evaluate, masking, n_parties, seed
+        As for :class:`CoresetVRLR`. ``evaluate="full"`` gives ``full_cost``, the cost
+        on all training rows by secure sums of distances.
+
+    Notes
+    -----
+    The metrics of the result, all per row: ``cost`` (on the coreset), ``weight_sum``,
+    ``tau`` (Assumption 5.1, an estimate on pooled rows), and where asked
+    ``full_cost``. Labels are not needed and not used. Standardise columns of
+    different units first (``standardize=true`` in the node config).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vfl_flower import Party
+    >>> from vfl_flower.simulations import simulate
+    >>> X = np.repeat(np.eye(3), 100, axis=0)
+    >>> parties = [Party(X[:, :1]), Party(X[:, 1:])]
+    >>> result = simulate(CoresetVKMC(n_clusters=3, size=50), parties, seed=0)
+    >>> len(set(result.model.predict([X[:, :1], X[:, 1:]])))
+    3
+    """
+
+    model_class = KMeansModel
+
+    def __init__(
+        self,
+        n_clusters: int = 10,
+        size: int = 2000,
+        sampling: str = "coreset",
+        solver: str = "central",
+        protocol: str = "fused",
+        local_clustering: str = "lloyd",
+        approximation: float = 2.0,
+        n_init: int = 10,
+        test_fraction: float = 0.0,
+        evaluate: str = "coreset",
+        masking: str = "ring",
+        n_parties: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            size=size,
+            sampling=sampling,
+            protocol=protocol,
+            test_fraction=test_fraction,
+            evaluate=evaluate,
+            masking=masking,
+            n_parties=n_parties,
+            seed=seed,
+        )
+        check_at_least("n_clusters", n_clusters, 1)
+        check_choice("solver", solver, ("central", "distdim"))
+        check_choice("local_clustering", local_clustering, ("lloyd", "seeding"))
+        check_at_least("approximation", approximation, 1)
+        check_at_least("n_init", n_init, 1)
+        if sampling != "full" and n_clusters > size:
+            raise ValueError(
+                f"n_clusters must be at most size, got {n_clusters} for {size} rows"
+            )
+        self.n_clusters, self.solver, self.n_init = n_clusters, solver, n_init
+        self.local_clustering, self.approximation = local_clustering, approximation
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Draw the coreset, cluster it, evaluate."""
+        k, widths = self.n_clusters, [party.n_columns for party in parties]
+        n = self._n_train(parties, run)
+        if k > n:
+            raise FederationError(
+                f"n_clusters must be at most the number of training rows, got {k} for "
+                f"{n} rows"
+            )
+        run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
+        pool = self.solver == "central"
+        coreset = self._draw(
+            parties,
+            run,
+            bound=4 * self.approximation,
+            pool=pool,
+            request={
+                "task": "k-means",
+                "n_clusters": k,
+                "local_clustering": self.local_clustering,
+                "alpha": self.approximation,
+            },
+        )
+        w, rng = coreset.weights, run.rng("cluster")
+        metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
+        if coreset.X is not None:
+            C, cost = weighted_kmeans(np.hstack(coreset.X), k, w, rng, self.n_init)
+            metrics["cost"] = cost / n
+            if self.sampling != "full":
+                metrics["tau"] = tau(coreset.X, run.rng("tau"))
+        else:
+            chosen: dict[str, Any] = {}
+            if coreset.rows is not None:
+                chosen = {"rows": coreset.rows, "weights": w}
+            replies = parties.ask(
+                "coresets_distdim",
+                n_clusters=k,
+                local_clustering=self.local_clustering,
+                test_fraction=self.test_fraction,
+                **chosen,
+            )
+            labels = np.column_stack(replies.each("labels"))
+            C = distdim(labels, replies.each("centers"), w, k, rng)
+        C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
+        if self.evaluate == "full":
+            metrics["full_cost"] = self._full_cost(parties, C_j, n)
+        arrays = KMeansModel(C_j).to_record()
+        run.record(1, arrays, metrics)
+        return arrays
+
+    def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
+        """Return the mean squared distance of all training rows to their centre."""
+        spread = sum(float(C.var(axis=0).sum()) for C in C_j)
+        block, total = max(1, _MESSAGE_NUMBERS // self.n_clusters), 0.0
+        for start in range(0, n, block):
+            distances = parties.exact_sum(
+                "coresets_distances",
+                "distances",
+                2.0**20 * (spread or 1.0),
+                [{"centers": C} for C in C_j],
+                test_fraction=self.test_fraction,
+                start=start,
+                stop=min(start + block, n),
+            )
+            total += float(distances.min(axis=1).sum())
+        return total / n
