@@ -30,14 +30,15 @@ from vfl_flower.typing import Array, Scalar, Values
 
 
 def _blocks(party: Party, rows: Array | None) -> RowBlocks:
-    """Return what the scores are made of: [X, 1, y] at the label holder, else X.
+    """Return what the scores are made of.
 
     Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
-    unlike the paper, the intercept's column of ones; k-means takes X alone.
+    unlike the paper, the ones of the intercept; k-means takes X alone.
     """
     extra: list[Array | float] = []
-    if party.state["task"] == "regression" and party.y is not None:
-        extra = [1.0, party.y] if party.state["intercept"] else [party.y]
+    if party.state["task"] == "regression":
+        extra += [1.0] if party.state["intercept"] else []
+        extra += [] if party.y is None else [party.y]
     return RowBlocks(party.X, *extra, rows=rows)
 
 
@@ -50,6 +51,10 @@ def _scores(party: Party, blocks: RowBlocks) -> Array:
     state = party.state
     if state["task"] == "regression":
         scores = leverage_scores(blocks, state["factor"])
+        if state["intercept"] and party.y is None:
+            # The leverage of [X, 1] is 1/n more than that of X about its mean: the
+            # ones are the label holder's, and count once.
+            scores -= 1 / state["n"]
         return vrlr_sensitivities(scores, state["n"])
     summary = ClusterSummary(state["centers"], state["sizes"], state["costs"])
     return np.concatenate(

@@ -2,6 +2,8 @@
 
 Party j holds A_j = V X_j on the rows of the coreset, V = diag(sqrt(w / n)); the label
 holder has a column of ones as its last and t = V y / s with s such that ``|t| = 1``.
+With an intercept X_j is taken about its weighted mean, so that no party's columns
+resemble the ones; the means come back in the intercept, as a sum over parties.
 The server knows the residuals r = t - sum_j A_j theta_j and sends them to all;
 coefficients stay with their party until :func:`coefficients` is asked for.
 """
@@ -38,6 +40,7 @@ class Block:
         self.blocks = RowBlocks(party.X, *extra, rows=self.rows)
         m, d = self.shape = self.blocks.shape
         self.root = state.get("root", np.full(m, 1 / np.sqrt(state["n"])))
+        self.mean = state.get("mean", np.zeros(d))
         self.l2 = np.full(d, state["l2"])
         if self.free is not None:
             self.l2[self.free] = 0.0
@@ -47,7 +50,7 @@ class Block:
         start = 0
         for block in self.blocks:
             part = slice(start, start + len(block))
-            yield part, self.root[part, None] * block
+            yield part, self.root[part, None] * (block - self.mean)
             start = part.stop
 
     def dot(self, theta: Array) -> Array:
@@ -64,7 +67,8 @@ class Block:
 
     def take(self, positions: Array) -> Array:
         """Return some rows of A, shape (b, d)."""
-        return np.asarray(self.root[positions, None] * self.blocks.take(positions))
+        rows = self.blocks.take(positions) - self.mean
+        return np.asarray(self.root[positions, None] * rows)
 
 
 def _training_rows(party: Party) -> Array | None:
@@ -103,6 +107,12 @@ def start(
     if rows is not None and weights is not None:
         party.state |= {"rows": rows, "root": np.sqrt(weights / n)}
     block = Block(party)
+    if intercept:
+        mean = block.dot_transposed(block.root) / (block.root @ block.root)
+        if block.free is not None:
+            mean[block.free] = 0.0
+        party.state["mean"] = mean
+        block = Block(party)
     m, d = block.shape
     reply: dict[str, Array | Scalar] = {"norms": np.zeros(0)}
     if party.y is not None:
@@ -195,13 +205,19 @@ def saga(
     return {"residual": residual}
 
 
-@step("linear_coefficients")
+@step("linear_coefficients", sums=("shift",))
 def coefficients(party: Party) -> Values:
-    """Send the party's block of the solution, in units of the label scale s."""
+    """Send the party's block of the solution, in units of the label scale s.
+
+    The intercept at the columns' means, less the sum of ``mean_j theta_j`` over the
+    parties, is the intercept at the origin.
+    """
     state = party.state
     if "phi" in state:
-        return {"coefficients": state["F"] @ state["phi"]}
-    return {"coefficients": state["x"] / state.get("D", 1.0)}
+        theta = state["F"] @ state["phi"]
+    else:
+        theta = state["x"] / state.get("D", 1.0)
+    return {"coefficients": theta, "shift": np.array([Block(party).mean @ theta])}
 
 
 @step("linear_residuals", sums=("residual",))

@@ -253,14 +253,17 @@ class CoresetVRLR(_CoresetStrategy):
 
     Notes
     -----
-    Differs from [1] in: 1. the intercept; 2. the fused rounds, in which each party
-    draws m rows before it knows a_j and the server takes the first a_j; 3. scores are
-    summed under masks; 4. the solver ``cg``.
+    Differs from [1] in: 1. the intercept: the columns of all parties are taken about
+    their mean, and the label holder's basis has the ones; 2. the fused rounds, in
+    which each party draws m rows before it knows a_j and the server takes the first
+    a_j; 3. scores are summed under masks; 4. the solver ``cg``.
 
     The metrics of the result: ``train_loss`` (mean squared error weighted on the
     coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
-    coreset: the nearer to 1, the less the columns of parties overlap; near 0 the
-    coreset has no guarantee), and where asked ``test_loss`` and ``full_train_loss``.
+    coreset, labels included: the nearer to 1, the less the columns of parties overlap;
+    near 0 the coreset has no guarantee), and where asked ``test_loss`` and
+    ``full_train_loss``. The other solvers give ``converged``, ``iterations`` and, for
+    cg, ``sigma_min_x``: an estimate of the same without the labels.
 
     Examples
     --------
@@ -344,9 +347,8 @@ class CoresetVRLR(_CoresetStrategy):
             scale = float(np.sqrt((w @ y**2) / n))
             metrics["train_loss"] = mean_squared_error(X @ theta + intercept - y, w, n)
             if self.sampling != "full":
-                own = coreset.X.copy()
-                own[holder] = self._label_block(own[holder], y)
-                metrics["sigma_min"] = sigma_min(own, w)
+                blocks = self._basis_blocks(coreset.X, y, w, holder)
+                metrics["sigma_min"] = sigma_min(blocks, w)
         else:
             solution = solve(
                 parties,
@@ -386,9 +388,15 @@ class CoresetVRLR(_CoresetStrategy):
         run.record(1, arrays, metrics)
         return arrays
 
-    def _label_block(self, X: Array, y: Array) -> Array:
-        ones = [np.ones(len(y))] if self.fit_intercept else []
-        return np.column_stack([X, *ones, y])
+    def _basis_blocks(
+        self, X: list[Array], y: Array, w: Array, holder: int
+    ) -> list[Array]:
+        """Return what the parties took their bases of, as in ``coresets_totals``."""
+        if not self.fit_intercept:
+            return [*X[:holder], np.column_stack([X[holder], y]), *X[holder + 1 :]]
+        blocks = [block - w @ block / w.sum() for block in X]
+        blocks[holder] = np.column_stack([blocks[holder], np.ones(len(y)), y])
+        return blocks
 
 
 class CoresetVKMC(_CoresetStrategy):
@@ -546,14 +554,13 @@ class CoresetVKMC(_CoresetStrategy):
         spread = sum(float(C.var(axis=0).sum()) for C in C_j)
         block, total = max(1, _MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):
-            distances = parties.exact_sum(
+            replies = parties.ask_exactly(
                 "coresets_distances",
-                "distances",
-                2.0**20 * (spread or 1.0),
+                {"distances": 2.0**20 * (spread or 1.0)},
                 [{"centers": C} for C in C_j],
                 test_fraction=self.test_fraction,
                 start=start,
                 stop=min(start + block, n),
             )
-            total += float(distances.min(axis=1).sum())
+            total += float(replies.sums["distances"].min(axis=1).sum())
         return total / n

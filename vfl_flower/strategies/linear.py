@@ -142,12 +142,12 @@ def solve(
         iterations, metrics = _saga(parties, norms, l1, max_iter, tol, batch_size, rng)
     if not metrics["converged"]:
         log.warning("%s stopped after %d iterations before tol", solver, iterations)
-    blocks = parties.ask("linear_coefficients").each("coefficients")
-    blocks = [scale * block for block in blocks]
+    replies = parties.ask_exactly("linear_coefficients", {"shift": 2.0**20})
+    blocks = [scale * block for block in replies.each("coefficients")]
     intercept = 0.0
     if problem.fit_intercept:
         holder = parties.label_holder
-        intercept = float(blocks[holder][-1])
+        intercept = float(blocks[holder][-1] - scale * replies.sums["shift"][0])
         blocks[holder] = blocks[holder][:-1]
     return Solution(blocks, intercept, iterations, scale, metrics)
 
@@ -194,7 +194,7 @@ def _conjugate_gradients(
             np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         )
         smallest = np.linalg.eigvalsh(lanczos)[0]
-        metrics["sigma_min"] = float(np.sqrt(max(smallest, 0.0)))
+        metrics["sigma_min_x"] = float(np.sqrt(max(smallest, 0.0)))
     return len(diagonal), metrics
 
 
@@ -296,10 +296,9 @@ def mean_squared_residual(
     each: list[Values] = [{"coefficients": block} for block in coefficients]
     total = 0.0
     for start in range(0, n_rows, block_rows):
-        sums = parties.exact_sum(
+        replies = parties.ask_exactly(
             "linear_residuals",
-            "residual",
-            2.0**20 * scale,
+            {"residual": 2.0**20 * scale},
             each,
             intercept=intercept,
             test=test,
@@ -307,5 +306,6 @@ def mean_squared_residual(
             start=start,
             stop=min(start + block_rows, n_rows),
         )
-        total += float(sums @ sums)
+        residual = replies.sums["residual"]
+        total += float(residual @ residual)
     return total / n_rows

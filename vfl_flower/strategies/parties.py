@@ -280,25 +280,22 @@ class Parties(Sequence[PartyInfo]):
         each = [{}] * len(self) if each is None else each
         return self.ask_each(action, each, sums=sums, **values).sums
 
-    def exact_sum(
+    def ask_exactly(
         self,
         action: str,
-        name: str,
-        bound: float,
+        sums: Mapping[str, float],
         each: Sequence[Values] | None = None,
         **values: Any,
-    ) -> Array:
-        """Return the sum `name` where no bound is known: a guess, made wider on clips.
+    ) -> Replies:
+        """Ask where no bound is known: `sums` has guesses, made wider on clips.
 
-        The first guess is nearly always right; where it clips a value, the step is
-        asked again with a bound 2^20 times as large.
+        A first guess is nearly always right; where it clips a value, the step is asked
+        again with bounds 2^20 times as large. See :meth:`ask_each`.
         """
         each = [{}] * len(self) if each is None else each
-        while True:
-            replies = self._ask(action, each, {name: bound}, values)
-            if not replies.clipped:
-                return replies.sums[name]
-            bound *= 2.0**20
+        while (replies := self._ask(action, each, sums, values)).clipped:
+            sums = {name: bound * 2.0**20 for name, bound in sums.items()}
+        return replies
 
     def _add(
         self, action: str, name: str, replies: list[dict[str, Any]], bound: float
