@@ -26,7 +26,8 @@ demo: $(INSTALLED)
 	$(PY) -m vfl_flower.simulations.flights .demo/flights
 	$(PY) -m vfl_flower.simulations.flower_run --num-supernodes 3 \
 		--run-config simulations/flights.toml \
-		--run-config 'data="$(CURDIR)/.demo/flights"'
+		--run-config 'data="$(CURDIR)/.demo/flights"' \
+		--run-config 'output-dir="$(CURDIR)/.demo/runs"'
 
 test: $(INSTALLED)
 	$(PY) -m pytest

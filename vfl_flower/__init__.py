@@ -2,7 +2,7 @@
 
 from vfl_flower.clients.base import Party
 from vfl_flower.ledger import Ledger
-from vfl_flower.strategies.parties import FederationError, PartyFailed
+from vfl_flower.strategies.exchange import FederationError, PartyFailed
 
 __version__ = "0.1.0"
 

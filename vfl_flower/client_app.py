@@ -164,7 +164,7 @@ class Memory:
 
     @property
     def _session(self) -> Any:
-        return self.state.config_records.get("session")
+        return self.state.get("session")
 
     def open(self, session: int) -> bytes:
         """Begin a session and return the public key; the same one when asked again."""
@@ -200,10 +200,9 @@ class Memory:
             for kind in ("arrays", "settings"):
                 if f"after.{kind}" in self.state:
                     self.state[f"before.{kind}"] = self.state[f"after.{kind}"]
-        party.state = dict(self.state.config_records.get("before.settings") or {})
-        for name, array in (
-            self.state.array_records.get("before.arrays") or {}
-        ).items():
+        state: Mapping[str, Any] = self.state
+        party.state = dict(state.get("before.settings") or {})
+        for name, array in (state.get("before.arrays") or {}).items():
             party.state[name] = array.numpy()
         peers = bytes(known["peers"])
         keys = [peers[start : start + 32] for start in range(0, len(peers), 32)]

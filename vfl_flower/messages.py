@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def pack(values: Values, frame: Values | None = None) -> RecordDict:
             FRAME: ConfigRecord({k: _scalar(v) for k, v in (frame or {}).items()}),
         }
     )
-    content.config_records[FRAME]["digest"] = digest(content)
+    _records(content)[FRAME]["digest"] = digest(content)
     return content
 
 
@@ -68,12 +69,13 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
     CorruptMessage
         A record is missing or the digest does not fit.
     """
+    records = _records(content)
     try:
-        frame: dict[str, Any] = dict(content.config_records[FRAME])
+        frame: dict[str, Any] = dict(records[FRAME])
         if frame["digest"] != digest(content):
             raise CorruptMessage("the message was damaged on its way")
-        values: dict[str, Any] = dict(content.config_records["settings"])
-        for name, array in content.array_records["arrays"].items():
+        values: dict[str, Any] = dict(records["settings"])
+        for name, array in records["arrays"].items():
             values[name] = array.numpy()
     except KeyError as error:
         raise CorruptMessage(f"the message lacks {error}") from None
@@ -84,13 +86,18 @@ def digest(content: RecordDict) -> bytes:
     """Return the SHA-256 of all records of a message but the digest itself."""
     sha = hashlib.sha256()
     for name in ("settings", FRAME):
-        record = content.config_records[name]
+        record = _records(content)[name]
         items = sorted((k, v) for k, v in record.items() if k != "digest")
         sha.update(f"{name}{items!r}".encode())
-    for name, array in sorted(content.array_records["arrays"].items()):
+    for name, array in sorted(_records(content)["arrays"].items()):
         sha.update(f"{name}{len(array.data)}".encode())
         sha.update(array.data)
     return sha.digest()
+
+
+def _records(content: RecordDict) -> Mapping[str, Any]:
+    """Return the records as they are: Flower's views by kind copy all of them."""
+    return content
 
 
 def n_bytes(content: RecordDict) -> int:
@@ -106,5 +113,5 @@ def n_units(content: RecordDict) -> int:
     """
     return sum(
         int(np.prod(array.shape, dtype=np.int64))
-        for array in content.array_records["arrays"].values()
+        for array in _records(content)["arrays"].values()
     )

@@ -1,12 +1,29 @@
-"""A party that answers an empty message with an empty message."""
+"""A party that answers an empty message with an empty message, in two ways."""
 
+import numpy as np
 from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 
-app = ClientApp()
+from vfl_flower import Party
+from vfl_flower.client_app import make_client_app
+from vfl_flower.clients.base import step
+from vfl_flower.typing import Values
+
+
+@step("nothing")
+def nothing(party: Party) -> Values:
+    """Answer the server's `Parties`."""
+    return {}
+
+
+def load(context: Context) -> Party:
+    """Return a party with one value."""
+    return Party(np.zeros((1, 1)), index=int(context.node_config["partition-id"]))
+
+
+app = make_client_app(load)
 
 
 @app.query("nothing")
-def nothing(message: Message, context: Context) -> Message:
-    """Reply at once."""
+def stock(message: Message, context: Context) -> Message:
+    """Answer Flower's ``send_and_receive``."""
     return Message(RecordDict(), reply_to=message)

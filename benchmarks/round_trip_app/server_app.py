@@ -7,50 +7,34 @@ from collections.abc import Callable
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from vfl_flower import Ledger
+from vfl_flower.strategies.parties import Parties
+
 app = ServerApp()
 
 
-def messages(grid: Grid) -> list[Message]:
-    """Return one empty message a party."""
-    return [
-        Message(RecordDict(), node, "query.nothing") for node in grid.get_node_ids()
-    ]
-
-
-def stock(grid: Grid) -> None:
-    """Exchange one message with each party as Flower does, looking every 3 s."""
-    replies = list(grid.send_and_receive(messages(grid)))
-    assert not any(reply.has_error() for reply in replies)
-
-
-def adaptive(grid: Grid) -> None:
-    """Exchange one message with each party, looking after 10 ms growing to 0.5 s."""
-    waiting, poll = set(grid.push_messages(messages(grid))), 0.01
-    while True:
-        for reply in grid.pull_messages(waiting):
-            assert not reply.has_error()
-            waiting.discard(reply.metadata.reply_to_message_id)
-        if not waiting:
-            return
-        time.sleep(poll)
-        poll = min(1.5 * poll, 0.5)
-
-
-def seconds(exchange: Callable[[Grid], None], grid: Grid) -> float:
+def seconds(exchange: Callable[[], object]) -> float:
     """Time one exchange."""
     start = time.perf_counter()
-    exchange(grid)
+    exchange()
     return time.perf_counter() - start
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Time both in turn, after one unmeasured exchange, and print all times as JSON."""
-    while len(list(grid.get_node_ids())) < context.run_config["n-parties"]:
-        time.sleep(0.1)
-    stock(grid)
-    times: dict[str, list[float]] = {"stock": [], "adaptive": []}
+    """Time both in turn, after an unmeasured ``hello``, and print all times as JSON."""
+    parties = Parties(grid, Ledger(), seed=0, n_parties=3)
+
+    def stock() -> None:
+        messages = [Message(RecordDict(), p.node_id, "query.nothing") for p in parties]
+        for reply in grid.send_and_receive(messages):
+            assert not reply.has_error()
+
+    def own() -> None:
+        parties.ask("nothing")
+
+    times: dict[str, list[float]] = {"send_and_receive": [], "Parties.ask": []}
     for _ in range(int(context.run_config["repeats"])):
-        times["stock"].append(seconds(stock, grid))
-        times["adaptive"].append(seconds(adaptive, grid))
-    print("ROUND_TRIP", json.dumps(times))
+        for exchange, found in zip((stock, own), times.values(), strict=True):
+            found.append(seconds(exchange))
+    print("ROUND_TRIP", json.dumps(times), flush=True)

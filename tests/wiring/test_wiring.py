@@ -6,21 +6,23 @@ from typing import Any
 
 import pytest
 
-from vfl_flower.config import party_source
+from vfl_flower.config import check_run_config, party_source
 from vfl_flower.data import load_party
+from vfl_flower.server_app import make_strategies
 from vfl_flower.simulations import simulate
 from vfl_flower.simulations.flower_run import RunFailed, run
-from vfl_flower.strategies import CoresetVRLR
 
-RUN_CONFIG = ['data="diabetes"', "size=100", "seed=7", "n-parties=3"]
+CONFIG = {"data": "diabetes", "size": 100, "seed": 7, "n-parties": 3}
+RUN_CONFIG = [f"{key}={json.dumps(value)}" for key, value in CONFIG.items()]
 NODES = [{"partition-id": index, "num-partitions": 3} for index in range(3)]
 
 
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, Any]:
     """Return the metrics of the run in this process, as JSON gives them back."""
-    parties = [load_party(party_source(node, {"data": "diabetes"})) for node in NODES]
-    result = simulate(CoresetVRLR(size=100), parties, seed=7)
+    parties = [load_party(party_source(node, CONFIG)) for node in NODES]
+    (strategy,) = make_strategies(check_run_config(CONFIG)).values()
+    result = simulate(strategy, parties)
     found = {t: dict(record) for t, record in result.train_metrics_clientapp.items()}
     return json.loads(json.dumps(found))
 

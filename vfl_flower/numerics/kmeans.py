@@ -117,9 +117,8 @@ def seed_centers(
         if not mass.any():  # each row is a centre
             centers[chosen:] = centers[0]
             break
-        candidates = draw(mass, len(trials), rng)
-        rows_c = blocks.take(candidates)
-        shift = rows_c - centers[0]
+        candidates = blocks.take(draw(mass, len(trials), rng))
+        shift = candidates - centers[0]
         constant = _squares(shift) + 2 * shift @ centers[0]
         start = 0
         for rows in blocks:
@@ -132,9 +131,8 @@ def seed_centers(
                 distances *= weights[part]
             np.minimum(distances, mass[part], out=trials[:, part])
         best = int(trials.sum(axis=1).argmin())
-        centers[chosen] = rows_c[best]
+        centers[chosen] = candidates[best]
         mass = trials[best].copy()
-        mass[candidates[best]] = 0
     return centers
 
 

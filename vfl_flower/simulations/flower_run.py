@@ -174,7 +174,8 @@ def submit(
     run_id = str(started["run-id"])
     output, late = _show_log(processes, run_id, connection, timeout)
     if late:
-        processes.flwr("stop", run_id, connection)
+        with suppress(RunFailed):
+            processes.flwr("stop", run_id, connection)
         raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
 
     def finished() -> dict[str, Any] | None:

@@ -34,8 +34,9 @@ from vfl_flower.strategies.base import (
     check_at_least,
     check_choice,
 )
+from vfl_flower.strategies.exchange import FederationError
 from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
-from vfl_flower.strategies.parties import FederationError, Parties
+from vfl_flower.strategies.parties import Parties
 from vfl_flower.typing import Array
 
 SAMPLINGS = ("coreset", "uniform", "full")

@@ -10,42 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
-from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from vfl_flower.ledger import Ledger
-from vfl_flower.messages import CorruptMessage, n_bytes, n_units, pack, unpack
+from vfl_flower.messages import pack
 from vfl_flower.secure_aggregation import group, unmask_sum
+from vfl_flower.strategies.exchange import (
+    FIRST_POLL,
+    LAST_POLL,
+    POLL_GROWTH,
+    Exchange,
+    FederationError,
+    PartyFailed,
+)
 from vfl_flower.typing import Array, Arrays, Scalar, Values
 
 log = logging.getLogger("vfl_flower")
-
-RETRIES = 2
-"""How often a message that failed on its way, not in its step, is sent again."""
-
-# Flower's error codes for messages that no step has refused (flwr.common.constant.
-# ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
-_TRANSIENT = frozenset({3, 4, 5, 8, 1003})
-
-_FIRST_POLL, _LAST_POLL, _POLL_GROWTH = 0.01, 0.5, 1.5
-
-
-class FederationError(RuntimeError):
-    """The parties do not fit together, or cannot do what the strategy needs."""
-
-
-class PartyFailed(FederationError):
-    """One party did not answer a step.
-
-    Attributes
-    ----------
-    party, action, reason : str
-        Which party, in which step, and why.
-    """
-
-    def __init__(self, party: str, action: str, reason: str) -> None:
-        super().__init__(f"party {party!r} failed in {action!r}: {reason}")
-        self.party, self.action, self.reason = party, action, reason
 
 
 @dataclass(frozen=True)
@@ -149,6 +129,7 @@ class Parties(Sequence[PartyInfo]):
     ) -> None:
         self.grid, self.ledger = grid, ledger
         self.timeout, self.masking = timeout, masking
+        self._exchange = Exchange(grid, ledger, timeout)
         self._frame: dict[str, Scalar] = {
             "session": secrets.randbits(63),
             "seed": seed,
@@ -322,9 +303,9 @@ class Parties(Sequence[PartyInfo]):
 
     def _wait_for_nodes(self, n_parties: int) -> list[int]:
         wanted, deadline = max(2, n_parties), time.monotonic() + self.timeout
-        poll = _FIRST_POLL
+        poll = FIRST_POLL
         while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
-            if poll == _FIRST_POLL:
+            if poll == FIRST_POLL:
                 log.info("waiting for %d parties, %d connected", wanted, len(nodes))
             if time.monotonic() > deadline:
                 raise FederationError(
@@ -332,7 +313,7 @@ class Parties(Sequence[PartyInfo]):
                     f"{self.timeout:g} s"
                 )
             time.sleep(poll)
-            poll = min(poll * _POLL_GROWTH, _LAST_POLL)
+            poll = min(poll * POLL_GROWTH, LAST_POLL)
         if len(nodes) > n_parties > 0:
             raise FederationError(
                 f"the run is for {n_parties} parties, {len(nodes)} are connected"
@@ -371,103 +352,6 @@ class Parties(Sequence[PartyInfo]):
             for node in order
         ]
         self._frame["peers"] = b"".join(replies[node]["public_key"] for node in order)
-
-    # -- exchanging -----------------------------------------------------------------
-
-    def _exchange(
-        self, action: str, contents: Mapping[int, RecordDict], names: Mapping[int, str]
-    ) -> list[dict[str, Any]]:
-        """Send one message a node and return the replies in the order of `contents`.
-
-        Flower's own ``send_and_receive`` looks every 3 s; this one looks after 10 ms
-        and then ever more seldom, to every 0.5 s.
-        """
-        start = time.monotonic()
-        deadline, again = start + self.timeout, start + self.timeout / 2
-        replies: dict[int, dict[str, Any]] = {}
-        attempts = dict.fromkeys(contents, 0)
-        pending = self._push(action, contents, names, contents)
-        poll = _FIRST_POLL
-        while True:
-            for message in self.grid.pull_messages(list(pending)):
-                node = pending.pop(message.metadata.reply_to_message_id, None)
-                if node is None or node in replies:
-                    continue
-                reply = self._open(action, names[node], message)
-                if not isinstance(reply, Error):
-                    replies[node] = reply
-                elif reply.code in _TRANSIENT and attempts[node] < RETRIES:
-                    attempts[node] += 1
-                    log.warning("asking %s again: %s", names[node], reply.reason)
-                    pending |= self._push(action, [node], names, contents)
-                elif reply.code not in _TRANSIENT or node not in pending.values():
-                    reason = reply.reason or f"Flower's error code {reply.code}"
-                    raise PartyFailed(names[node], action, reason)
-            if len(replies) == len(contents):
-                break
-            now = time.monotonic()
-            silent = [node for node in contents if node not in replies]
-            if now > deadline:
-                raise PartyFailed(
-                    ", ".join(names[node] for node in silent),
-                    action,
-                    f"no reply within {self.timeout:g} s",
-                )
-            if now > again:
-                again = deadline + 1
-                log.warning(
-                    "asking %s again: no reply yet", [names[node] for node in silent]
-                )
-                pending |= self._push(action, silent, names, contents)
-            time.sleep(min(poll, max(0.0, deadline - now)))
-            poll = min(poll * _POLL_GROWTH, _LAST_POLL)
-        self.ledger.round_trip(action, time.monotonic() - start)
-        return [replies[node] for node in contents]
-
-    def _push(
-        self,
-        action: str,
-        nodes: Any,
-        names: Mapping[int, str],
-        contents: Mapping[int, RecordDict],
-    ) -> dict[str, int]:
-        messages = []
-        for node in nodes:
-            messages.append(
-                Message(
-                    contents[node],
-                    node,
-                    f"train.{action}",
-                    ttl=self.timeout,
-                    group_id=str(self._round),
-                )
-            )
-            entry = self.ledger.entry(action, names[node])
-            entry.messages += 1
-            entry.bytes_down += n_bytes(contents[node])
-            entry.units_down += n_units(contents[node])
-        pushed: dict[Any, int] = dict(
-            zip(self.grid.push_messages(messages), nodes, strict=True)
-        )
-        if None in pushed:
-            raise PartyFailed(
-                names[pushed[None]], action, "the SuperLink did not take the message"
-            )
-        return pushed
-
-    def _open(self, action: str, name: str, message: Message) -> dict[str, Any] | Error:
-        if message.has_error():
-            return message.error
-        entry = self.ledger.entry(action, name)
-        entry.bytes_up += n_bytes(message.content)
-        try:
-            reply, frame = unpack(message.content)
-        except CorruptMessage as error:
-            return Error(1003, str(error))
-        entry.units_up += n_units(message.content)
-        entry.seconds_computed += float(frame["seconds"])
-        entry.clipped += int(frame["clipped"])
-        return reply
 
 
 def _order(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
