@@ -63,9 +63,11 @@ class PartySource:
     Attributes
     ----------
     data : str
-        A bundled data set (``diabetes``), ``synthetic``, the absolute path of a party
-        file (CSV, Parquet, Feather/Arrow IPC, NPZ), or the absolute path of a folder
-        that holds one party file for each party, taken in the order of their names.
+        A bundled data set (``diabetes``), a generated one (``synthetic`` or
+        ``synthetic:n=..,d=..``), the absolute path of a party file (CSV, Parquet,
+        Feather/Arrow IPC, NPZ), or the absolute path of a folder that holds one party
+        file for each party, taken in natural order of their names: the digits are read
+        as numbers, so ``2_y.csv`` comes before ``10_x.csv``.
     index : int or None
         ``partition-id``: the party's place in the order of the run.
     count : int or None

@@ -1,0 +1,179 @@
+"""Sets that are split by index and count."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from party_files import load, refusal
+
+from vfl_flower.config import PartySource
+from vfl_flower.data import load_party, split_columns
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_split_columns_is_a_partition(d, count):
+    X = np.arange(3.0 * d).reshape(3, d)
+    y = np.arange(3.0)
+    names = [f"c{j}" for j in range(d)]
+    if count > d:
+        with pytest.raises(ValueError, match=f"between 1 and the {d} columns"):
+            split_columns(X, y, count)
+        return
+    parties = split_columns(X, y, count, columns=names)
+    np.testing.assert_array_equal(np.hstack([party.X for party in parties]), X)
+    assert [name for party in parties for name in party.columns] == names
+    sizes = [party.X.shape[1] for party in parties]
+    assert sizes == [len(part) for part in np.array_split(range(d), count)]
+    assert all(np.shares_memory(party.X, X) for party in parties)
+    assert all(party.y is None for party in parties[:-1])
+    np.testing.assert_array_equal(parties[-1].y, y)
+    assert [party.index for party in parties] == list(range(count))
+
+
+def test_split_columns_names_parties():
+    parties = split_columns(np.eye(3), None, 2, names=["bank", "shop"])
+    assert [party.name for party in parties] == ["bank", "shop"]
+    assert parties[1].y is None
+
+
+@pytest.mark.parametrize(
+    ("X", "options", "words"),
+    [
+        (
+            np.eye(3),
+            {"count": 0},
+            "count must be between 1 and the 3 columns of X, got 0",
+        ),
+        (np.eye(3), {"count": 4}, "got 4"),
+        (np.ones(3), {"count": 1}, "X must be a matrix"),
+        (np.eye(3), {"count": 2, "names": ["a"]}, "each of the 2 parties, got 1"),
+        (
+            np.eye(3),
+            {"count": 2, "columns": ["a"]},
+            "each of the 3 columns of X, got 1",
+        ),
+        (np.full((2, 2), np.nan), {"count": 2}, "no missing or infinite value"),
+    ],
+)
+def test_errors_of_split_columns(X, options, words):
+    with pytest.raises(ValueError, match=words):
+        split_columns(X, None, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["breast_cancer", "diabetes", "digits", "iris", "wine"]
+)
+def test_bundled_sets_equal_scikit_learn(name):
+    import sklearn.datasets
+
+    bunch = getattr(sklearn.datasets, f"load_{name}")()
+    parties = [load(name, index=j, count=3) for j in range(3)]
+    np.testing.assert_array_equal(np.hstack([party.X for party in parties]), bunch.data)
+    columns = [column for party in parties for column in party.columns]
+    assert columns == list(bunch.feature_names)
+    np.testing.assert_array_equal(parties[2].y, bunch.target)
+    assert [party.y is None for party in parties] == [True, True, False]
+    assert all(party.X.base is None for party in parties)  # not the whole set
+
+
+def test_bundled_sets_take_the_options_of_columns():
+    party = load("diabetes", index=1, count=2, columns=("s5", "bmi", "bp"))
+    assert party.columns == ["bp"]
+    X = load("iris", index=0, count=1, standardize=True).X
+    np.testing.assert_allclose(X.std(axis=0), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("iris", {"index": 0, "count": 5}, "at most the 4 columns of the data, got 5"),
+        ("iris", {"index": 3, "count": 3}, "num-partitions - 1 = 2, got 3"),
+        ("iris", {"index": 0}, "partition-id and num-partitions must be given"),
+        ("iris", {"count": 2}, "partition-id and num-partitions must be given"),
+        (
+            "iris",
+            {"index": 0, "count": 2, "id_column": "a"},
+            "id-column needs a party f",
+        ),
+        ("iris", {"index": 0, "count": 2, "columns": ("a",)}, "got 'a'"),
+        (
+            "synthetic",
+            {"index": 0, "count": 2, "columns": ("x0",)},
+            "columns needs a pa",
+        ),
+        ("synthetic:d=2", {"index": 0, "count": 3}, "at most the 2 columns"),
+        (
+            "synthetic:n=0",
+            {"index": 0, "count": 1},
+            "n of synthetic must be at least 1",
+        ),
+        ("synthetic:m=1", {"index": 0, "count": 1}, "got 'm=1'"),
+        ("synthetic:n=1.5", {"index": 0, "count": 1}, "got 'n=1.5'"),
+        ("synthetic:noise=-1", {"index": 0, "count": 1}, "at least 0 and finite"),
+        ("synthetic:noise=nan", {"index": 0, "count": 1}, "at least 0 and finite"),
+        (
+            "synthetic:correlation=1",
+            {"index": 0, "count": 1},
+            "must be in [0, 1), got 1",
+        ),
+    ],
+)
+def test_errors_of_sets_that_are_split(name, options, words):
+    assert words in refusal(name, **options)
+
+
+def test_a_download_that_fails_is_one_sentence(monkeypatch):
+    import urllib.error
+
+    import sklearn.datasets
+
+    def offline(**_):
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_covtype", offline)
+    assert "could not download 'covtype'" in refusal("covtype", index=0, count=2)
+
+
+# --- The generated set
+
+
+def test_synthetic_is_the_same_however_it_is_split():
+    name = "synthetic:n=50,d=7,noise=0.5,correlation=0.3"
+    (whole,) = (load(name, index=0, count=1),)
+    parties = [load(name, index=j, count=3) for j in range(3)]
+    np.testing.assert_array_equal(np.hstack([party.X for party in parties]), whole.X)
+    np.testing.assert_array_equal(parties[2].y, whole.y)
+    assert [party.y is None for party in parties] == [True, True, False]
+    assert [party.X.shape for party in parties] == [(50, 3), (50, 2), (50, 2)]
+    assert parties[1].columns == ["x3", "x4"]
+    other = load_party(PartySource(data=name, index=0, count=1), seed=1)
+    assert not np.isclose(other.X, whole.X).any()
+
+
+def test_synthetic_without_noise_is_linear():
+    party = load("synthetic:n=40,d=4,noise=0", index=0, count=1)
+    residual = np.linalg.lstsq(party.X, party.y)[1]
+    assert residual[0] < 1e-20
+
+
+def test_synthetic_has_the_moments_it_promises():
+    """Seed 0; six standard errors of n = 40,000, so a false alarm is below 1e-6."""
+    n = 40_000
+    party = load(f"synthetic:n={n},d=5,noise=2,correlation=0.4", index=0, count=1)
+    error = 6 / np.sqrt(n)
+    assert np.abs(np.corrcoef(party.X.T) - (0.6 * np.eye(5) + 0.4)).max() < error
+    assert np.abs(party.X.mean(axis=0)).max() < error
+    assert np.abs(party.X.var(axis=0) - 1).max() < np.sqrt(2) * error
+    rss = np.linalg.lstsq(party.X, party.y)[1][0]
+    assert abs(rss / n - 4) < 4 * np.sqrt(2) * error
+
+
+def test_synthetic_columns_are_no_stream_of_the_protocol():
+    """Columns share no draw with SeedSequence([seed, party, step])."""
+    X = load("synthetic:n=20,d=6", index=0, count=1).X
+    draws = [
+        np.random.default_rng([0, party, step]).standard_normal(20)
+        for party in range(4)
+        for step in range(6)
+    ]
+    assert not np.isin(np.array(draws), X).any()

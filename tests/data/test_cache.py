@@ -1,0 +1,184 @@
+"""The cache of converted party files."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from party_files import TEXT, load, refusal
+
+from vfl_flower.data import files
+
+
+@pytest.fixture
+def conversions(monkeypatch):
+    """Count the conversions of files."""
+    calls = []
+    convert = files._convert
+
+    def counted(path, *args):
+        calls.append(path)
+        return convert(path, *args)
+
+    monkeypatch.setattr(files, "_convert", counted)
+    return calls
+
+
+def test_a_file_is_converted_once(write, conversions, cache):
+    path = write(TEXT)
+    first, second = (load(path, id_column="id", label_column="b") for _ in range(2))
+    assert len(conversions) == 1
+    np.testing.assert_array_equal(first.X, second.X)
+    np.testing.assert_array_equal(first.y, second.y)
+    assert first.ids_digest == second.ids_digest
+    for party in (first, second):
+        assert isinstance(party.X.base, np.memmap)
+        assert not party.X.flags.writeable
+    assert stat.S_IMODE((cache / "parties").stat().st_mode) == 0o700
+    files = list((cache / "parties").iterdir())
+    assert sorted("".join(file.suffixes) for file in files) == [
+        ".X.npy",
+        ".json",
+        ".y.npy",
+    ]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"id_column": "id"},
+        {"label_column": "b"},
+        {"columns": ("a",)},
+        {"standardize": True},
+        {"one_hot": False},
+        {"impute": "median"},
+    ],
+)
+def test_other_options_are_another_entry(write, conversions, options):
+    path = write(TEXT)
+    for _ in range(2):
+        load(path)
+        load(path, **options)
+    assert len(conversions) == 2
+
+
+def test_name_and_index_are_not_part_of_an_entry(write, conversions):
+    path = write(TEXT)
+    assert load(path, name="bank", index=2).name == "bank"
+    assert load(path, index=1).index == 1
+    assert len(conversions) == 1
+
+
+def test_a_changed_file_replaces_its_entries(write, conversions, cache):
+    path = write(TEXT)
+    load(path)
+    load(path, standardize=True)
+    before = path.stat()
+    write(TEXT.replace("5", "6"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert load(path).X[1, 2] == 6
+    assert len(conversions) == 3
+    assert len(list(cache.glob("parties/*.json"))) == 1
+    write(TEXT + "3,6,7\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert load(path).n_rows == 3
+
+
+def test_equal_files_at_two_places_are_two_entries(write, conversions):
+    assert load(write(TEXT, "a.csv")).name == "a"
+    assert load(write(TEXT, "b.csv")).name == "b"
+    assert len(conversions) == 2
+
+
+@pytest.mark.parametrize("ending", [".X.npy", ".y.npy", ".json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "garbage", "other"])
+def test_a_damaged_entry_is_made_again(write, conversions, cache, ending, damage):
+    path = write(TEXT)
+    expected = load(path, label_column="b")
+    (file,) = cache.glob(f"parties/*{ending}")
+    whole = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        other = cache / "other.npy"
+        np.save(other, np.ones((1, 1)))
+        file.write_bytes(
+            {
+                "empty": b"",
+                "half": whole[: len(whole) // 2],
+                "garbage": b"garbage" * 99,
+                "other": b"[1]" if ending == ".json" else other.read_bytes(),
+            }[damage]
+        )
+    party = load(path, label_column="b")
+    assert len(conversions) == 2
+    np.testing.assert_array_equal(party.X, [[1, 2], [2, 4]])
+    np.testing.assert_array_equal(party.y, [3, 5])
+    assert party.columns == expected.columns
+
+
+def test_a_failed_write_leaves_no_entry(write, monkeypatch, cache, caplog):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    party = load(write(TEXT))
+    assert party.X.tolist() == [[1, 2, 3], [2, 4, 5]]
+    assert list((cache / "parties").iterdir()) == []
+    assert "every message converts the file again" in caplog.text
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(write, monkeypatch):
+    path = write(TEXT)
+    convert = files._convert
+
+    def slow(*args):
+        converted = convert(*args)
+        write(TEXT + "3,6,7\n")
+        return converted
+
+    monkeypatch.setattr(files, "_convert", slow)
+    assert "changed while it was read" in refusal(path)
+
+
+def test_a_second_load_reads_and_imports_little(tmp_path):
+    """The second process imports none of the heavy packages and is fast."""
+    X = np.random.default_rng(0).standard_normal((200_000, 20))
+    frame = pd.DataFrame(X, columns=[f"c{j}" for j in range(20)])
+    path = tmp_path / "a.parquet"
+    frame.to_parquet(path)
+    code = f"""
+import json, sys, time
+from vfl_flower.config import PartySource
+from vfl_flower.data import load_party
+start = time.perf_counter()
+party = load_party(PartySource(data={str(path)!r}))
+seconds = time.perf_counter() - start
+heavy = [m for m in ("pandas", "pyarrow", "scipy", "sklearn") if m in sys.modules]
+print(json.dumps([heavy, seconds, party.X[-1].tolist()]))
+"""
+
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout)
+
+    heavy, _, row = run()
+    assert "pyarrow" in heavy
+    assert row == X[-1].tolist()
+    path.write_bytes(b"\0" * path.stat().st_size)  # it is not read again
+    stamp = path.stat()
+    (about,) = (tmp_path / "cache" / "parties").glob("*.json")
+    size, mtime = json.loads(about.read_text())["stamp"]
+    assert size == stamp.st_size
+    os.utime(path, ns=(mtime, mtime))
+    heavy, seconds, row = run()
+    assert heavy == []
+    assert row == X[-1].tolist()
+    assert seconds < 0.2  # about 1 ms

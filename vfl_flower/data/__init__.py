@@ -1,0 +1,98 @@
+"""The only loader and partitioner of party data.
+
+A party's data come from one of four places, named by :class:`PartySource`:
+
+========================  ==========================================================
+``data``                  the party
+========================  ==========================================================
+``diabetes`` and others   a bundled set; party j of ``count`` has the j-th group of
+                          consecutive columns, the last party also has the labels
+``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
+``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC or NPZ
+``/abs/folder``           the ``index``-th of its party files, in natural order
+========================  ==========================================================
+
+Natural order takes the digits in a name as a number: ``2_y.csv`` comes before
+``10_x.csv``.
+
+A party file is converted to float64 once and then memory-mapped from a private cache,
+since a SuperNode starts a process for every message. pandas, pyarrow and scikit-learn
+are imported only by the step that needs them; a load from the cache needs none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from vfl_flower.clients.base import Party, PartyError
+from vfl_flower.config import PartySource
+from vfl_flower.data.bundled import (
+    BUNDLED,
+    from_bundled,
+    from_synthetic,
+    split_columns,
+)
+from vfl_flower.data.files import FORMATS, from_file, from_folder, who_of
+
+
+def load_party(source: PartySource, seed: int = 0) -> Party:
+    """Return the data of one party.
+
+    Parameters
+    ----------
+    source : PartySource
+        Where the data are and how they are read.
+    seed : int
+        Seed of a ``synthetic`` data set; nothing else is random.
+
+    Returns
+    -------
+    Party
+        X of shape (n, d), float64, and y of shape (n,), float64, or None. The rows
+        keep the order of the file. The X of a party file is read-only, mapped from
+        the cache, and of its ids only the digest is kept.
+
+    Raises
+    ------
+    PartyError
+        The data are missing, unreadable or break a rule. The text names the party,
+        the column and the rule, never a path or a value.
+
+    Notes
+    -----
+    Text and categorical columns become one 0/1 column for each level, ``carrier=UA``,
+    in sorted order; a bool column is one 0/1 column as it is. A missing number becomes
+    the mean or median of its column, a missing text that of each of its 0/1 columns.
+    Scaling comes last. Parquet keeps categories of text only: those of numbers are
+    numbers there. The arrays ``y`` and ``ids`` of an NPZ need no option. In a folder
+    all parties are given the same options, so a label column or a feature column may
+    be in another file, but must be in one of them.
+    """
+    _check_choice("impute", source.impute, ("mean", "median", "none"))
+    if source.data in BUNDLED:
+        return from_bundled(source)
+    if source.data.partition(":")[0] == "synthetic":
+        return from_synthetic(source, seed)
+    path = Path(source.data).expanduser()
+    if path.is_dir():
+        return from_folder(path, source)
+    if path.suffix.lower() in FORMATS:
+        return from_file(path, source)
+    # A plain word cannot be a path that should stay at the party.
+    word = re.fullmatch(r"\w*", source.data)
+    raise PartyError(
+        f"data of {who_of(source)} must be one of {', '.join(sorted(BUNDLED))}, "
+        "synthetic[:n=..,d=..,noise=..,correlation=..], or the absolute path of a "
+        f"folder or of a file that ends in {', '.join(FORMATS)}"
+        + (f", got {source.data!r}" if word else "")
+    )
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise PartyError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+__all__ = ["BUNDLED", "FORMATS", "load_party", "split_columns"]

@@ -1,0 +1,247 @@
+"""Bundled, fetched and synthetic data sets, which are split by index and count."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.clients.base import Party, PartyError
+from vfl_flower.config import PartySource
+from vfl_flower.data.encoding import standardized
+from vfl_flower.data.files import choose, who_of
+from vfl_flower.typing import Array
+
+BUNDLED = {
+    "breast_cancer": "load_breast_cancer",
+    "california_housing": "fetch_california_housing",
+    "covtype": "fetch_covtype",
+    "diabetes": "load_diabetes",
+    "digits": "load_digits",
+    "iris": "load_iris",
+    "wine": "load_wine",
+}
+"""Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
+
+
+def split_columns(
+    X: Array,
+    y: Array | None,
+    count: int,
+    names: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> list[Party]:
+    """Split a matrix over parties by consecutive columns, as evenly as possible.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        All columns. The parties' matrices are views of it.
+    y : Array, shape (n,), or None
+        Labels, given to the last party.
+    count : int
+        Number of parties, 1 to d. The first ``d % count`` have one column more.
+    names : sequence of str, length count, optional
+        Names of the parties.
+    columns : sequence of str, length d, optional
+        Names of the columns.
+
+    Returns
+    -------
+    list of Party
+        In the order of the columns.
+
+    Raises
+    ------
+    ValueError
+        `count` is not between 1 and d, `names` or `columns` has another length, or
+        `X` or `y` is not what :class:`Party` takes.
+
+    Examples
+    --------
+    >>> X = np.arange(10.0).reshape(2, 5)
+    >>> [party.X.shape for party in split_columns(X, np.array([0, 1]), 2)]
+    [(2, 3), (2, 2)]
+    """
+    X = np.asarray(X)
+    if X.ndim != 2:
+        raise ValueError(f"X must be a matrix, got shape {X.shape}")
+    d = X.shape[1]
+    if not 1 <= count <= d:
+        raise ValueError(
+            f"count must be between 1 and the {d} columns of X, got {count}"
+        )
+    if names is not None and len(names) != count:
+        raise ValueError(
+            f"names must name each of the {count} parties, got {len(names)}"
+        )
+    if columns is not None and len(columns) != d:
+        raise ValueError(
+            f"columns must name each of the {d} columns of X, got {len(columns)}"
+        )
+    return [
+        Party(
+            X[:, own],
+            y=y if j == count - 1 else None,
+            name=None if names is None else names[j],
+            columns=None if columns is None else list(columns[own]),
+            index=j,
+        )
+        for j, own in enumerate(_group(d, j, count) for j in range(count))
+    ]
+
+
+def _group(d: int, j: int, count: int) -> slice:
+    """Return the j-th of `count` groups of consecutive columns out of d."""
+    size, more = divmod(d, count)
+    start = j * size + min(j, more)
+    return slice(start, start + size + (j < more))
+
+
+def from_bundled(source: PartySource) -> Party:
+    """Return the party's columns of a data set of scikit-learn."""
+    import sklearn.datasets
+
+    who = who_of(source)
+    _refuse(source, "id_column", "label_column")
+    load = getattr(sklearn.datasets, BUNDLED[source.data])
+    fetched = BUNDLED[source.data].startswith("fetch_")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the retry of a download
+            bunch = load(n_retries=1, delay=0.1) if fetched else load()
+    except OSError:
+        if not fetched:
+            raise
+        raise PartyError(
+            f"data of {who}: scikit-learn could not download {source.data!r}; it "
+            "needs the internet once"
+        ) from None
+    names = [str(name) for name in bunch.feature_names]
+    chosen = choose(names, source.columns, who)
+    own = chosen[_share(source, len(chosen))]
+    X = np.empty((len(bunch.data), len(own)))
+    for k, name in enumerate(own):
+        X[:, k] = bunch.data[:, names.index(name)]
+    return _share_party(source, X, bunch.target.astype(np.float64), own)
+
+
+@dataclass(frozen=True)
+class _Regression:
+    """Parameters of ``synthetic``: n rows, d columns in all."""
+
+    n: int = 10_000
+    d: int = 30
+    noise: float = 0.5
+    correlation: float = 0.0
+
+
+def from_synthetic(source: PartySource, seed: int) -> Party:
+    r"""Return the party's columns of a Gaussian linear regression.
+
+    Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
+    have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with
+    :math:`f, e_j, \theta, e` standard normal. Each has a stream of its own: a party
+    draws its columns alone, and the label holder adds up the others one at a time.
+    """
+    _refuse(source, "id_column", "label_column", "columns")
+    p = _parse_synthetic(source)
+
+    def normal(size: int, *stream: int) -> Array:
+        # A spawn key keeps these streams apart from SeedSequence([seed, party, step]).
+        sequence = np.random.SeedSequence(seed, spawn_key=stream)
+        return np.random.default_rng(sequence).standard_normal(size)
+
+    share = _share(source, p.d)
+    own = range(share.start, share.stop)
+    labels = own.stop == p.d
+    common = np.sqrt(p.correlation) * normal(p.n, 0) if p.correlation else 0.0
+    theta = normal(p.d, 1)
+    y = p.noise * normal(p.n, 2)
+    X = np.empty((p.n, len(own)))
+    for j in range(p.d) if labels else own:
+        x = np.sqrt(1 - p.correlation) * normal(p.n, 3, j) + common
+        if j in own:
+            X[:, j - own.start] = x
+        if labels:
+            y += theta[j] * x
+    return _share_party(source, X, y, [f"x{j}" for j in own])
+
+
+def _parse_synthetic(source: PartySource) -> _Regression:
+    """Read ``synthetic:n=10000,d=30,noise=0.5,correlation=0.3``."""
+    kinds: dict[str, type] = {"n": int, "d": int, "noise": float, "correlation": float}
+    given: dict[str, Any] = {}
+    for item in filter(None, source.data.partition(":")[2].split(",")):
+        key, _, text = (part.strip() for part in item.partition("="))
+        try:
+            given[key] = kinds[key](text)
+        except (KeyError, ValueError):
+            raise PartyError(
+                "synthetic takes n=<int>, d=<int>, noise=<number> and "
+                f"correlation=<number>, got {item!r}"
+            ) from None
+    p = _Regression(**given)
+    for name, value, holds, rule in (
+        ("n", p.n, p.n >= 1, "at least 1"),
+        ("d", p.d, p.d >= 1, "at least 1"),
+        ("noise", p.noise, 0 <= p.noise < np.inf, "at least 0 and finite"),
+        ("correlation", p.correlation, 0 <= p.correlation < 1, "in [0, 1)"),
+    ):
+        if not holds:
+            raise PartyError(f"{name} of synthetic must be {rule}, got {value}")
+    return p
+
+
+def _share(source: PartySource, d: int) -> slice:
+    """Return which of d columns are the party's."""
+    index, count = _place(source)
+    if count > d:
+        raise PartyError(
+            f"num-partitions must be at most the {d} columns of the data, got {count}"
+        )
+    return _group(d, index, count)
+
+
+def _share_party(
+    source: PartySource, X: Array, y: Array, columns: Sequence[str]
+) -> Party:
+    """Make the party of a data set that is split by index and count."""
+    index, count = _place(source)
+    if source.standardize:
+        for k in range(X.shape[1]):
+            X[:, k] = standardized(X[:, k])
+    return Party(
+        X,
+        y=y if index == count - 1 else None,
+        name=source.name,
+        columns=columns,
+        index=index,
+    )
+
+
+def _place(source: PartySource) -> tuple[int, int]:
+    """Return index and count, which a split needs."""
+    if source.index is None or source.count is None:
+        raise PartyError(
+            f"data {source.data.partition(':')[0]!r} are split over the parties: "
+            "partition-id and num-partitions must be given"
+        )
+    if not 0 <= source.index < source.count:
+        raise PartyError(
+            f"partition-id must be from 0 to num-partitions - 1 = {source.count - 1}, "
+            f"got {source.index}"
+        )
+    return source.index, source.count
+
+
+def _refuse(source: PartySource, *options: str) -> None:
+    for option in options:
+        if getattr(source, option) is not None:
+            raise PartyError(
+                f"{option.replace('_', '-')} needs a party file, and data is "
+                f"{source.data.partition(':')[0]!r}"
+            )

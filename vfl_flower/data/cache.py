@@ -1,0 +1,133 @@
+"""The converted form of a party file, and its entry in the private cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from vfl_flower.config import PartySource
+from vfl_flower.typing import Array
+
+CACHE_FORMAT = 1
+"""Part of every cache key: raise it when the conversion changes."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A party file after conversion: float64, finite, rows in the file's order."""
+
+    X: Array
+    y: Array | None
+    columns: list[str]
+    ids_digest: str | None
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """The converted form of one party file under one set of options.
+
+    Three files: ``.X.npy``, ``.y.npy`` and, written last, ``.json``, each by a
+    temporary file and ``os.replace``: a reader sees a complete entry or none.
+    """
+
+    folder: Path
+    file: str
+    key: str
+    stamp: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, path: Path, stamp: tuple[int, int], source: PartySource, in_folder: bool
+    ) -> CacheEntry:
+        """Name the entry by all that its content depends on."""
+        root = os.environ.get("VFL_FLOWER_CACHE")
+        if not root:
+            import platformdirs
+
+            root = platformdirs.user_cache_dir("vfl_flower")
+        where = os.path.abspath(path)
+        parts = [
+            CACHE_FORMAT,
+            where,
+            *stamp,
+            source.id_column,
+            source.label_column,
+            source.columns,
+            source.standardize,
+            source.one_hot,
+            source.impute,
+            in_folder,
+        ]
+        return cls(
+            folder=Path(root) / "parties",
+            file=hashlib.sha256(where.encode()).hexdigest()[:16],
+            key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+            stamp=stamp,
+        )
+
+    def _path(self, ending: str) -> Path:
+        return self.folder / f"{self.file}-{self.key}{ending}"
+
+    def load(self) -> Converted | None:
+        """Map the entry into memory; None where there is none or it is damaged."""
+        try:
+            about = json.loads(self._path(".json").read_text())
+            X = np.load(self._path(".X.npy"), mmap_mode="r")
+            y = (
+                np.load(self._path(".y.npy"), mmap_mode="r")
+                if about["labels"]
+                else None
+            )
+            entry = Converted(
+                np.asarray(X),
+                None if y is None else np.asarray(y),
+                about["columns"],
+                about["ids_digest"],
+            )
+            sound = X.shape == (about["rows"], len(entry.columns)) and (
+                y is None or y.shape == (about["rows"],)
+            )
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return None
+        return entry if sound else None
+
+    def save(self, converted: Converted) -> None:
+        """Write the entry, and remove those of an earlier state of the same file."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        for old in self.folder.glob(f"{self.file}-*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                if tuple(json.loads(old.read_text())["stamp"]) != self.stamp:
+                    for ending in (".json", ".X.npy", ".y.npy"):
+                        old.with_name(old.stem + ending).unlink(missing_ok=True)
+        about = {
+            "rows": len(converted.X),
+            "columns": converted.columns,
+            "labels": converted.y is not None,
+            "ids_digest": converted.ids_digest,
+            "stamp": self.stamp,
+        }
+        self._write(".X.npy", lambda file: np.save(file, converted.X))
+        if (y := converted.y) is not None:
+            self._write(".y.npy", lambda file: np.save(file, y))
+        self._write(".json", lambda file: file.write(json.dumps(about).encode()))
+
+    def _write(self, ending: str, write: Callable[[IO[bytes]], object]) -> None:
+        # mkstemp gives mode 0600.
+        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+            os.replace(temporary, self._path(ending))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
