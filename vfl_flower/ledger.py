@@ -61,10 +61,12 @@ class Ledger:
         return self.entries.setdefault((action, party), Entry(action, party))
 
     def rename(self, names: dict[str, str]) -> None:
-        """Give parties the names that they said in their first reply."""
-        for entry in self.entries.values():
-            entry.party = names.get(entry.party, entry.party)
-        self.entries = {(e.action, e.party): e for e in self.entries.values()}
+        """Give parties the names of their first reply, and put them in that order."""
+        order = list(names)
+        entries = sorted(self.entries.values(), key=lambda e: order.index(e.party))
+        for entry in entries:
+            entry.party = names[entry.party]
+        self.entries = {(e.action, e.party): e for e in entries}
 
     def round_trip(self, action: str, seconds: float) -> None:
         """Count one round trip and the time that the server waited for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,10 @@ def write_report(
     found = {
         name: {
             "seed": result.seed,
-            "metrics": {t: dict(m) for t, m in result.train_metrics_clientapp.items()},
+            "metrics": {
+                t: {name: _number(value) for name, value in metrics.items()}
+                for t, metrics in result.train_metrics_clientapp.items()
+            },
             "ledger": result.ledger.to_dict(),
         }
         for name, result in results.items()
@@ -56,6 +60,11 @@ def write_report(
         f"```\n{ledger}\n```\n",
     )
     return f"{table}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
+
+
+def _number(value: Any) -> Any:
+    """Return the value as JSON has it: infinity, which JSON has not, as text."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def summary_rows(

@@ -15,13 +15,17 @@ from vfl_flower.strategies import STRATEGIES
 from vfl_flower.strategies.base import ProtocolStrategy
 from vfl_flower.strategies.coresets import SAMPLINGS
 
+log = logging.getLogger("vfl_flower")
+
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and report."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
     started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
