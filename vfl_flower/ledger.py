@@ -72,6 +72,13 @@ class Ledger:
         """Count one round trip and the time that the server waited for it."""
         self.waits.setdefault(action, []).append(seconds)
 
+    def of(self, *actions: str) -> Ledger:
+        """Return the costs of some actions alone."""
+        return Ledger(
+            {key: entry for key, entry in self.entries.items() if key[0] in actions},
+            {name: waits for name, waits in self.waits.items() if name in actions},
+        )
+
     def _sum(self, name: str) -> Any:
         return sum(getattr(entry, name) for entry in self.entries.values())
 

@@ -72,7 +72,8 @@ def summary_rows(
 ) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of results, a row for each."""
     metrics = list(dict.fromkeys(name for r in results.values() for name in r.metrics))
-    header = ["", *metrics, "round trips", "bytes up", "bytes down", "units", "seconds"]
+    costs = ["round trips", "bytes up", "of it to evaluate", "bytes down", "units"]
+    header = ["", *metrics, *costs, "seconds"]
     rows = []
     for name, result in results.items():
         ledger = result.ledger
@@ -83,6 +84,7 @@ def summary_rows(
                 *("" if value is None else f"{value:.6g}" for value in values),
                 f"{ledger.round_trips}",
                 f"{ledger.bytes_up:,}",
+                f"{result.evaluation.bytes_up:,}",
                 f"{ledger.bytes_down:,}",
                 f"{ledger.units:,}",
                 f"{ledger.seconds_waited:.2f}",

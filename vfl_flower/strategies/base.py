@@ -36,13 +36,16 @@ class ProtocolResult(Result):
     model : Model
         The trained model, with ``predict``, ``save`` and ``load``.
     ledger : Ledger
-        Round trips, bytes, scalars and seconds.
+        Round trips, bytes, scalars and seconds, of everything.
+    evaluation : Ledger
+        Those of `ledger` that only evaluated the model.
     seed : int
         The seed of the run, also where none was given: with it the run repeats.
     """
 
     model: Model = field(kw_only=True)
     ledger: Ledger = field(kw_only=True)
+    evaluation: Ledger = field(kw_only=True)
     seed: int = field(kw_only=True)
 
     @property
@@ -113,6 +116,8 @@ class ProtocolStrategy(Strategy):
     """
 
     model_class: type[Model]
+    evaluation_actions: tuple[str, ...] = ()
+    """Steps that evaluate the model and do not train it."""
 
     def __init__(
         self, *, masking: str = "ring", n_parties: int = 0, seed: int | None = None
@@ -209,6 +214,7 @@ class ProtocolStrategy(Strategy):
             evaluate_metrics_serverapp=run.evaluate_metrics,
             model=self.model_class.from_arrays(arrays),
             ledger=ledger,
+            evaluation=ledger.of(*self.evaluation_actions),
             seed=seed,
         )
 

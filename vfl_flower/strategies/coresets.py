@@ -279,6 +279,7 @@ class CoresetVRLR(_CoresetStrategy):
     """
 
     model_class = LinearModel
+    evaluation_actions = ("linear_residuals",)
 
     def __init__(
         self,
@@ -461,6 +462,7 @@ class CoresetVKMC(_CoresetStrategy):
     """
 
     model_class = KMeansModel
+    evaluation_actions = ("coresets_distances",)
 
     def __init__(
         self,
