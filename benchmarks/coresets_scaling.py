@@ -6,6 +6,7 @@ the largest is more than 1 % above the smallest.
 """
 
 import argparse
+import logging
 import sys
 
 import numpy as np
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--parties", type=int, default=3)
     parser.add_argument("--size", type=int, default=1000, help="rows of the coreset")
     args = parser.parse_args()
+    logging.getLogger("vfl_flower").setLevel(logging.ERROR)  # cg is cut short below
     strategies = {
         "regression, fused": CoresetVRLR(size=args.size),
         "regression, paper": CoresetVRLR(size=args.size, protocol="paper"),

@@ -36,7 +36,7 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "l1-ratio": 0.5,
     "fit-intercept": True,
     "max-iter": 200,
-    "tol": 1e-8,
+    "tol": 1e-6,
     "batch-size": 32,
     "n-clusters": 10,
     "local-clustering": "lloyd",

@@ -292,7 +292,7 @@ class CoresetVRLR(_CoresetStrategy):
         protocol: str = "fused",
         fit_intercept: bool = True,
         max_iter: int = 200,
-        tol: float = 1e-8,
+        tol: float = 1e-6,
         batch_size: int = 32,
         test_fraction: float = 0.0,
         evaluate: str = "coreset",

@@ -1,0 +1,30 @@
+"""Fixtures that every folder of tests may use."""
+
+import numpy as np
+import pytest
+from faults import Clock
+
+from vfl_flower import Party
+from vfl_flower.strategies import exchange, parties
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """Return the clock by which the server now waits: no test waits for real."""
+    clock = Clock()
+    monkeypatch.setattr(exchange, "time", clock)
+    monkeypatch.setattr(parties, "time", clock)
+    return clock
+
+
+@pytest.fixture(scope="session")
+def three() -> list[Party]:
+    """Return three small parties, the last with labels."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(24, 6))
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
+    names = "airline", "weather", "registry"
+    return [
+        Party(X[:, 2 * j : 2 * j + 2], name=name, y=y if j == 2 else None)
+        for j, name in enumerate(names)
+    ]

@@ -1,0 +1,248 @@
+"""A grid that loses, repeats, delays, reorders or damages chosen messages."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flwr.app import Array, Error, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+
+from vfl_flower import Party
+from vfl_flower.simulations import InProcessGrid
+
+UNAVAILABLE, RAISED = 5, 2
+"""Flower's error codes: the node is not there; the app raised an exception."""
+
+KINDS = (
+    "lose request",  # the party never sees it
+    "lose reply",  # the party has answered
+    "unavailable",  # Flower's code 5 in the place of the party
+    "raise",  # Flower's code 2 in the place of the party
+    "duplicate",  # the party is asked twice, the reply comes four times
+    "reorder",  # last party first, one a pull, among replies of earlier rounds
+    "delay",  # the reply comes after `seconds`
+    "overtaken",  # the request comes to the party after that of a later round
+    "damage request array",
+    "damage request setting",
+    "damage reply array",
+    "damage reply setting",
+)
+
+
+EARLIER = 8
+"""How many of the last replies come again where replies are reordered."""
+
+
+class Time(Protocol):
+    """What the grid and the exchange loop need of a clock."""
+
+    def monotonic(self) -> float:
+        """Return the seconds now."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+
+class Clock:
+    """A clock that only sleeping moves: minutes of waiting pass at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the seconds slept so far."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; as on a real clock, never none at all."""
+        self.now += seconds + 1e-6
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Which messages fail, and how.
+
+    Attributes
+    ----------
+    kind : str
+        One of :data:`KINDS`.
+    action : str or None
+        Only messages of this step; None: all.
+    party : int or None
+        Only messages to the party of this index; None: all.
+    nth : int or None
+        Only the message of this number, from 0, to the party in the step, those that
+        are sent again counted; None: always.
+    seconds : float
+        How long ``"delay"`` holds a reply.
+    """
+
+    kind: str
+    action: str | None = None
+    party: int | None = None
+    nth: int | None = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the kind."""
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind}")
+
+    def hits(self, action: str, party: int, nth: int) -> bool:
+        """Return whether a message fails."""
+        return (
+            self.action in (None, action)
+            and self.party in (None, party)
+            and self.nth in (None, nth)
+        )
+
+
+class FaultyGrid(InProcessGrid):
+    """An in-process grid that makes chosen messages fail.
+
+    Parameters
+    ----------
+    parties : sequence of Party
+        As for :class:`InProcessGrid`.
+    faults : sequence of Fault
+        What fails.
+    clock : Time
+        By which replies are delayed.
+
+    Attributes
+    ----------
+    struck : int
+        Messages that failed.
+    twins : list of (Message, Message)
+        Both replies to each request that was delivered twice.
+    """
+
+    def __init__(
+        self, parties: Sequence[Party], faults: Sequence[Fault], clock: Time = time
+    ) -> None:
+        super().__init__(parties)
+        self._faults, self._clock = faults, clock
+        self._seen: Counter[tuple[str, int]] = Counter()
+        self._delayed: list[tuple[float, Message]] = []
+        self._overtaken: list[Message] = []
+        self._reordered: set[str] = set()
+        self._delivered: list[Message] = []
+        self._unasked: list[Message] = []
+        self.struck = 0
+        self.twins: list[tuple[Message, Message]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Let the parties answer, except where a fault keeps them from it."""
+        messages = list(messages)
+        numbers = [self._deliver(message) for message in messages]
+        actions = {message.metadata.message_type for message in messages}
+        for late in self._overtaken[:]:
+            if late.metadata.message_type not in actions:
+                self._overtaken.remove(late)
+                self._unasked.append(self._replies.pop(self._push(late)))
+        return numbers
+
+    def _deliver(self, message: Message) -> str:
+        action = message.metadata.message_type.partition(".")[2]
+        party = message.metadata.dst_node_id - 1000
+        nth = self._seen[action, party]
+        self._seen[action, party] += 1
+        struck = [f for f in self._faults if f.hits(action, party, nth)]
+        if not struck:
+            return self._push(message)
+        self.struck += 1
+        (fault,) = struck
+        match fault.kind.split():
+            case ["lose", "request"]:
+                return self._lose(message)
+            case ["overtaken"]:
+                self._overtaken.append(_copy(message))
+                return self._lose(message)
+            case ["unavailable"]:
+                number = self._lose(message)
+                self._fail(message, UNAVAILABLE)
+                return number
+            case ["damage", "request", what]:
+                message = _copy(message)
+                damage(message.content, what)
+        number = self._push(message)
+        match fault.kind.split():
+            case ["lose", "reply"]:
+                del self._replies[number]
+            case ["raise"]:
+                self._fail(message, RAISED)
+            case ["damage", "reply", what]:
+                reply = self._replies[number]
+                if reply.has_content():
+                    damage(reply.content, what)
+            case ["delay"]:
+                due = self._clock.monotonic() + fault.seconds
+                self._delayed.append((due, self._replies.pop(number)))
+            case ["reorder"]:
+                self._reordered.add(number)
+            case ["duplicate"]:
+                twin = self._replies.pop(self._push(_copy(message)))
+                twin.metadata.__dict__["_reply_to_message_id"] = number
+                self.twins.append((self._replies[number], twin))
+                self._unasked += [twin, self._replies[number], twin]
+        return number
+
+    def _lose(self, message: Message) -> str:
+        self._pushed += 1
+        number = f"message-{self._pushed}"
+        message.metadata.__dict__["_message_id"] = number
+        return number
+
+    def _fail(self, message: Message, code: int) -> None:
+        number = message.metadata.message_id
+        self._replies[number] = Message(Error(code, "as planned"), reply_to=message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that have come, and what nobody asked for."""
+        now = self._clock.monotonic()
+        for due, reply in self._delayed[:]:
+            if due <= now:
+                self._delayed.remove((due, reply))
+                self._replies[reply.metadata.reply_to_message_id] = reply
+        asked = list(message_ids)
+        found = super().pull_messages(asked)
+        if not self._reordered.isdisjoint(asked) and found:
+            *held, last = found
+            for reply in held:
+                self._replies[reply.metadata.reply_to_message_id] = reply
+            found = [*self._delivered, last]
+        unasked, self._unasked = self._unasked, []
+        self._delivered = [*self._delivered, *found][-EARLIER:]
+        return [*found, *unasked]
+
+
+def _copy(message: Message) -> Message:
+    return message_from_proto(message_to_proto(message))
+
+
+def damage(content: RecordDict, what: str) -> None:
+    """Flip one bit of the largest array, or change a setting, in place.
+
+    Where a message has no array, or the step no setting, a setting of the step, or of
+    the frame, is changed.
+    """
+    arrays: Any = content["arrays"]
+    if what == "array" and arrays:
+        name = max(arrays, key=lambda name: len(arrays[name].data))
+        array = arrays[name]
+        data = bytearray(array.data)
+        data[-1] ^= 1
+        arrays[name] = Array(array.dtype, array.shape, array.stype, bytes(data))
+        return
+    settings: Any = content["settings"] or content["frame"]
+    name, value = next(iter(settings.items()))
+    if isinstance(value, bool):
+        settings[name] = not value
+    elif isinstance(value, str | bytes):
+        settings[name] = value + value[:1] if value else type(value)(3)
+    else:
+        settings[name] = value + 1

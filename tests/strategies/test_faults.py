@@ -1,0 +1,215 @@
+"""Whatever happens to a message: the unchanged result, or who failed where."""
+
+import time
+from functools import cache
+
+import numpy as np
+import pytest
+from faults import KINDS, Clock, Fault, FaultyGrid
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.messages import unpack
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy
+
+TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
+BAD = 1  # the party that fails: the label holder, whose messages carry most
+
+_regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
+_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2}
+_clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
+VARIANTS: dict[str, ProtocolStrategy] = {
+    "fused": CoresetVRLR(**_regression, evaluate="full"),
+    "paper": CoresetVRLR(**_regression, protocol="paper"),
+    "uniform": CoresetVRLR(**_regression, sampling="uniform"),
+    "full": CoresetVRLR(**_regression, sampling="full"),
+    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2),
+    "proximal": CoresetVRLR(**_regression, **_lasso),
+    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1),
+    "k-means": CoresetVKMC(**_clusters, test_fraction=0.25, evaluate="full"),
+    "k-means paper": CoresetVKMC(**_clusters, protocol="paper"),
+    "k-means full": CoresetVKMC(**_clusters, sampling="full"),
+    "distdim": CoresetVKMC(**_clusters, solver="distdim"),
+    "distdim full": CoresetVKMC(**_clusters, solver="distdim", sampling="full"),
+}
+
+
+@cache
+def parties(count: int = 2) -> list[Party]:
+    """Return parties with as few rows as the solvers can do with."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(24, 6))
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
+    names = ["airline", "weather", "registry"][:count]
+    blocks = zip(names, np.split(X, count, axis=1), strict=True)
+    return [
+        Party(block, y if name == names[-1] else None, name=name)
+        for name, block in blocks
+    ]
+
+
+@cache
+def faultless(variant: str, count: int = 2) -> ProtocolResult:
+    """Return the result that no fault may change."""
+    return simulate(VARIANTS[variant], parties(count))
+
+
+# No list of steps that one could forget to add to. The greeting is the same message in
+# all variants: it fails in one, and in `test_once_in_every_step_at_every_party`.
+STEPS = [
+    (variant, action)
+    for variant in VARIANTS
+    for action in faultless(variant).ledger.waits
+    if action != "hello" or variant == "fused"
+]
+REPEATED = [(v, a) for v, a in STEPS if len(faultless(v).ledger.waits[a]) > 1]
+
+HARMLESS = ("duplicate", "reorder", "delay")
+"""Kinds that the result survives also where they happen each time."""
+FATAL = ("raise",)
+"""Kinds that end the run at the first time."""
+
+
+def run(
+    variant: str, fault: Fault, clock: Clock, count: int = 2
+) -> tuple[FaultyGrid, ProtocolResult]:
+    """Run a variant with one fault."""
+    grid = FaultyGrid(parties(count), [fault], clock)
+    return grid, VARIANTS[variant].start(grid, timeout=TIMEOUT)
+
+
+def assert_unchanged(variant: str, result: ProtocolResult, count: int = 2) -> None:
+    """Raise unless the result has the bits, and the round trips, of the faultless."""
+    clean = faultless(variant, count)
+    assert result.arrays.object_id == clean.arrays.object_id
+    assert result.metrics == clean.metrics
+    trips = {action: len(waits) for action, waits in clean.ledger.waits.items()}
+    assert {a: len(waits) for a, waits in result.ledger.waits.items()} == trips
+
+
+def assert_failed(variant: str, fault: Fault, clock: Clock) -> PartyFailed:
+    """Run, and raise unless it says who failed and where, in time."""
+    with pytest.raises(PartyFailed) as caught:
+        run(variant, fault, clock)
+    # Before its first reply the server knows a party by Flower's number only.
+    name = "node 1001" if fault.action == "hello" else parties()[BAD].name
+    assert (caught.value.party, caught.value.action) == (name, fault.action)
+    assert str(caught.value).startswith(f"party {name!r} failed in {fault.action!r}: ")
+    assert clock.now <= TIMEOUT + 0.1
+    return caught.value
+
+
+def test_every_step_of_the_clients_is_run():
+    from vfl_flower.clients.base import STEPS as registered
+
+    assert {action for _, action in STEPS} >= {"hello", *registered}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("variant", "action"), STEPS)
+def test_once(variant, action, kind, clock):
+    fault = Fault(kind, action, BAD, nth=0, seconds=TIMEOUT / 4)
+    if kind in FATAL:
+        assert_failed(variant, fault, clock)
+        return
+    grid, result = run(variant, fault, clock)
+    assert grid.struck == 1
+    assert_unchanged(variant, result)
+    sent = result.ledger.messages - faultless(variant).ledger.messages
+    assert sent == (0 if kind in HARMLESS else 1)
+    for first, second in grid.twins:  # asked twice, a party says the same
+        (values, frame), (again, frame_again) = map(
+            unpack, (first.content, second.content)
+        )
+        np.testing.assert_equal(values, again)
+        assert frame["clipped"] == frame_again["clipped"]
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in FATAL])
+@pytest.mark.parametrize(("variant", "action"), REPEATED)
+def test_once_in_a_later_round(variant, action, kind, clock):
+    fault = Fault(kind, action, BAD, nth=1, seconds=TIMEOUT / 4)
+    grid, result = run(variant, fault, clock)
+    assert grid.struck == 1
+    assert_unchanged(variant, result)
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_always_in_every_step_at_every_party(variant, kind, clock):
+    fault = Fault(kind, nth=None, seconds=TIMEOUT / 4)
+    grid, result = run(variant, fault, clock, count=3)
+    assert grid.struck == result.ledger.messages
+    assert_unchanged(variant, result, count=3)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*FATAL, *HARMLESS)])
+@pytest.mark.parametrize(("variant", "action"), STEPS)
+def test_always(variant, action, kind, clock):
+    fault = Fault(kind, action, BAD, nth=None)
+    reason = assert_failed(variant, fault, clock).reason
+    if kind in ("lose request", "lose reply", "overtaken"):
+        assert reason == "no reply within 10 s"
+        assert clock.now > TIMEOUT
+    elif kind == "unavailable":
+        assert reason == "as planned"
+    else:
+        assert reason == "the message was damaged on its way"
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in FATAL])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_once_in_every_step_at_every_party(variant, kind, clock):
+    fault = Fault(kind, nth=0, seconds=TIMEOUT / 4)
+    grid, result = run(variant, fault, clock, count=3)
+    assert grid.struck == 3 * len(result.ledger.waits)
+    assert_unchanged(variant, result, count=3)
+
+
+@pytest.mark.parametrize(("variant", "action"), STEPS)
+def test_reply_after_the_message_was_sent_again(variant, action, clock):
+    fault = Fault("delay", action, BAD, nth=0, seconds=TIMEOUT * 0.75)
+    _, result = run(variant, fault, clock)
+    assert_unchanged(variant, result)
+    assert clock.now < TIMEOUT * 0.75  # the second message was answered at once
+
+
+@pytest.mark.parametrize(("variant", "action"), STEPS)
+def test_reply_too_late(variant, action, clock):
+    fault = Fault("delay", action, BAD, nth=None, seconds=TIMEOUT + 1)
+    assert assert_failed(variant, fault, clock).reason == "no reply within 10 s"
+
+
+def test_silent_party_ends_the_run_in_time_by_a_real_clock():
+    faults = [Fault("lose reply", "coresets_scores", BAD, nth=None)]
+    grid = FaultyGrid(parties(), faults)
+    start = time.monotonic()
+    with pytest.raises(PartyFailed, match=r"'weather'.*no reply within 0\.5 s"):
+        VARIANTS["fused"].start(grid, timeout=0.5)
+    assert 0.5 < time.monotonic() - start < 1.5
+
+
+def test_all_silent_parties_are_named(clock):
+    faults = [Fault("lose reply", "coresets_scores", party=None, nth=None)]
+    grid = FaultyGrid(parties(3), faults)
+    with pytest.raises(PartyFailed) as caught:
+        VARIANTS["fused"].start(grid, timeout=TIMEOUT)
+    assert caught.value.party == "airline, weather, registry"
+
+
+@pytest.mark.parametrize("ids", [[], None], ids=["none taken", "one not taken"])
+def test_message_that_the_superlink_does_not_take(ids, clock):
+    class Full(InProcessGrid):
+        def push_messages(self, messages):
+            taken = super().push_messages(messages)
+            return taken if "hello" in messages[0].metadata.message_type else refuse()
+
+    def refuse():
+        return [] if ids == [] else ["message-1", None, "message-3"]
+
+    with pytest.raises(PartyFailed, match="the SuperLink did not take") as caught:
+        VARIANTS["fused"].start(Full(parties(3)), timeout=TIMEOUT)
+    names = "airline, weather, registry" if ids == [] else "weather"
+    assert (caught.value.party, caught.value.action) == (names, "coresets_totals")
+    assert clock.now == 0.0

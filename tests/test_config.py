@@ -1,0 +1,274 @@
+"""Run config and node config: read in one place, wrong values said at once."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vfl_flower
+from vfl_flower.config import (
+    RUN_DEFAULTS,
+    PartySource,
+    check_run_config,
+    output_dir,
+    party_source,
+    strategy_arguments,
+)
+from vfl_flower.server_app import make_strategies
+from vfl_flower.strategies import STRATEGIES, CoresetVKMC, CoresetVRLR
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+
+
+def test_defaults_are_those_of_pyproject():
+    declared = PROJECT["tool"]["flwr"]["app"]["config"]
+    assert declared == RUN_DEFAULTS
+    assert list(declared) == list(RUN_DEFAULTS)
+    for key, value in declared.items():
+        assert type(value) is type(RUN_DEFAULTS[key]), key
+
+
+def test_version_is_that_of_pyproject():
+    assert vfl_flower.__version__ == PROJECT["project"]["version"]
+
+
+# -- run config -------------------------------------------------------------------------
+
+
+def test_defaults_fill_in():
+    assert check_run_config({}) == RUN_DEFAULTS
+    assert check_run_config({"size": 7}) == RUN_DEFAULTS | {"size": 7}
+    assert RUN_DEFAULTS["size"] == 200
+
+
+def test_a_whole_number_does_for_a_real_one():
+    assert check_run_config({"alpha": 2})["alpha"] == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("sise", "run config has no key 'sise'; did you mean 'size'?"),
+        ("n_clusters", "run config has no key 'n_clusters'; did you mean 'n-clusters'?"),
+        ("zzzz", "run config has no key 'zzzz'"),
+    ],
+)
+def test_unknown_key(key, sentence):
+    with pytest.raises(ValueError, match="run config has no key") as caught:
+        check_run_config({key: 1})
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("size", "200", "int"),
+        ("size", 2.5, "int"),
+        ("size", True, "int"),
+        ("alpha", "high", "float"),
+        ("alpha", True, "float"),
+        ("compare", 1, "bool"),
+        ("compare", "true", "bool"),
+        ("solver", 3, "str"),
+    ],
+)
+def test_value_of_another_type(key, value, wanted):
+    with pytest.raises(ValueError, match="must be of type") as caught:
+        check_run_config({key: value})
+    assert str(caught.value) == (
+        f"run config {key!r} must be of type {wanted}, got {value!r}"
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_arguments_of_each_strategy(name):
+    config = check_run_config({"strategy": name, "size": 50, "seed": 9})
+    strategy = STRATEGIES[name](**strategy_arguments(config, STRATEGIES[name]))
+    assert (strategy.size, strategy.seed) == (50, 9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "value"),
+    [
+        ("coreset-vrlr", "n-clusters", 3),
+        ("coreset-vrlr", "local-clustering", "seeding"),
+        ("coreset-vkmc", "alpha", 0.5),
+        ("coreset-vkmc", "fit-intercept", False),
+    ],
+)
+def test_key_that_does_not_apply(strategy, key, value):
+    config = check_run_config({"strategy": strategy, key: value})
+    with pytest.raises(ValueError, match="does not apply") as caught:
+        strategy_arguments(config, STRATEGIES[strategy])
+    assert str(caught.value) == (
+        f"run config {key!r} does not apply to strategy {strategy!r}, got {value!r}"
+    )
+
+
+def test_every_key_applies_to_some_strategy():
+    for key, value in RUN_DEFAULTS.items():
+        other = {bool: not value, str: f"{value}x"}.get(type(value), 999)
+        accepted = 0
+        for name, strategy in STRATEGIES.items():
+            config = RUN_DEFAULTS | {key: other}
+            config["strategy"] = name if key != "strategy" else other
+            try:
+                strategy_arguments(config, strategy)
+            except ValueError:
+                continue
+            accepted += 1
+        assert accepted, key
+
+
+def test_strategies_of_a_config():
+    (found,) = make_strategies(check_run_config({"size": 30})).items()
+    assert found[0] == "coreset"
+    assert isinstance(found[1], CoresetVRLR)
+    config = check_run_config({"strategy": "coreset-vkmc", "compare": True})
+    compared = make_strategies(config)
+    assert list(compared) == ["coreset", "uniform", "full"]
+    for name, strategy in compared.items():
+        assert isinstance(strategy, CoresetVKMC)
+        assert strategy.sampling == name
+
+
+@pytest.mark.parametrize(
+    ("run_config", "sentence"),
+    [
+        ({"strategy": "x"}, "strategy must be one of coreset-vrlr, coreset-vkmc, got"),
+        ({"sampling": "x"}, "sampling must be one of coreset, uniform, full, got 'x'"),
+        ({"solver": "x"}, "solver must be one of central, cg, saga, got 'x'"),
+        ({"protocol": "x"}, "protocol must be one of fused, paper, got 'x'"),
+        ({"evaluate": "x"}, "evaluate must be one of coreset, full, got 'x'"),
+        ({"regularizer": "x"}, "regularizer must be one of none, ridge, lasso, elas"),
+        ({"size": 0}, "size must be at least 1, got 0"),
+        ({"size": -1}, "size must be at least 1, got -1"),
+        ({"max-iter": 0}, "max_iter must be at least 1, got 0"),
+        ({"batch-size": 0}, "batch_size must be at least 1, got 0"),
+        ({"tol": -1.0}, "tol must be at least 0, got -1.0"),
+        ({"tol": float("nan")}, "tol must be at least 0, got nan"),
+        ({"alpha": -1.0, "regularizer": "ridge"}, "alpha must be at least 0, got -1.0"),
+        ({"alpha": 1.0}, "alpha must be 0 without a regularizer, got 1.0"),
+        ({"regularizer": "ridge"}, "alpha must be above 0 for ridge, got 0.0"),
+        ({"l1-ratio": 1.5}, r"l1_ratio must be in \[0, 1\], got 1.5"),
+        ({"test-fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
+        ({"n-parties": -1}, "n_parties must be at least 0, got -1"),
+        ({"seed": -1}, r"seed must be between 0 and 2\^63 - 1, got -1"),
+        (
+            {"strategy": "coreset-vkmc", "n-clusters": 0},
+            "n_clusters must be at least 1, got 0",
+        ),
+        (
+            {"strategy": "coreset-vkmc", "n-clusters": 300},
+            "n_clusters must be at most size, got 300 for 200 rows",
+        ),
+        (
+            {"strategy": "coreset-vkmc", "local-clustering": "x"},
+            "local_clustering must be one of lloyd, seeding, got 'x'",
+        ),
+        (
+            {"strategy": "coreset-vkmc", "approximation": 0.5},
+            "approximation must be at least 1, got 0.5",
+        ),
+        (
+            {"strategy": "coreset-vkmc", "n-init": 0},
+            "n_init must be at least 1, got 0",
+        ),
+        (
+            {"strategy": "coreset-vkmc", "solver": "cg"},
+            "solver must be one of central, distdim, got 'cg'",
+        ),
+    ],
+)
+def test_wrong_value_of_a_strategy(run_config, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        make_strategies(check_run_config(run_config))
+
+
+# -- where results go -------------------------------------------------------------------
+
+
+def test_output_dir(tmp_path, monkeypatch):
+    assert output_dir({"output-dir": str(tmp_path)}) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert output_dir({"output-dir": "~/runs"}) == tmp_path / "runs"
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    default = output_dir({"output-dir": ""})
+    assert default.is_absolute()
+    assert default.parts[-2:] == ("vfl_flower", "runs")
+
+
+def test_output_dir_that_is_relative():
+    with pytest.raises(ValueError, match="output-dir must be absolute, got 'runs'"):
+        output_dir({"output-dir": "runs"})
+
+
+# -- where a party's data come from -----------------------------------------------------
+
+SIMULATED = {"partition-id": 1, "num-partitions": 3}
+
+
+def test_simulated_node_takes_the_data_of_the_run():
+    run = RUN_DEFAULTS | {"label-column": "y", "standardize": True, "impute": "none"}
+    assert party_source(SIMULATED, run) == PartySource(
+        data="diabetes",
+        index=1,
+        count=3,
+        label_column="y",
+        standardize=True,
+        impute="none",
+    )
+    assert party_source(SIMULATED, {}).data == "diabetes"
+
+
+def test_node_with_data_decides_for_itself():
+    node = {
+        "data": "/data/a.parquet",
+        "party-name": "airline",
+        "id-column": "flight",
+        "columns": "dep, arr ,carrier",
+        "one-hot": False,
+        "impute": "median",
+    }
+    run = RUN_DEFAULTS | {
+        "label-column": "delay",
+        "standardize": True,
+        "columns": "x",
+        "id-column": "id",
+    }
+    assert party_source(node, run) == PartySource(
+        data="/data/a.parquet",
+        name="airline",
+        id_column="flight",
+        columns=("dep", "arr", "carrier"),
+        one_hot=False,
+        impute="median",
+    )
+
+
+def test_name_belongs_to_the_node():
+    assert party_source(SIMULATED | {"party-name": "x"}, RUN_DEFAULTS).name == "x"
+    assert party_source({}, RUN_DEFAULTS).name is None
+    assert party_source({}, RUN_DEFAULTS).index is None
+
+
+def test_a_name_of_digits_is_text():
+    node = {"data": "/a.csv", "party-name": 7, "id-column": 1, "columns": 3}
+    source = party_source(node, {})
+    assert (source.name, source.id_column, source.columns) == ("7", "1", ("3",))
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        ({"partition-id": -1}, "partition-id must be a whole number from 0, got -1"),
+        ({"partition-id": 1.0}, "partition-id must be a whole number from 0, got 1.0"),
+        ({"partition-id": True}, "partition-id must be a whole number from 0, got Tr"),
+        ({"num-partitions": "3"}, "num-partitions must be a whole number from 0, got"),
+        ({"data": "a", "standardize": 1}, "standardize must be true or false, got 1"),
+        ({"data": "a", "one-hot": "no"}, "one-hot must be true or false, got 'no'"),
+    ],
+)
+def test_wrong_value_of_a_node(node, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        party_source(node, RUN_DEFAULTS)

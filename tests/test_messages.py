@@ -1,0 +1,185 @@
+"""What goes into a message comes out of it, or the damage is noticed."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array as FlowerArray
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from vfl_flower.messages import CorruptMessage, n_bytes, n_units, pack, unpack
+
+
+def travel(content: RecordDict) -> RecordDict:
+    """Return what arrives at the other end."""
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+ARRAYS = st.one_of(
+    arrays(dtype, st.sampled_from([(), (0,), (3,), (2, 0), (2, 3)]))
+    for dtype in (np.float64, np.float32, np.uint8, np.uint32, np.int64, np.bool_)
+)
+SETTINGS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+)
+
+
+@given(
+    values=st.dictionaries(st.text(min_size=1, max_size=3), ARRAYS | SETTINGS),
+    frame=st.dictionaries(st.text(min_size=1, max_size=3), SETTINGS),
+)
+def test_round_trip(values, frame):
+    found, found_frame = unpack(travel(pack(values, frame)))
+    assert set(found) == set(values)
+    for name, value in values.items():
+        np.testing.assert_equal(found[name], value)
+        if isinstance(value, np.ndarray):
+            assert found[name].dtype == value.dtype
+        else:
+            assert type(found[name]) is type(value)
+    assert len(found_frame.pop("digest")) == 32
+    np.testing.assert_equal(found_frame, frame)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4).T,
+        np.arange(12.0)[::-2],
+        np.asfortranarray(np.eye(3)),
+        np.array(2.5),
+        np.broadcast_to(1.0, (3, 2)),
+    ],
+    ids=["transposed", "stepped", "Fortran order", "0-d", "broadcast"],
+)
+def test_any_memory_layout(array):
+    found = unpack(travel(pack({"x": array})))[0]["x"]
+    np.testing.assert_array_equal(found, array)
+    assert found.shape == array.shape
+
+
+def test_numbers_of_numpy_come_back_as_those_of_python():
+    values = {"f": np.float64(0.1), "i": np.int32(3), "b": np.bool_(True)}
+    found = unpack(travel(pack(values)))[0]
+    assert found == {"f": 0.1, "i": 3, "b": True}
+    assert [type(v) for v in found.values()] == [float, int, bool]
+
+
+def values_of(content: RecordDict) -> Any:
+    return content
+
+
+def flip_bit(content):
+    array = values_of(content)["arrays"]["x"]
+    data = bytes([*array.data[:-1], array.data[-1] ^ 1])
+    content["arrays"]["x"] = FlowerArray(array.dtype, array.shape, array.stype, data)
+
+
+def rename(content):
+    content["arrays"]["z"] = content["arrays"].pop("x")
+
+
+def swap(content):
+    record = content["arrays"]
+    record["x"], record["y"] = record["y"], record["x"]
+
+
+def lose_array(content):
+    del content["arrays"]["x"]
+
+
+def change_setting(content):
+    content["settings"]["size"] += 1
+
+
+def change_type(content):
+    content["settings"]["size"] = float(content["settings"]["size"])
+
+
+def change_frame(content):
+    content["frame"]["round"] += 1
+
+
+def change_digest(content):
+    content["frame"]["digest"] = hashlib.sha256(b"").digest()
+
+
+def add_setting(content):
+    content["settings"]["more"] = True
+
+
+DAMAGES = [
+    *(flip_bit, rename, swap, lose_array, change_setting, change_type),
+    *(change_frame, change_digest, add_setting),
+]
+
+
+def message() -> RecordDict:
+    return pack({"x": np.arange(3.0), "y": np.ones(3), "size": 5}, {"round": 1})
+
+
+@pytest.mark.parametrize("harm", DAMAGES, ids=lambda harm: harm.__name__)
+def test_damage_is_noticed(harm):
+    content = travel(message())
+    harm(content)
+    with pytest.raises(CorruptMessage, match="the message was damaged on its way"):
+        unpack(content)
+
+
+@pytest.mark.parametrize("record", ["arrays", "settings", "frame"])
+def test_a_lost_record_is_noticed(record):
+    content = travel(message())
+    del content[record]
+    with pytest.raises(CorruptMessage, match=f"the message lacks '{record}'"):
+        unpack(content)
+
+
+def test_a_lost_digest_is_noticed():
+    content = travel(message())
+    del values_of(content)["frame"]["digest"]
+    with pytest.raises(CorruptMessage, match="the message lacks 'digest'"):
+        unpack(content)
+
+
+def test_order_of_names_does_not_matter():
+    one = pack({"a": 1, "b": 2.0, "x": np.ones(1), "y": np.zeros(1)}, {"r": 1, "s": 2})
+    two = pack({"y": np.zeros(1), "x": np.ones(1), "b": 2.0, "a": 1}, {"s": 2, "r": 1})
+    assert unpack(one)[1]["digest"] == unpack(two)[1]["digest"]
+
+
+def test_a_name_with_the_digits_of_a_length_is_another_name():
+    one = pack({"x": np.zeros(16)})
+    two = pack({"x1": np.zeros(16)})
+    assert unpack(one)[1]["digest"] != unpack(two)[1]["digest"]
+
+
+def test_units_are_the_numbers_in_arrays():
+    content = pack(
+        {"x": np.ones((3, 4)), "y": np.ones(0), "z": np.array(1.0), "size": 7},
+        {"round": 3},
+    )
+    assert n_units(content) == 12 + 0 + 1
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_bytes_of_one_number(n):
+    content = pack({"x": np.random.default_rng(0).normal(size=n)}, {"round": 3})
+    assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
+    assert 8 <= n_bytes(content) / n_units(content) <= 8.8
+
+
+def test_what_no_message_can_carry():
+    with pytest.raises(TypeError):
+        pack({"x": {"a": 1}})
+    with pytest.raises((TypeError, ValueError)):
+        ConfigRecord({"x": 2**64})
+        travel(pack({"x": 2**64}))
