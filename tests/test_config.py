@@ -49,7 +49,10 @@ def test_a_whole_number_does_for_a_real_one():
     ("key", "sentence"),
     [
         ("sise", "run config has no key 'sise'; did you mean 'size'?"),
-        ("n_clusters", "run config has no key 'n_clusters'; did you mean 'n-clusters'?"),
+        (
+            "n_clusters",
+            "run config has no key 'n_clusters'; did you mean 'n-clusters'?",
+        ),
         ("zzzz", "run config has no key 'zzzz'"),
     ],
 )

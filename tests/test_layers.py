@@ -120,7 +120,9 @@ def test_numerics_opens_no_file_and_has_no_global_generator():
     for path in files_of("numerics"):
         assert not imports_of(path) & {"os", "pathlib.Path", "tempfile", "io", "random"}
         source = path.read_text(encoding="utf-8")
-        assert not re.search(r"np\.random\.(?!Generator|SeedSequence|default_rng)", source)
+        assert not re.search(
+            r"np\.random\.(?!Generator|SeedSequence|default_rng)", source
+        )
         # A generator is made of a seed that is an argument, never of nothing.
         assert "default_rng()" not in source
 

@@ -156,12 +156,6 @@ def test_order_of_names_does_not_matter():
     assert unpack(one)[1]["digest"] == unpack(two)[1]["digest"]
 
 
-def test_a_name_with_the_digits_of_a_length_is_another_name():
-    one = pack({"x": np.zeros(16)})
-    two = pack({"x1": np.zeros(16)})
-    assert unpack(one)[1]["digest"] != unpack(two)[1]["digest"]
-
-
 def test_units_are_the_numbers_in_arrays():
     content = pack(
         {"x": np.ones((3, 4)), "y": np.ones(0), "z": np.array(1.0), "size": 7},

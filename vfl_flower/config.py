@@ -31,6 +31,7 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "solver": "central",
     "test-fraction": 0.2,
     "evaluate": "coreset",
+    "check-size": 0,
     "regularizer": "none",
     "alpha": 0.0,
     "l1-ratio": 0.5,

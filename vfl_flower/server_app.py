@@ -13,7 +13,7 @@ from vfl_flower.config import check_run_config, output_dir, strategy_arguments
 from vfl_flower.report import write_report
 from vfl_flower.strategies import STRATEGIES
 from vfl_flower.strategies.base import ProtocolStrategy
-from vfl_flower.strategies.coresets import SAMPLINGS
+from vfl_flower.strategies.sampling import SAMPLINGS
 
 log = logging.getLogger("vfl_flower")
 
@@ -55,4 +55,11 @@ def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
     if not config["compare"]:
         return {config["sampling"]: strategy(**arguments)}
     samplings = dict.fromkeys([config["sampling"], *SAMPLINGS])
-    return {name: strategy(**arguments | {"sampling": name}) for name in samplings}
+    return {
+        name: strategy(
+            **arguments
+            | {"sampling": name}
+            | ({} if name == "coreset" else {"check_size": 0})
+        )
+        for name in samplings
+    }

@@ -198,18 +198,24 @@ def test_all_silent_parties_are_named(clock):
     assert caught.value.party == "airline, weather, registry"
 
 
-@pytest.mark.parametrize("ids", [[], None], ids=["none taken", "one not taken"])
-def test_message_that_the_superlink_does_not_take(ids, clock):
+@pytest.mark.parametrize(
+    ("taken", "refused"),
+    [
+        ([], "airline, weather, registry"),
+        ([0, None, 2], "weather"),  # a SuperLink's grid
+        ([0, 2], "weather"),  # the simulation's grid
+    ],
+    ids=["none", "a None for it", "left out"],
+)
+def test_message_that_the_superlink_does_not_take(taken, refused, clock):
     class Full(InProcessGrid):
         def push_messages(self, messages):
-            taken = super().push_messages(messages)
-            return taken if "hello" in messages[0].metadata.message_type else refuse()
-
-    def refuse():
-        return [] if ids == [] else ["message-1", None, "message-3"]
+            numbers = super().push_messages(messages)
+            if messages[0].metadata.message_type == "train.hello":
+                return numbers
+            return [None if place is None else numbers[place] for place in taken]
 
     with pytest.raises(PartyFailed, match="the SuperLink did not take") as caught:
         VARIANTS["fused"].start(Full(parties(3)), timeout=TIMEOUT)
-    names = "airline, weather, registry" if ids == [] else "weather"
-    assert (caught.value.party, caught.value.action) == (names, "coresets_totals")
+    assert (caught.value.party, caught.value.action) == (refused, "coresets_totals")
     assert clock.now == 0.0

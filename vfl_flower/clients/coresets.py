@@ -115,13 +115,15 @@ def _draw(party: Party, g: Array, size: int) -> Array:
 def scores(party: Party, rows: Array, pool: bool) -> Values:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
     reply: Values = {"scores": _scores(party, _blocks(party, rows))}
-    return {**reply, **_pooled(party, rows)} if pool else reply
+    labels = party.state["task"] == "regression"
+    return {**reply, **_pooled(party, rows, labels)} if pool else reply
 
 
 @step("coresets_rows")
 def pooled_rows(
     party: Party,
     test_fraction: float,
+    labels: bool,
     rows: Array | None = None,
     start: int = 0,
     stop: int = 0,
@@ -130,13 +132,15 @@ def pooled_rows(
     if rows is None:
         train = _training_rows(party, test_fraction)
         rows = np.arange(start, stop) if train is None else train[start:stop]
-    return _pooled(party, rows)
+    return _pooled(party, rows, labels)
 
 
-def _pooled(party: Party, rows: Array) -> Values:
-    """Return rows of X, and at the label holder of y."""
+def _pooled(party: Party, rows: Array, labels: bool) -> Values:
+    """Return rows of X, and at the label holder of y where `labels` are needed."""
     X = np.asarray(party.X[rows], dtype=np.float64)
-    return {"X": X} if party.y is None else {"X": X, "y": party.y[rows].astype(float)}
+    if party.y is None or not labels:
+        return {"X": X}
+    return {"X": X, "y": np.asarray(party.y[rows], dtype=np.float64)}
 
 
 @step("coresets_distdim")

@@ -130,7 +130,7 @@ def start(
         F = whiten(gram, np.zeros(d))
         party.state |= {"F": F, "R": F.T @ gram, "x": np.zeros(d), "v": np.zeros(d)}
     else:
-        D = np.sqrt(np.diag(gram))
+        D = np.sqrt(np.diag(gram) + block.l2)
         D[D == 0] = 1.0
         norms = [((rows / D) ** 2).sum(axis=1) for _, rows in block]
         reply["norms"] = np.concatenate(norms) + (block.l2 / D**2).max() / m

@@ -49,7 +49,8 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.report import markdown_table, write_text
 from vfl_flower.simulations.flights import ID, LABEL, make_party_files
 from vfl_flower.simulations.in_process import simulate
-from vfl_flower.strategies.coresets import SAMPLINGS, CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.sampling import SAMPLINGS
 from vfl_flower.typing import Array
 
 TASKS = ("regression", "k-means")

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,18 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.models import KMeansModel, LinearModel
 from vfl_flower.numerics.coresets import (
-    allocate,
-    coreset_weights,
+    importance_estimate,
     sigma_min,
     tau,
-    uniform,
 )
-from vfl_flower.numerics.kmeans import distdim, weighted_kmeans
+from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import (
     REGULARIZERS,
     Penalty,
     mean_squared_error,
     solve_pooled,
 )
-from vfl_flower.numerics.split import split_rows
 from vfl_flower.strategies.base import (
-    ProtocolStrategy,
     Run,
     check_at_least,
     check_choice,
@@ -37,166 +32,16 @@ from vfl_flower.strategies.base import (
 from vfl_flower.strategies.exchange import FederationError
 from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
 from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.sampling import MESSAGE_NUMBERS, CoresetStrategy
 from vfl_flower.typing import Array
 
-SAMPLINGS = ("coreset", "uniform", "full")
-PROTOCOLS = ("fused", "paper")
-EVALUATIONS = ("coreset", "full")
 
-# Numbers a party puts into one message when whole data go over, and when all rows are
-# evaluated: 32 MB of float64.
-_MESSAGE_NUMBERS = 2**22
+def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
+    mean, error = importance_estimate(losses, weights, n)
+    return {name: mean, f"{name}_error": error}
 
 
-@dataclass(frozen=True)
-class Coreset:
-    """Rows, their weights, and their values where they were pooled.
-
-    Attributes
-    ----------
-    rows : Array or None, shape (m,)
-        S, with repeats; None: all training rows.
-    weights : Array, shape (m,)
-        w.
-    X : list of Array or None, shape (m, d_j)
-        The rows at each party, where the solver pools them.
-    y : Array or None, shape (m,)
-        Their labels.
-    """
-
-    rows: Array | None
-    weights: Array
-    X: list[Array] | None = None
-    y: Array | None = None
-
-
-class _CoresetStrategy(ProtocolStrategy):
-    """What regression and k-means have in common: Algorithm 1 and the baselines."""
-
-    def __init__(
-        self,
-        *,
-        size: int,
-        sampling: str,
-        protocol: str,
-        test_fraction: float,
-        evaluate: str,
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        check_at_least("size", size, 1)
-        check_choice("sampling", sampling, SAMPLINGS)
-        check_choice("protocol", protocol, PROTOCOLS)
-        check_choice("evaluate", evaluate, EVALUATIONS)
-        if not 0 <= test_fraction < 1:
-            raise ValueError(f"test_fraction must be in [0, 1), got {test_fraction}")
-        self.size, self.sampling, self.rounds = size, sampling, protocol
-        self.test_fraction, self.evaluate = test_fraction, evaluate
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name."""
-        return super().settings() | {"protocol": self.rounds}
-
-    def _draw(
-        self,
-        parties: Parties,
-        run: Run,
-        bound: float,
-        pool: bool,
-        request: dict[str, Any],
-    ) -> Coreset:
-        """Return a coreset (Algorithm 1), a uniform sample, or all rows.
-
-        Parameters
-        ----------
-        parties, run : Parties, Run
-            As given to the protocol.
-        bound : float
-            Largest score of a row at one party.
-        pool : bool
-            Whether the values of the rows come to the server.
-        request : dict
-            What ``coresets_totals`` takes to compute the scores.
-        """
-        n = self._n_train(parties, run)
-        if self.sampling == "full":
-            return self._all_rows(parties, n, pool)
-        if self.sampling == "uniform":
-            rows, weights = uniform(n, self.size, run.rng("uniform"))
-            train = split_rows(parties.n_rows, self.test_fraction, run.seed)[0]
-            rows = (rows if train is None else train[rows]).astype(np.uint32)
-            if not pool:
-                return Coreset(rows, weights)
-            replies = parties.ask(
-                "coresets_rows", test_fraction=self.test_fraction, rows=rows
-            )
-            return Coreset(rows, weights, replies.each("X"), _labels(replies))
-        fused = self.rounds == "fused"
-        # Round 1, lines 2-4.
-        replies = parties.ask(
-            "coresets_totals",
-            size=self.size if fused else 0,
-            test_fraction=self.test_fraction,
-            **request,
-        )
-        G = np.concatenate(replies.each("total"))
-        a = allocate(G, self.size, run.rng("allocate"))
-        # Round 2, lines 5-6; fused: each party drew `size` rows with its total.
-        if not fused:
-            counts = [{"count": a[j : j + 1]} for j in range(len(parties))]
-            replies = parties.ask_each("coresets_draw", counts)
-        S = np.concatenate(
-            [rows[: a[j]] for j, rows in enumerate(replies.each("rows"))]
-        )
-        # Round 3, lines 7-8.
-        pool_now = pool and fused
-        replies = parties.ask(
-            "coresets_scores", sums={"scores": bound}, rows=S, pool=pool_now
-        )
-        w = coreset_weights(float(G.sum()), replies.sums["scores"])
-        if not pool:
-            return Coreset(S, w)
-        if not pool_now:
-            replies = parties.ask(
-                "coresets_rows", test_fraction=self.test_fraction, rows=S
-            )
-        return Coreset(S, w, replies.each("X"), _labels(replies))
-
-    def _all_rows(self, parties: Parties, n: int, pool: bool) -> Coreset:
-        if not pool:
-            return Coreset(None, np.ones(n))
-        block = max(1, _MESSAGE_NUMBERS // max(p.n_columns for p in parties))
-        parts = [
-            parties.ask(
-                "coresets_rows",
-                test_fraction=self.test_fraction,
-                start=start,
-                stop=min(start + block, n),
-            )
-            for start in range(0, n, block)
-        ]
-        X = [np.concatenate([p[j]["X"] for p in parts]) for j in range(len(parties))]
-        y = [labels for p in parts if (labels := _labels(p)) is not None]
-        return Coreset(None, np.ones(n), X, np.concatenate(y) if y else None)
-
-    def _n_train(self, parties: Parties, run: Run) -> int:
-        n = parties.n_rows - self._n_test(parties)
-        if self.sampling == "uniform" and self.size > n:
-            raise FederationError(
-                f"size must be at most the number of training rows for uniform "
-                f"sampling, got {self.size} for {n} rows"
-            )
-        return n
-
-    def _n_test(self, parties: Parties) -> int:
-        return round(self.test_fraction * parties.n_rows)
-
-
-def _labels(replies: Any) -> Array | None:
-    return next((reply["y"] for reply in replies if "y" in reply), None)
-
-
-class CoresetVRLR(_CoresetStrategy):
+class CoresetVRLR(CoresetStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
     Algorithms 1 and 2 of [1]: row i is drawn with probability proportional to the sum
@@ -249,6 +94,9 @@ class CoresetVRLR(_CoresetStrategy):
     evaluate : {"coreset", "full"}
         Report the training loss on the coreset, which costs nothing, or also on all
         training rows, by secure sums.
+    check_size : int
+        With ``central``: so many rows more, drawn apart in the same messages, estimate
+        the loss on all training rows: ``check_loss`` and its standard error.
     masking, n_parties, seed
         See :class:`~vfl_flower.strategies.base.ProtocolStrategy`.
 
@@ -279,6 +127,7 @@ class CoresetVRLR(_CoresetStrategy):
     """
 
     model_class = LinearModel
+    labelled = True
     evaluation_actions = ("linear_residuals",)
 
     def __init__(
@@ -296,6 +145,7 @@ class CoresetVRLR(_CoresetStrategy):
         batch_size: int = 32,
         test_fraction: float = 0.0,
         evaluate: str = "coreset",
+        check_size: int = 0,
         masking: str = "ring",
         n_parties: int = 0,
         seed: int | None = None,
@@ -303,7 +153,9 @@ class CoresetVRLR(_CoresetStrategy):
         super().__init__(
             size=size,
             sampling=sampling,
+            solver=solver,
             protocol=protocol,
+            check_size=check_size,
             test_fraction=test_fraction,
             evaluate=evaluate,
             masking=masking,
@@ -323,17 +175,17 @@ class CoresetVRLR(_CoresetStrategy):
         if regularizer == "none" and alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {alpha}")
         self.regularizer, self.alpha, self.l1_ratio = regularizer, alpha, l1_ratio
-        self.solver, self.fit_intercept = solver, fit_intercept
+        self.fit_intercept = fit_intercept
         self.max_iter, self.tol, self.batch_size = max_iter, tol, batch_size
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
         widths = [party.n_columns for party in parties]
-        holder, n = parties.label_holder, self._n_train(parties, run)
+        holder, n = parties.label_holder, self.n_train(parties)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
-        coreset = self._draw(
+        coreset = self.draw(
             parties,
             run,
             bound=2.0,
@@ -347,6 +199,10 @@ class CoresetVRLR(_CoresetStrategy):
             theta, intercept = solve_pooled(X, y, w, n, penalty, self.fit_intercept)
             theta_j = np.split(theta, np.cumsum(widths)[:-1])
             scale = float(np.sqrt((w @ y**2) / n))
+            if (check := coreset.check) and check.X is not None:
+                assert check.y is not None
+                losses = (np.hstack(check.X) @ theta + intercept - check.y) ** 2
+                metrics |= _estimate("check_loss", losses, check.weights, n)
             metrics["train_loss"] = mean_squared_error(X @ theta + intercept - y, w, n)
             if self.sampling != "full":
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
@@ -374,7 +230,7 @@ class CoresetVRLR(_CoresetStrategy):
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
-        wanted = [("test_loss", True, self._n_test(parties))]
+        wanted = [("test_loss", True, self.n_test(parties))]
         wanted += [("full_train_loss", False, n)] if self.evaluate == "full" else []
         for name, test, rows in wanted:
             if rows:
@@ -401,7 +257,7 @@ class CoresetVRLR(_CoresetStrategy):
         return blocks
 
 
-class CoresetVKMC(_CoresetStrategy):
+class CoresetVKMC(CoresetStrategy):
     """k-means on a coreset by distributed importance sampling.
 
     Algorithms 1 and 3 of [1]: each party clusters its own columns, and a row's score
@@ -438,9 +294,10 @@ class CoresetVKMC(_CoresetStrategy):
         2 in the published code.
     n_init : int
         Starts of the server's k-means.
-    protocol, test_fraction, evaluate, masking, n_parties, seed
+    protocol, test_fraction, evaluate, check_size, masking, n_parties, seed
         As for :class:`CoresetVRLR`. ``evaluate="full"`` gives ``full_cost``, the cost
-        on all training rows by secure sums of distances.
+        on all training rows by secure sums of distances; ``check_size`` an estimate of
+        it, ``check_cost``.
 
     Notes
     -----
@@ -462,6 +319,7 @@ class CoresetVKMC(_CoresetStrategy):
     """
 
     model_class = KMeansModel
+    labelled = False
     evaluation_actions = ("coresets_distances",)
 
     def __init__(
@@ -476,6 +334,7 @@ class CoresetVKMC(_CoresetStrategy):
         n_init: int = 10,
         test_fraction: float = 0.0,
         evaluate: str = "coreset",
+        check_size: int = 0,
         masking: str = "ring",
         n_parties: int = 0,
         seed: int | None = None,
@@ -483,7 +342,9 @@ class CoresetVKMC(_CoresetStrategy):
         super().__init__(
             size=size,
             sampling=sampling,
+            solver=solver,
             protocol=protocol,
+            check_size=check_size,
             test_fraction=test_fraction,
             evaluate=evaluate,
             masking=masking,
@@ -499,13 +360,13 @@ class CoresetVKMC(_CoresetStrategy):
             raise ValueError(
                 f"n_clusters must be at most size, got {n_clusters} for {size} rows"
             )
-        self.n_clusters, self.solver, self.n_init = n_clusters, solver, n_init
+        self.n_clusters, self.n_init = n_clusters, n_init
         self.local_clustering, self.approximation = local_clustering, approximation
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, cluster it, evaluate."""
         k, widths = self.n_clusters, [party.n_columns for party in parties]
-        n = self._n_train(parties, run)
+        n = self.n_train(parties)
         if k > n:
             raise FederationError(
                 f"n_clusters must be at most the number of training rows, got {k} for "
@@ -513,7 +374,7 @@ class CoresetVKMC(_CoresetStrategy):
             )
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
         pool = self.solver == "central"
-        coreset = self._draw(
+        coreset = self.draw(
             parties,
             run,
             bound=4 * self.approximation,
@@ -530,6 +391,9 @@ class CoresetVKMC(_CoresetStrategy):
         if coreset.X is not None:
             C, cost = weighted_kmeans(np.hstack(coreset.X), k, w, rng, self.n_init)
             metrics["cost"] = cost / n
+            if (check := coreset.check) and check.X is not None:
+                losses = assign(np.hstack(check.X), C)[1]
+                metrics |= _estimate("check_cost", losses, check.weights, n)
             if self.sampling != "full":
                 metrics["tau"] = tau(coreset.X, run.rng("tau"))
         else:
@@ -555,7 +419,7 @@ class CoresetVKMC(_CoresetStrategy):
     def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
         """Return the mean squared distance of all training rows to their centre."""
         spread = sum(float(C.var(axis=0).sum()) for C in C_j)
-        block, total = max(1, _MESSAGE_NUMBERS // self.n_clusters), 0.0
+        block, total = max(1, MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):
             replies = parties.ask_exactly(
                 "coresets_distances",

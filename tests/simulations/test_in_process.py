@@ -1,0 +1,185 @@
+"""The grid in one process does what Flower's do, and shares no memory."""
+
+import copy
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from vfl_flower import Party
+from vfl_flower.clients.base import STEPS, Step
+from vfl_flower.messages import pack, unpack
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
+
+
+@pytest.fixture
+def grid(three) -> InProcessGrid:
+    return InProcessGrid(three)
+
+
+def hello(node: int) -> Message:
+    return Message(pack({}, {"session": 1}), node, "train.hello")
+
+
+# -- the grid ---------------------------------------------------------------------------
+
+
+def test_is_a_grid(grid):
+    assert isinstance(grid, Grid)
+    assert len(grid.get_node_ids()) == 3
+    grid.set_run(None)
+    with pytest.raises(NotImplementedError, match="no record at a SuperLink"):
+        _ = grid.run
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_parties(three, count):
+    with pytest.raises(ValueError, match=f"at least two parties, got {count}"):
+        InProcessGrid(three[:count])
+    with pytest.raises(ValueError, match=f"at least two parties, got {count}"):
+        simulate(CoresetVRLR(size=4), three[:count])
+
+
+def test_a_reply_comes_once_and_only_to_whom_asks(grid):
+    first, second = grid.push_messages([hello(1000), hello(1002)])
+    assert first != second
+    assert grid.pull_messages(["nonsense"]) == []
+    (reply,) = grid.pull_messages([second])
+    assert reply.metadata.reply_to_message_id == second
+    assert reply.metadata.src_node_id == 1002
+    assert unpack(reply.content)[0]["name"] == "registry"
+    assert grid.pull_messages([second]) == []
+    assert len(grid.pull_messages([first, second])) == 1
+
+
+def test_send_and_receive(grid):
+    replies = grid.send_and_receive([hello(1001), hello(1000)])
+    assert [unpack(r.content)[0]["name"] for r in replies] == ["weather", "airline"]
+
+
+def test_create_message(grid):
+    content = pack({}, {"session": 1})
+    message = grid.create_message(content, "train.hello", 1001, "g", ttl=12.0)
+    metadata = message.metadata
+    assert (metadata.dst_node_id, metadata.group_id, metadata.ttl) == (1001, "g", 12.0)
+    (reply,) = grid.send_and_receive([message])
+    assert unpack(reply.content)[0]["name"] == "weather"
+
+
+def test_nothing_passes_by_sharing_memory(grid, monkeypatch):
+    kept = {}
+
+    def keep(party, x):
+        kept["x"] = x
+        kept["reply"] = party.state["x"] = np.ones(3)
+        return {"x": kept["reply"]}
+
+    monkeypatch.setitem(STEPS, "keep", Step("keep", keep, ()))
+    grid = InProcessGrid(list(grid._parties.values()))
+    (key,) = grid.send_and_receive([hello(1000)])
+    frame = {"session": 1, "seed": 0, "masking": "ring", "round": 1, "index": 0}
+    other = unpack(grid.send_and_receive([hello(1001)])[0].content)[0]["public_key"]
+    frame |= {"parties": 2, "peers": unpack(key.content)[0]["public_key"] + other}
+    sent = np.zeros(3)
+    message = Message(pack({"x": sent}, frame), 1000, "train.keep")
+    (reply,) = grid.send_and_receive([message])
+    received = unpack(reply.content)[0]["x"]
+    stored = grid._contexts[1000].state["after.arrays"]["x"].numpy()
+    arrays = [sent, kept["x"], kept["reply"], received, stored]
+    for i, one in enumerate(arrays):
+        assert not any(np.shares_memory(one, other) for other in arrays[i + 1 :])
+
+
+def test_parties_stay_as_they_were(three):
+    before = copy.deepcopy(three)
+    simulate(CoresetVRLR(size=12, solver="cg", test_fraction=0.25), three, seed=0)
+    for party, old in zip(three, before, strict=True):
+        np.testing.assert_array_equal(party.X, old.X)
+        assert (party.index, party.seed, party.n_parties, party.state) == (
+            *(None, 0, 0, {}),
+        )
+
+
+# -- simulate ---------------------------------------------------------------------------
+
+STRATEGIES = [
+    CoresetVRLR(size=12, test_fraction=0.25),
+    CoresetVRLR(size=12, solver="cg"),
+    CoresetVRLR(size=12, solver="saga", max_iter=2, batch_size=4),
+    CoresetVKMC(n_clusters=2, size=12, evaluate="full"),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.solver}")
+def test_a_seed_repeats_the_run(three, strategy):
+    one, two = (simulate(strategy, three, seed=9) for _ in range(2))
+    assert one.arrays.object_id == two.arrays.object_id
+    assert one.metrics == two.metrics
+    assert one.ledger.units == two.ledger.units
+    other = simulate(strategy, three, seed=10)
+    assert other.arrays.object_id != one.arrays.object_id
+
+
+def test_seed_stands_in_for_that_of_the_strategy(three):
+    strategy = CoresetVRLR(size=12, seed=1)
+    assert simulate(strategy, three).seed == 1
+    assert simulate(strategy, three, seed=0).seed == 0
+    assert strategy.seed == 1
+
+
+@pytest.mark.parametrize("kind", ["ring", "plain"])
+def test_masks_do_not_change_the_result(three, kind):
+    settings = {"size": 12, "solver": "cg", "test_fraction": 0.25}
+    ring = simulate(CoresetVRLR(**settings), three, seed=2)
+    other = simulate(CoresetVRLR(**settings, masking=kind), three, seed=2)
+    for name, coefficient in ring.model.arrays().items():
+        np.testing.assert_allclose(
+            other.model.arrays()[name], coefficient, rtol=1e-9, atol=1e-9
+        )
+
+
+def test_two_runs_at_once_do_not_meet(three):
+    grids = [InProcessGrid(three), InProcessGrid(three)]
+    alone = [simulate(CoresetVRLR(size=12), three, seed=seed) for seed in (1, 2)]
+
+    class Inner(CoresetVRLR):
+        def protocol(self, parties, run):
+            self.inner = CoresetVRLR(size=12, seed=2).start(grids[1])
+            return super().protocol(parties, run)
+
+    outer = Inner(size=12, seed=1)
+    result = outer.start(grids[0])
+    assert result.arrays.object_id == alone[0].arrays.object_id
+    assert outer.inner.arrays.object_id == alone[1].arrays.object_id
+
+
+def test_a_grid_serves_one_run_after_the_other(three):
+    grid = InProcessGrid(three)
+    results = [CoresetVRLR(size=12, seed=1).start(grid) for _ in range(2)]
+    assert results[0].arrays.object_id == results[1].arrays.object_id
+    assert results[1].ledger.round_trips == 3
+
+
+def test_ledger_without_extras(three):
+    ledger = simulate(CoresetVRLR(size=12), three, seed=0).ledger
+    assert list(ledger.waits) == ["hello", "coresets_totals", "coresets_scores"]
+    assert ledger.messages == 9
+    # G_j and 12 rows each; the 12 rows to each; scores, 2 columns each and 12 labels.
+    assert ledger.units == 3 * 13 + 3 * 12 + 3 * (12 + 24) + 12
+
+
+def test_data_that_strategies_write_to_would_be_noticed():
+    """Data may be read-only: memory-mapped, or a view of someone's table."""
+    rng = np.random.default_rng(0)
+    parties = [
+        Party(rng.normal(size=(24, 2)), rng.normal(size=24) if j else None)
+        for j in range(2)
+    ]
+    for party in parties:
+        party.X.flags.writeable = False
+        if party.y is not None:
+            party.y.flags.writeable = False
+    for strategy in STRATEGIES:
+        simulate(strategy, parties, seed=0)

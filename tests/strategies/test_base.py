@@ -1,0 +1,258 @@
+"""A protocol goes where a Flower strategy goes, and honours what it takes."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Result, Strategy
+
+from vfl_flower import Ledger, Party
+from vfl_flower.models import LinearModel
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import STRATEGIES, CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy, Run
+from vfl_flower.strategies.parties import Parties
+
+
+class Trivial(ProtocolStrategy):
+    """Record three models, and draw."""
+
+    model_class = LinearModel
+
+    def __init__(self, factor: float = 2.0, **base: Any) -> None:
+        super().__init__(**base)
+        self.factor = factor
+
+    def settings(self) -> dict[str, Any]:
+        return {"factor": self.factor, "seed": self.seed}
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        for iteration in (0, 5, 10):
+            model = LinearModel([np.full(p.n_columns, iteration) for p in parties])
+            metrics = {"draw": float(run.rng("draw").random()), "t": iteration}
+            run.record(iteration, model.to_record(), metrics if iteration else None)
+        return model.to_record()
+
+
+@pytest.fixture
+def grid(three) -> InProcessGrid:
+    return InProcessGrid(three)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES.values(), Trivial])
+def test_is_a_flower_strategy(strategy):
+    assert isinstance(strategy(), Strategy)
+    assert isinstance(strategy(), ProtocolStrategy)
+
+
+# -- the result -------------------------------------------------------------------------
+
+
+def test_result(grid):
+    result = Trivial(seed=3).start(grid)
+    assert isinstance(result, Result)
+    assert isinstance(result, ProtocolResult)
+    assert isinstance(result.model, LinearModel)
+    assert isinstance(result.ledger, Ledger)
+    assert result.seed == 3
+    assert result.ledger.round_trips == 1
+    np.testing.assert_array_equal(result.arrays["coef_1"].numpy(), [10, 10])
+    np.testing.assert_array_equal(result.model.coef_[1], [10, 10])
+    assert list(result.train_metrics_clientapp) == [5, 10]
+    assert isinstance(result.train_metrics_clientapp[5], MetricRecord)
+    assert result.metrics == dict(result.train_metrics_clientapp[10])
+    assert result.metrics["t"] == 10
+    assert result.evaluate_metrics_serverapp == {}
+    assert repr(result)
+
+
+def test_metrics_of_a_strategy(three):
+    result = simulate(CoresetVRLR(size=12, test_fraction=0.25, seed=1), three)
+    assert list(result.train_metrics_clientapp) == [1]
+    assert set(result.metrics) == {
+        *("weight_sum", "train_loss", "sigma_min", "objective", "test_loss"),
+    }
+    model = LinearModel.from_arrays(result.arrays)
+    X = [party.X for party in three]
+    np.testing.assert_array_equal(model.predict(X), result.model.predict(X))
+
+
+# -- evaluate_fn ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [MetricRecord({"mse": 1.5}), None])
+def test_evaluate_fn_is_called_for_each_recorded_iteration(grid, answer):
+    seen = []
+
+    def evaluate(iteration, arrays):
+        model = Trivial.model_class.from_arrays(arrays)
+        seen.append((iteration, model.coef_[0][0]))
+        return answer
+
+    result = Trivial().start(grid, evaluate_fn=evaluate)
+    assert seen == [(0, 0), (5, 5), (10, 10)]
+    expected = {t: answer for t, _ in seen} if answer else {}
+    assert result.evaluate_metrics_serverapp == expected
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [CoresetVRLR(size=12), CoresetVRLR(size=12, solver="cg"), CoresetVKMC(2, size=12)],
+    ids=["central", "cg", "k-means"],
+)
+def test_evaluate_fn_sees_the_start_and_the_end(grid, strategy):
+    seen = {}
+
+    def evaluate(iteration, arrays):
+        seen[iteration] = strategy.model_class.from_arrays(arrays)
+        return MetricRecord({"t": iteration})
+
+    result = strategy.start(grid, evaluate_fn=evaluate)
+    assert list(seen) == list(result.evaluate_metrics_serverapp) == [0, 1]
+    assert all(np.concatenate(list(seen[0].arrays().values()), axis=None) == 0)
+    for name, array in seen[1].arrays().items():
+        np.testing.assert_array_equal(array, result.model.arrays()[name])
+
+
+# -- what cannot be honoured ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("initial_arrays", LinearModel([np.zeros(2)]).to_record()),
+        ("train_config", ConfigRecord({"lr": 0.1})),
+        ("evaluate_config", ConfigRecord({"batch": 1})),
+    ],
+)
+def test_settings_of_rounds_are_refused(grid, name, value):
+    with pytest.raises(ValueError, match=name) as caught:
+        CoresetVRLR(size=12).start(grid, **{name: value})
+    assert str(caught.value) == (
+        f"{name} must be None: CoresetVRLR takes its settings as arguments of its "
+        "constructor"
+    )
+    assert grid._pushed == 0
+
+
+def test_empty_settings_are_none(grid):
+    Trivial().start(
+        grid, train_config=ConfigRecord(), evaluate_config=ConfigRecord(), timeout=5
+    )
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_number_of_rounds_is_refused(grid, rounds):
+    with pytest.raises(ValueError, match="num_rounds") as caught:
+        CoresetVRLR(size=12).start(grid, num_rounds=rounds)
+    assert str(caught.value) == (
+        f"num_rounds must be None, got {rounds}: the protocol of CoresetVRLR sets its "
+        "own number of round trips"
+    )
+
+
+@pytest.mark.parametrize("timeout", [0, -1.5, float("nan")])
+def test_timeout_must_be_some_time(grid, timeout):
+    sentence = f"timeout must be more than 0 seconds, got {timeout}"
+    with pytest.raises(ValueError, match=sentence):
+        Trivial().start(grid, timeout=timeout)
+    assert grid._pushed == 0
+
+
+@pytest.mark.parametrize(
+    ("hook", "arguments"),
+    [
+        ("configure_train", (1, ArrayRecord(), ConfigRecord(), None)),
+        ("aggregate_train", (1, [])),
+        ("configure_evaluate", (1, ArrayRecord(), ConfigRecord(), None)),
+        ("aggregate_evaluate", (1, [])),
+    ],
+)
+def test_hooks_say_what_to_call(hook, arguments):
+    with pytest.raises(NotImplementedError) as caught:
+        getattr(CoresetVKMC(), hook)(*arguments)
+    assert str(caught.value) == (
+        f"CoresetVKMC is one protocol and has no {hook}: call start(grid) instead"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
+        ({"n_parties": -1}, "n_parties must be at least 0, got -1"),
+        ({"seed": -1}, r"seed must be between 0 and 2\^63 - 1, got -1"),
+        (
+            {"seed": 2**63},
+            r"seed must be between 0 and 2\^63 - 1, got 9223372036854775",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Trivial(**arguments)
+
+
+# -- seeds ------------------------------------------------------------------------------
+
+
+def test_run_without_a_seed_can_be_repeated(three):
+    strategy = CoresetVRLR(size=12)
+    first, other = simulate(strategy, three), simulate(strategy, three)
+    assert first.seed != other.seed
+    assert first.arrays.object_id != other.arrays.object_id
+    assert 0 <= first.seed < 2**63
+    assert strategy.seed is None
+    again = CoresetVRLR(size=12, seed=first.seed).start(InProcessGrid(three))
+    assert again.arrays.object_id == first.arrays.object_id
+    assert again.metrics == first.metrics
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+def test_smallest_and_largest_seed(three, seed):
+    one, two = (simulate(CoresetVKMC(2, size=12, seed=seed), three) for _ in range(2))
+    assert one.seed == seed
+    assert one.arrays.object_id == two.arrays.object_id
+
+
+def test_streams_of_a_run():
+    draws = {
+        (seed, name): Run(seed).rng(name).integers(2**62)
+        for seed in (0, 1)
+        for name in ("allocate", "cluster")
+    }
+    assert len(set(draws.values())) == 4
+    assert Run(1).rng("allocate").integers(2**62) == draws[1, "allocate"]
+
+
+def test_server_and_parties_do_not_share_streams():
+    party = Party(np.ones((2, 1)), index=0, seed=5).rng("draw").integers(2**62)
+    assert Run(5).rng("draw").integers(2**62) != party
+
+
+# -- the log ----------------------------------------------------------------------------
+
+
+def test_settings_are_logged_at_the_start(grid, caplog):
+    caplog.set_level(logging.INFO, "vfl_flower")
+    CoresetVRLR(size=12, seed=4, protocol="paper").start(grid)
+    line = caplog.messages[0]
+    assert line.startswith("CoresetVRLR(size=12, regularizer='none', alpha=0.0")
+    assert "protocol='paper'" in line
+    assert "seed=4" in line
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values())
+def test_settings_make_the_strategy_again(strategy):
+    made = strategy(size=77, sampling="uniform", protocol="paper", seed=8)
+    again = strategy(**made.settings())
+    assert again.settings() == made.settings()
+    assert again.settings()["size"] == 77
+
+
+def test_summary_of_a_subclass(caplog):
+    caplog.set_level(logging.INFO, "vfl_flower")
+    Trivial(factor=3.0, seed=1).summary()
+    assert caplog.messages == ["Trivial(factor=3.0, seed=1)"]

@@ -1,0 +1,409 @@
+"""What a party answers to any message, fair or foul."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+
+from vfl_flower import Party, __version__, client_app
+from vfl_flower.client_app import DAMAGED, FAILED, REFUSED, hello, make_client_app
+from vfl_flower.clients.base import STEPS, PartyError, Step
+from vfl_flower.messages import pack, unpack
+from vfl_flower.secure_aggregation import group, unmask_sum
+from vfl_flower.simulations import InProcessGrid
+
+SECRET = 271828.1828
+SESSION = 11
+
+
+def counter(party: Party, add: int = 1) -> dict[str, Any]:
+    """Count in the party's memory, in a setting and in an array."""
+    party.state["calls"] = party.state.get("calls", 0) + add
+    party.state["sum"] = party.state.get("sum", np.zeros(2)) + party.X[0, 0]
+    return {"calls": party.state["calls"], "sum": party.state["sum"]}
+
+
+def total(party: Party, add: int = 0) -> dict[str, Any]:
+    """Send a masked sum that depends on the memory."""
+    party.state["calls"] = party.state.get("calls", 0) + 1
+    return {"total": party.X[:, 0] + party.state["calls"] + add, "calls": 0}
+
+
+def failing(party: Party) -> dict[str, Any]:
+    party.state["calls"] = 100
+    raise ValueError(f"/home/ann/flights.csv row 3 is {SECRET}")
+
+
+def refusing(party: Party) -> dict[str, Any]:
+    raise PartyError("column 'delay' has no label")
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch):
+    """Give the app four more steps."""
+    for function, sums in ((counter, ()), (total, ("total",)), (failing, ())):
+        name = function.__name__
+        monkeypatch.setitem(STEPS, name, Step(name, function, sums))
+    monkeypatch.setitem(STEPS, "refusing", Step("refusing", refusing, ()))
+
+
+class Server:
+    """A server that sends whatever it is told."""
+
+    def __init__(self, *, allow_plain: bool = False) -> None:
+        X = np.full((3, 2), SECRET)
+        self.parties = [Party(X, name="a"), Party(X / 2, y=X[:, 0], name="b")]
+        self.grid = InProcessGrid(self.parties)
+        self.grid._app = make_client_app(
+            lambda context: self.grid._parties[context.node_id], allow_plain=allow_plain
+        )
+        self.session = SESSION
+        self.peers = b"".join(
+            self.values("hello", node=j)["public_key"] for j in range(2)
+        )
+
+    def frame(self, action: str, round: int, node: int) -> dict[str, Any]:
+        if action == "hello":
+            return {"session": self.session}
+        return {
+            "session": self.session,
+            "seed": 3,
+            "masking": "ring",
+            "round": round,
+            "parties": 2,
+            "index": node,
+            "peers": self.peers,
+            "bound.total": 2.0**20,
+        }
+
+    def send(self, action: str, content: RecordDict, node: int) -> Message:
+        message = Message(content, 1000 + node, f"train.{action}")
+        (reply,) = self.grid.send_and_receive([message])
+        return reply
+
+    def ask(
+        self,
+        action: str,
+        round: int = 1,
+        node: int = 0,
+        frame: dict[str, Any] | None = None,
+        without: tuple[str, ...] = (),
+        **values: Any,
+    ) -> Message:
+        sent = self.frame(action, round, node) | (frame or {})
+        sent = {name: value for name, value in sent.items() if name not in without}
+        return self.send(action, pack(values, sent), node)
+
+    def values(self, action: str, *args: Any, **values: Any) -> dict[str, Any]:
+        return unpack(self.ask(action, *args, **values).content)[0]
+
+    def error(self, action: str, *args: Any, **values: Any) -> Error:
+        return self.ask(action, *args, **values).error
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+# -- hello ------------------------------------------------------------------------------
+
+
+def test_hello_says_these_facts_and_no_more(server):
+    found = server.values("hello", node=1)
+    assert len(found.pop("public_key")) == 32
+    assert found == {
+        "name": "b",
+        "index": 1,
+        "n_parties": 0,
+        "n_rows": 3,
+        "n_columns": 2,
+        "has_labels": True,
+        "ids_digest": "",
+        "version": __version__,
+    }
+
+
+def test_hello_of_a_party_without_name_and_place():
+    found = hello(Party(np.ones((2, 1)), ids=np.array([1, 2])))
+    assert (found["name"], found["index"], found["has_labels"]) == ("", -1, False)
+    assert len(found["ids_digest"]) == 64
+
+
+def test_key_is_the_same_within_a_session_and_new_in_the_next(server):
+    first = server.values("hello")["public_key"]
+    assert server.values("hello")["public_key"] == first
+    server.values("counter")
+    assert server.values("hello")["public_key"] == first
+    server.session += 1
+    assert server.values("hello")["public_key"] != first
+
+
+def test_new_session_forgets_the_last_run(server):
+    assert server.values("counter")["calls"] == 1
+    server.session += 1
+    server.peers = b"".join(
+        server.values("hello", node=j)["public_key"] for j in (0, 1)
+    )
+    assert server.values("counter")["calls"] == 1
+
+
+def test_no_private_key_leaves_the_party(server):
+    context = server.grid._contexts[1000]
+    private = context.state["session"]["private_key"]
+    for reply in (server.ask("hello"), server.ask("counter"), server.ask("total", 2)):
+        content = reply.content
+        for record in ("settings", "frame"):
+            assert private not in content[record].values()
+        for array in content["arrays"].values():
+            assert private not in array.data
+
+
+# -- rounds and memory ------------------------------------------------------------------
+
+
+def test_memory_goes_from_round_to_round(server):
+    for round in (1, 2, 3):
+        found = server.values("counter", round)
+        assert found["calls"] == round
+        np.testing.assert_array_equal(found["sum"], np.full(2, round * SECRET))
+
+
+def test_memory_is_the_partys_own(server):
+    server.values("counter", node=0)
+    assert server.values("counter", node=1)["calls"] == 1
+
+
+def test_rounds_may_be_skipped(server):
+    server.values("counter", 1)
+    assert server.values("counter", 5)["calls"] == 2
+
+
+def test_same_round_gets_the_same_reply(server):
+    for round in (1, 2):
+        first = server.values("counter", round)
+        np.testing.assert_equal(server.values("counter", round), first)
+        np.testing.assert_equal(server.values("counter", round), first)
+    assert server.values("counter", 3)["calls"] == 3
+
+
+def test_same_round_gets_the_same_masked_reply(server):
+    first = server.values("total")
+    np.testing.assert_equal(server.values("total"), first)
+
+
+def test_same_round_after_a_failed_one_gets_the_same_reply_or_none(server):
+    """The mask of round 1 must not come back over another value."""
+    first = server.values("total", 1)["total"]
+    assert server.error("failing", 2).code == FAILED
+    again = server.ask("total", 1)
+    if again.has_content():
+        np.testing.assert_array_equal(unpack(again.content)[0]["total"], first)
+
+
+def test_failed_step_leaves_the_memory_as_it_was(server):
+    server.values("counter", 1)
+    assert server.error("failing", 2).code == FAILED
+    assert server.values("counter", 2)["calls"] == 2
+    assert server.values("counter", 3)["calls"] == 3
+
+
+def test_round_that_is_over(server):
+    server.values("total", 1)
+    server.values("total", 2)
+    error = server.error("total", 1)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "round 1 is over, the last one was 2",
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"add": 1}, {"frame": {"bound.total": 2.0**10}}, {"frame": {"seed": 4}}],
+    ids=["value", "bound", "seed"],
+)
+def test_other_question_in_the_same_round(server, change):
+    server.values("total", 1)
+    error = server.error("total", 1, **change)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "round 1 is over, the last one was 1",
+    )
+
+
+def test_other_step_in_the_same_round(server):
+    server.values("total", 1)
+    # The content is the same, bit for bit: only the type of the message differs.
+    server.values("total", 2)
+    assert server.ask("counter", 2).has_error()
+
+
+def test_party_that_lost_its_memory(server):
+    server.values("counter", 1)
+    server.grid._contexts[1000].state.clear()
+    error = server.error("counter", 2)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "this party was restarted and has lost the run's state",
+    )
+
+
+def test_message_of_another_session(server):
+    server.session += 1
+    assert server.error("counter").reason == (
+        "this party was restarted and has lost the run's state"
+    )
+
+
+# -- keys and masks ---------------------------------------------------------------------
+
+
+def test_keys_are_needed_once(server):
+    server.values("total", 1)
+    assert "total" in server.values("total", 2, without=("peers",))
+
+
+def test_other_keys_later(server):
+    server.values("counter", 1)
+    peers = server.peers[:32] + bytes(range(32))
+    error = server.error("counter", 2, frame={"peers": peers})
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "the parties' public keys changed during the run",
+    )
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        lambda own: own[32:] + own[:32],
+        lambda own: own[:32] * 2,
+        lambda own: own[:32],
+        lambda own: own[:40],
+        lambda own: own[:32] + bytes(32),
+    ],
+    ids=["swapped", "twice its own", "one", "cut", "of small order"],
+)
+def test_keys_that_do_not_protect(server, peers):
+    error = server.error("total", frame={"peers": peers(server.peers)})
+    assert error.code in (FAILED, REFUSED)
+
+
+def test_masks_hide_each_and_cancel_in_the_sum(server):
+    replies = [server.values("total", node=j)["total"] for j in (0, 1)]
+    ring = group("ring", 2.0**20, 2)
+    expected = np.full(3, 1.5 * SECRET) + 2
+    np.testing.assert_allclose(unmask_sum(replies, ring), expected, rtol=1e-12)
+    for reply, party in zip(replies, server.parties, strict=True):
+        assert reply.dtype == np.uint64
+        bare, _ = ring.encode(party.X[:, 0] + 1)
+        assert (np.abs(ring.decode(reply - bare)) > 1).all()
+
+
+def test_clipped_values_are_counted(server):
+    content = server.ask("total", frame={"bound.total": 10.0}).content
+    assert unpack(content)[1]["clipped"] == 3
+
+
+def test_sum_that_was_not_asked_as_one(server):
+    error = server.error("total", without=("bound.total",))
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "total sends 'total' only into a sum, and the server asked for none",
+    )
+
+
+def test_plain_sums_are_refused(server):
+    for action in ("total", "counter"):
+        error = server.error(action, frame={"masking": "plain"})
+        assert (error.code, error.reason) == (
+            REFUSED,
+            "this party sends its addends only under masks",
+        )
+
+
+def test_plain_sums_where_they_are_allowed():
+    found = Server(allow_plain=True).values("total", frame={"masking": "plain"})
+    np.testing.assert_array_equal(found["total"], np.full(3, SECRET + 1))
+
+
+def test_the_ready_app_refuses_plain_sums(monkeypatch):
+    seen = []
+    monkeypatch.setattr(client_app, "register", lambda *a, **k: seen.append(k))
+    make_client_app(lambda context: None)
+    assert seen == [{"allow_plain": False}]
+
+
+def test_unknown_masking(server):
+    assert server.error("total", frame={"masking": "none"}).code == FAILED
+
+
+# -- errors -----------------------------------------------------------------------------
+
+
+def test_exception_leaves_no_value_path_or_stack(server, caplog):
+    error = server.error("failing")
+    assert error.code == FAILED
+    assert error.reason == "ValueError; the stack is in the party's own log"
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("vfl_flower", logging.ERROR)
+    assert record.getMessage() == "step failing failed"
+    assert str(SECRET) in caplog.text
+    assert "test_client_app.py" in caplog.text
+
+
+def test_refusal_says_why(server, caplog):
+    error = server.error("refusing")
+    assert (error.code, error.reason) == (REFUSED, "column 'delay' has no label")
+    assert not caplog.records
+
+
+def test_data_that_cannot_be_loaded(server, caplog):
+    def load(context):
+        raise {1000: PartyError("no column 'x'"), 1001: OSError("/a/b.csv")}[
+            context.node_id
+        ]
+
+    server.grid._app = make_client_app(load)
+    assert (server.error("hello").code, server.error("hello").reason) == (
+        REFUSED,
+        "no column 'x'",
+    )
+    error = server.error("hello", node=1)
+    assert error.code == FAILED
+    assert error.reason == "OSError; the stack is in the party's own log"
+
+
+@pytest.mark.parametrize("action", ["hello", "counter"])
+def test_damaged_message(server, action):
+    content = pack({}, server.frame(action, 1, 0))
+    content["frame"]["session"] += 1
+    error = server.send(action, content, 0).error
+    assert (error.code, error.reason) == (DAMAGED, "the message was damaged on its way")
+    if action == "counter":  # and nothing was done
+        assert server.values("counter")["calls"] == 1
+
+
+def test_wrong_arguments_are_a_failure(server):
+    error = server.error("counter", nonsense=1)
+    assert error.code == FAILED
+    assert "TypeError" in error.reason
+
+
+def test_seconds_are_measured(server):
+    frame = unpack(server.ask("counter").content)[1]
+    assert 0 < frame["seconds"] < 5
+    assert frame["clipped"] == 0
+
+
+def test_data_of_the_party_stay_as_they_were(server):
+    before = [party.X.copy() for party in server.parties]
+    server.values("counter")
+    server.values("total", 2)
+    for party, X in zip(server.parties, before, strict=True):
+        np.testing.assert_array_equal(party.X, X)
+        assert party.state == {}
+        assert party.n_parties == party.seed == 0
