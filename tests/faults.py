@@ -137,14 +137,7 @@ class FaultyGrid(InProcessGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let the parties answer, except where a fault keeps them from it."""
-        messages = list(messages)
-        numbers = [self._deliver(message) for message in messages]
-        actions = {message.metadata.message_type for message in messages}
-        for late in self._overtaken[:]:
-            if late.metadata.message_type not in actions:
-                self._overtaken.remove(late)
-                self._unasked.append(self._replies.pop(self._push(late)))
-        return numbers
+        return [self._deliver(message) for message in messages]
 
     def _deliver(self, message: Message) -> str:
         action = message.metadata.message_type.partition(".")[2]
@@ -153,7 +146,9 @@ class FaultyGrid(InProcessGrid):
         self._seen[action, party] += 1
         struck = [f for f in self._faults if f.hits(action, party, nth)]
         if not struck:
-            return self._push(message)
+            number = self._push(message)
+            self._deliver_overtaken(message)
+            return number
         self.struck += 1
         (fault,) = struck
         match fault.kind.split():
@@ -191,6 +186,14 @@ class FaultyGrid(InProcessGrid):
                 self._unasked += [twin, self._replies[number], twin]
         return number
 
+    def _deliver_overtaken(self, message: Message) -> None:
+        """Let the party answer what was held back until `message` had come to it."""
+        for late in self._overtaken[:]:
+            one, other = late.metadata, message.metadata
+            if one.dst_node_id == other.dst_node_id and _round(late) != _round(message):
+                self._overtaken.remove(late)
+                self._unasked.append(self._replies.pop(self._push(late)))
+
     def _lose(self, message: Message) -> str:
         self._pushed += 1
         number = f"message-{self._pushed}"
@@ -218,6 +221,11 @@ class FaultyGrid(InProcessGrid):
         unasked, self._unasked = self._unasked, []
         self._delivered = [*self._delivered, *found][-EARLIER:]
         return [*found, *unasked]
+
+
+def _round(message: Message) -> Any:
+    frame: Any = message.content["frame"]
+    return frame.get("round", 0)
 
 
 def _copy(message: Message) -> Message:

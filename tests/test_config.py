@@ -32,7 +32,7 @@ def test_version_is_that_of_pyproject():
     assert vfl_flower.__version__ == PROJECT["project"]["version"]
 
 
-# -- run config -------------------------------------------------------------------------
+# -- run config ------------------------------------------------------------------------
 
 
 def test_defaults_fill_in():
@@ -188,7 +188,7 @@ def test_wrong_value_of_a_strategy(run_config, sentence):
         make_strategies(check_run_config(run_config))
 
 
-# -- where results go -------------------------------------------------------------------
+# -- where results go ------------------------------------------------------------------
 
 
 def test_output_dir(tmp_path, monkeypatch):
@@ -206,7 +206,7 @@ def test_output_dir_that_is_relative():
         output_dir({"output-dir": "runs"})
 
 
-# -- where a party's data come from -----------------------------------------------------
+# -- where a party's data come from ----------------------------------------------------
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 

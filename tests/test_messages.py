@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array as FlowerArray
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,9 +171,7 @@ def test_bytes_of_one_number(n):
     assert 8 <= n_bytes(content) / n_units(content) <= 8.8
 
 
-def test_what_no_message_can_carry():
+@pytest.mark.parametrize("value", [{"a": 1}, None, object()])
+def test_what_no_message_can_carry(value):
     with pytest.raises(TypeError):
-        pack({"x": {"a": 1}})
-    with pytest.raises((TypeError, ValueError)):
-        ConfigRecord({"x": 2**64})
-        travel(pack({"x": 2**64}))
+        pack({"x": value})

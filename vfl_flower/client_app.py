@@ -86,6 +86,7 @@ def answer(
     start = time.perf_counter()
     try:
         values, frame = unpack(message.content)
+        frame["digest"] += step.action.encode()  # what was asked, and of which step
         memory = Memory(context.state)
         party = copy.copy(load(context))
         if step.action == HELLO:
@@ -163,8 +164,12 @@ class Memory:
         self.state = state
 
     @property
+    def _records(self) -> Mapping[str, Any]:
+        return self.state
+
+    @property
     def _session(self) -> Any:
-        return self.state.get("session")
+        return self._records.get("session")
 
     def open(self, session: int) -> bytes:
         """Begin a session and return the public key; the same one when asked again."""
@@ -196,13 +201,9 @@ class Memory:
             raise PartyError(
                 f"round {frame['round']} is over, the last one was {known['round']}"
             )
-        if not again:
-            for kind in ("arrays", "settings"):
-                if f"after.{kind}" in self.state:
-                    self.state[f"before.{kind}"] = self.state[f"after.{kind}"]
-        state: Mapping[str, Any] = self.state
-        party.state = dict(state.get("before.settings") or {})
-        for name, array in (state.get("before.arrays") or {}).items():
+        kept, state = ("before" if again else "after"), self._records
+        party.state = dict(state.get(f"{kept}.settings") or {})
+        for name, array in (state.get(f"{kept}.arrays") or {}).items():
             party.state[name] = array.numpy()
         peers = bytes(known["peers"])
         keys = [peers[start : start + 32] for start in range(0, len(peers), 32)]
@@ -213,8 +214,15 @@ class Memory:
     def leave(self, frame: Frame, party: Party) -> None:
         """Keep what the step left in ``party.state``, and that the round is done."""
         content = pack(party.state)
-        self.state["after.arrays"] = content["arrays"]
-        self.state["after.settings"] = content["settings"]
+        for kind in ("arrays", "settings"):
+            # Only now, since a round that failed in its step may be asked again, and
+            # so may the one before it.
+            if (
+                frame["round"] != self._session["round"]
+                and f"after.{kind}" in self.state
+            ):
+                self.state[f"before.{kind}"] = self.state[f"after.{kind}"]
+            self.state[f"after.{kind}"] = content[kind]
         self._session.update({"round": frame["round"], "digest": frame["digest"]})
 
 

@@ -126,7 +126,7 @@ def test_representation_shows_no_state():
     assert "secret" not in repr(party)
 
 
-# -- ids --------------------------------------------------------------------------------
+# -- ids -------------------------------------------------------------------------------
 
 
 def test_digest_of_ids():
@@ -141,7 +141,7 @@ def test_given_digest_is_kept():
     assert Party(X, ids=np.arange(3), ids_digest="ab").ids_digest == "ab"
 
 
-# -- streams ----------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------
 
 
 def stream(name: str = "draw", **arguments: int) -> list[int]:
@@ -166,7 +166,7 @@ def test_no_stream_outside_a_run():
         Party(X).rng("draw")
 
 
-# -- steps ------------------------------------------------------------------------------
+# -- steps -----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def hello(node: int) -> Message:
     return Message(pack({}, {"session": 1}), node, "train.hello")
 
 
-# -- the grid ---------------------------------------------------------------------------
+# -- the grid --------------------------------------------------------------------------
 
 
 def test_is_a_grid(grid):
@@ -102,7 +102,7 @@ def test_parties_stay_as_they_were(three):
         )
 
 
-# -- simulate ---------------------------------------------------------------------------
+# -- simulate --------------------------------------------------------------------------
 
 STRATEGIES = [
     CoresetVRLR(size=12, test_fraction=0.25),

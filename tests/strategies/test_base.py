@@ -26,9 +26,11 @@ class Trivial(ProtocolStrategy):
         self.factor = factor
 
     def settings(self) -> dict[str, Any]:
+        """Return two of them."""
         return {"factor": self.factor, "seed": self.seed}
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Record."""
         for iteration in (0, 5, 10):
             model = LinearModel([np.full(p.n_columns, iteration) for p in parties])
             metrics = {"draw": float(run.rng("draw").random()), "t": iteration}
@@ -47,7 +49,7 @@ def test_is_a_flower_strategy(strategy):
     assert isinstance(strategy(), ProtocolStrategy)
 
 
-# -- the result -------------------------------------------------------------------------
+# -- the result ------------------------------------------------------------------------
 
 
 def test_result(grid):
@@ -79,7 +81,7 @@ def test_metrics_of_a_strategy(three):
     np.testing.assert_array_equal(model.predict(X), result.model.predict(X))
 
 
-# -- evaluate_fn ------------------------------------------------------------------------
+# -- evaluate_fn -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [MetricRecord({"mse": 1.5}), None])
@@ -116,7 +118,7 @@ def test_evaluate_fn_sees_the_start_and_the_end(grid, strategy):
         np.testing.assert_array_equal(array, result.model.arrays()[name])
 
 
-# -- what cannot be honoured ------------------------------------------------------------
+# -- what cannot be honoured -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_wrong_arguments(arguments, sentence):
         Trivial(**arguments)
 
 
-# -- seeds ------------------------------------------------------------------------------
+# -- seeds -----------------------------------------------------------------------------
 
 
 def test_run_without_a_seed_can_be_repeated(three):
@@ -232,7 +234,7 @@ def test_server_and_parties_do_not_share_streams():
     assert Run(5).rng("draw").integers(2**62) != party
 
 
-# -- the log ----------------------------------------------------------------------------
+# -- the log ---------------------------------------------------------------------------
 
 
 def test_settings_are_logged_at_the_start(grid, caplog):

@@ -111,7 +111,7 @@ def refusal(edits: Sequence[dict[str, Any]], **arguments: Any) -> str:
     return str(caught.value)
 
 
-# -- hello ------------------------------------------------------------------------------
+# -- hello -----------------------------------------------------------------------------
 
 
 def test_what_parties_say(clock):
@@ -183,8 +183,8 @@ def test_unequal_rows(clock):
 
 def test_other_version(clock):
     assert refusal([{"name": "a"}, {"name": "b", "version": "0.0.9"}]) == (
-        "all parties must run the same version of vfl_flower: 'a' has "
-        f"{__version__}, 'b' has 0.0.9"
+        "all parties must run the same version of vfl_flower as the server, "
+        f"{__version__}: 'b' has 0.0.9"
     )
 
 
@@ -305,7 +305,7 @@ def test_party_that_cannot_load_its_data(clock):
     assert caught.value.reason == "party 'airline' has no column 'x'"
 
 
-# -- waiting for parties ----------------------------------------------------------------
+# -- waiting for parties ---------------------------------------------------------------
 
 
 class Slow(InProcessGrid):
@@ -378,7 +378,7 @@ def test_nodes_that_say_different_numbers_of_parties(clock):
         greet(Edited(some(2), [{"n_parties": 2}, {"n_parties": 3}]))
 
 
-# -- asking -----------------------------------------------------------------------------
+# -- asking ----------------------------------------------------------------------------
 
 
 def test_replies_are_in_party_order(clock):
@@ -500,7 +500,7 @@ def test_party_that_lost_its_state(clock):
     )
 
 
-# -- messages ---------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------
 
 
 def frames(grid: Edited) -> list[tuple[str, dict[str, Any]]]:
@@ -561,7 +561,7 @@ def test_ledger_counts_each_message_as_it_was_sent(clock):
     assert list(ledger.waits) == ["hello", "probe"]
 
 
-# -- trying again -----------------------------------------------------------------------
+# -- trying again ----------------------------------------------------------------------
 
 
 def messages_after(

@@ -174,6 +174,8 @@ def proximal_block(
     """
     from sklearn.linear_model import ElasticNet
 
+    if not len(c):  # all columns are zero
+        return np.zeros(R.shape[1])
     penalised = np.delete(R, free, axis=1) if free is not None else R
     target, e = c, np.zeros(len(c))
     if free is not None:

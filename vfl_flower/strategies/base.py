@@ -194,7 +194,7 @@ class ProtocolStrategy(Strategy):
                 f"num_rounds must be None, got {num_rounds}: the protocol of "
                 f"{type(self).__name__} sets its own number of round trips"
             )
-        if timeout <= 0:
+        if not timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
         self.summary()
         seed = secrets.randbits(63) if self.seed is None else self.seed

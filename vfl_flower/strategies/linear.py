@@ -239,7 +239,7 @@ def _saga(
     smoothness = one
     if m > 1:
         smoothness = min(one, (m * (b - 1) * all_rows + (m - b) * one) / (b * (m - 1)))
-    step_size = 1 / (3 * smoothness)
+    step_size = 1 / (3 * smoothness) if smoothness else 0.0
     table, change = np.zeros(m), np.zeros(0)
     trips = 0
     for _ in range(max_iter):

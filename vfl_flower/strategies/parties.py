@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 from flwr.serverapp import Grid
 
+from vfl_flower import __version__
 from vfl_flower.ledger import Ledger
 from vfl_flower.messages import pack
 from vfl_flower.secure_aggregation import group, unmask_sum
@@ -330,6 +331,13 @@ class Parties(Sequence[PartyInfo]):
                 strict=True,
             )
         )
+        for node, reply in replies.items():
+            if (found := reply.get("version")) != __version__:
+                name = reply.get("name") or unnamed[node]
+                raise FederationError(
+                    "all parties must run the same version of vfl_flower as the "
+                    f"server, {__version__}: {name!r} has {found}"
+                )
         announced = max(reply["n_parties"] for reply in replies.values())
         if announced > len(nodes):  # the others are still to connect
             self._hello(self._wait_for_nodes(announced))
@@ -378,21 +386,18 @@ def _check_alike(
     names: Mapping[int, str],
     replies: Mapping[int, Mapping[str, Any]],
 ) -> None:
-    """Raise unless names differ, and version, rows and ids are the same at all."""
+    """Raise unless names differ, and rows and ids are the same at all."""
     first, *others = order
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
     for node in others:
-        for key, rule in (
-            ("version", "run the same version of vfl_flower"),
-            ("n_rows", "hold the same number of rows"),
-        ):
-            if replies[node][key] != replies[first][key]:
-                raise FederationError(
-                    f"all parties must {rule}: {names[first]!r} has "
-                    f"{replies[first][key]}, {names[node]!r} has {replies[node][key]}"
-                )
+        rows = [replies[n]["n_rows"] for n in (first, node)]
+        if rows[0] != rows[1]:
+            raise FederationError(
+                f"all parties must hold the same number of rows: {names[first]!r} has "
+                f"{rows[0]}, {names[node]!r} has {rows[1]}"
+            )
         digests = [replies[n]["ids_digest"] for n in (first, node)]
         if bool(digests[0]) != bool(digests[1]):
             without = names[node] if digests[0] else names[first]
