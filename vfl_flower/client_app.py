@@ -11,6 +11,7 @@ import copy
 import importlib
 import logging
 import pkgutil
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -118,7 +119,7 @@ def hello(party: Party) -> Values:
     return {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
-        "n_parties": party.n_parties or 0,
+        "n_parties": party.n_parties,
         "n_rows": party.n_rows,
         "n_columns": party.X.shape[1],
         "has_labels": party.y is not None,
@@ -179,7 +180,13 @@ class Memory:
             for name in list(self.state):
                 del self.state[name]
             self.state["session"] = ConfigRecord(
-                {"session": session, "private_key": private, "round": 0, "digest": b""}
+                {
+                    "session": session,
+                    "private_key": private,
+                    "secret": secrets.randbits(62),
+                    "round": 0,
+                    "digest": b"",
+                }
             )
         return public_key(self._session["private_key"])
 
@@ -190,16 +197,24 @@ class Memory:
             raise PartyError("this party was restarted and has lost the run's state")
         if "peers" in frame:
             known.setdefault("peers", frame["peers"])
+        if "peers" not in known:
+            raise PartyError("this party was greeted twice and has lost the run's keys")
         if frame.get("peers", known["peers"]) != known["peers"]:
             raise PartyError("the parties' public keys changed during the run")
         party.index, party.n_parties = int(frame["index"]), int(frame["parties"])
         party.seed = int(frame["seed"])
+        party.secret = known["secret"] if frame["private_draws"] else 0
         again = frame["round"] == known["round"]
         if frame["round"] < known["round"] or (
             again and frame["digest"] != known["digest"]
         ):
             raise PartyError(
                 f"round {frame['round']} is over, the last one was {known['round']}"
+            )
+        if frame["round"] > known["round"] + 1:
+            raise PartyError(
+                f"round {frame['round']} does not follow round {known['round']}: this "
+                "party has lost the state of a round"
             )
         kept, state = ("before" if again else "after"), self._records
         party.state = dict(state.get(f"{kept}.settings") or {})
@@ -228,7 +243,13 @@ class Memory:
 
 def load_from_context(context: Context) -> Party:
     """Load the party that node config (or, in a simulation, run config) describes."""
-    return load_party(party_source(context.node_config, context.run_config))
+    try:
+        source = party_source(context.node_config, context.run_config)
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    party = load_party(source)
+    party.n_parties = source.count or 0
+    return party
 
 
 app = make_client_app(load_from_context)

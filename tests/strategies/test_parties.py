@@ -625,6 +625,17 @@ def test_transient_error_of_one_of_two_messages_is_no_failure(clock):
     assert 9 <= clock.now < TIMEOUT
 
 
+def test_second_reply_counts_for_nothing(clock):
+    """Both messages to party 1 are answered before party 2 has said anything."""
+    faults = [Fault("delay", "probe", 1, 0, seconds=7.0)]
+    faults += [Fault("delay", "probe", 2, None, seconds=9.0)]
+    messages, parties = messages_after(clock, *faults)
+    assert messages == [1, 2, 2]
+    assert clock.now >= 9
+    units = [parties.ledger.entry("probe", p.name).units_up for p in parties]
+    assert units == [3, 3, 3]
+
+
 @pytest.mark.parametrize("code", [3, 4, 5, 8])
 def test_transient_codes_of_flower(code, clock, monkeypatch):
     monkeypatch.setattr("faults.UNAVAILABLE", code)

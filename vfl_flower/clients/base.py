@@ -41,13 +41,18 @@ class Party:
         Place of the party in the run's order, from 0.
     ids_digest : str, optional
         Digest of `ids` where it is known already; computed from `ids` otherwise.
-    seed, n_parties : int, optional
-        Seed of the run and number of parties T, set before each step.
     checked : bool
         Skip the checks: the loader did them when it wrote its cache.
+
+    Attributes
+    ----------
+    seed, n_parties : int
+        Seed of the run, and number of parties T; set before each step.
+    secret : int
+        The party's own part of the seed of its streams; 0 where the run repeats.
     state : dict
         What the steps of one run remember from message to message: small, since it
-        crosses a process with each of them, and gone with the run.
+        crosses a process with each of them. It stays in the SuperNode's memory.
 
     Raises
     ------
@@ -63,10 +68,11 @@ class Party:
     columns: Sequence[str] | None = None
     index: int | None = None
     ids_digest: str | None = None
-    seed: int = 0
-    n_parties: int = 0
     checked: InitVar[bool] = False
-    state: dict[str, Any] = field(default_factory=dict, repr=False)
+    n_parties: int = field(default=0, init=False)
+    seed: int = field(default=0, init=False)
+    secret: int = field(default=0, init=False, repr=False)
+    state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self, checked: bool) -> None:
         """Check the data once, when the party is made."""
@@ -118,12 +124,14 @@ class Party:
     def rng(self, stream: str) -> np.random.Generator:
         """Return the generator of one named stream of this party in this run.
 
-        It depends on (seed, party, stream) alone, so a step that is asked twice draws
-        the same, in process, in Ray and on a SuperNode.
+        It depends on (seed, party, stream) alone, and where the run has no seed on a
+        secret of the party: a step that is asked twice draws the same, in process, in
+        Ray and on a SuperNode.
         """
         if self.index is None:
             raise RuntimeError("a party has a generator only inside a step of a run")
         entropy = [self.seed, self.index, zlib.crc32(stream.encode())]
+        entropy += [self.secret] if self.secret else []
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
 
@@ -213,8 +221,11 @@ def digest_ids(ids: Array) -> str:
     str
         64 hexadecimal digits.
     """
-    text = "\x1f".join(str(value) for value in ids.tolist())
-    return hashlib.sha256(text.encode()).hexdigest()
+    sha = hashlib.sha256()
+    for value in ids.tolist():
+        text = str(value).encode()
+        sha.update(b"%d:%b" % (len(text), text))
+    return sha.hexdigest()
 
 
 __all__ = ["STEPS", "Party", "PartyError", "Step", "digest_ids", "step"]

@@ -39,14 +39,14 @@ class ProtocolResult(Result):
         Round trips, bytes, scalars and seconds, of everything.
     evaluation : Ledger
         Those of `ledger` that only evaluated the model.
-    seed : int
-        The seed of the run, also where none was given: with it the run repeats.
+    seed : int or None
+        The seed that was given: with it the run repeats.
     """
 
     model: Model = field(kw_only=True)
     ledger: Ledger = field(kw_only=True)
     evaluation: Ledger = field(kw_only=True)
-    seed: int = field(kw_only=True)
+    seed: int | None = field(kw_only=True)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -111,8 +111,9 @@ class ProtocolStrategy(Strategy):
     n_parties : int
         How many parties to wait for; 0: those that are connected, at least two.
     seed : int, optional
-        Seed of all draws; default: from the operating system, kept in the result.
-        Keys and masks never depend on it.
+        Seed of all draws, so that the run repeats. The server and the other parties
+        know it, so the rows that a party draws tell more of its scores; by default the
+        parties draw from their operating system. Keys and masks never depend on it.
     """
 
     model_class: type[Model]
@@ -123,9 +124,10 @@ class ProtocolStrategy(Strategy):
         self, *, masking: str = "ring", n_parties: int = 0, seed: int | None = None
     ) -> None:
         check_choice("masking", masking, MASKINGS)
-        check_at_least("n_parties", n_parties, 0)
-        if seed is not None and not 0 <= seed < 2**63:
-            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {seed}")
+        check_whole("n_parties", n_parties, 0)
+        if n_parties == 1:
+            raise ValueError("n_parties must be 0 or at least 2, got 1")
+        check_seed(seed)
         self.masking, self.n_parties, self.seed = masking, n_parties, seed
 
     @abstractmethod
@@ -197,12 +199,14 @@ class ProtocolStrategy(Strategy):
         if not timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
         self.summary()
+        check_seed(self.seed)
         seed = secrets.randbits(63) if self.seed is None else self.seed
         ledger, run = Ledger(), Run(seed, evaluate_fn)
         parties = Parties(
             grid,
             ledger,
             seed=seed,
+            private_draws=self.seed is None,
             timeout=timeout,
             masking=self.masking,
             n_parties=self.n_parties,
@@ -215,7 +219,7 @@ class ProtocolStrategy(Strategy):
             model=self.model_class.from_arrays(arrays),
             ledger=ledger,
             evaluation=ledger.of(*self.evaluation_actions),
-            seed=seed,
+            seed=self.seed,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -266,6 +270,20 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_at_least(name: str, value: float, least: float) -> None:
-    """Raise ``ValueError`` unless `value` is a number of at least `least`."""
-    if not value >= least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    """Raise ``ValueError`` unless `value` is a finite number of at least `least`."""
+    if not least <= value < 1e100:
+        raise ValueError(f"{name} must be at least {least} and finite, got {value}")
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise ``ValueError`` unless `value` is a whole number of at least `least`."""
+    if not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least}, got {value!r}")
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise ``ValueError`` unless `seed` is None or a whole number below 2^63."""
+    if seed is not None:
+        check_whole("seed", seed, 0)
+        if seed >= 2**63:
+            raise ValueError(f"seed must be below 2^63, got {seed}")

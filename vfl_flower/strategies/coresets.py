@@ -28,6 +28,7 @@ from vfl_flower.strategies.base import (
     Run,
     check_at_least,
     check_choice,
+    check_whole,
 )
 from vfl_flower.strategies.exchange import FederationError
 from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
@@ -75,7 +76,7 @@ class CoresetVRLR(CoresetStrategy):
         The paper's coreset, uniform rows without replacement, or all rows.
     solver : {"central", "cg", "saga"}
         ``"central"``: the rows of the coreset are pooled at the server. In the others
-        no row and no label leaves a party: conjugate gradients (proximal steps with an
+        no row leaves a party, and labels only within residuals: conjugate gradients (proximal steps with an
         l1 part) on secure sums, one round trip a step; or SAGA, the paper's baseline.
     protocol : {"fused", "paper"}
         Three round trips in all with ``central``, or Algorithm 1's rounds one by one;
@@ -97,6 +98,9 @@ class CoresetVRLR(CoresetStrategy):
     check_size : int
         With ``central``: so many rows more, drawn apart in the same messages, estimate
         the loss on all training rows: ``check_loss`` and its standard error.
+    allow_two_parties : bool
+        Let ``cg`` and ``saga`` run between two parties, where the residuals that both
+        receive show each the other's part of the predictions.
     masking, n_parties, seed
         See :class:`~vfl_flower.strategies.base.ProtocolStrategy`.
 
@@ -146,6 +150,7 @@ class CoresetVRLR(CoresetStrategy):
         test_fraction: float = 0.0,
         evaluate: str = "coreset",
         check_size: int = 0,
+        allow_two_parties: bool = False,
         masking: str = "ring",
         n_parties: int = 0,
         seed: int | None = None,
@@ -165,9 +170,9 @@ class CoresetVRLR(CoresetStrategy):
         check_choice("regularizer", regularizer, REGULARIZERS)
         check_choice("solver", solver, ("central", "cg", "saga"))
         check_at_least("alpha", alpha, 0)
-        check_at_least("max_iter", max_iter, 1)
+        check_whole("max_iter", max_iter, 1)
         check_at_least("tol", tol, 0)
-        check_at_least("batch_size", batch_size, 1)
+        check_whole("batch_size", batch_size, 1)
         if not 0 <= l1_ratio <= 1:
             raise ValueError(f"l1_ratio must be in [0, 1], got {l1_ratio}")
         if regularizer != "none" and alpha == 0:
@@ -177,11 +182,18 @@ class CoresetVRLR(CoresetStrategy):
         self.regularizer, self.alpha, self.l1_ratio = regularizer, alpha, l1_ratio
         self.fit_intercept = fit_intercept
         self.max_iter, self.tol, self.batch_size = max_iter, tol, batch_size
+        self.allow_two_parties = allow_two_parties
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
         widths = [party.n_columns for party in parties]
         holder, n = parties.label_holder, self.n_train(parties)
+        if self.solver != "central" and len(parties) < 3 and not self.allow_two_parties:
+            raise FederationError(
+                f"solver {self.solver!r} gives the parties sums over all of them, which "
+                "between two show each the other's part: it needs at least three, or "
+                "allow_two_parties"
+            )
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
@@ -294,10 +306,13 @@ class CoresetVKMC(CoresetStrategy):
         2 in the published code.
     n_init : int
         Starts of the server's k-means.
-    protocol, test_fraction, evaluate, check_size, masking, n_parties, seed
-        As for :class:`CoresetVRLR`. ``evaluate="full"`` gives ``full_cost``, the cost
-        on all training rows by secure sums of distances; ``check_size`` an estimate of
-        it, ``check_cost``.
+    protocol, check_size, masking, n_parties, seed
+        As for :class:`CoresetVRLR`; ``check_size`` gives ``check_cost``.
+    evaluate : {"coreset", "full"}
+        ``"full"``: also the cost on all rows, ``full_cost``, by secure sums of
+        distances. The server then knows how far each row is from each centre, which
+        says much of the row: refused with more centres than columns, where the server
+        could compute the rows. ``check_size`` shows it no more than ``central`` does.
 
     Notes
     -----
@@ -332,7 +347,6 @@ class CoresetVKMC(CoresetStrategy):
         local_clustering: str = "lloyd",
         approximation: float = 2.0,
         n_init: int = 10,
-        test_fraction: float = 0.0,
         evaluate: str = "coreset",
         check_size: int = 0,
         masking: str = "ring",
@@ -345,17 +359,17 @@ class CoresetVKMC(CoresetStrategy):
             solver=solver,
             protocol=protocol,
             check_size=check_size,
-            test_fraction=test_fraction,
+            test_fraction=0.0,
             evaluate=evaluate,
             masking=masking,
             n_parties=n_parties,
             seed=seed,
         )
-        check_at_least("n_clusters", n_clusters, 1)
+        check_whole("n_clusters", n_clusters, 1)
         check_choice("solver", solver, ("central", "distdim"))
         check_choice("local_clustering", local_clustering, ("lloyd", "seeding"))
         check_at_least("approximation", approximation, 1)
-        check_at_least("n_init", n_init, 1)
+        check_whole("n_init", n_init, 1)
         if sampling != "full" and n_clusters > size:
             raise ValueError(
                 f"n_clusters must be at most size, got {n_clusters} for {size} rows"
@@ -371,6 +385,12 @@ class CoresetVKMC(CoresetStrategy):
             raise FederationError(
                 f"n_clusters must be at most the number of training rows, got {k} for "
                 f"{n} rows"
+            )
+        if self.evaluate == "full" and k > sum(widths):
+            raise FederationError(
+                "evaluate='full' shows the server the distance of each row to n_clusters "
+                "points, so n_clusters must be at most the number of columns, got "
+                f"{k} for {sum(widths)}: use check_size"
             )
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
         pool = self.solver == "central"
@@ -394,7 +414,7 @@ class CoresetVKMC(CoresetStrategy):
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
                 metrics |= _estimate("check_cost", losses, check.weights, n)
-            if self.sampling != "full":
+            if self.sampling != "full" and self.size > 1:
                 metrics["tau"] = tau(coreset.X, run.rng("tau"))
         else:
             chosen: dict[str, Any] = {}
@@ -408,7 +428,7 @@ class CoresetVKMC(CoresetStrategy):
                 **chosen,
             )
             labels = np.column_stack(replies.each("labels"))
-            C = distdim(labels, replies.each("centers"), w, k, rng)
+            C = distdim(labels, replies.each("centers"), w, k, rng, self.n_init)
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)

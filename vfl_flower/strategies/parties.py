@@ -102,6 +102,8 @@ class Parties(Sequence[PartyInfo]):
         Where every message is counted.
     seed : int
         Seed of the run, from which each party derives its streams.
+    private_draws : bool
+        Let each party add a secret of its own to its streams.
     timeout : float
         Seconds that one round trip may take. A message without a reply is sent again
         after half of them; steps give the same reply when they are asked twice.
@@ -124,6 +126,7 @@ class Parties(Sequence[PartyInfo]):
         ledger: Ledger,
         *,
         seed: int,
+        private_draws: bool = False,
         timeout: float = 3600.0,
         masking: str = "ring",
         n_parties: int = 0,
@@ -134,6 +137,7 @@ class Parties(Sequence[PartyInfo]):
         self._frame: dict[str, Scalar] = {
             "session": secrets.randbits(63),
             "seed": seed,
+            "private_draws": private_draws,
             "masking": masking,
         }
         self._round = 0

@@ -12,8 +12,8 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
-    check_at_least,
     check_choice,
+    check_whole,
 )
 from vfl_flower.strategies.exchange import FederationError
 from vfl_flower.strategies.parties import Parties, Replies
@@ -70,7 +70,7 @@ class CoresetStrategy(ProtocolStrategy):
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        check_at_least("size", size, 1)
+        check_whole("size", size, 1)
         check_choice("sampling", sampling, SAMPLINGS)
         check_choice("protocol", protocol, PROTOCOLS)
         check_choice("evaluate", evaluate, EVALUATIONS)
@@ -81,8 +81,9 @@ class CoresetStrategy(ProtocolStrategy):
                 "check_size must be 0 unless sampling is 'coreset' and solver "
                 f"'central', got {check_size}"
             )
-        if check_size < 0 or check_size == 1:
-            raise ValueError(f"check_size must be 0 or at least 2, got {check_size}")
+        check_whole("check_size", check_size, 0)
+        if check_size == 1:
+            raise ValueError("check_size must be 0 or at least 2, got 1")
         self.size, self.sampling, self.rounds = size, sampling, protocol
         self.solver, self.check_size = solver, check_size
         self.test_fraction, self.evaluate = test_fraction, evaluate
@@ -200,9 +201,14 @@ class CoresetStrategy(ProtocolStrategy):
         Raises
         ------
         FederationError
-            There are fewer than a uniform sample needs.
+            There are none, or fewer than a uniform sample needs.
         """
         n = parties.n_rows - self.n_test(parties)
+        if n < 1:
+            raise FederationError(
+                f"test_fraction must leave training rows, got {self.test_fraction} of "
+                f"{parties.n_rows} rows"
+            )
         if self.sampling == "uniform" and self.size > n:
             raise FederationError(
                 f"size must be at most the number of training rows for uniform "

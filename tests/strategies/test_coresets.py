@@ -1,0 +1,830 @@
+"""Both coreset strategies end to end: draws, rounds, costs, statistics, refusals."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.messages import unpack
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.coresets import (
+    allocate,
+    cluster_summary,
+    leverage_factor,
+    leverage_scores,
+    vkmc_sensitivities,
+)
+from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, base, coresets
+from vfl_flower.strategies.exchange import FederationError
+
+T, D = 3, 7
+WIDTHS = (2, 1, 4)
+
+
+def data(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_t(3, size=(n, D))
+    return X, X @ np.arange(1.0, D + 1) + 5 + rng.normal(size=n)
+
+
+def parties(X, y=None, widths=WIDTHS, holder=2):
+    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
+    return [Party(b, y if j == holder else None) for j, b in enumerate(blocks)]
+
+
+class Recorder(InProcessGrid):
+    """Keeps what the server sent to party 0: (action, values), in order."""
+
+    def __init__(self, parties):
+        super().__init__(parties)
+        self.sent = []
+
+    def push_messages(self, messages):
+        """Keep the first of the messages."""
+        messages = list(messages)
+        action = messages[0].metadata.message_type.partition(".")[2]
+        self.sent.append((action, unpack(messages[0].content)[0]))
+        return super().push_messages(messages)
+
+
+def run(strategy, federation, seed=None):
+    if seed is not None:
+        strategy.seed = seed
+    grid = Recorder(federation)
+    return strategy.start(grid), grid.sent
+
+
+# -- the draws, from the numerics alone ---------------------------------------------
+
+
+def expected_coreset(g, seed, size, train):
+    """Algorithm 1 on the scores of all parties, shape (T, n), with the run's streams."""
+    totals = g.sum(axis=1)
+    a = allocate(totals, size, base.Run(seed).rng("allocate"))
+    S = []
+    for j in range(len(g)):
+        party = Party(np.zeros((1, 1)), index=j, seed=seed)
+        S.append(draw(g[j], size, party.rng("draw"))[: a[j]])
+    S = np.concatenate(S)
+    w = totals.sum() / (size * g[:, S].sum(axis=0))
+    return train[S], w
+
+
+def regression_scores(X, y, intercept):
+    """|u_i|^2 + 1 / n of each party's block, by a singular value decomposition."""
+    n, g = len(X), []
+    for j, block in enumerate(np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)):
+        if intercept:
+            block = block - block.mean(axis=0)
+        if j == 2:
+            extra = [np.ones(n)] if intercept else []
+            block = np.column_stack([block, *extra, y])
+        U, s, _ = np.linalg.svd(block / np.linalg.norm(block, axis=0), False)
+        g.append((U[:, s > 1e-10 * s[0]] ** 2).sum(axis=1) + 1 / n)
+    return np.array(g)
+
+
+def clustering_scores(X, k, seed, method):
+    g = []
+    for j, block in enumerate(np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)):
+        rng = Party(np.zeros((1, 1)), index=j, seed=seed).rng("cluster")
+        summary = cluster_summary(RowBlocks(block), k, rng, method=method)
+        g.append(vkmc_sensitivities(np.ascontiguousarray(block), summary, 2.0))
+    return np.array(g)
+
+
+@pytest.mark.parametrize("protocol", ["fused", "paper"])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_rows_and_weights_of_regression_are_those_of_the_paper(
+    monkeypatch, fraction, intercept, protocol
+):
+    """S and w recomputed from a pooled matrix; the model from the same weighted rows.
+
+    Weights sqrt(w) on the rows make it ordinary least squares, solved by NumPy.
+    """
+    X, y = data()
+    size, seed = 60, 11
+    train = split_rows(300, fraction, seed)[0]
+    train = np.arange(300) if train is None else train
+    g = regression_scores(X[train], y[train], intercept)
+    S, w = expected_coreset(g, seed, size, train)
+    strategy = CoresetVRLR(
+        size, protocol=protocol, fit_intercept=intercept, test_fraction=fraction
+    )
+    found, sent = run(strategy, parties(X, y), seed)
+    rows = dict(sent)["coresets_scores"]["rows"]
+    np.testing.assert_array_equal(rows, S)
+    assert found.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
+    A = np.column_stack([X[S], np.ones(size)]) if intercept else X[S]
+    root = np.sqrt(w)
+    theta = np.linalg.lstsq(A * root[:, None], y[S] * root)[0]
+    np.testing.assert_allclose(np.concatenate(found.model.coef_), theta[:D], rtol=1e-8)
+    loss = (w @ (A @ theta - y[S]) ** 2) / len(train)
+    assert found.metrics["train_loss"] == pytest.approx(loss, rel=1e-8)
+    assert found.metrics["objective"] == found.metrics["train_loss"]
+
+
+def test_leverage_scores_of_the_test_are_those_of_the_package():
+    """The 1/n between bases with ones and about the mean is counted once."""
+    X, y = data()
+    g = regression_scores(X, y, True)
+    blocks = RowBlocks(X[:, :2], 1.0)
+    direct = leverage_scores(blocks, leverage_factor(blocks))
+    np.testing.assert_allclose(g[0], direct, rtol=1e-8)  # - 1/n for ones, + 1/n
+    assert g.sum() == pytest.approx(2 + 1 + (4 + 1 + 1) + T)
+
+
+@pytest.mark.parametrize("protocol", ["fused", "paper"])
+@pytest.mark.parametrize("method", ["lloyd", "seeding"])
+def test_rows_and_weights_of_k_means_are_those_of_the_paper(protocol, method):
+    X, _ = data()
+    size, seed, k = 60, 4, 3
+    g = clustering_scores(X, k, seed, method)
+    S, w = expected_coreset(g, seed, size, np.arange(300))
+    strategy = CoresetVKMC(k, size, protocol=protocol, local_clustering=method)
+    found, sent = run(strategy, parties(X), seed)
+    np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"], S)
+    assert found.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
+    C, cost = weighted_kmeans(X[S], k, w, base.Run(seed).rng("cluster"))
+    np.testing.assert_allclose(
+        np.hstack(found.model.cluster_centers_), C, rtol=1e-7, atol=1e-9
+    )
+    assert found.metrics["cost"] == pytest.approx(cost / 300)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_uniform_rows_are_distinct_training_rows(pooled, fraction):
+    X, y = data()
+    strategy = CoresetVRLR(
+        60,
+        sampling="uniform",
+        test_fraction=fraction,
+        solver="central" if pooled else "cg",
+    )
+    found, sent = run(strategy, parties(X, y), 2)
+    rows = dict(sent)["coresets_rows" if pooled else "linear_start"]["rows"]
+    assert len(np.unique(rows)) == 60
+    assert not np.isin(rows, split_rows(300, fraction, 2)[1]).any()
+    assert found.metrics["weight_sum"] == pytest.approx(300 * (1 - fraction))
+
+
+@pytest.mark.parametrize("solver", ["central", "distdim"])
+def test_all_rows_in_more_than_one_block(monkeypatch, solver):
+    """Blocks of 40 numbers a party: 10 rows of the widest, the same result."""
+    X, _ = data(n=95)
+    strategy = CoresetVKMC(3, sampling="full", solver=solver, evaluate="full")
+    whole, _ = run(strategy, parties(X), 0)
+    monkeypatch.setattr(coresets, "_MESSAGE_NUMBERS", 40)
+    blocked, sent = run(strategy, parties(X), 0)
+    assert blocked.arrays.object_id == whole.arrays.object_id
+    assert blocked.metrics == pytest.approx(whole.metrics, rel=1e-9)
+    actions = [action for action, _ in sent]
+    assert actions.count("coresets_rows") == (10 if solver == "central" else 0)
+    assert actions.count("coresets_distances") == math.ceil(95 / 13)
+
+
+@pytest.mark.parametrize("sampling", ["coreset", "uniform", "full"])
+@pytest.mark.parametrize("solver", ["central", "distdim"])
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_full_cost_of_k_means(solver, sampling, fraction):
+    X, _ = data()
+    strategy = CoresetVKMC(
+        4, 60, sampling, solver, evaluate="full", test_fraction=fraction
+    )
+    found, _ = run(strategy, parties(X), 1)
+    train = split_rows(300, fraction, 1)[0]
+    train = np.arange(300) if train is None else train
+    _, squares = assign(X[train], np.hstack(found.model.cluster_centers_))
+    assert found.metrics["full_cost"] == pytest.approx(squares.mean(), rel=1e-9)
+    if sampling == "full" and solver == "central":
+        assert found.metrics["cost"] == pytest.approx(squares.mean(), rel=1e-9)
+
+
+# -- the two protocols --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+@pytest.mark.parametrize("seed", [0, 1, 2**62])
+@pytest.mark.parametrize("solver", ["central", "cg", "distdim"])
+def test_both_protocols_give_the_same_bits(solver, seed, fraction):
+    X, y = data()
+    results = []
+    for protocol in ("fused", "paper"):
+        options = {"protocol": protocol, "test_fraction": fraction, "solver": solver}
+        if solver == "distdim":
+            strategy = CoresetVKMC(3, 50, **options)
+        else:
+            strategy = CoresetVRLR(50, max_iter=5, **options)
+        result, sent = run(strategy, parties(X, y), seed)
+        results.append((result, dict(sent)["coresets_scores"]["rows"]))
+    (fused, rows), (paper, rows_paper) = results
+    np.testing.assert_array_equal(rows, rows_paper)
+    assert fused.metrics == paper.metrics
+    assert fused.arrays.object_id == paper.arrays.object_id
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_protocols_give_the_same_clusters(seed):
+    X, _ = data()
+    fused, paper = (
+        run(CoresetVKMC(3, 50, protocol=p), parties(X), seed)[0]
+        for p in ("fused", "paper")
+    )
+    assert fused.metrics == paper.metrics
+    assert fused.arrays.object_id == paper.arrays.object_id
+
+
+def test_the_seed_is_all_that_decides():
+    X, y = data()
+    first, again, other = (
+        simulate(CoresetVRLR(50), parties(X, y), seed) for seed in (1, 1, 2)
+    )
+    assert first.arrays.object_id == again.arrays.object_id
+    assert first.arrays.object_id != other.arrays.object_id
+    drawn = simulate(CoresetVRLR(50), parties(X, y))
+    repeated = simulate(CoresetVRLR(50), parties(X, y), drawn.seed)
+    assert drawn.arrays.object_id == repeated.arrays.object_id
+
+
+# -- units, round trips, bytes ------------------------------------------------------
+
+M, K, B = 50, 3, 10
+
+
+def cost(strategy, n=200):
+    X, y = data(n)
+    needed = y if isinstance(strategy, CoresetVRLR) else None
+    return simulate(strategy, parties(X, needed), seed=0)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_units_of_regression_fused(fit_intercept):
+    """T + 3mT + m(d + 1), counted by hand; the intercept costs nothing.
+
+    totals: up T totals and mT pre-drawn rows. scores: down S to each party, mT; up mT
+    masked scores and m(d + 1) values of rows and labels.
+
+    The published code counts T + 3mT for the draw as well, though with mT in the place
+    of the paper's m for S^(j) (m rows in all, T broadcasts of m), and m d for CENTRAL:
+    without the m labels, that one of the parties sends like a column.
+    """
+    result = cost(CoresetVRLR(M, fit_intercept=fit_intercept))
+    assert result.ledger.units == T + 3 * M * T + M * (D + 1)
+    assert {a: len(w) for a, w in result.ledger.waits.items()} == {
+        "hello": 1,
+        "coresets_totals": 1,
+        "coresets_scores": 1,
+    }
+    assert result.ledger.messages == 3 * T
+
+
+def test_units_of_regression_by_the_paper():
+    """2T + m + 3mT + m(d + 1): fewer numbers drawn, rows asked for a second time.
+
+    totals: up T. draw: down the T counts a_j, up the m rows of all S^(j) together.
+    scores: S down, mT; masked scores up, mT. rows: S down once more, mT; up m(d + 1).
+
+    Algorithm 1 itself is the first four: 2T + m + 2mT, which the published code rounds
+    up to T + 3mT.
+    """
+    result = cost(CoresetVRLR(M, protocol="paper"))
+    assert result.ledger.units == 2 * T + M + 3 * M * T + M * (D + 1)
+    assert list(result.ledger.waits) == [
+        *("hello", "coresets_totals", "coresets_draw", "coresets_scores"),
+        "coresets_rows",
+    ]
+    drawing = result.ledger.of("coresets_totals", "coresets_draw", "coresets_scores")
+    assert drawing.units == 2 * T + M + 2 * M * T <= T + 3 * M * T
+    assert result.ledger.round_trips == 5
+
+
+def test_units_of_a_uniform_sample():
+    """mT for the rows' numbers and m(d + 1) for the rows; published: mT + m d."""
+    result = cost(CoresetVRLR(M, sampling="uniform"))
+    assert result.ledger.units == M * T + M * (D + 1)
+    assert result.ledger.round_trips == 2
+
+
+def test_units_of_all_rows():
+    """n(d + 1): which rows they are goes without saying; published: n d."""
+    result = cost(CoresetVRLR(M, sampling="full"), n=200)
+    assert result.ledger.units == 200 * (D + 1)
+    assert result.ledger.round_trips == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "units", "trips"),
+    [
+        ({}, T + 3 * M * T + M * D, 3),
+        ({"protocol": "paper"}, 2 * T + M + 3 * M * T + M * D, 5),
+        ({"sampling": "uniform"}, M * T + M * D, 2),
+        ({"sampling": "full"}, 200 * D, 2),
+    ],
+)
+def test_units_of_k_means(options, units, trips):
+    """As for regression without labels; published: T + 3mT or mT, and m d or n d."""
+    result = cost(CoresetVKMC(K, M, **options))
+    assert result.ledger.units == units
+    assert result.ledger.round_trips == trips
+
+
+@pytest.mark.parametrize(
+    ("options", "units", "trips"),
+    [
+        ({}, T + 3 * M * T + 3 * M * T + K * D, 4),
+        ({"protocol": "paper"}, 2 * T + M + 2 * M * T + 3 * M * T + K * D, 5),
+        ({"sampling": "uniform"}, 3 * M * T + K * D, 2),
+        ({"sampling": "full"}, 200 * T + K * D, 2),
+    ],
+)
+def test_units_of_distdim(options, units, trips):
+    """k d local centres and mT assignments up, after (S, w) went down: 2mT.
+
+    The published code counts k d + mT (k d + nT for full), without the broadcast of
+    (S, w) that its own Theorem 2.5 has as 2mT. A uniform sample needs no message of its
+    own: its numbers ride on (S, w).
+    """
+    result = cost(CoresetVKMC(K, M, solver="distdim", **options))
+    assert result.ledger.units == units
+    assert result.ledger.round_trips == trips
+
+
+def test_units_of_conjugate_gradients():
+    """T + 3mT + (2mT + mT) + (s + 1)(2mT + 3T) + d + 1 + T after s steps.
+
+    The draw; start: (S, w) down, first residuals up; each step and the last look at
+    the gradient: the residual down and A s up, mT each, and three energies a party;
+    coefficients: d and the intercept's, and one shift a party. The paper has no such
+    solver.
+    """
+    result = cost(CoresetVRLR(M, solver="cg"))
+    s = int(result.metrics["iterations"])
+    assert 1 <= s <= D + 1
+    assert result.ledger.units == (
+        (T + 3 * M * T) + 3 * M * T + (s + 1) * (2 * M * T + 3 * T) + (D + 1) + T
+    )
+    assert result.ledger.round_trips == 3 + 1 + (s + 1) + 1
+
+
+def test_units_of_proximal_steps():
+    """As conjugate gradients with two energies a party, and no last look."""
+    result = cost(CoresetVRLR(M, "lasso", 1.0, solver="cg", max_iter=4, tol=0))
+    assert result.metrics["iterations"] == 4
+    assert result.ledger.units == (
+        (T + 3 * M * T) + 3 * M * T + 4 * (2 * M * T + 2 * T) + (D + 1) + T
+    )
+    assert result.ledger.round_trips == 3 + 1 + 4 + 1
+
+
+@pytest.mark.parametrize("b", [1, B])
+def test_units_of_saga(b):
+    """T + 3mT + (2mT + 2mT) + s 3bT - bT + d + 1 + T in s round trips of b rows.
+
+    The draw; start: (S, w) down, first residuals and |a_i|^2 up; each round trip: b
+    rows' numbers and the b changes of the last batch down, b residuals up, but no
+    change before the first; coefficients. The published code counts 3T an iteration
+    (of one row) and 2mT for (S, w): the same but for start and end.
+    """
+    result = cost(CoresetVRLR(M, solver="saga", max_iter=1, batch_size=b))
+    s = M // b
+    assert result.ledger.waits["linear_saga"].__len__() == s
+    assert result.ledger.units == (
+        (T + 3 * M * T) + 4 * M * T + s * 3 * b * T - b * T + (D + 1) + T
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "units", "actions"),
+    [
+        (
+            CoresetVRLR(M, test_fraction=0.25, evaluate="full"),
+            200 * T + 2 * D,
+            {"linear_residuals": 2},
+        ),
+        (
+            CoresetVKMC(K, M, evaluate="full"),
+            200 * K * T + K * D,
+            {"coresets_distances": 1},
+        ),
+    ],
+)
+def test_units_of_evaluation(strategy, units, actions):
+    """n T residuals, or n k T distances, up; the model down; counted by themselves."""
+    result = cost(strategy)
+    assert result.evaluation.units == units
+    waits = result.evaluation.waits
+    assert {action: len(seconds) for action, seconds in waits.items()} == actions
+    assert result.evaluation.round_trips < result.ledger.round_trips
+
+
+@pytest.mark.parametrize("masking", ["ring", "plain"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        CoresetVRLR(1000),
+        CoresetVRLR(1000, protocol="paper"),
+        CoresetVRLR(1000, sampling="uniform"),
+        CoresetVRLR(sampling="full"),
+        CoresetVRLR(1000, solver="cg"),
+        CoresetVKMC(5, 1000),
+    ],
+)
+def test_bytes_of_blocks_of_1000_numbers(strategy, masking):
+    """At most 8.8 bytes a unit in messages that carry 1,000 numbers or more."""
+    X, y = data(n=1500)
+    strategy.masking = masking
+    result = simulate(strategy, parties(X, y), seed=0)
+    large = 0
+    for entry in result.ledger.entries.values():
+        for size, units in (
+            (entry.bytes_down, entry.units_down),
+            (entry.bytes_up, entry.units_up),
+        ):
+            if units >= 1000 * entry.messages:
+                large += 1
+                assert size <= 8.8 * units, entry
+    assert large >= T
+
+
+@pytest.mark.parametrize("solver", ["central", "cg"])
+def test_bytes_do_not_depend_on_the_number_of_rows(solver):
+    """The same to 1 % for n = 10^3, 10^4, 10^5 at m = 200; units exactly."""
+    results = []
+    for n in (10**3, 10**4, 10**5):
+        X, y = data(n)
+        strategy = CoresetVRLR(200, solver=solver, max_iter=3, tol=0)
+        results.append(simulate(strategy, parties(X, y), seed=0))
+    for name in ("bytes_up", "bytes_down"):
+        sizes = [getattr(result.ledger, name) for result in results]
+        assert max(sizes) <= 1.01 * min(sizes)
+    assert len({result.ledger.units for result in results}) == 1
+
+
+def test_bytes_of_k_means_do_not_depend_on_the_number_of_rows():
+    sizes = []
+    for n in (10**3, 10**4, 10**5):
+        strategy = CoresetVKMC(3, 200, local_clustering="seeding", n_init=1)
+        sizes.append(simulate(strategy, parties(data(n)[0]), seed=0).ledger.bytes_up)
+    assert max(sizes) <= 1.01 * min(sizes)
+
+
+# -- statistics ---------------------------------------------------------------------
+
+SEEDS = 250
+
+
+def t_statistic(values, truth):
+    values = np.asarray(values)
+    return (values.mean() - truth) / (values.std(ddof=1) / math.sqrt(len(values)))
+
+
+@pytest.mark.parametrize("sampling", ["coreset", "uniform"])
+def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampling):
+    """Mean over 250 fixed seeds, at one theta, within 4.5 standard errors.
+
+    The false-alarm rate is 1e-5 for each of the two, were the seeds not fixed (they
+    are). Standard errors are below 1.5 % of the loss and 0.7 % of n, so an error of
+    7 % in the loss, or 3 % in the weights, would be seen.
+    """
+    X, y = data()
+    theta, b = np.linspace(-1, 8, D), 4.0
+    monkeypatch.setattr(coresets, "solve_pooled", lambda *args: (theta, b))
+    loss = ((X @ theta + b - y) ** 2).mean()
+    federation = parties(X, y)
+    strategy = CoresetVRLR(60, sampling=sampling, masking="plain")
+    found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
+    losses = [metrics["train_loss"] for metrics in found]
+    assert abs(t_statistic(losses, loss)) < 4.5
+    assert np.std(losses) / math.sqrt(SEEDS) < 0.015 * loss
+    if sampling == "coreset":
+        sums = [metrics["weight_sum"] for metrics in found]
+        assert abs(t_statistic(sums, 300)) < 4.5
+        assert np.std(sums) / math.sqrt(SEEDS) < 0.007 * 300
+
+
+def test_cost_on_the_coreset_is_unbiased_for_k_means(monkeypatch):
+    """As for regression, at fixed centres; false-alarm rate 1e-5 for each of two."""
+    X, _ = data()
+    C = X[:4]
+
+    def at_centers(X, k, w, rng, n_init):
+        return C, float(w @ assign(X, C)[1])
+
+    monkeypatch.setattr(coresets, "weighted_kmeans", at_centers)
+    monkeypatch.setattr(coresets, "tau", lambda *args: 1.0)
+    cost = assign(X, C)[1].mean()
+    strategy = CoresetVKMC(4, 60, masking="plain", local_clustering="seeding")
+    federation = parties(X)
+    found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
+    assert abs(t_statistic([metrics["cost"] for metrics in found], cost)) < 4.5
+    assert abs(t_statistic([metrics["weight_sum"] for metrics in found], 300)) < 4.5
+
+
+def skewed(n=4000):
+    """Two columns hardly vary but for 8 rows each: all that they say is there."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(n, D))
+    X[:, [0, 5]] *= 1e-3
+    X[rng.choice(n, 8, replace=False), 0] = 30 * rng.normal(size=8)
+    X[rng.choice(n, 8, replace=False), 5] = 30 * rng.normal(size=8)
+    return X, X @ np.arange(1.0, D + 1) + 5 + rng.normal(size=n)
+
+
+def test_coreset_beats_uniform_where_few_rows_matter():
+    """Mean loss over all rows, 20 fixed seeds, m = 100 of n = 4,000.
+
+    A uniform sample has none of the 8 rows of a column with probability 0.82, and then
+    knows nothing of its coefficient; a coreset has each of the two columns' rows with
+    probability about 1 / G = 1 / 12 a draw, and none of them with 2e-4. The worst of
+    the 20 coresets must beat the mean of the uniform samples, and all of them be within
+    a factor of 1.5 of the optimum.
+    """
+    X, y = skewed()
+    A = np.column_stack([X, np.ones(len(y))])
+    optimum = ((A @ np.linalg.lstsq(A, y)[0] - y) ** 2).mean()
+    loss = {}
+    for sampling in ("coreset", "uniform"):
+        strategy = CoresetVRLR(100, sampling=sampling, evaluate="full")
+        results = [simulate(strategy, parties(X, y), seed) for seed in range(20)]
+        loss[sampling] = [r.metrics["full_train_loss"] / optimum for r in results]
+    assert max(loss["coreset"]) < 1.5
+    assert np.mean(loss["uniform"]) > 2 * max(loss["coreset"])
+
+
+def test_coreset_beats_uniform_where_a_cluster_is_small():
+    """Mean cost over 20 fixed seeds, m = 60 of n = 4,000, a far cluster of 20 rows.
+
+    A uniform sample misses all 20 with probability 0.74 (0.995^60); a coreset gives a
+    quarter of each party's score or more to them (their cluster's share), and misses
+    them with 0.75^60 = 3e-8.
+    """
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(4000, D))
+    X[:20] += 40
+    X[20:2000] += 4
+    cost = {}
+    for sampling in ("coreset", "uniform"):
+        strategy = CoresetVKMC(3, 60, sampling, evaluate="full", n_init=3)
+        results = [simulate(strategy, parties(X), seed) for seed in range(20)]
+        cost[sampling] = np.mean([r.metrics["full_cost"] for r in results])
+    full = simulate(CoresetVKMC(3, sampling="full", n_init=3), parties(X), 0).metrics
+    assert cost["coreset"] < 1.2 * full["cost"]
+    assert cost["uniform"] > 2 * cost["coreset"]
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_sigma_min_sees_a_column_that_two_parties_hold(copies):
+    """0 where it is repeated; far from 0 where columns and labels are independent."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(400, D)), rng.normal(size=400)
+    if copies:
+        X[:, 6] = 3 * X[:, 2] + 1
+    result = simulate(CoresetVRLR(200), parties(X, y), seed=0)
+    assert (result.metrics["sigma_min"] < 1e-7) == bool(copies)
+    assert copies or result.metrics["sigma_min"] > 0.5
+
+
+# -- the frame of a strategy --------------------------------------------------------
+
+
+def test_result_is_also_flowers():
+    X, y = data()
+    seen = []
+
+    def evaluate(iteration, arrays):
+        model = CoresetVRLR.model_class.from_arrays(arrays)
+        seen.append((iteration, np.concatenate(model.coef_)))
+
+    result = CoresetVRLR(50, seed=1).start(
+        InProcessGrid(parties(X, y)), evaluate_fn=evaluate
+    )
+    assert [iteration for iteration, _ in seen] == [0, 1]
+    assert not seen[0][1].any()
+    np.testing.assert_array_equal(seen[1][1], np.concatenate(result.model.coef_))
+    assert result.metrics == dict(result.train_metrics_clientapp[1])
+    assert result.seed == 1
+
+
+def test_strategy_is_not_changed_by_simulate():
+    X, y = data()
+    strategy = CoresetVRLR(50, seed=9)
+    before = dict(vars(strategy))
+    assert simulate(strategy, parties(X, y), seed=1).seed == 1
+    assert vars(strategy) == before
+    assert simulate(strategy, parties(X, y)).seed == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"num_rounds": 3}, "num_rounds must be None, got 3: the protocol"),
+        ({"timeout": 0}, "timeout must be more than 0 seconds, got 0"),
+        ({"train_config": ConfigRecord({"lr": 0.1})}, "train_config must be None"),
+        ({"evaluate_config": ConfigRecord({"a": 1})}, "evaluate_config must be None"),
+        (
+            {"initial_arrays": "CoresetVRLR"},
+            "initial_arrays must be None: CoresetVRLR takes its settings",
+        ),
+    ],
+)
+def test_start_refuses_what_a_protocol_cannot_honour(arguments, sentence):
+    grid = Recorder(parties(*data()))
+    with pytest.raises(ValueError, match=sentence):
+        CoresetVRLR(50).start(grid, **arguments)
+    assert grid.sent == []
+
+
+@pytest.mark.parametrize(
+    "hook",
+    ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"],
+)
+def test_hooks_of_flower_say_what_to_call(hook):
+    count = 2 if hook.startswith("aggregate") else 4
+    with pytest.raises(NotImplementedError, match=rf"no {hook}: call start\(grid\)"):
+        getattr(CoresetVRLR(), hook)(*[None] * count)
+
+
+# -- refusals -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"size": 0}, "size must be at least 1, got 0"),
+        ({"size": -5}, "size must be at least 1, got -5"),
+        ({"sampling": "all"}, "sampling must be one of coreset, uniform, full, got"),
+        ({"protocol": "fast"}, "protocol must be one of fused, paper, got 'fast'"),
+        ({"evaluate": "test"}, "evaluate must be one of coreset, full, got 'test'"),
+        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
+        ({"test_fraction": -0.1}, r"test_fraction must be in \[0, 1\), got -0.1"),
+        ({"test_fraction": math.nan}, r"test_fraction must be in \[0, 1\), got nan"),
+        ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
+        ({"n_parties": -1}, "n_parties must be at least 0, got -1"),
+        ({"seed": -1}, r"seed must be between 0 and 2\^63 - 1, got -1"),
+        ({"seed": 2**63}, r"seed must be between 0 and 2\^63 - 1, got 9223"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [CoresetVRLR, CoresetVKMC])
+def test_arguments_of_both(strategy, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        strategy(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            {"regularizer": "l2"},
+            "regularizer must be one of none, ridge, lasso, elasticnet, got 'l2'",
+        ),
+        ({"solver": "sgd"}, "solver must be one of central, cg, saga, got 'sgd'"),
+        ({"solver": "distdim"}, "solver must be one of central, cg, saga, got 'distd"),
+        ({"alpha": -1.0}, "alpha must be at least 0, got -1"),
+        ({"alpha": math.nan}, "alpha must be at least 0, got nan"),
+        ({"alpha": 1.0}, "alpha must be 0 without a regularizer, got 1"),
+        ({"regularizer": "ridge"}, "alpha must be above 0 for ridge, got 0"),
+        ({"l1_ratio": 1.5}, r"l1_ratio must be in \[0, 1\], got 1.5"),
+        ({"l1_ratio": -0.5}, r"l1_ratio must be in \[0, 1\], got -0.5"),
+        ({"max_iter": 0}, "max_iter must be at least 1, got 0"),
+        ({"tol": -1e-9}, "tol must be at least 0, got -1e-09"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_arguments_of_regression(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        CoresetVRLR(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"n_clusters": 0}, "n_clusters must be at least 1, got 0"),
+        ({"solver": "cg"}, "solver must be one of central, distdim, got 'cg'"),
+        (
+            {"local_clustering": "none"},
+            "local_clustering must be one of lloyd, seeding, got 'none'",
+        ),
+        ({"approximation": 0.5}, "approximation must be at least 1, got 0.5"),
+        ({"n_init": 0}, "n_init must be at least 1, got 0"),
+        (
+            {"n_clusters": 11, "size": 10},
+            "n_clusters must be at most size, got 11 for 10 rows",
+        ),
+    ],
+)
+def test_arguments_of_k_means(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        CoresetVKMC(**arguments)
+
+
+def refused(strategy, federation, error, sentence):
+    """Assert that a run ends with this sentence, and after nothing but ``hello``."""
+    grid = Recorder(federation)
+    with pytest.raises(error, match=sentence):
+        strategy.start(grid)
+    assert [action for action, _ in grid.sent] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [
+        (
+            CoresetVRLR(301, sampling="uniform"),
+            "size must be at most the number of training rows for uniform sampling, "
+            "got 301 for 300 rows",
+        ),
+        (
+            CoresetVRLR(211, sampling="uniform", test_fraction=0.3, solver="cg"),
+            "got 211 for 210 rows",
+        ),
+        (CoresetVKMC(3, 301, sampling="uniform"), "got 301 for 300 rows"),
+        (
+            CoresetVKMC(301, 400),
+            "n_clusters must be at most the number of training rows, got 301 for 300",
+        ),
+        (
+            CoresetVKMC(211, sampling="full", test_fraction=0.3, solver="distdim"),
+            "n_clusters must be at most the number of training rows, got 211 for 210",
+        ),
+        (CoresetVRLR(n_parties=2), "the run is for 2 parties, 3 are connected"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_data(strategy, sentence):
+    federation = parties(*data())
+    if strategy.n_parties:
+        grid = Recorder(federation)
+        with pytest.raises(FederationError, match=sentence):
+            strategy.start(grid)
+        assert grid.sent == []
+    else:
+        refused(strategy, federation, FederationError, sentence)
+
+
+def test_the_largest_sizes_that_fit():
+    X, y = data()
+    for strategy in (
+        CoresetVRLR(300, sampling="uniform"),
+        CoresetVRLR(1000),
+        CoresetVRLR(1),
+        CoresetVKMC(5, 300, sampling="uniform"),
+        CoresetVKMC(20, 20, sampling="uniform", solver="distdim"),
+    ):
+        labels = y if isinstance(strategy, CoresetVRLR) else None
+        assert simulate(strategy, parties(X, labels), seed=0).metrics["weight_sum"] > 0
+
+
+@pytest.mark.parametrize("solver", ["central", "cg", "saga"])
+@pytest.mark.parametrize(
+    ("holders", "sentence"),
+    [
+        ((), "exactly one party must hold the labels, but none does"),
+        ((0, 2), "must hold the labels, but party-0, party-2 do"),
+    ],
+)
+def test_one_party_holds_the_labels(holders, sentence, solver):
+    X, y = data()
+    federation = [
+        Party(block, y if j in holders else None)
+        for j, block in enumerate(np.split(X, np.cumsum(WIDTHS)[:-1], axis=1))
+    ]
+    refused(CoresetVRLR(50, solver=solver), federation, FederationError, sentence)
+
+
+def test_parties_do_not_fit_together():
+    X, y = data()
+    ids = np.arange(300)
+    first = Party(X[:, :3], ids=ids, name="a")
+    for other, sentence in (
+        (
+            Party(X[:299, 3:], y=y[:299], ids=ids[:299], name="b"),
+            "hold the same number of rows: 'a' has 300, 'b' has 299",
+        ),
+        (
+            Party(X[:, 3:], y=y, ids=ids[::-1], name="b"),
+            "the same row ids in the same order: those of 'b' differ from those of 'a'",
+        ),
+        (Party(X[:, 3:], y=y, name="b"), "give ids to all parties or to none: 'b'"),
+        (Party(X[:, 3:], y=y, ids=ids, name="a"), "names must differ, two are 'a'"),
+    ):
+        refused(CoresetVRLR(50), [first, other], FederationError, sentence)
+
+
+def test_a_party_alone():
+    with pytest.raises(ValueError, match="at least two parties, got 1"):
+        simulate(CoresetVRLR(50), [Party(*data())])
+
+
+def test_a_party_that_fails_is_named_without_a_value():
+    X, y = data()
+    federation = parties(X, y)
+    federation[1].X = federation[1].X.copy()
+    federation[1].X[5] = np.nan  # after the checks, as a file that changes would be
+    with pytest.raises(PartyFailed, match="'party-1' failed in 'coresets_totals'"):
+        simulate(CoresetVRLR(50), federation, seed=0)
