@@ -16,7 +16,7 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "compare": False,
     "output-dir": "",
     "timeout": 3600.0,
-    "seed": 0,
+    "seed": -1,
     "n-parties": 0,
     "data": "diabetes",
     "id-column": "",
@@ -32,6 +32,7 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "test-fraction": 0.2,
     "evaluate": "coreset",
     "check-size": 0,
+    "allow-two-parties": False,
     "regularizer": "none",
     "alpha": 0.0,
     "l1-ratio": 0.5,
@@ -101,6 +102,12 @@ class PartySource:
     impute: str = "mean"
 
 
+_DATA_KEYS = frozenset(
+    {"id-column", "label-column", "columns", "standardize", "one-hot", "impute"}
+)
+_NODE_KEYS = _DATA_KEYS | {"data", "partition-id", "num-partitions", "party-name"}
+
+
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
     """Return the run config with defaults filled in.
 
@@ -143,6 +150,7 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
                 f"{config['strategy']!r}, got {value!r}"
             )
     known = {key.replace("-", "_"): value for key, value in config.items()}
+    known["seed"] = None if known["seed"] == -1 else known["seed"]
     return {name: known[name] for name in parameters if name in known}
 
 
@@ -155,8 +163,17 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     Raises
     ------
     ValueError
-        A value is not of the type that its key takes.
+        A value is not of the type that its key takes, a key is nearly one of ours, or
+        the node says how to read its data and not where they are.
     """
+    for key in node_config:
+        near = difflib.get_close_matches(key, _NODE_KEYS, n=1, cutoff=0.8)
+        if near and key not in _NODE_KEYS:
+            raise ValueError(
+                f"node config has no key {key!r}; did you mean {near[0]!r}?"
+            )
+        if key in _DATA_KEYS and "data" not in node_config:
+            raise ValueError(f"node config has {key!r} and must then have 'data'")
     chosen = node_config if "data" in node_config else RUN_DEFAULTS | dict(run_config)
 
     def text(config: UserConfig, key: str) -> str | None:

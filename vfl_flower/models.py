@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +51,10 @@ class Model:
         target = Path(path)
         target = target if target.suffix else target.with_suffix(".npz")
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=target.name, delete=False
-        ) as file:
+        part = target.with_name(f"{target.name}.part")
+        with part.open("wb") as file:
             np.savez(file, **header, **self.arrays())  # type: ignore[arg-type]
-        os.replace(file.name, target)
+        os.replace(part, target)
         return target
 
     @classmethod

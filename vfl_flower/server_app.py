@@ -30,11 +30,12 @@ def main(grid: Grid, context: Context) -> None:
     strategies = make_strategies(config)
     started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
     folder = output_dir(config) / started
-    results = {
-        name: strategy.start(grid, timeout=config["timeout"])
-        for name, strategy in strategies.items()
-    }
-    print(write_report(folder, results, config), flush=True)
+    folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    results, text = {}, ""
+    for name, strategy in strategies.items():
+        results[name] = strategy.start(grid, timeout=config["timeout"])
+        text = write_report(folder, results, config)
+    print(text, flush=True)
 
 
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:

@@ -20,6 +20,7 @@ from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.simulations import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, base, coresets
+from vfl_flower.strategies import sampling as rows_of
 from vfl_flower.strategies.exchange import FederationError
 
 T, D = 3, 7
@@ -45,10 +46,12 @@ class Recorder(InProcessGrid):
         self.sent = []
 
     def push_messages(self, messages):
-        """Keep the first of the messages."""
+        """Keep those to the first party."""
         messages = list(messages)
-        action = messages[0].metadata.message_type.partition(".")[2]
-        self.sent.append((action, unpack(messages[0].content)[0]))
+        for message in messages:
+            if message.metadata.dst_node_id == self.get_node_ids()[0]:
+                action = message.metadata.message_type.partition(".")[2]
+                self.sent.append((action, unpack(message.content)[0]))
         return super().push_messages(messages)
 
 
@@ -63,7 +66,7 @@ def run(strategy, federation, seed=None):
 
 
 def expected_coreset(g, seed, size, train):
-    """Algorithm 1 on the scores of all parties, shape (T, n), with the run's streams."""
+    """Algorithm 1 on the scores of all parties, shape (T, n), by the run's streams."""
     totals = g.sum(axis=1)
     a = allocate(totals, size, base.Run(seed).rng("allocate"))
     S = []
@@ -181,7 +184,8 @@ def test_all_rows_in_more_than_one_block(monkeypatch, solver):
     X, _ = data(n=95)
     strategy = CoresetVKMC(3, sampling="full", solver=solver, evaluate="full")
     whole, _ = run(strategy, parties(X), 0)
-    monkeypatch.setattr(coresets, "_MESSAGE_NUMBERS", 40)
+    for module in (coresets, rows_of):
+        monkeypatch.setattr(module, "MESSAGE_NUMBERS", 40)
     blocked, sent = run(strategy, parties(X), 0)
     assert blocked.arrays.object_id == whole.arrays.object_id
     assert blocked.metrics == pytest.approx(whole.metrics, rel=1e-9)
@@ -256,12 +260,12 @@ def test_the_seed_is_all_that_decides():
 # -- units, round trips, bytes ------------------------------------------------------
 
 M, K, B = 50, 3, 10
+SEEDS = 250  # of statistical tests
 
 
 def cost(strategy, n=200):
     X, y = data(n)
-    needed = y if isinstance(strategy, CoresetVRLR) else None
-    return simulate(strategy, parties(X, needed), seed=0)
+    return simulate(strategy, parties(X, y), seed=0)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])
@@ -306,7 +310,7 @@ def test_units_of_regression_by_the_paper():
 
 
 def test_units_of_a_uniform_sample():
-    """mT for the rows' numbers and m(d + 1) for the rows; published: mT + m d."""
+    """The rows cost mT by number, m(d + 1) by value; published: mT + m d."""
     result = cost(CoresetVRLR(M, sampling="uniform"))
     assert result.ledger.units == M * T + M * (D + 1)
     assert result.ledger.round_trips == 2
@@ -329,7 +333,7 @@ def test_units_of_all_rows():
     ],
 )
 def test_units_of_k_means(options, units, trips):
-    """As for regression without labels; published: T + 3mT or mT, and m d or n d."""
+    """As for regression without labels, even if a party has them; published: T + 3mT or mT, and m d or n d."""
     result = cost(CoresetVKMC(K, M, **options))
     assert result.ledger.units == units
     assert result.ledger.round_trips == trips
@@ -345,7 +349,7 @@ def test_units_of_k_means(options, units, trips):
     ],
 )
 def test_units_of_distdim(options, units, trips):
-    """k d local centres and mT assignments up, after (S, w) went down: 2mT.
+    """After (S, w), 2mT down: k d numbers of local centres and mT assignments up.
 
     The published code counts k d + mT (k d + nT for full), without the broadcast of
     (S, w) that its own Theorem 2.5 has as 2mT. A uniform sample needs no message of its
@@ -416,7 +420,7 @@ def test_units_of_saga(b):
     ],
 )
 def test_units_of_evaluation(strategy, units, actions):
-    """n T residuals, or n k T distances, up; the model down; counted by themselves."""
+    """Up n T residuals, or n k T distances; down the model; counted by themselves."""
     result = cost(strategy)
     assert result.evaluation.units == units
     waits = result.evaluation.waits
@@ -475,9 +479,78 @@ def test_bytes_of_k_means_do_not_depend_on_the_number_of_rows():
     assert max(sizes) <= 1.01 * min(sizes)
 
 
-# -- statistics ---------------------------------------------------------------------
+# -- the second draw ----------------------------------------------------------------
 
-SEEDS = 250
+
+@pytest.mark.parametrize("protocol", ["fused", "paper"])
+@pytest.mark.parametrize("strategy", [CoresetVRLR, CoresetVKMC])
+def test_second_draw_changes_nothing_of_the_first(strategy, protocol):
+    """The first rows of each party's stream are the same, however many follow."""
+    X, y = data()
+    options = {"size": M, "protocol": protocol, "test_fraction": 0.2}
+    labels = y if strategy is CoresetVRLR else None
+    without, with_check = (
+        simulate(strategy(check_size=c, **options), parties(X, labels), seed=5)
+        for c in (0, 30)
+    )
+    assert without.arrays.object_id == with_check.arrays.object_id
+    extra = {k: v for k, v in with_check.metrics.items() if not k.startswith("check_")}
+    assert extra == without.metrics
+
+
+@pytest.mark.parametrize("protocol", ["fused", "paper"])
+def test_second_draw_is_the_next_rows_of_each_party(protocol):
+    """m + c rows drawn; the loss of the last c, weighted by G / (c sum_j g_ij)."""
+    X, y = data()
+    g = regression_scores(X, y, True)
+    m, c, seed = 50, 40, 8
+    totals, server = g.sum(axis=1), base.Run(seed)
+    a = allocate(totals, m, server.rng("allocate"))
+    b = allocate(totals, c, server.rng("check"))
+    S = []
+    for j in range(T):
+        party = Party(np.zeros((1, 1)), index=j, seed=seed)
+        S.append(draw(g[j], m + c, party.rng("draw"))[a[j] : a[j] + b[j]])
+    S = np.concatenate(S)
+    w = totals.sum() / (c * g[:, S].sum(axis=0))
+    result, sent = run(
+        CoresetVRLR(m, check_size=c, protocol=protocol), parties(X, y), seed
+    )
+    np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"][m:], S)
+    found = result.model.predict(np.split(X[S], np.cumsum(WIDTHS)[:-1], axis=1))
+    losses = w * (found - y[S]) ** 2 / 300
+    assert result.metrics["check_loss"] == pytest.approx(losses.sum(), rel=1e-8)
+    error = losses.std(ddof=1) * math.sqrt(c)
+    assert result.metrics["check_loss_error"] == pytest.approx(error, rel=1e-8)
+
+
+def test_units_of_a_second_draw_of_c_rows():
+    """T + 3(m + c)T + (m + c)(d + 1): as a coreset of m + c rows, in no more trips."""
+    result = cost(CoresetVRLR(M, check_size=20))
+    assert result.ledger.units == T + 3 * (M + 20) * T + (M + 20) * (D + 1)
+    assert result.ledger.round_trips == 3
+
+
+def test_second_draw_estimates_the_loss_on_all_rows():
+    """Unbiased, where the loss on the coreset itself is too small; 250 fixed seeds.
+
+    False-alarm rate 1e-5: check_loss - full_train_loss has mean 0 since the second
+    draw is independent of the model. Its errors must be of the size that it says: the
+    mean square of their ratio is 1 to within a factor of 1.5 (20 deviations).
+    """
+    X, y = data()
+    strategy = CoresetVRLR(40, check_size=40, evaluate="full", masking="plain")
+    federation = parties(X, y)
+    found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
+    errors = np.array([f["check_loss"] - f["full_train_loss"] for f in found])
+    stated = np.array([f["check_loss_error"] for f in found])
+    assert abs(t_statistic(errors, 0)) < 4.5
+    assert 1 / 1.5 < (errors**2).mean() / (stated**2).mean() < 1.5
+    flattered = [f["train_loss"] - f["full_train_loss"] for f in found]
+    assert t_statistic(flattered, 0) < -4.5
+
+
+# -- statistics ---------------------------------------------------------------------
 
 
 def t_statistic(values, truth):
@@ -665,6 +738,13 @@ def test_hooks_of_flower_say_what_to_call(hook):
         ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
         ({"test_fraction": -0.1}, r"test_fraction must be in \[0, 1\), got -0.1"),
         ({"test_fraction": math.nan}, r"test_fraction must be in \[0, 1\), got nan"),
+        ({"check_size": 1}, "check_size must be 0 or at least 2, got 1"),
+        ({"check_size": -2}, "check_size must be 0 or at least 2, got -2"),
+        (
+            {"check_size": 9, "sampling": "uniform"},
+            "check_size must be 0 unless sampling is 'coreset' and solver 'central', "
+            "got 9",
+        ),
         ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
         ({"n_parties": -1}, "n_parties must be at least 0, got -1"),
         ({"seed": -1}, r"seed must be between 0 and 2\^63 - 1, got -1"),
@@ -686,6 +766,7 @@ def test_arguments_of_both(strategy, arguments, sentence):
         ),
         ({"solver": "sgd"}, "solver must be one of central, cg, saga, got 'sgd'"),
         ({"solver": "distdim"}, "solver must be one of central, cg, saga, got 'distd"),
+        ({"check_size": 9, "solver": "cg"}, "check_size must be 0 unless .* got 9"),
         ({"alpha": -1.0}, "alpha must be at least 0, got -1"),
         ({"alpha": math.nan}, "alpha must be at least 0, got nan"),
         ({"alpha": 1.0}, "alpha must be 0 without a regularizer, got 1"),
@@ -707,6 +788,10 @@ def test_arguments_of_regression(arguments, sentence):
     [
         ({"n_clusters": 0}, "n_clusters must be at least 1, got 0"),
         ({"solver": "cg"}, "solver must be one of central, distdim, got 'cg'"),
+        (
+            {"check_size": 9, "solver": "distdim"},
+            "check_size must be 0 unless .* got 9",
+        ),
         (
             {"local_clustering": "none"},
             "local_clustering must be one of lloyd, seeding, got 'none'",

@@ -1,10 +1,10 @@
 """A party's side of the linear solvers whose rows never leave it.
 
-Party j holds A_j = V X_j on the rows of the coreset, V = diag(sqrt(w / n)); the label
-holder has a column of ones as its last and t = V y / s with s such that ``|t| = 1``.
-With an intercept X_j is taken about its weighted mean, so that no party's columns
-resemble the ones; the means come back in the intercept, as a sum over parties.
-The server knows the residuals r = t - sum_j A_j theta_j and sends them to all;
+Party j holds A_j = V X_j on the rows of the coreset, V = diag(sqrt(w / n)), and the
+label holder t = V y / s with s such that ``|t| = 1``. With an intercept X_j and y are
+taken about their weighted means, so that no column resembles the ones: the best
+intercept is then 0, and that at the origin follows from the means, as a sum over
+parties. The server knows the residuals r = t - sum_j A_j theta_j and sends them to all;
 coefficients stay with their party until :func:`coefficients` is asked for.
 """
 
@@ -16,7 +16,13 @@ import numpy as np
 
 from vfl_flower.clients.base import Party, step
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.linear import Penalty, proximal_block, soft_threshold, whiten
+from vfl_flower.numerics.linear import (
+    Penalty,
+    constant_noise,
+    proximal_block,
+    soft_threshold,
+    whiten,
+)
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.typing import Array, Scalar, Values
 
@@ -32,25 +38,19 @@ class Block:
 
     def __init__(self, party: Party) -> None:
         state = party.state
-        self.free = None  # column of the intercept
-        extra: tuple[float, ...] = ()
-        if party.y is not None and state["intercept"]:
-            self.free, extra = party.X.shape[1], (1.0,)
         self.rows = state["rows"] if "rows" in state else _training_rows(party)
-        self.blocks = RowBlocks(party.X, *extra, rows=self.rows)
+        self.blocks = RowBlocks(party.X, rows=self.rows)
         m, d = self.shape = self.blocks.shape
         self.root = state.get("root", np.full(m, 1 / np.sqrt(state["n"])))
         self.mean = state.get("mean", np.zeros(d))
-        self.l2 = np.full(d, state["l2"])
-        if self.free is not None:
-            self.l2[self.free] = 0.0
+        self.used = state.get("used", np.ones(d))  # 0: a constant column
 
     def __iter__(self) -> Iterator[tuple[slice, Array]]:
         """Yield slices of 0 .. m - 1 and the rows of A_j in them."""
         start = 0
         for block in self.blocks:
             part = slice(start, start + len(block))
-            yield part, self.root[part, None] * (block - self.mean)
+            yield part, self.root[part, None] * (block - self.mean) * self.used
             start = part.stop
 
     def dot(self, theta: Array) -> Array:
@@ -67,8 +67,19 @@ class Block:
 
     def take(self, positions: Array) -> Array:
         """Return some rows of A, shape (b, d)."""
-        rows = self.blocks.take(positions) - self.mean
+        rows = (self.blocks.take(positions) - self.mean) * self.used
         return np.asarray(self.root[positions, None] * rows)
+
+    def center(self) -> None:
+        """Take the columns about their weighted mean; zero those that are constant.
+
+        What rounding leaves of a constant column is not mistaken for a direction.
+        """
+        mass = self.root @ self.root
+        self.mean = self.dot_transposed(self.root) / mass
+        spread = np.sqrt(np.diag(self.gram()) / mass)
+        noise = constant_noise(self.mean, self.shape[0])
+        self.used = (spread > noise).astype(np.float64)
 
 
 def _training_rows(party: Party) -> Array | None:
@@ -80,7 +91,8 @@ def _labels(party: Party, block: Block) -> Array:
     if party.y is None:
         return np.zeros(block.shape[0])
     y = party.y if block.rows is None else party.y[block.rows]
-    return np.asarray(block.root * y / party.state.get("scale", 1.0))
+    mean, scale = party.state.get("y_mean", 0.0), party.state.get("scale", 1.0)
+    return np.asarray(block.root * (y - mean) / scale)
 
 
 @step("linear_start", sums=("residual", "norms"))
@@ -108,34 +120,36 @@ def start(
         party.state |= {"rows": rows, "root": np.sqrt(weights / n)}
     block = Block(party)
     if intercept:
-        mean = block.dot_transposed(block.root) / (block.root @ block.root)
-        if block.free is not None:
-            mean[block.free] = 0.0
-        party.state["mean"] = mean
-        block = Block(party)
+        block.center()
+        party.state |= {"mean": block.mean, "used": block.used}
     m, d = block.shape
     reply: dict[str, Array | Scalar] = {"norms": np.zeros(0)}
     if party.y is not None:
+        if intercept:
+            t = _labels(party, block)
+            party.state["y_mean"] = float(block.root @ t / (block.root @ block.root))
         scale = float(np.linalg.norm(_labels(party, block))) or 1.0
         party.state["scale"] = reply["scale"] = scale
     residual, gram = _labels(party, block), block.gram()
+    # The label holder starts from its own solution, so that the server's first residual
+    # is not the labels themselves; all others start from zero.
+    l2_own = l2 if method == "cg" else 0.0
+    F = whiten(gram, np.full(d, l2_own))
+    phi = F.T @ block.dot_transposed(residual)
+    x = F @ phi
     if method == "cg":
-        F = whiten(gram, block.l2)
-        # The label holder starts from its own solution, so that the server's first
-        # residual is not the labels themselves; all others start from zero.
-        phi = F.T @ block.dot_transposed(residual)
-        residual = residual - block.dot(F @ phi) if party.y is not None else residual
         party.state |= {"F": F, "phi": phi, "p": np.zeros(len(phi))}
     elif method == "proximal":
-        F = whiten(gram, np.zeros(d))
-        party.state |= {"F": F, "R": F.T @ gram, "x": np.zeros(d), "v": np.zeros(d)}
+        party.state |= {"F": F, "R": F.T @ gram, "x": x, "v": x}
     else:
-        D = np.sqrt(np.diag(gram) + block.l2)
+        D = np.sqrt(np.diag(gram))
         D[D == 0] = 1.0
         norms = [((rows / D) ** 2).sum(axis=1) for _, rows in block]
-        reply["norms"] = np.concatenate(norms) + (block.l2 / D**2).max() / m
-        party.state |= {"D": D, "x": np.zeros(d), "average": np.zeros(d)}
-    return reply | {"residual": residual}
+        reply["norms"] = np.concatenate(norms) + l2 / (D**2).min() / m
+        party.state |= {"D": D, "x": D * x, "average": np.zeros(d)}
+    # SAGA learns its residuals batch by batch.
+    first = np.zeros(0) if method == "saga" else residual - block.dot(x)
+    return reply | {"residual": first}
 
 
 @step("linear_cg", sums=("direction", "energies"))
@@ -153,10 +167,11 @@ def conjugate_gradient(
     if "s" in state:
         p = state["s"] + shrink * p
         phi = phi + step_size * p
-    s = F.T @ (block.dot_transposed(residual) - block.l2 * (F @ phi))
+    l2 = state["l2"]
+    s = F.T @ (block.dot_transposed(residual) - l2 * (F @ phi))
     Fs, Fp = F @ s, F @ p
     party.state |= {"phi": phi, "p": p, "s": s}
-    energies = [s @ s, Fs @ (block.l2 * Fs), Fs @ (block.l2 * Fp)]
+    energies = [s @ s, l2 * Fs @ Fs, l2 * Fs @ Fp]
     return {"direction": block.dot(Fs), "energies": np.array(energies)}
 
 
@@ -167,12 +182,11 @@ def proximal(party: Party, residual: Array, l1: float, momentum: float) -> Value
     The step is exact in the block and majorises across blocks, so its speed depends on
     how much the columns of different parties overlap, not on the scale of the columns.
     """
-    assert party.n_parties is not None
     state, block = party.state, Block(party)
     F, R, x, v = state["F"], state["R"], state["x"], state["v"]
     target = R @ v + F.T @ block.dot_transposed(residual) / party.n_parties
     penalty = Penalty(l1, state["l2"])
-    new = proximal_block(R, target, party.n_parties, penalty, block.free)
+    new = proximal_block(R, target, party.n_parties, penalty)
     change = R @ (new - x)
     energies = [R @ (v - new) @ change, change @ change]
     v = new + momentum * (new - x)
@@ -196,9 +210,8 @@ def saga(
     if len(change):
         gradient = change @ (block.take(state["batch"]) / D)
         mean = 2 * m / len(change) * gradient + state["average"]
-        x = x - step_size * (mean + 2 * block.l2 / D**2 * x)
-        threshold = np.where(np.arange(len(x)) == block.free, 0.0, step_size * l1 / D)
-        x = soft_threshold(x, threshold)
+        x = x - step_size * (mean + 2 * state["l2"] / D**2 * x)
+        x = soft_threshold(x, step_size * l1 / D)
         party.state["average"] = state["average"] + 2 * gradient
     party.state |= {"x": x, "batch": batch}
     residual = block.take(batch) @ (x / D) - _labels(party, block)[batch]
@@ -209,15 +222,18 @@ def saga(
 def coefficients(party: Party) -> Values:
     """Send the party's block of the solution, in units of the label scale s.
 
-    The intercept at the columns' means, less the sum of ``mean_j theta_j`` over the
-    parties, is the intercept at the origin.
+    The intercept at the origin is the mean of y less the sum over parties of
+    ``mean_j theta_j``.
     """
     state = party.state
     if "phi" in state:
         theta = state["F"] @ state["phi"]
     else:
         theta = state["x"] / state.get("D", 1.0)
-    return {"coefficients": theta, "shift": np.array([Block(party).mean @ theta])}
+    theta = theta * state.get("used", 1.0)
+    shift = state.get("y_mean", 0.0) / state.get("scale", 1.0)
+    shift -= state.get("mean", np.zeros(len(theta))) @ theta
+    return {"coefficients": theta, "shift": np.array([shift])}
 
 
 @step("linear_residuals", sums=("residual",))

@@ -303,6 +303,7 @@ def distdim(
     weights: Array,
     k: int,
     rng: np.random.Generator,
+    n_init: int = 10,
 ) -> Array:
     """Combine local clusterings into global centres (DISTDIM).
 
@@ -321,25 +322,31 @@ def distdim(
         Number of centres.
     rng : numpy.random.Generator
         Source of the server's clustering.
+    n_init : int
+        Number of its starts.
 
     Returns
     -------
     Array, shape (k, d)
-        The centres, over the columns of all parties in order.
+        The centres, over the columns of all parties in order; some are equal where
+        fewer than k cells are occupied.
 
     Raises
     ------
     ValueError
-        `k` is below 1 or above the number of occupied cells.
+        `k` is below 1.
 
     References
     ----------
     H. Ding, Y. Liu, L. Huang and J. Li, "K-means clustering with distributed
     dimensions", ICML 2016.
     """
+    _check_k(k)
     cells, cell = np.unique(assignments, axis=0, return_inverse=True)
     grid = np.hstack([C[cells[:, j]] for j, C in enumerate(local_centers)])
-    return weighted_kmeans(grid, k, np.bincount(cell.ravel(), weights), rng)[0]
+    counts, distinct = np.bincount(cell.ravel(), weights), min(k, len(cells))
+    centers, _ = weighted_kmeans(grid, distinct, counts, rng, n_init)
+    return centers[np.arange(k) % distinct]
 
 
 def _squares(rows: Array) -> Array:

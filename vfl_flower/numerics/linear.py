@@ -120,6 +120,32 @@ def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float
     return float(squares.sum() / n)
 
 
+def center(X: Array, weights: Array) -> Array:
+    """Return columns about their weighted mean, those that are constant as zeros.
+
+    Parameters
+    ----------
+    X : Array, shape (m, d)
+        Rows.
+    weights : Array, shape (m,)
+        Their weights.
+
+    Returns
+    -------
+    Array, shape (m, d)
+        What rounding leaves of a constant column is not mistaken for a direction.
+    """
+    mean = weights @ X / weights.sum()
+    centered = X - mean
+    spread = np.abs(centered).max(axis=0)
+    return np.asarray(centered * (spread > constant_noise(mean, len(X))))
+
+
+def constant_noise(mean: Array, m: int) -> Array:
+    """Return how far from its computed mean rounding may put a constant column."""
+    return np.asarray(8 * np.finfo(np.float64).eps * np.sqrt(m) * np.abs(mean))
+
+
 def whiten(gram: Array, l2: Array) -> Array:
     """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's own preconditioner.
 
@@ -144,9 +170,7 @@ def whiten(gram: Array, l2: Array) -> Array:
     return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) / scale[:, None])
 
 
-def proximal_block(
-    R: Array, c: Array, n_parties: int, penalty: Penalty, free: int | None
-) -> Array:
+def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Array:
     r"""Return a party's proximal step in the metric of its own block.
 
     .. math:: \arg\min_x T \|R x - c\|^2 + \lambda_1 |x|_1 + \lambda_2 \|x\|^2
@@ -164,8 +188,6 @@ def proximal_block(
         T.
     penalty : Penalty
         l1 > 0.
-    free : int or None
-        The column of the intercept, not penalised.
 
     Returns
     -------
@@ -176,14 +198,8 @@ def proximal_block(
 
     if not len(c):  # all columns are zero
         return np.zeros(R.shape[1])
-    penalised = np.delete(R, free, axis=1) if free is not None else R
-    target, e = c, np.zeros(len(c))
-    if free is not None:
-        e = R[:, free] / np.linalg.norm(R[:, free])
-        target = c - e * (e @ c)
-        penalised = penalised - np.outer(e, e @ penalised)
-    rows = len(c)
-    l1, l2 = penalty.l1 / n_parties / rows / 2, penalty.l2 / n_parties / rows
+    # scikit-learn: |c - R x|^2 / (2 r) + a (q |x|_1 + (1 - q) |x|^2 / 2)
+    l1, l2 = penalty.l1 / n_parties / len(c) / 2, penalty.l2 / n_parties / len(c)
     model = ElasticNet(
         alpha=l1 + l2,
         l1_ratio=l1 / (l1 + l2),
@@ -191,11 +207,7 @@ def proximal_block(
         max_iter=100_000,
         tol=1e-12,
     )
-    x = model.fit(penalised, target).coef_
-    if free is None:
-        return np.asarray(x)
-    b = e @ (c - np.delete(R, free, axis=1) @ x) / np.linalg.norm(R[:, free])
-    return np.insert(x, free, b)
+    return np.asarray(model.fit(R, c).coef_)
 
 
 def soft_threshold(values: Array, threshold: Array | float) -> Array:

@@ -21,6 +21,7 @@ from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import (
     REGULARIZERS,
     Penalty,
+    center,
     mean_squared_error,
     solve_pooled,
 )
@@ -76,8 +77,9 @@ class CoresetVRLR(CoresetStrategy):
         The paper's coreset, uniform rows without replacement, or all rows.
     solver : {"central", "cg", "saga"}
         ``"central"``: the rows of the coreset are pooled at the server. In the others
-        no row leaves a party, and labels only within residuals: conjugate gradients (proximal steps with an
-        l1 part) on secure sums, one round trip a step; or SAGA, the paper's baseline.
+        no row leaves a party, and labels only within residuals: conjugate gradients
+        (proximal steps with an l1 part) on secure sums, one round trip a step; or SAGA,
+        the paper's baseline.
     protocol : {"fused", "paper"}
         Three round trips in all with ``central``, or Algorithm 1's rounds one by one;
         the same seed gives the same coreset.
@@ -190,9 +192,9 @@ class CoresetVRLR(CoresetStrategy):
         holder, n = parties.label_holder, self.n_train(parties)
         if self.solver != "central" and len(parties) < 3 and not self.allow_two_parties:
             raise FederationError(
-                f"solver {self.solver!r} gives the parties sums over all of them, which "
-                "between two show each the other's part: it needs at least three, or "
-                "allow_two_parties"
+                f"solver {self.solver!r} gives the parties sums over all of them, and "
+                "between two each sees the other's part: it needs at least three "
+                "parties, or allow_two_parties"
             )
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
@@ -264,7 +266,7 @@ class CoresetVRLR(CoresetStrategy):
         """Return what the parties took their bases of, as in ``coresets_totals``."""
         if not self.fit_intercept:
             return [*X[:holder], np.column_stack([X[holder], y]), *X[holder + 1 :]]
-        blocks = [block - w @ block / w.sum() for block in X]
+        blocks = [center(block, w) for block in X]
         blocks[holder] = np.column_stack([blocks[holder], np.ones(len(y)), y])
         return blocks
 
@@ -300,7 +302,7 @@ class CoresetVKMC(CoresetStrategy):
         ``"distdim"``: Ding et al. (2016), local centres and assignments only.
     local_clustering : {"lloyd", "seeding"}
         How a party clusters its columns: k-means++ and Lloyd's iteration, or the
-        seeding alone, which is ten times cheaper.
+        seeding alone, which is two to five times cheaper.
     approximation : float
         alpha of Algorithm 3: how far the local clustering may be above the optimum;
         2 in the published code.
@@ -388,8 +390,8 @@ class CoresetVKMC(CoresetStrategy):
             )
         if self.evaluate == "full" and k > sum(widths):
             raise FederationError(
-                "evaluate='full' shows the server the distance of each row to n_clusters "
-                "points, so n_clusters must be at most the number of columns, got "
+                "evaluate='full' shows the server the distance of each row to each "
+                "centre, so n_clusters must be at most the number of columns, got "
                 f"{k} for {sum(widths)}: use check_size"
             )
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())

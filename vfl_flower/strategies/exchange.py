@@ -49,9 +49,10 @@ class Exchange:
     """Sends messages and waits for one reply each, polling often at first.
 
     Flower's own ``send_and_receive`` looks for replies every 3 s; this one after 10 ms
-    and then ever more seldom, to every 0.5 s. A message that was lost or damaged on its
-    way, not refused by its step, is sent again; so is, once, one without a reply after
-    half the time. Steps give the same reply when they are asked twice.
+    and then ever more seldom, to every 0.5 s. A message of which Flower says that it,
+    its reply or its node was lost, or that arrived damaged, is sent again: steps give
+    the same reply when they are asked twice. Silence is no reason to ask again: the
+    party may be at work, and a second process for the same step would hold up the next.
 
     Parameters
     ----------
@@ -91,7 +92,7 @@ class Exchange:
             A node refused, failed more often than :data:`RETRIES`, or was silent.
         """
         start = time.monotonic()
-        deadline, again = start + self.timeout, start + self.timeout / 2
+        deadline = start + self.timeout
         replies: dict[int, dict[str, Any]] = {}
         attempts = dict.fromkeys(contents, 0)
         pending = self._push(action, contents, names, contents)
@@ -99,7 +100,7 @@ class Exchange:
         while True:
             for message in self.grid.pull_messages(list(pending)):
                 node = pending.pop(message.metadata.reply_to_message_id, None)
-                if node is None or node in replies:
+                if node is None:
                     continue
                 reply = self._open(action, names[node], message)
                 if not isinstance(reply, Error):
@@ -108,25 +109,17 @@ class Exchange:
                     attempts[node] += 1
                     log.warning("asking %s again: %s", names[node], reply.reason)
                     pending |= self._push(action, [node], names, contents)
-                elif reply.code not in _TRANSIENT or node not in pending.values():
+                else:
                     reason = reply.reason or f"Flower's error code {reply.code}"
                     raise PartyFailed(names[node], action, reason)
             if len(replies) == len(contents):
                 break
             now = time.monotonic()
-            silent = [node for node in contents if node not in replies]
             if now > deadline:
+                silent = [names[node] for node in contents if node not in replies]
                 raise PartyFailed(
-                    ", ".join(names[node] for node in silent),
-                    action,
-                    f"no reply within {self.timeout:g} s",
+                    ", ".join(silent), action, f"no reply within {self.timeout:g} s"
                 )
-            if now > again:
-                again = deadline + 1
-                log.warning(
-                    "asking %s again: no reply yet", [names[node] for node in silent]
-                )
-                pending |= self._push(action, silent, names, contents)
             time.sleep(min(poll, max(0.0, deadline - now)))
             poll = min(poll * POLL_GROWTH, LAST_POLL)
         self.ledger.round_trip(action, time.monotonic() - start)

@@ -38,7 +38,7 @@ class Problem:
     penalty : Penalty
         Of the mean squared error.
     fit_intercept : bool
-        Whether the label holder has a column of ones.
+        Whether b is free, or 0.
     test_fraction : float
         Share of the rows that is not training rows.
     """
@@ -76,7 +76,7 @@ class Solution:
     iterations : int
         Round trips of the solver, without start and end.
     scale : float
-        Root mean square of y on the rows.
+        Standard deviation of y on the rows; without an intercept its root mean square.
     metrics : dict
         More to report.
     """
@@ -113,7 +113,8 @@ def solve(
         Iterations of cg; passes over the rows of saga.
     tol : float
         Stop when the gradient (cg), the step (proximal) or the mean change of the
-        residuals (saga) is below it, relative to the root mean square of y.
+        residuals (saga) is below it, relative to the standard deviation of y (without
+        an intercept: its root mean square).
     batch_size : int
         Rows a round trip of saga; 1 is the paper's.
     rng : Generator
@@ -127,7 +128,7 @@ def solve(
     method = "saga" if solver == "saga" else "proximal" if problem.penalty.l1 else "cg"
     replies = parties.ask(
         "linear_start",
-        sums={"residual": 2.0, "norms": 1.0 + max(p.n_columns for p in parties)},
+        sums={"residual": 2.0, "norms": _LOOSE_BOUND},
         method=method,
         **problem.settings(),
     )
@@ -144,11 +145,7 @@ def solve(
         log.warning("%s stopped after %d iterations before tol", solver, iterations)
     replies = parties.ask_exactly("linear_coefficients", {"shift": 2.0**20})
     blocks = [scale * block for block in replies.each("coefficients")]
-    intercept = 0.0
-    if problem.fit_intercept:
-        holder = parties.label_holder
-        intercept = float(blocks[holder][-1] - scale * replies.sums["shift"][0])
-        blocks[holder] = blocks[holder][:-1]
+    intercept = float(scale * replies.sums["shift"][0])
     return Solution(blocks, intercept, iterations, scale, metrics)
 
 

@@ -105,8 +105,7 @@ class Parties(Sequence[PartyInfo]):
     private_draws : bool
         Let each party add a secret of its own to its streams.
     timeout : float
-        Seconds that one round trip may take. A message without a reply is sent again
-        after half of them; steps give the same reply when they are asked twice.
+        Seconds that one round trip may take.
     masking : str
         ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
     n_parties : int

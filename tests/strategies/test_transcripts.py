@@ -1,0 +1,519 @@
+"""All that the server sends and gets, against the tables of who learns what."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flwr.common.serde import message_to_proto
+from scipy.stats import chi2
+
+from vfl_flower import Party
+from vfl_flower.messages import unpack
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.coresets import (
+    leverage_factor,
+    leverage_scores,
+    vrlr_sensitivities,
+)
+from vfl_flower.secure_aggregation import group
+from vfl_flower.simulations import InProcessGrid
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
+
+WIDTHS, HOLDER = (2, 1, 3), 2
+NAMES = "airline", "weather", "registry"
+N = 150
+
+
+def data(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_t(4, size=(n, sum(WIDTHS)))
+    return X, X @ np.arange(1.0, 7.0) + 5 + rng.normal(size=n)
+
+
+def parties(X, y, labelled=True):
+    blocks = np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)
+    return [
+        Party(block, y if labelled and j == HOLDER else None, name=NAMES[j])
+        for j, block in enumerate(blocks)
+    ]
+
+
+@dataclass
+class Entry:
+    """One message: who, what, which way, and every byte of it."""
+
+    action: str
+    party: int
+    up: bool
+    values: dict
+    frame: dict
+    data: bytes
+
+
+class Recorder(InProcessGrid):
+    """Keeps every message, as the server packed it or unpacks it."""
+
+    def __init__(self, parties):
+        super().__init__(parties)
+        self.transcript: list[Entry] = []
+
+    def push_messages(self, messages):
+        """Keep what the server sends."""
+        messages = list(messages)
+        for message in messages:
+            self._keep(message, message.metadata.dst_node_id, up=False)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        """Keep what the server gets."""
+        replies = super().pull_messages(message_ids)
+        for message in replies:
+            self._keep(message, message.metadata.src_node_id, up=True)
+        return replies
+
+    def _keep(self, message, node, up):
+        assert message.has_content()
+        action = message.metadata.message_type.partition(".")[2]
+        data = message_to_proto(message).SerializeToString()
+        values, frame = unpack(message.content)
+        party = self.get_node_ids().index(node)
+        self.transcript.append(Entry(action, party, up, values, frame, data))
+
+
+def record(strategy, federation=None, seed=6):
+    grid = Recorder(federation or parties(*data()))
+    strategy.seed = seed
+    return strategy.start(grid), grid.transcript
+
+
+def replies(transcript, action, name):
+    """Return what each party sent under a name, in party order."""
+    found = [e for e in transcript if e.up and e.action == action]
+    found.sort(key=lambda e: e.party)
+    return [e.values[name] for e in found]
+
+
+STRATEGIES = {
+    "central": lambda: CoresetVRLR(40),
+    "central, checked": lambda: CoresetVRLR(40, check_size=20),
+    "central, paper": lambda: CoresetVRLR(40, protocol="paper", test_fraction=0.2),
+    "central, uniform": lambda: CoresetVRLR(40, sampling="uniform"),
+    "central, full": lambda: CoresetVRLR(sampling="full"),
+    "cg": lambda: CoresetVRLR(40, solver="cg", test_fraction=0.2, evaluate="full"),
+    "cg, paper": lambda: CoresetVRLR(40, solver="cg", protocol="paper"),
+    "cg, uniform": lambda: CoresetVRLR(40, solver="cg", sampling="uniform"),
+    "cg, full": lambda: CoresetVRLR(solver="cg", sampling="full"),
+    "proximal": lambda: CoresetVRLR(40, "lasso", 0.5, solver="cg", max_iter=5),
+    "saga": lambda: CoresetVRLR(40, solver="saga", max_iter=2, batch_size=20),
+    "k-means": lambda: CoresetVKMC(3, 40, evaluate="full"),
+    "k-means, checked": lambda: CoresetVKMC(3, 40, check_size=20),
+    "k-means, paper": lambda: CoresetVKMC(3, 40, protocol="paper", test_fraction=0.2),
+    "k-means, uniform": lambda: CoresetVKMC(3, 40, sampling="uniform"),
+    "k-means, full": lambda: CoresetVKMC(3, sampling="full"),
+    "distdim": lambda: CoresetVKMC(3, 40, solver="distdim", evaluate="full"),
+    "distdim, uniform": lambda: CoresetVKMC(3, 40, "uniform", "distdim"),
+    "distdim, full": lambda: CoresetVKMC(3, sampling="full", solver="distdim"),
+}
+POOLED = [n for n in STRATEGIES if n.startswith(("central", "k-means"))]
+AT_HOME = [n for n in STRATEGIES if n not in POOLED]
+
+
+def names(text=""):
+    return set(text.split())
+
+
+START = "n l2 intercept test_fraction method"
+RANGE = "test test_fraction start stop coefficients intercept"
+TASKS = {
+    "regression": names("task size test_fraction intercept"),
+    "k-means": names("task size test_fraction n_clusters local_clustering alpha"),
+}
+DOWN: dict[str, set[str]] = {
+    "hello": names(),
+    "coresets_draw": names("count"),
+    "coresets_scores": names("rows pool"),
+    "linear_start": names(START),
+    "linear_cg": names("residual step_size shrink"),
+    "linear_proximal": names("residual l1 momentum"),
+    "linear_saga": names("batch change step_size l1"),
+    "linear_coefficients": names(),
+    "linear_residuals": names(RANGE),
+    "coresets_distdim": names("n_clusters local_clustering test_fraction"),
+    "coresets_distances": names("centers test_fraction start stop"),
+}
+UP: dict[str, set[str]] = {
+    "hello": names(
+        "name index n_parties n_rows n_columns has_labels ids_digest version public_key"
+    ),
+    "coresets_draw": names("rows"),
+    "coresets_rows": names("X"),
+    "linear_cg": names("direction energies"),
+    "linear_proximal": names("residual energies"),
+    "linear_saga": names("residual"),
+    "linear_start": names("residual norms"),
+    "linear_coefficients": names("coefficients shift"),
+    "linear_residuals": names("residual"),
+    "coresets_distdim": names("centers labels"),
+    "coresets_distances": names("distances"),
+}
+MASKED = {
+    "coresets_scores": names("scores"),
+    "linear_start": names("residual norms"),
+    "linear_cg": names("direction energies"),
+    "linear_proximal": names("residual energies"),
+    "linear_saga": names("residual"),
+    "linear_coefficients": names("shift"),
+    "linear_residuals": names("residual"),
+    "coresets_distances": names("distances"),
+}
+FRAME = names("session seed masking round parties index digest")
+
+
+def down(entry, strategy):
+    """Return the names that a message from the server may have, and no others."""
+    task = "regression" if isinstance(strategy, CoresetVRLR) else "k-means"
+    which = names("rows") if strategy.sampling != "full" else set()
+    if entry.action == "coresets_totals":
+        return TASKS[task]
+    if entry.action == "coresets_rows":
+        return names("test_fraction labels") | (which or names("start stop"))
+    if entry.action in ("linear_start", "coresets_distdim"):
+        return DOWN[entry.action] | (which | names("weights") if which else set())
+    return DOWN[entry.action]
+
+
+def up(entry, strategy):
+    """Return the names that a party's message may have, and no others."""
+    regression = isinstance(strategy, CoresetVRLR)
+    fused, pooled = strategy.rounds == "fused", strategy.solver == "central"
+    labels = names("y") if regression and entry.party == HOLDER else set()
+    if entry.action == "coresets_totals":
+        return names("total") | (names("rows") if fused else set())
+    if entry.action == "coresets_scores":
+        rows = names("X") | labels if fused and pooled else set()
+        return names("scores") | rows
+    if entry.action == "coresets_rows":
+        return UP[entry.action] | labels
+    if entry.action == "linear_start" and entry.party == HOLDER:
+        return UP[entry.action] | names("scale")
+    return UP[entry.action]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_messages_have_these_names_and_no_others(name):
+    strategy = STRATEGIES[name]()
+    _, transcript = record(strategy)
+    for entry in transcript:
+        expected = (up if entry.up else down)(entry, strategy)
+        assert set(entry.values) == expected, entry
+        masked = MASKED.get(entry.action, set())
+        if entry.up:
+            assert set(entry.frame) == {"digest", "seconds", "clipped"}
+            for array in masked:
+                assert entry.values[array].dtype == np.dtype("<u8"), entry
+        elif entry.action == "hello":
+            assert set(entry.frame) == {"session", "digest"}
+        else:
+            bounds = {f"bound.{array}" for array in masked}
+            peers = names("peers") if entry.frame["round"] == 1 else set()
+            assert set(entry.frame) == FRAME | bounds | peers, entry
+
+
+def test_every_step_of_coresets_is_in_a_transcript():
+    """A step that one adds has to be put into the tables above."""
+    from vfl_flower.clients.base import STEPS
+
+    seen = {e.action for make in STRATEGIES.values() for e in record(make())[1]}
+    ours = {a for a in STEPS if a.startswith(("coresets_", "linear_"))}
+    assert ours <= seen
+    assert seen <= set(UP) | {"coresets_totals", "coresets_scores"}
+    for action, step in STEPS.items():
+        if action in ours:
+            assert set(step.sums) == MASKED.get(action, set())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lines"),
+    [
+        (
+            CoresetVRLR,
+            {
+                "hello": "all of it",
+                "totals": "each G_j",
+                "scores": "only sum_j g_ij",
+                ".. with rows": "``central``",
+                ".. each step": "only sums",
+                "coefficients": "the model",
+            },
+        ),
+        (
+            CoresetVKMC,
+            {
+                "hello": "all of it",
+                "totals": "each G_j",
+                "scores": "only sum_j g_ij",
+                ".. with rows": "``central``",
+                "distdim": "``distdim``",
+                "distances": "only sums",
+            },
+        ),
+    ],
+)
+def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
+    """The rows of a docstring's table, that the names above stand for."""
+    table = strategy.__doc__.split("=============  ")[2]
+    for line, learned in lines.items():
+        assert re.search(
+            rf"^ *{re.escape(line)}  .*{re.escape(learned)}", table, re.MULTILINE
+        )
+
+
+# -- what sums hide -----------------------------------------------------------------
+
+
+def is_uniform(elements):
+    """Top bytes of 64-bit elements, by chi-square; false-alarm rate 1e-9."""
+    counts = np.bincount(elements.ravel() >> np.uint64(56), minlength=256)
+    expected = elements.size / 256
+    assert expected > 5
+    statistic = ((counts - expected) ** 2).sum() / expected
+    return chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255)
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """Return scores, bound and masked arrays of 4,000 draws.
+
+    Masks come from the operating system, not from a seed.
+    """
+    X, y = data(600)
+    _, transcript = record(CoresetVRLR(4000), parties(X, y))
+    (request,) = [
+        e
+        for e in transcript
+        if e.action == "coresets_scores" and not e.up and not e.party
+    ]
+    S, true = request.values["rows"], []
+    for j, block in enumerate(np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)):
+        blocks = RowBlocks(block, 1.0, *([y] if j == HOLDER else []))
+        g = leverage_scores(blocks, leverage_factor(blocks))
+        g = vrlr_sensitivities(g - (1 / 600 if j != HOLDER else 0), 600)
+        true.append(g[S])
+    masked = replies(transcript, "coresets_scores", "scores")
+    return true, masked, group("ring", request.frame["bound.scores"], 3)
+
+
+def test_scores_of_a_party_look_uniform(scored):
+    """Six tests, each with a false-alarm rate of 1e-9: alone, and less one party."""
+    _, masked, _ = scored
+    for j in range(3):
+        assert is_uniform(masked[j])
+        assert is_uniform(masked[j] + masked[(j + 1) % 3])  # wraps modulo 2^64
+
+
+def test_scores_of_a_party_do_not_correlate_with_what_it_sends(scored):
+    """|r| < 6.2 / sqrt(4000) for each party and sum of two: 6e-10 false alarms each."""
+    true, masked, ring = scored
+    for j in range(3):
+        both = ring.decode(masked[j] + masked[(j + 1) % 3])
+        for seen in (ring.decode(masked[j]), both):
+            assert abs(np.corrcoef(seen, true[j])[0, 1]) < 6.2 / np.sqrt(4000)
+
+
+def test_only_the_sum_of_all_scores_is_right(scored):
+    true, masked, ring = scored
+    total = ring.decode(masked[0] + masked[1] + masked[2])
+    np.testing.assert_allclose(total, sum(true), rtol=1e-9)
+    for j in range(3):
+        assert np.abs(ring.decode(masked[j]) - true[j]).min() > 1e-6
+
+
+def test_the_checks_see_scores_without_masks():
+    """With masking="plain" each of them must fail, or they would show nothing."""
+    _, transcript = record(CoresetVRLR(4000, masking="plain"), parties(*data(600)))
+    plain = replies(transcript, "coresets_scores", "scores")[0]
+    assert plain.dtype == np.float64
+    encoded, _ = group("ring", 2.0, 3).encode(plain)
+    assert not is_uniform(encoded)
+
+
+@pytest.mark.parametrize(
+    ("made", "action", "array"),
+    [
+        (lambda: CoresetVRLR(2000, solver="cg"), "linear_start", "residual"),
+        (lambda: CoresetVRLR(2000, solver="cg"), "linear_cg", "direction"),
+        (
+            lambda: CoresetVRLR(2000, "lasso", 0.5, solver="cg", max_iter=2),
+            "linear_proximal",
+            "residual",
+        ),
+        (
+            lambda: CoresetVRLR(2000, solver="saga", max_iter=1, batch_size=2000),
+            "linear_saga",
+            "residual",
+        ),
+        (
+            lambda: CoresetVRLR(2000, solver="saga", max_iter=1, batch_size=2000),
+            "linear_start",
+            "norms",
+        ),
+        (lambda: CoresetVRLR(50, evaluate="full"), "linear_residuals", "residual"),
+        (
+            lambda: CoresetVKMC(4, 50, evaluate="full"),
+            "coresets_distances",
+            "distances",
+        ),
+    ],
+)
+def test_addends_look_uniform(made, action, array):
+    """Each party's, and each sum of two: six at 1e-9; also those that are all zero."""
+    _, transcript = record(made(), parties(*data(1500)))
+    rounds = len(
+        {e.frame["round"] for e in transcript if e.action == action and not e.up}
+    )
+    sent = [e for e in transcript if e.up and e.action == action]
+    assert len(sent) == 3 * rounds
+    first = [next(e for e in sent if e.party == j).values[array] for j in range(3)]
+    for j in range(3):
+        assert is_uniform(first[j])
+        assert is_uniform(first[j] + first[(j + 1) % 3])
+
+
+@pytest.mark.parametrize("name", AT_HOME)
+def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(name):
+    made = STRATEGIES[name]
+    (first, one), (second, two) = record(made()), record(made())
+    assert first.arrays.object_id == second.arrays.object_id
+    assert first.metrics == second.metrics
+    for a, b in zip(one, two, strict=True):
+        assert (a.action, a.party, a.up) == (b.action, b.party, b.up)
+        for array in MASKED.get(a.action, set()) & set(a.values):
+            both = a.values[array], b.values[array]
+            assert not both[0].size or not np.array_equal(*both)
+    keys = [
+        [e.values["public_key"] for e in t if "public_key" in e.values]
+        for t in (one, two)
+    ]
+    assert len(set(keys[0] + keys[1])) == 6
+
+
+def test_no_mask_is_used_twice():
+    """Messages of one party differ also where its values are the same, here zeros."""
+    X, y = data()
+    X[:, :2] = 0
+    strategy = CoresetVRLR(40, solver="saga", max_iter=3, batch_size=40)
+    _, transcript = record(strategy, parties(X, y))
+    sent = [
+        e.values["residual"].tobytes()
+        for e in transcript
+        if e.up and e.party == 0 and "residual" in e.values
+    ]
+    assert len(sent) == 5 - 1  # start and three batches
+    assert len(set(sent)) == len(sent)
+
+
+# -- values of the data -------------------------------------------------------------
+
+
+def patterns(values):
+    return {value.tobytes() for value in np.asarray(values, dtype="<f8").ravel()}
+
+
+def found(patterns, transcript):
+    return {p for p in patterns if any(p in entry.data for entry in transcript)}
+
+
+@pytest.mark.parametrize("name", AT_HOME)
+def test_no_value_of_the_data_is_in_a_message(name):
+    """No 8 bytes of a message are a number of X or y; the scale of y is not one."""
+    X, y = data()
+    _, transcript = record(STRATEGIES[name]())
+    assert len(patterns(X)) == X.size
+    assert not found(patterns(X) | patterns(y), transcript)
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_only_rows_of_the_coreset_are_in_messages(name):
+    """As a control of the search: with ``central`` they are, and no others."""
+    X, y = data()
+    strategy = STRATEGIES[name]()
+    _, transcript = record(strategy)
+    rows = next(
+        (e.values["rows"] for e in transcript if not e.up and "rows" in e.values),
+        np.arange(N),
+    )
+    others = np.setdiff1d(np.arange(N), rows)
+    assert found(patterns(X[rows]), transcript) == patterns(X[rows])
+    assert not found(patterns(X[others]), transcript)
+    regression = isinstance(strategy, CoresetVRLR)
+    labels = patterns(y[rows]) if regression else set()
+    assert found(patterns(y), transcript) == labels
+
+
+def test_k_means_does_not_ask_who_has_labels():
+    """The bytes are the same with and without labels but for ``hello``."""
+    X, y = data()
+    for made in (STRATEGIES["k-means"], STRATEGIES["distdim"]):
+        results = [
+            record(made(), parties(X, y, labelled)) for labelled in (True, False)
+        ]
+        (with_y, one), (without, two) = results
+        assert with_y.arrays.object_id == without.arrays.object_id
+        for a, b in zip(one, two, strict=True):
+            if a.action != "hello":
+                assert set(a.values) == set(b.values)
+
+
+def test_what_goes_to_one_party_does_not_depend_on_another():
+    """Requests differ between parties only in the party's own block of the model."""
+    own = {"coefficients", "centers", "count"}
+    for made in STRATEGIES.values():
+        _, transcript = record(made())
+        rounds = {}
+        for e in transcript:
+            if not e.up and e.action != "hello":
+                rounds.setdefault(e.frame["round"], []).append(e)
+        for requests in rounds.values():
+            assert [e.party for e in requests] == [0, 1, 2]
+            for name in set(requests[0].values) - own:
+                first, *others = (e.values[name] for e in requests)
+                assert all(np.array_equal(first, other) for other in others)
+
+
+def test_first_residual_of_conjugate_gradients_is_not_the_labels():
+    """It is what is left of t on the label holder's own columns, known by the sum.
+
+    t = sqrt(w / n) y / s with |t| = 1; the best fit of X_T and ones to it is taken off.
+    """
+    X, y = data()
+    strategy = CoresetVRLR(40, solver="cg")
+    result, transcript = record(strategy)
+    request = next(e for e in transcript if e.action == "linear_start" and not e.up)
+    S, w = request.values["rows"].astype(int), request.values["weights"]
+    ring = group("ring", request.frame["bound.residual"], 3)
+    seen = ring.decode(sum(replies(transcript, "linear_start", "residual")))
+    root = np.sqrt(w / N)
+    t = root * y[S]
+    (scale,) = (
+        e.values["scale"]
+        for e in transcript
+        if e.action == "linear_start" and e.up and e.party == HOLDER
+    )
+    assert scale == pytest.approx(np.linalg.norm(t))
+    A = root[:, None] * np.column_stack([X[S, 3:], np.ones(40)])
+    own = t - A @ np.linalg.lstsq(A, t)[0]
+    np.testing.assert_allclose(seen * scale, own, atol=1e-9)
+    assert np.abs(seen * scale - t).max() > 0.1
+
+
+def test_addends_without_masks_are_refused_outside_tests():
+    """A party that was not told otherwise does not send them, whoever asks."""
+    from vfl_flower import PartyFailed
+    from vfl_flower.client_app import make_client_app
+
+    grid = Recorder(parties(*data()))
+    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    grid._keep = lambda *args, **kwargs: None
+    with pytest.raises(PartyFailed, match="sends its addends only under masks"):
+        CoresetVRLR(40, masking="plain").start(grid)
