@@ -203,7 +203,7 @@ class Memory:
             raise PartyError("the parties' public keys changed during the run")
         party.index, party.n_parties = int(frame["index"]), int(frame["parties"])
         party.seed = int(frame["seed"])
-        party.secret = known["secret"] if frame["private_draws"] else 0
+        party.secret = known["secret"] if frame.get("private_draws") else 0
         again = frame["round"] == known["round"]
         if frame["round"] < known["round"] or (
             again and frame["digest"] != known["digest"]

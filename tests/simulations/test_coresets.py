@@ -40,7 +40,8 @@ def experiment(data, task, solvers):
 
 @pytest.fixture(scope="module")
 def regression(data):
-    brief = replace(SAGA, arguments=SAGA.arguments | {"max_iter": 3})
+    few = SAGA.arguments | {"max_iter": 3, "allow_two_parties": True}
+    brief = replace(SAGA, arguments=few)
     solvers = REGRESSION | {"SAGA": brief}
     return run_experiment(
         experiment(data, "regression", solvers), 2, 0, tell=lambda line: None

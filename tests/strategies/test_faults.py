@@ -17,17 +17,18 @@ TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 BAD = 1  # the party that fails: the label holder, whose messages carry most
 
 _regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
-_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2}
+_two = {"allow_two_parties": True}
+_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
 VARIANTS: dict[str, ProtocolStrategy] = {
     "fused": CoresetVRLR(**_regression, evaluate="full"),
     "paper": CoresetVRLR(**_regression, protocol="paper"),
     "uniform": CoresetVRLR(**_regression, sampling="uniform"),
     "full": CoresetVRLR(**_regression, sampling="full"),
-    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2),
+    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2, **_two),
     "proximal": CoresetVRLR(**_regression, **_lasso),
-    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1),
-    "k-means": CoresetVKMC(**_clusters, test_fraction=0.25, evaluate="full"),
+    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1, **_two),
+    "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, protocol="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),
     "distdim": CoresetVKMC(**_clusters, solver="distdim"),

@@ -99,6 +99,7 @@ def check(X, y, solver, penalty=None, limit=None, **options):
     widths, holder = options.pop("widths", (2, 2, 2)), options.pop("holder", -1)
     grid = Rows(parties(X, y, widths, holder))
     named = SAGA if solver == "saga" else SOLVERS[solver]
+    named = named | {"allow_two_parties": len(widths) == 2}
     strategy = CoresetVRLR(
         SIZE, seed=3, masking="plain", **(penalty or {}) | named | options
     )
@@ -220,6 +221,29 @@ def test_a_party_whose_columns_are_zero(solver, penalty):
     X[:, :2] = 0
     result = check(X, y, solver, PENALTIES[penalty])
     np.testing.assert_allclose(result.model.coef_[0], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rare", [0.1, 1 / 3, 1e6 + 0.1])
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("solver", [*SOLVERS, "saga"])
+def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
+    """Its rounding errors about the mean are no direction: other rows would show it.
+
+    Column 0 is `rare` in each row of the uniform sample of seed 3, and 5 elsewhere.
+    """
+    X, y = data(n=100)
+    X[:, 0], X[:, 3] = rare, 0.7
+    options = (SAGA if solver == "saga" else SOLVERS[solver]) | PENALTIES[penalty]
+    strategy = CoresetVRLR(
+        SIZE, sampling="uniform", seed=3, **options | {"max_iter": 20}
+    )
+    grid = Rows(parties(X, y))
+    strategy.start(grid)
+    X[np.setdiff1d(np.arange(100), grid.rows), 0] = 5.0
+    result = strategy.start(InProcessGrid(parties(X, y)))
+    assert result.model.coef_[0][0] == pytest.approx(0, abs=1e-12)
+    assert result.model.coef_[1][1] == pytest.approx(0, abs=1e-12)
+    assert np.abs(result.model.intercept_) < 50
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -351,7 +375,9 @@ def test_sigma_min_x_sees_columns_of_two_parties_that_overlap():
     X = np.column_stack([Q[:, 1], c * Q[:, 1] + math.sqrt(1 - c**2) * Q[:, 2]])
     y = X @ [1.0, -2.0] + 0.1 * rng.normal(size=200)
     result = simulate(
-        CoresetVRLR(SIZE, sampling="full", solver="cg", tol=1e-10),
+        CoresetVRLR(
+            SIZE, sampling="full", solver="cg", tol=1e-10, allow_two_parties=True
+        ),
         parties(X, y, (1, 1)),
         seed=0,
     )

@@ -274,11 +274,23 @@ def test_label_holder_is_asked_for_before_any_training(labels, clock):
             "n_clusters must be at most the number of training rows, got 5 for 4 rows",
         ),
         (
-            CoresetVKMC(n_clusters=3, size=3, test_fraction=0.5),
-            "n_clusters must be at most the number of training rows, got 3 for 2 rows",
+            CoresetVRLR(size=3, test_fraction=0.9),
+            "test_fraction must leave training rows, got 0.9 of 4 rows",
+        ),
+        (
+            CoresetVKMC(n_clusters=4, size=4, evaluate="full"),
+            "evaluate='full' shows the server the distance of each row to each centre, "
+            "so n_clusters must be at most the number of columns, got 4 for 3: use "
+            "check_size",
+        ),
+        (
+            CoresetVRLR(size=3, solver="cg"),
+            "solver 'cg' gives the parties sums over all of them, and between two each "
+            "sees the other's part: it needs at least three parties, or "
+            "allow_two_parties",
         ),
     ],
-    ids=["uniform", "uniform with test rows", "k", "k with test rows"],
+    ids=["uniform", "uniform with test rows", "k", "no training rows", "full", "two"],
 )
 def test_what_only_the_data_forbid_is_said_before_any_training(
     strategy, sentence, clock

@@ -142,7 +142,7 @@ def start(
     elif method == "proximal":
         party.state |= {"F": F, "R": F.T @ gram, "x": x, "v": x}
     else:
-        D = np.sqrt(np.diag(gram))
+        D = np.sqrt(np.diag(gram) + l2)
         D[D == 0] = 1.0
         norms = [((rows / D) ** 2).sum(axis=1) for _, rows in block]
         reply["norms"] = np.concatenate(norms) + l2 / (D**2).min() / m

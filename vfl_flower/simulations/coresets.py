@@ -121,7 +121,10 @@ class Solver:
 
 
 # The solvers of [1], and our own: CG, and coresets from k-means++ seeding alone.
-REGRESSION = {"CENTRAL": Solver(), "CG": Solver({"solver": "cg"}, repeats=3)}
+REGRESSION = {
+    "CENTRAL": Solver(),
+    "CG": Solver({"solver": "cg", "allow_two_parties": True}, repeats=3),
+}
 SAGA = Solver(
     {"solver": "saga", "batch_size": 250, "max_iter": 60, "tol": 1e-3}, DRAWN, 1
 )
