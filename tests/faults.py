@@ -14,18 +14,19 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from vfl_flower import Party
 from vfl_flower.simulations import InProcessGrid
 
-UNAVAILABLE, RAISED = 5, 2
-"""Flower's error codes: the node is not there; the app raised an exception."""
+UNAVAILABLE, NO_REPLY, RAISED = 5, 4, 2
+"""Flower's error codes: no node; no reply; the app raised an exception."""
 
 KINDS = (
-    "lose request",  # the party never sees it
-    "lose reply",  # the party has answered
+    "lose request",  # the party never sees it, and nobody says so
+    "lose reply",  # the party has answered, and nobody says that its reply is lost
     "unavailable",  # Flower's code 5 in the place of the party
+    "reply unavailable",  # Flower's code 4, and the party's reply after all
     "raise",  # Flower's code 2 in the place of the party
     "duplicate",  # the party is asked twice, the reply comes four times
     "reorder",  # last party first, one a pull, among replies of earlier rounds
     "delay",  # the reply comes after `seconds`
-    "overtaken",  # the request comes to the party after that of a later round
+    "overtaken",  # code 5, but the request comes to the party after a later round's
     "damage request array",
     "damage request setting",
     "damage reply array",
@@ -119,6 +120,8 @@ class FaultyGrid(InProcessGrid):
         Messages that failed.
     twins : list of (Message, Message)
         Both replies to each request that was delivered twice.
+    late : list of Message
+        Replies to requests that came after that of a later round.
     """
 
     def __init__(
@@ -134,6 +137,11 @@ class FaultyGrid(InProcessGrid):
         self._unasked: list[Message] = []
         self.struck = 0
         self.twins: list[tuple[Message, Message]] = []
+        self.late: list[Message] = []
+
+    def asked(self, action: str, party: int) -> int:
+        """Return how many messages were sent to a party for a step."""
+        return self._seen[action, party]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let the parties answer, except where a fault keeps them from it."""
@@ -154,10 +162,9 @@ class FaultyGrid(InProcessGrid):
         match fault.kind.split():
             case ["lose", "request"]:
                 return self._lose(message)
-            case ["overtaken"]:
-                self._overtaken.append(_copy(message))
-                return self._lose(message)
-            case ["unavailable"]:
+            case ["unavailable"] | ["overtaken"]:
+                if fault.kind == "overtaken":
+                    self._overtaken.append(_copy(message))
                 number = self._lose(message)
                 self._fail(message, UNAVAILABLE)
                 return number
@@ -170,6 +177,9 @@ class FaultyGrid(InProcessGrid):
                 del self._replies[number]
             case ["raise"]:
                 self._fail(message, RAISED)
+            case ["reply", "unavailable"]:
+                self._unasked.append(self._replies[number])
+                self._fail(message, NO_REPLY)
             case ["damage", "reply", what]:
                 reply = self._replies[number]
                 if reply.has_content():
@@ -192,7 +202,8 @@ class FaultyGrid(InProcessGrid):
             one, other = late.metadata, message.metadata
             if one.dst_node_id == other.dst_node_id and _round(late) != _round(message):
                 self._overtaken.remove(late)
-                self._unasked.append(self._replies.pop(self._push(late)))
+                self.late.append(self._replies.pop(self._push(late)))
+                self._unasked.append(self.late[-1])
 
     def _lose(self, message: Message) -> str:
         self._pushed += 1

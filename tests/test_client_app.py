@@ -1,18 +1,35 @@
 """What a party answers to any message, fair or foul."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
+from flwr.common.serde import context_from_proto, context_to_proto
 
-from vfl_flower import Party, __version__, client_app
-from vfl_flower.client_app import DAMAGED, FAILED, REFUSED, hello, make_client_app
+from vfl_flower import (
+    FederationError,
+    Ledger,
+    Party,
+    PartyFailed,
+    __version__,
+    client_app,
+)
+from vfl_flower.client_app import (
+    DAMAGED,
+    FAILED,
+    REFUSED,
+    hello,
+    load_from_context,
+    make_client_app,
+)
 from vfl_flower.clients.base import STEPS, PartyError, Step
 from vfl_flower.messages import pack, unpack
 from vfl_flower.secure_aggregation import group, unmask_sum
 from vfl_flower.simulations import InProcessGrid
+from vfl_flower.strategies.parties import Parties
 
 SECRET = 271828.1828
 SESSION = 11
@@ -40,10 +57,15 @@ def refusing(party: Party) -> dict[str, Any]:
     raise PartyError("column 'delay' has no label")
 
 
+def drawing(party: Party) -> dict[str, Any]:
+    return {"numbers": party.rng("draw").integers(2**62, size=4)}
+
+
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Give the app four more steps."""
-    for function, sums in ((counter, ()), (total, ("total",)), (failing, ())):
+    """Give the app five more steps."""
+    known = (counter, ()), (total, ("total",)), (failing, ()), (drawing, ())
+    for function, sums in known:
         name = function.__name__
         monkeypatch.setitem(STEPS, name, Step(name, function, sums))
     monkeypatch.setitem(STEPS, "refusing", Step("refusing", refusing, ()))
@@ -181,9 +203,32 @@ def test_memory_is_the_partys_own(server):
     assert server.values("counter", node=1)["calls"] == 1
 
 
-def test_rounds_may_be_skipped(server):
+@pytest.mark.parametrize("round", [3, 5])
+def test_round_that_does_not_follow(server, round):
     server.values("counter", 1)
-    assert server.values("counter", 5)["calls"] == 2
+    error = server.error("counter", round)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        f"round {round} does not follow round 1: this party has lost the state of a "
+        "round",
+    )
+    assert server.values("counter", 2)["calls"] == 2  # and nothing was done
+
+
+def test_first_round_is_the_first(server):
+    error = server.error("total", 2)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "round 2 does not follow round 0: this party has lost the state of a round",
+    )
+
+
+def test_party_that_is_back_in_the_state_of_an_older_round(server):
+    server.values("total", 1)
+    old = context_to_proto(server.grid._contexts[1000])
+    server.values("total", 2)
+    server.grid._contexts[1000] = context_from_proto(old)
+    assert server.error("total", 3).code == REFUSED
 
 
 def test_same_round_gets_the_same_reply(server):
@@ -268,6 +313,18 @@ def test_message_of_another_session(server):
 def test_keys_are_needed_once(server):
     server.values("total", 1)
     assert "total" in server.values("total", 2, without=("peers",))
+
+
+def test_party_that_was_greeted_twice(server):
+    server.values("counter", 1)
+    server.grid._contexts[1000].state.clear()
+    server.values("hello")
+    for round in (1, 2):
+        error = server.error("counter", round, without=("peers",))
+        assert (error.code, error.reason) == (
+            REFUSED,
+            "this party was greeted twice and has lost the run's keys",
+        )
 
 
 def test_other_keys_later(server):
@@ -410,4 +467,121 @@ def test_data_of_the_party_stay_as_they_were(server):
     for party, X in zip(server.parties, before, strict=True):
         np.testing.assert_array_equal(party.X, X)
         assert party.state == {}
-        assert party.n_parties == party.seed == 0
+        assert party.n_parties == party.seed == party.secret == 0
+
+
+# -- private draws ---------------------------------------------------------------------
+
+PRIVATE = {"private_draws": True}
+
+
+def drawn(server: Server, round: int = 1, node: int = 0, **frame: Any) -> list[int]:
+    return server.values("drawing", round, node, frame=frame)["numbers"].tolist()
+
+
+def test_draws_of_a_seed_are_the_same_at_every_party_of_that_place():
+    one, other = Server(), Server()
+    assert drawn(one) == drawn(one, 2) == drawn(other) == drawn(other, 2)
+    assert drawn(one, 3, private_draws=False) == drawn(other, 2)
+    assert drawn(one, 4, seed=4) != drawn(other, 2)
+
+
+def test_private_draws_are_the_partys_own():
+    one, other = Server(), Server()
+    assert drawn(one, **PRIVATE) == drawn(one, **PRIVATE) == drawn(one, 2, **PRIVATE)
+    seen = [drawn(one, 2, **PRIVATE), drawn(other, **PRIVATE), drawn(other, 2)]
+    seen += [drawn(one, node=1, **PRIVATE)]
+    assert len(set(map(tuple, seen))) == 4
+
+
+def test_secret_is_new_in_each_session(server):
+    first = drawn(server, **PRIVATE)
+    kept = server.grid._contexts[1000].state["session"]["secret"]
+    server.values("hello")  # again in the same session
+    assert server.grid._contexts[1000].state["session"]["secret"] == kept
+    server.session += 1
+    server.peers = b"".join(
+        server.values("hello", node=j)["public_key"] for j in (0, 1)
+    )
+    assert server.grid._contexts[1000].state["session"]["secret"] != kept
+    assert drawn(server, **PRIVATE) != first
+
+
+def test_no_secret_of_the_draws_leaves_the_party(server):
+    secret = server.grid._contexts[1000].state["session"]["secret"]
+    assert 0 < secret < 2**62
+    assert secret != server.grid._contexts[1001].state["session"]["secret"]
+    for reply in (server.ask("hello"), server.ask("drawing", frame=PRIVATE)):
+        for record in ("settings", "frame"):
+            assert secret not in reply.content[record].values()
+
+
+# -- the loader of a SuperNode ---------------------------------------------------------
+
+
+class Nodes(InProcessGrid):
+    """A grid whose nodes have a node config, and load their data from it."""
+
+    def __init__(self, configs: Sequence[dict[str, Any]], late: int = 0) -> None:
+        super().__init__([Party(np.ones((1, 1)))] * max(2, len(configs)))
+        self._app = make_client_app(load_from_context)
+        self.asked = 0
+        self.late = late
+        for context, config in zip(self._contexts.values(), configs, strict=False):
+            context.node_config.update(config)
+
+    def get_node_ids(self) -> list[int]:
+        """Return all nodes but the late one, which comes after some asking."""
+        self.asked += 1
+        nodes = super().get_node_ids()
+        return nodes[:-1] if self.asked <= self.late else nodes
+
+
+def places(count: int) -> list[dict[str, Any]]:
+    return [{"partition-id": j, "num-partitions": count} for j in range(count)]
+
+
+def test_loader_says_how_many_parties_there_are():
+    context = Nodes(places(3))._contexts[1001]
+    party = load_from_context(context)
+    assert (party.index, party.n_parties) == (1, 3)
+    assert hello(party)["n_parties"] == 3
+
+
+def test_loader_of_a_node_that_does_not_know_how_many_there_are(tmp_path):
+    context = Nodes(places(3))._contexts[1001]
+    path = tmp_path / "airline.npz"
+    np.savez(path, X=np.ones((3, 2)))
+    context.node_config.clear()
+    context.node_config["data"] = str(path)
+    assert hello(load_from_context(context))["n_parties"] == 0
+
+
+def test_server_waits_for_as_many_as_the_nodes_are_told(clock):
+    grid = Nodes(places(3), late=5)
+    parties = Parties(grid, Ledger(), seed=1, timeout=10.0)
+    assert len(parties) == 3
+    assert grid.asked > 5
+    assert [party.name for party in parties] == ["party-0", "party-1", "party-2"]
+    assert [parties.ledger.entry("hello", p.name).messages for p in parties] == [
+        2,
+        2,
+        1,
+    ]
+    replies = parties.ask("counter")
+    assert replies.each("calls") == [1, 1, 1]
+
+
+def test_server_that_waits_in_vain_for_as_many_as_the_nodes_are_told(clock):
+    with pytest.raises(FederationError, match="needs 3 parties, 2 connected within 10"):
+        Parties(Nodes(places(3), late=10**6), Ledger(), seed=1, timeout=10.0)
+
+
+def test_config_of_a_node_that_cannot_be_right(clock):
+    grid = Nodes([places(2)[0], places(2)[1] | {"label_column": "y"}])
+    with pytest.raises(PartyFailed) as caught:
+        Parties(grid, Ledger(), seed=1, timeout=10.0)
+    assert (caught.value.party, caught.value.action) == ("node 1001", "hello")
+    assert caught.value.reason == (
+        "node config has no key 'label_column'; did you mean 'label-column'?"
+    )

@@ -97,6 +97,8 @@ def test_arguments_of_each_strategy(name):
         ("coreset-vrlr", "local-clustering", "seeding"),
         ("coreset-vkmc", "alpha", 0.5),
         ("coreset-vkmc", "fit-intercept", False),
+        ("coreset-vkmc", "allow-two-parties", True),
+        ("coreset-vkmc", "test-fraction", 0.5),
     ],
 )
 def test_key_that_does_not_apply(strategy, key, value):
@@ -144,22 +146,44 @@ def test_strategies_of_a_config():
         ({"protocol": "x"}, "protocol must be one of fused, paper, got 'x'"),
         ({"evaluate": "x"}, "evaluate must be one of coreset, full, got 'x'"),
         ({"regularizer": "x"}, "regularizer must be one of none, ridge, lasso, elas"),
-        ({"size": 0}, "size must be at least 1, got 0"),
-        ({"size": -1}, "size must be at least 1, got -1"),
-        ({"max-iter": 0}, "max_iter must be at least 1, got 0"),
-        ({"batch-size": 0}, "batch_size must be at least 1, got 0"),
-        ({"tol": -1.0}, "tol must be at least 0, got -1.0"),
-        ({"tol": float("nan")}, "tol must be at least 0, got nan"),
-        ({"alpha": -1.0, "regularizer": "ridge"}, "alpha must be at least 0, got -1.0"),
+        ({"size": 0}, "size must be a whole number from 1, got 0"),
+        ({"size": -1}, "size must be a whole number from 1, got -1"),
+        ({"max-iter": 0}, "max_iter must be a whole number from 1, got 0"),
+        ({"batch-size": 0}, "batch_size must be a whole number from 1, got 0"),
+        ({"check-size": -1}, "check_size must be a whole number from 0, got -1"),
+        ({"check-size": 1}, "check_size must be 0 or at least 2, got 1"),
+        (
+            {"check-size": 5, "sampling": "uniform"},
+            "check_size must be 0 unless sampling is 'coreset' and solver 'central', "
+            "got 5",
+        ),
+        (
+            {"check-size": 5, "solver": "cg"},
+            "check_size must be 0 unless sampling is 'coreset' and solver 'central', "
+            "got 5",
+        ),
+        ({"tol": -1.0}, "tol must be at least 0 and finite, got -1.0"),
+        ({"tol": float("nan")}, "tol must be at least 0 and finite, got nan"),
+        ({"tol": float("inf")}, "tol must be at least 0 and finite, got inf"),
+        (
+            {"alpha": -1.0, "regularizer": "ridge"},
+            "alpha must be at least 0 and finite, got -1.0",
+        ),
+        (
+            {"alpha": float("inf"), "regularizer": "ridge"},
+            "alpha must be at least 0 and finite, got inf",
+        ),
         ({"alpha": 1.0}, "alpha must be 0 without a regularizer, got 1.0"),
         ({"regularizer": "ridge"}, "alpha must be above 0 for ridge, got 0.0"),
         ({"l1-ratio": 1.5}, r"l1_ratio must be in \[0, 1\], got 1.5"),
         ({"test-fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
-        ({"n-parties": -1}, "n_parties must be at least 0, got -1"),
-        ({"seed": -1}, r"seed must be between 0 and 2\^63 - 1, got -1"),
+        ({"n-parties": -1}, "n_parties must be a whole number from 0, got -1"),
+        ({"n-parties": 1}, "n_parties must be 0 or at least 2, got 1"),
+        ({"seed": -2}, "seed must be a whole number from 0, got -2"),
+        ({"seed": 2**63}, r"seed must be below 2\^63, got 9223372036854775808"),
         (
             {"strategy": "coreset-vkmc", "n-clusters": 0},
-            "n_clusters must be at least 1, got 0",
+            "n_clusters must be a whole number from 1, got 0",
         ),
         (
             {"strategy": "coreset-vkmc", "n-clusters": 300},
@@ -171,11 +195,11 @@ def test_strategies_of_a_config():
         ),
         (
             {"strategy": "coreset-vkmc", "approximation": 0.5},
-            "approximation must be at least 1, got 0.5",
+            "approximation must be at least 1 and finite, got 0.5",
         ),
         (
             {"strategy": "coreset-vkmc", "n-init": 0},
-            "n_init must be at least 1, got 0",
+            "n_init must be a whole number from 1, got 0",
         ),
         (
             {"strategy": "coreset-vkmc", "solver": "cg"},
@@ -186,6 +210,53 @@ def test_strategies_of_a_config():
 def test_wrong_value_of_a_strategy(run_config, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_strategies(check_run_config(run_config))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "least"),
+    [
+        (CoresetVRLR, "size", 1),
+        (CoresetVRLR, "max_iter", 1),
+        (CoresetVRLR, "batch_size", 1),
+        (CoresetVRLR, "check_size", 0),
+        (CoresetVRLR, "n_parties", 0),
+        (CoresetVRLR, "seed", 0),
+        (CoresetVKMC, "n_clusters", 1),
+        (CoresetVKMC, "n_init", 1),
+        (CoresetVKMC, "check_size", 0),
+    ],
+)
+@pytest.mark.parametrize("value", [2.0, 2.5, "2", -1])
+def test_whole_numbers_of_a_strategy(strategy, name, least, value):
+    with pytest.raises(ValueError, match="must be") as caught:
+        strategy(**{name: value})
+    assert str(caught.value) == (
+        f"{name} must be a whole number from {least}, got {value!r}"
+    )
+    assert getattr(strategy(**{name: 2}), name) == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_seed_of_minus_one_is_none(strategy):
+    assert RUN_DEFAULTS["seed"] == -1
+    for given, seed in (({}, None), ({"seed": -1}, None), ({"seed": 0}, 0)):
+        config = check_run_config({"strategy": strategy} | given)
+        (made,) = make_strategies(config).values()
+        assert made.seed == seed
+
+
+def test_new_keys_reach_the_strategies():
+    config = check_run_config({"check-size": 40, "allow-two-parties": True})
+    (made,) = make_strategies(config).values()
+    assert (made.check_size, made.allow_two_parties) == (40, True)
+    (made,) = make_strategies(check_run_config({})).values()
+    assert (made.check_size, made.allow_two_parties) == (0, False)
+
+
+def test_only_the_coreset_is_checked_where_samplings_are_compared():
+    config = check_run_config({"check-size": 40, "compare": True})
+    sizes = {name: made.check_size for name, made in make_strategies(config).items()}
+    assert sizes == {"coreset": 40, "uniform": 0, "full": 0}
 
 
 # -- where results go ------------------------------------------------------------------
@@ -270,8 +341,45 @@ def test_a_name_of_digits_is_text():
         ({"num-partitions": "3"}, "num-partitions must be a whole number from 0, got"),
         ({"data": "a", "standardize": 1}, "standardize must be true or false, got 1"),
         ({"data": "a", "one-hot": "no"}, "one-hot must be true or false, got 'no'"),
+        ({"partition_id": 1}, "node config has no key 'partition_id'; did you mean 'p"),
     ],
 )
 def test_wrong_value_of_a_node(node, sentence):
     with pytest.raises(ValueError, match=sentence):
         party_source(node, RUN_DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("label_column", "label-column"),
+        ("label-colum", "label-column"),
+        ("column", "columns"),
+        ("id-columns", "id-column"),
+        ("standardise", "standardize"),
+        ("onehot", "one-hot"),
+        ("num-partition", "num-partitions"),
+        ("partyname", "party-name"),
+        ("dat", "data"),
+    ],
+)
+def test_key_of_a_node_that_is_nearly_one_of_ours(key, near):
+    with pytest.raises(ValueError, match="node config has no key") as caught:
+        party_source({"data": "/a.csv", key: "x"}, {})
+    assert str(caught.value) == (
+        f"node config has no key {key!r}; did you mean {near!r}?"
+    )
+
+
+def test_other_keys_of_a_node_are_not_ours():
+    node = {"data": "/a.csv", "region": "north", "gpu": 1}
+    assert party_source(node, {}) == PartySource(data="/a.csv")
+
+
+@pytest.mark.parametrize(
+    "key", ["id-column", "label-column", "columns", "standardize", "one-hot", "impute"]
+)
+def test_option_of_data_at_a_node_without_data(key):
+    with pytest.raises(ValueError, match="must then have") as caught:
+        party_source(SIMULATED | {key: RUN_DEFAULTS[key]}, RUN_DEFAULTS)
+    assert str(caught.value) == f"node config has {key!r} and must then have 'data'"

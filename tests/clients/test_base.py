@@ -122,8 +122,10 @@ def test_checked_data_are_not_looked_at():
 
 def test_representation_shows_no_state():
     party = Party(X)
-    party.state["secret"] = 1
-    assert "secret" not in repr(party)
+    party.state["remembered"] = 1
+    party.secret = 314159
+    assert "remembered" not in repr(party)
+    assert "314159" not in repr(party)
 
 
 # -- ids -------------------------------------------------------------------------------
@@ -131,10 +133,24 @@ def test_representation_shows_no_state():
 
 def test_digest_of_ids():
     ids = np.array([7, 12, 3])
-    assert digest_ids(ids) == hashlib.sha256(b"7\x1f12\x1f3").hexdigest()
+    assert digest_ids(ids) == hashlib.sha256(b"1:72:121:3").hexdigest()
     assert digest_ids(ids) == digest_ids(np.array(["7", "12", "3"]))
     assert digest_ids(ids) != digest_ids(np.array([12, 7, 3]))
     assert digest_ids(np.array(["1", "23"])) != digest_ids(np.array(["12", "3"]))
+    assert digest_ids(np.array(["\u00e9"])) == hashlib.sha256(b"2:\xc3\xa9").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("ids", "others"),
+    [
+        (["a\x1fb", "c"], ["a", "b\x1fc"]),
+        (["a", "1:b"], ["a1:b"]),
+        (["1:a", "b"], ["1", "a1:b"]),
+        (["a"], ["a", ""]),
+    ],
+)
+def test_no_text_of_an_id_passes_for_the_end_of_one(ids, others):
+    assert digest_ids(np.array(ids)) != digest_ids(np.array(others))
 
 
 def test_given_digest_is_kept():
@@ -144,8 +160,11 @@ def test_given_digest_is_kept():
 # -- streams ---------------------------------------------------------------------------
 
 
-def stream(name: str = "draw", **arguments: int) -> list[int]:
-    party = Party(X, **{"index": 0, "seed": 0} | arguments)
+def stream(
+    name: str = "draw", index: int = 0, seed: int = 0, secret: int = 0
+) -> list[int]:
+    party = Party(X, index=index)
+    party.seed, party.secret = seed, secret
     return party.rng(name).integers(2**62, size=4).tolist()
 
 
@@ -153,7 +172,16 @@ def test_a_stream_is_given_by_seed_party_and_name():
     first = stream()
     assert stream() == first
     others = [stream("cluster"), stream(index=1), stream(seed=1)]
-    assert len({tuple(numbers) for numbers in [first, *others]}) == 4
+    others += [stream(secret=1), stream(secret=2), stream(secret=2**62 - 1)]
+    assert len({tuple(numbers) for numbers in [first, *others]}) == 7
+    assert stream(secret=2) == others[4]
+
+
+@pytest.mark.parametrize("name", ["n_parties", "seed", "secret", "state"])
+def test_what_a_run_sets_is_no_argument(name):
+    with pytest.raises(TypeError, match=name):
+        Party(X, **{name: 1})
+    assert not getattr(Party(X), name)
 
 
 def test_seed_and_party_are_not_added_up():

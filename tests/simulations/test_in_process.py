@@ -97,9 +97,9 @@ def test_parties_stay_as_they_were(three):
     simulate(CoresetVRLR(size=12, solver="cg", test_fraction=0.25), three, seed=0)
     for party, old in zip(three, before, strict=True):
         np.testing.assert_array_equal(party.X, old.X)
-        assert (party.index, party.seed, party.n_parties, party.state) == (
-            *(None, 0, 0, {}),
-        )
+        assert party.index is None
+        assert party.seed == party.n_parties == party.secret == 0
+        assert party.state == {}
 
 
 # -- simulate --------------------------------------------------------------------------
@@ -127,6 +127,21 @@ def test_seed_stands_in_for_that_of_the_strategy(three):
     assert simulate(strategy, three).seed == 1
     assert simulate(strategy, three, seed=0).seed == 0
     assert strategy.seed == 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "sentence"),
+    [
+        (-1, "seed must be a whole number from 0, got -1"),
+        (1.0, "seed must be a whole number from 0, got 1.0"),
+        (2**63, "seed must be below 2^63, got 9223372036854775808"),
+    ],
+)
+def test_wrong_seed_is_said_before_any_message(three, seed, sentence, monkeypatch):
+    monkeypatch.setattr(InProcessGrid, "push_messages", None)
+    with pytest.raises(ValueError, match=r"^seed must be") as caught:
+        simulate(CoresetVRLR(size=12), three, seed=seed)
+    assert str(caught.value) == sentence
 
 
 @pytest.mark.parametrize("kind", ["ring", "plain"])
@@ -174,8 +189,8 @@ def test_data_that_strategies_write_to_would_be_noticed():
     """Data may be read-only: memory-mapped, or a view of someone's table."""
     rng = np.random.default_rng(0)
     parties = [
-        Party(rng.normal(size=(24, 2)), rng.normal(size=24) if j else None)
-        for j in range(2)
+        Party(rng.normal(size=(24, 2)), rng.normal(size=24) if j == 2 else None)
+        for j in range(3)
     ]
     for party in parties:
         party.X.flags.writeable = False

@@ -1,6 +1,7 @@
 """A protocol goes where a Flower strategy goes, and honours what it takes."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower import Ledger, Party
+from vfl_flower.messages import unpack
 from vfl_flower.models import LinearModel
 from vfl_flower.simulations import InProcessGrid, simulate
 from vfl_flower.strategies import STRATEGIES, CoresetVKMC, CoresetVRLR
@@ -184,32 +186,96 @@ def test_hooks_say_what_to_call(hook, arguments):
     ("arguments", "sentence"),
     [
         ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
-        ({"n_parties": -1}, "n_parties must be at least 0, got -1"),
-        ({"seed": -1}, r"seed must be between 0 and 2\^63 - 1, got -1"),
-        (
-            {"seed": 2**63},
-            r"seed must be between 0 and 2\^63 - 1, got 9223372036854775",
-        ),
+        ({"n_parties": -1}, "n_parties must be a whole number from 0, got -1"),
+        ({"n_parties": 3.0}, "n_parties must be a whole number from 0, got 3.0"),
+        ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
+        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
+        ({"seed": 1.0}, "seed must be a whole number from 0, got 1.0"),
+        ({"seed": "1"}, "seed must be a whole number from 0, got '1'"),
+        ({"seed": 2**63}, "seed must be below 2^63, got 9223372036854775808"),
     ],
 )
 def test_wrong_arguments(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match="must be") as caught:
         Trivial(**arguments)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5])
+def test_seed_set_later_is_checked_before_any_message(grid, seed):
+    strategy = Trivial()
+    strategy.seed = seed
+    with pytest.raises(ValueError, match=r"^seed must be "):
+        strategy.start(grid)
+    assert grid._pushed == 0
 
 
 # -- seeds -----------------------------------------------------------------------------
 
 
-def test_run_without_a_seed_can_be_repeated(three):
+class Told(InProcessGrid):
+    """A grid that keeps what the server and the parties say."""
+
+    def __init__(self, parties: list[Party]) -> None:
+        super().__init__(parties)
+        self.frames: list[dict[str, Any]] = []
+        self.rows: list[list[int]] = []
+
+    def push_messages(self, messages):
+        """Keep the frames."""
+        messages = list(messages)
+        self.frames += [unpack(message.content)[1] for message in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        """Keep the rows that parties draw."""
+        replies = super().pull_messages(message_ids)
+        for reply in replies:
+            if reply.metadata.message_type == "train.coresets_totals":
+                self.rows.append(unpack(reply.content)[0]["rows"].tolist())
+        return replies
+
+
+def test_without_a_seed_each_party_draws_from_a_secret_of_its_own(three, monkeypatch):
+    """And so it does although the server draws the same public seed again."""
+    drawn = SimpleNamespace(randbits=lambda bits: 7)
+    monkeypatch.setattr("vfl_flower.strategies.base.secrets", drawn)
     strategy = CoresetVRLR(size=12)
-    first, other = simulate(strategy, three), simulate(strategy, three)
-    assert first.seed != other.seed
-    assert first.arrays.object_id != other.arrays.object_id
-    assert 0 <= first.seed < 2**63
+    grids = [Told(three), Told(three)]
+    results = [strategy.start(grid) for grid in grids]
+    assert [result.seed for result in results] == [None, None]
     assert strategy.seed is None
-    again = CoresetVRLR(size=12, seed=first.seed).start(InProcessGrid(three))
-    assert again.arrays.object_id == first.arrays.object_id
-    assert again.metrics == first.metrics
+    for grid in grids:
+        assert [frame["seed"] for frame in grid.frames[3:]] == [7] * 6
+        assert [frame["private_draws"] for frame in grid.frames[3:]] == [True] * 6
+    # The chance that 12 draws of 24 unlike rows are the same is below 1e-9.
+    for one, other in zip(grids[0].rows, grids[1].rows, strict=True):
+        assert one != other
+    assert results[0].arrays.object_id != results[1].arrays.object_id
+    seeded = Told(three)
+    CoresetVRLR(size=12, seed=7).start(seeded)
+    assert all(rows not in seeded.rows for grid in grids for rows in grid.rows)
+
+
+def test_with_a_seed_the_parties_draw_the_same(three):
+    grids = [Told(three), Told(three)]
+    results = [CoresetVRLR(size=12, seed=7).start(grid) for grid in grids]
+    for grid in grids:
+        assert [frame["seed"] for frame in grid.frames[3:]] == [7] * 6
+        assert [frame["private_draws"] for frame in grid.frames[3:]] == [False] * 6
+    assert len(grids[0].rows) == 3
+    assert grids[0].rows == grids[1].rows
+    assert results[0].arrays.object_id == results[1].arrays.object_id
+
+
+def test_server_draws_a_new_seed_where_none_is_given(three):
+    seeds = set()
+    for _ in range(2):
+        grid = Told(three)
+        CoresetVRLR(size=12).start(grid)
+        seeds |= {frame["seed"] for frame in grid.frames[3:]}
+    assert len(seeds) == 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
@@ -230,8 +296,10 @@ def test_streams_of_a_run():
 
 
 def test_server_and_parties_do_not_share_streams():
-    party = Party(np.ones((2, 1)), index=0, seed=5).rng("draw").integers(2**62)
-    assert Run(5).rng("draw").integers(2**62) != party
+    party = Party(np.ones((2, 1)), index=0)
+    party.seed = 5
+    drawn = party.rng("draw").integers(2**62)
+    assert Run(5).rng("draw").integers(2**62) != drawn
 
 
 # -- the log ---------------------------------------------------------------------------

@@ -276,7 +276,7 @@ def test_without_a_seed_the_parties_draw_by_secrets_of_their_own(monkeypatch):
 # -- units, round trips, bytes ------------------------------------------------------
 
 M, K, B = 50, 3, 10
-SEEDS = 250  # of statistical tests
+SEEDS = 160  # of statistical tests
 
 
 def cost(strategy, n=200):
@@ -550,11 +550,12 @@ def test_units_of_a_second_draw_of_c_rows():
 
 
 def test_second_draw_estimates_the_loss_on_all_rows():
-    """Unbiased, where the loss on the coreset itself is too small; 250 fixed seeds.
+    """Unbiased, where the loss on the coreset itself is too small; 160 fixed seeds.
 
-    False-alarm rate 1e-5: check_loss - full_train_loss has mean 0 since the second
-    draw is independent of the model. Its errors must be of the size that it says: the
-    mean square of their ratio is 1 to within a factor of 1.5 (20 deviations).
+    check_loss - full_train_loss has mean 0, since the second draw is independent of the
+    model: within 4.5 standard errors, a false-alarm rate of 1e-5 were the seeds not
+    fixed. Its mean square must be that of the stated errors to within a factor of 1.5:
+    for these seeds, no rate is claimed.
     """
     X, y = data()
     strategy = CoresetVRLR(40, check_size=40, evaluate="full", masking="plain")
@@ -578,11 +579,11 @@ def t_statistic(values, truth):
 
 @pytest.mark.parametrize("sampling", ["coreset", "uniform"])
 def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampling):
-    """Mean over 250 fixed seeds, at one theta, within 4.5 standard errors.
+    """Mean over 160 fixed seeds, at one theta, within 4.5 standard errors.
 
     The false-alarm rate is 1e-5 for each of the two, were the seeds not fixed (they
-    are). Standard errors are below 1.5 % of the loss and 0.7 % of n, so an error of
-    7 % in the loss, or 3 % in the weights, would be seen.
+    are). Standard errors are below 2 % of the loss and 0.9 % of n, so an error of
+    9 % in the loss, or 4 % in the weights, would be seen.
     """
     X, y = data()
     theta, b = np.linspace(-1, 8, D), 4.0
@@ -593,11 +594,11 @@ def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampli
     found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
     losses = [metrics["train_loss"] for metrics in found]
     assert abs(t_statistic(losses, loss)) < 4.5
-    assert np.std(losses) / math.sqrt(SEEDS) < 0.015 * loss
+    assert np.std(losses) / math.sqrt(SEEDS) < 0.02 * loss
     if sampling == "coreset":
         sums = [metrics["weight_sum"] for metrics in found]
         assert abs(t_statistic(sums, 300)) < 4.5
-        assert np.std(sums) / math.sqrt(SEEDS) < 0.007 * 300
+        assert np.std(sums) / math.sqrt(SEEDS) < 0.009 * 300
 
 
 def test_cost_on_the_coreset_is_unbiased_for_k_means(monkeypatch):

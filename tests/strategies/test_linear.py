@@ -235,7 +235,7 @@ def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
     X[:, 0], X[:, 3] = rare, 0.7
     options = (SAGA if solver == "saga" else SOLVERS[solver]) | PENALTIES[penalty]
     strategy = CoresetVRLR(
-        SIZE, sampling="uniform", seed=3, **options | {"max_iter": 20}
+        SIZE, sampling="uniform", seed=3, **options | {"max_iter": 4}
     )
     grid = Rows(parties(X, y))
     strategy.start(grid)
@@ -351,6 +351,23 @@ def test_conjugate_gradients_take_one_round_trip_a_dimension_at_most():
     result = check(*data(), "cg", limit=1e-7)
     trips = len(result.ledger.waits["linear_cg"])
     assert trips == result.metrics["iterations"] + 1 <= 8
+
+
+def test_conjugate_gradients_keep_their_step_with_a_strong_ridge():
+    """The energy of the penalty is known without asking: it sets the step.
+
+    Exact line searches end in at most as many steps as there are columns, here 6 with
+    no two of them orthogonal; a wrong energy needs more.
+    """
+    rng = np.random.default_rng(2)
+    X, y = rng.normal(size=(200, 6)) @ rng.normal(size=(6, 6)), rng.normal(size=200)
+    strategy = CoresetVRLR(
+        SIZE, "ridge", 1.0, sampling="full", solver="cg", tol=1e-9, max_iter=50
+    )
+    result = simulate(strategy, parties(X, y), seed=0)
+    assert result.metrics["iterations"] <= 6
+    ridge = Penalty(l2=1.0)
+    assert violation(X, y, np.ones(200), 200, ridge, result.model) < 1e-8
 
 
 def test_conjugate_gradients_need_one_step_where_parties_do_not_overlap():

@@ -257,49 +257,82 @@ def test_label_holder_is_asked_for_before_any_training(labels, clock):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sentence"),
+    ("strategy", "count", "sentence"),
     [
         (
             CoresetVRLR(size=5, sampling="uniform"),
+            3,
             "size must be at most the number of training rows for uniform sampling, "
             "got 5 for 4 rows",
         ),
         (
             CoresetVRLR(size=3, sampling="uniform", test_fraction=0.5),
+            3,
             "size must be at most the number of training rows for uniform sampling, "
             "got 3 for 2 rows",
         ),
         (
             CoresetVKMC(n_clusters=5, size=5),
+            3,
             "n_clusters must be at most the number of training rows, got 5 for 4 rows",
         ),
         (
             CoresetVRLR(size=3, test_fraction=0.9),
+            3,
             "test_fraction must leave training rows, got 0.9 of 4 rows",
         ),
         (
             CoresetVKMC(n_clusters=4, size=4, evaluate="full"),
+            3,
             "evaluate='full' shows the server the distance of each row to each centre, "
             "so n_clusters must be at most the number of columns, got 4 for 3: use "
             "check_size",
         ),
         (
             CoresetVRLR(size=3, solver="cg"),
+            2,
             "solver 'cg' gives the parties sums over all of them, and between two each "
             "sees the other's part: it needs at least three parties, or "
             "allow_two_parties",
         ),
+        (
+            CoresetVRLR(size=3, solver="saga"),
+            2,
+            "solver 'saga' gives the parties sums over all of them, and between two "
+            "each sees the other's part: it needs at least three parties, or "
+            "allow_two_parties",
+        ),
     ],
-    ids=["uniform", "uniform with test rows", "k", "no training rows", "full", "two"],
+    ids=["uniform", "uniform, test rows", "k", "no rows", "full", "cg", "saga"],
 )
 def test_what_only_the_data_forbid_is_said_before_any_training(
-    strategy, sentence, clock
+    strategy, count, sentence, clock
 ):
-    grid = Edited(some())
+    narrow = [Party(p.X[:, :1], p.y) for p in some(count)]
+    grid = Edited(narrow)
     with pytest.raises(FederationError) as caught:
         strategy.start(grid, timeout=TIMEOUT)
     assert str(caught.value) == sentence
     assert {m.metadata.message_type for m in grid.sent} == {"train.hello"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count"),
+    [
+        (CoresetVKMC(n_clusters=3, size=4, n_init=1, evaluate="full"), 3),
+        (CoresetVKMC(n_clusters=4, size=4, n_init=1), 3),
+        (CoresetVRLR(size=3, solver="cg", allow_two_parties=True), 2),
+        (CoresetVRLR(size=3, solver="saga", allow_two_parties=True, max_iter=1), 2),
+        (CoresetVRLR(size=3, solver="cg"), 3),
+        (CoresetVRLR(size=3), 2),
+    ],
+)
+def test_what_the_data_just_allow(strategy, count, clock):
+    X = np.random.default_rng(2).normal(size=(4, 3))
+    last = count - 1
+    ours = [Party(X[:, [j]], X[:, 0] if j == last else None) for j in range(count)]
+    result = strategy.start(InProcessGrid(ours), timeout=TIMEOUT)
+    assert ("full_cost" in result.metrics) == (strategy.evaluate == "full")
 
 
 def test_party_that_cannot_load_its_data(clock):
@@ -354,7 +387,9 @@ def test_waits_for_as_many_as_the_run_says(clock, caplog):
 def test_waits_for_as_many_as_the_nodes_say(clock):
     """``num-partitions`` of a simulation, or of a careful node config."""
     X = np.ones((4, 1))
-    late = [Party(X, n_parties=3, name=name) for name in "abc"]
+    late = [Party(X, name=name) for name in "abc"]
+    for party in late:
+        party.n_parties = 3
     parties = greet(Slow(late, clock, [0.0, 0.0, 4.0]))
     assert [party.name for party in parties] == ["a", "b", "c"]
     assert clock.now >= 4
@@ -610,12 +645,35 @@ def test_retries_start_anew_in_the_next_round(clock):
     assert messages == [2, 6, 2]
 
 
-def test_silent_party_is_asked_again_after_half_the_time(clock, caplog):
-    messages, _ = messages_after(clock, Fault("lose request", "probe", 1))
-    assert messages == [1, 2, 1]
-    # Up to half a second late to ask, and as much to look for the reply.
-    assert TIMEOUT / 2 <= clock.now <= TIMEOUT / 2 + 1.1
-    assert caplog.messages == ["asking ['party-1'] again: no reply yet"]
+@pytest.mark.parametrize("kind", ["lose request", "lose reply"])
+def test_silent_party_is_not_asked_again(kind, clock, caplog):
+    grid = FaultyGrid(some(), [Fault(kind, "probe", 1)], clock)
+    parties = greet(grid)
+    with pytest.raises(PartyFailed) as caught:
+        parties.ask("probe")
+    assert str(caught.value) == (
+        "party 'party-1' failed in 'probe': no reply within 10 s"
+    )
+    assert [grid.asked("probe", j) for j in range(3)] == [1, 1, 1]
+    assert [parties.ledger.entry("probe", p.name).messages for p in parties] == [1] * 3
+    assert TIMEOUT < clock.now <= TIMEOUT + 0.1
+    assert "again" not in caplog.text
+
+
+def test_slow_party_is_waited_for(clock):
+    messages, _ = messages_after(clock, Fault("delay", "probe", 1, seconds=9.0))
+    assert messages == [1, 1, 1]
+    assert 9 <= clock.now < TIMEOUT
+
+
+def test_silent_is_who_never_replied_although_asked_again(clock):
+    """The transient error does not give the party more time."""
+    faults = [Fault("unavailable", "probe", 1, 0), Fault("lose request", "probe", 1, 1)]
+    grid = FaultyGrid(some(), faults, clock)
+    with pytest.raises(PartyFailed, match=r"'party-1'.*no reply within 10 s"):
+        greet(grid).ask("probe")
+    assert [grid.asked("probe", j) for j in range(3)] == [1, 2, 1]
+    assert TIMEOUT < clock.now <= TIMEOUT + 0.1
 
 
 def test_second_reply_is_the_same(clock):
@@ -628,24 +686,63 @@ def test_second_reply_is_the_same(clock):
     )
 
 
-def test_transient_error_of_one_of_two_messages_is_no_failure(clock):
-    """The first message is only late; all that are sent after it meet an error."""
-    faults = [Fault("delay", "probe", 1, 0, seconds=9.0)]
-    faults += [Fault("unavailable", "probe", 1, nth) for nth in (1, 2, 3)]
-    messages, _ = messages_after(clock, *faults)
-    assert messages == [1, 1 + 1 + RETRIES, 1]
-    assert 9 <= clock.now < TIMEOUT
+def test_one_message_a_party_is_pending(clock):
+    """A lost one is no longer looked for when the next one is on its way."""
+    looked: list[list[str]] = []
+
+    class Watched(FaultyGrid):
+        def pull_messages(self, message_ids):
+            looked.append(list(message_ids))
+            return super().pull_messages(looked[-1])
+
+    faults = [Fault("unavailable", "probe", 1, nth) for nth in range(RETRIES)]
+    faults += [Fault("delay", "probe", 1, RETRIES, seconds=2.0)]
+    faults += [Fault("delay", "probe", 2, 0, seconds=4.0)]
+    parties = greet(Watched(some(), faults, clock))
+    looked.clear()
+    parties.ask("probe")
+    first, *later = looked
+    assert len(first) == 3
+    assert all(first[0] not in numbers for numbers in later)  # has replied
+    assert all(first[1] not in numbers for numbers in later)  # is lost
+    assert all(first[2] in numbers for numbers in later)
+    again = [number for numbers in later for number in numbers if number != first[2]]
+    assert len(set(again)) == RETRIES
+    assert max(map(len, later)) == 2
 
 
-def test_second_reply_counts_for_nothing(clock):
-    """Both messages to party 1 are answered before party 2 has said anything."""
-    faults = [Fault("delay", "probe", 1, 0, seconds=7.0)]
-    faults += [Fault("delay", "probe", 2, None, seconds=9.0)]
+@pytest.mark.parametrize("kind", ["duplicate", "reply unavailable"])
+def test_second_reply_counts_for_nothing(kind, clock):
+    """It comes while the server still waits for party 2."""
+    faults = [Fault(kind, "probe", 1), Fault("delay", "probe", 2, seconds=9.0)]
     messages, parties = messages_after(clock, *faults)
-    assert messages == [1, 2, 2]
-    assert clock.now >= 9
+    assert messages == [1, 1 if kind == "duplicate" else 2, 1]
+    assert 9 <= clock.now < TIMEOUT
+    entries = [parties.ledger.entry("probe", p.name) for p in parties]
+    assert [entry.units_up for entry in entries] == [3, 3, 3]
+    assert abs(entries[1].bytes_up - entries[0].bytes_up) < 20
+
+
+@pytest.mark.parametrize("kind", ["duplicate", "reply unavailable"])
+def test_reply_of_the_round_before_counts_for_nothing(kind, clock):
+    class Late(FaultyGrid):
+        held: Sequence[Sequence[Message]] = ((), ())
+
+        def pull_messages(self, message_ids):
+            *self.held, due = self._unasked, *self.held
+            self._unasked = [*due]
+            self.came = [len(due), *getattr(self, "came", [])]
+            return super().pull_messages(message_ids)
+
+    grid = Late(some(), [Fault(kind, "probe", 1)], clock)
+    parties = greet(grid)
+    assert parties.ask("probe", own=1).each("own") == [1, 1, 1]
+    assert not any(grid.came)
+    for own in (2, 3):
+        assert parties.ask("probe", own=own).each("own") == [own] * 3
+    assert any(grid.came)
     units = [parties.ledger.entry("probe", p.name).units_up for p in parties]
-    assert units == [3, 3, 3]
+    assert units == [9, 9, 9]
 
 
 @pytest.mark.parametrize("code", [3, 4, 5, 8])

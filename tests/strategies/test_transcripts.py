@@ -496,7 +496,8 @@ def test_what_goes_to_one_party_does_not_depend_on_another():
 def test_first_residual_is_not_the_labels(regularizer):
     """It is what is left of t on the label holder's own columns, known by the sum.
 
-    t = sqrt(w / n) (y - mean) / s with |t| = 1; the best fit of X_T and ones to it is taken off.
+    t = sqrt(w / n) (y - mean) / s with |t| = 1; the best fit of X_T and ones to it is
+    taken off.
     """
     X, y = data()
     alpha = 0.0 if regularizer == "none" else 0.5

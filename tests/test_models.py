@@ -1,0 +1,160 @@
+"""Models: predict, and the round trip through a file and through Flower."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+from vfl_flower.models import KMeansModel, LinearModel
+
+LINEAR = LinearModel([np.array([1.0, -2.0]), np.array([0.5])], 3.0)
+CLUSTERS = KMeansModel(
+    [np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [5.0], [9.0]])]
+)
+MODELS = [LINEAR, CLUSTERS]
+
+
+def assert_same(model, expected):
+    assert type(model) is type(expected)
+    found, wanted = model.arrays(), expected.arrays()
+    assert list(found) == list(wanted)
+    for name, array in found.items():
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(array, wanted[name])
+
+
+def test_linear_prediction():
+    """Row (1, 1 | 4): 1 - 2 + 2 + 3 = 4; row (2, 0 | 0): 2 + 3 = 5."""
+    found = LINEAR.predict([np.array([[1, 1], [2, 0]]), [[4.0], [0.0]]])
+    assert found.tolist() == [4.0, 5.0]
+    assert found.dtype == np.float64
+
+
+def test_nearest_centre():
+    """In the columns of one party alone, rows 0 and 1 would have other centres."""
+    found = CLUSTERS.predict([[[1.0], [0.0], [8.0]], [[0.0], [5.0], [9.0]]])
+    assert found.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_rows(model):
+    assert len(model.predict([np.zeros((0, a.shape[-1])) for a in blocks(model)])) == 0
+
+
+def blocks(model):
+    arrays = model.coef_ if isinstance(model, LinearModel) else model.cluster_centers_
+    return [np.zeros((4, array.shape[-1])) for array in arrays]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda b: b[:1],
+        lambda b: [*b, b[0]],
+        lambda b: [],
+        lambda b: [b[0][:, :0], b[1]],
+        lambda b: [b[0], np.hstack([b[1], b[1]])],
+        lambda b: [b[0], b[1][:3]],
+        lambda b: [b[0][0], b[1][0]],
+        lambda b: [b[0], b[1][:, 0]],
+        lambda b: [b[0], 1.0],
+    ],
+)
+def test_blocks_that_are_not_those_of_the_parties(model, spoil):
+    found = spoil(blocks(model))
+    with pytest.raises(ValueError, match="predict takes one matrix a party"):
+        model.predict(found)
+
+
+def test_what_predict_wanted_and_got():
+    with pytest.raises(ValueError, match=r"\[2, 1\] columns, got shapes \[\(4, 2\)\]"):
+        LINEAR.predict(blocks(LINEAR)[:1])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("model.npz", "model.npz"), ("model", "model.npz"), ("model.bin", "model.bin")],
+)
+def test_saved_and_loaded(model, name, file, tmp_path):
+    path = model.save(tmp_path / name)
+    assert path == tmp_path / file
+    assert os.listdir(tmp_path) == [file]
+    assert_same(type(model).load(path), model)
+    assert_same(type(model).load(str(path)), model)
+
+
+def test_the_file_needs_no_pickle(tmp_path):
+    with np.load(CLUSTERS.save(tmp_path / "m.npz"), allow_pickle=False) as file:
+        assert sorted(file.files) == ["centers_0", "centers_1", "format", "kind"]
+        assert str(file["kind"]) == "k-means"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_loaded_as_another_kind(model, tmp_path):
+    (other,) = (m for m in MODELS if m is not model)
+    sentence = f"must hold a '{other.kind}' model of format 1, got '{model.kind}'"
+    with pytest.raises(ValueError, match=sentence):
+        type(other).load(model.save(tmp_path / "m.npz"))
+
+
+def test_loaded_from_a_later_format(tmp_path):
+    path = tmp_path / "m.npz"
+    np.savez(path, kind="linear", format=2, **LINEAR.arrays())
+    with pytest.raises(ValueError, match="format 1, got 'linear' of format 2"):
+        LinearModel.load(path)
+
+
+def test_loaded_from_arrays_of_something_else(tmp_path):
+    np.savez(tmp_path / "m.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match=r"must hold a 'linear' model .* got ''"):
+        LinearModel.load(tmp_path / "m.npz")
+
+
+def test_loaded_from_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        LinearModel.load(tmp_path / "m.npz")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_save_that_fails_leaves_the_file_of_before(model, tmp_path, monkeypatch):
+    path = model.save(tmp_path / "m.npz")
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space"):
+        MODELS[0].save(path)
+    monkeypatch.undo()
+    assert_same(type(model).load(path), model)
+
+
+def test_others_may_read_the_file_as_any_other(tmp_path):
+    """The mode is that of a file made by ``open``: the user's umask decides."""
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    saved = LINEAR.save(tmp_path / "m.npz")
+    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_round_trip_through_flower(model):
+    record = model.to_record()
+    assert isinstance(record, ArrayRecord)
+    proto = recorddict_to_proto(RecordDict({"arrays": record}))
+    arrived = recorddict_from_proto(proto)["arrays"]
+    assert_same(type(model).from_arrays(arrived), model)
+    assert_same(type(model).from_arrays(model.arrays()), model)
+
+
+def test_more_than_ten_parties_stay_in_order(tmp_path):
+    """Not coef_0, coef_1, coef_10, coef_2 ..."""
+    model = LinearModel([np.array([float(j)]) for j in range(12)], 1.0)
+    assert_same(LinearModel.load(model.save(tmp_path / "m.npz")), model)
+    assert_same(LinearModel.from_arrays(model.to_record()), model)
