@@ -71,7 +71,9 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
 
 
 def test_what_predict_wanted_and_got():
-    with pytest.raises(ValueError, match=r"\[2, 1\] columns, got shapes \[\(4, 2\)\]"):
+    with pytest.raises(
+        ValueError, match=r"\[2, 1\] columns, got 1 arrays of .* \[\(4, 2\)"
+    ):
         LINEAR.predict(blocks(LINEAR)[:1])
 
 

@@ -58,7 +58,7 @@ def test_files(tmp_path, results):
 def test_json(tmp_path, results):
     write_report(tmp_path, results, SETTINGS)
     found = json.loads((tmp_path / "result.json").read_text())
-    assert found["settings"] == SETTINGS
+    assert found["run_config"] == SETTINGS
     coreset, full = found["results"]["coreset"], found["results"]["full"]
     assert list(found["results"]) == ["coreset", "full"]
     assert (coreset["seed"], full["seed"]) == (4, None)

@@ -129,7 +129,7 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     assert folder.name.endswith("-77")
     found = json.loads((folder / "result.json").read_text())
     assert list(found["results"]) == ["coreset", "uniform", "full"]
-    assert found["settings"] == RUN_DEFAULTS | config
+    assert found["run_config"] == RUN_DEFAULTS | config
     out = capsys.readouterr().out
     assert f"results in {folder}" in out
     assert "| coreset |" in out

@@ -106,6 +106,7 @@ def answer(
     except CorruptMessage as error:
         code, reason = DAMAGED, str(error)
     except PartyError as error:
+        log.error("refused %s: %s", step.action, error)
         code, reason = REFUSED, str(error)
     except Exception as error:
         log.exception("step %s failed", step.action)

@@ -167,7 +167,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         the node says how to read its data and not where they are.
     """
     for key in node_config:
-        near = difflib.get_close_matches(key, _NODE_KEYS, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(key.lower(), _NODE_KEYS, n=1, cutoff=0.8)
         if near and key not in _NODE_KEYS:
             raise ValueError(
                 f"node config has no key {key!r}; did you mean {near[0]!r}?"

@@ -93,7 +93,7 @@ def _check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]
     ):
         raise ValueError(
             "predict takes one matrix a party, in party order, with the same rows and "
-            f"{list(widths)} columns, got shapes {shapes}"
+            f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
         )
     return found
 

@@ -46,7 +46,7 @@ def write_report(
     }
     write_text(
         folder / "result.json",
-        json.dumps({"settings": dict(settings), "results": found}, indent=1),
+        json.dumps({"run_config": dict(settings), "results": found}, indent=1),
     )
     for name, result in results.items():
         result.model.save(folder / f"model-{name}.npz")

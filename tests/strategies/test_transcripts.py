@@ -554,3 +554,11 @@ def test_coefficients_are_the_model_and_shifts_are_masked():
     sent = replies(transcript, "linear_coefficients", "coefficients")
     for block, coef in zip(sent, result.model.coef_, strict=True):
         np.testing.assert_allclose(block * scale, coef)
+
+
+def test_distdim_with_seeding_sends_no_rows():
+    """The seeds of k-means++ are rows; one step of Lloyd's makes them means."""
+    X, y = data()
+    strategy = CoresetVKMC(3, 100, solver="distdim", local_clustering="seeding")
+    _, transcript = record(strategy, parties(X, y))
+    assert not found(patterns(X), transcript)

@@ -161,8 +161,9 @@ def local_clusters(
     blocks = RowBlocks(party.X, rows=rows)
     k = min(n_clusters, len(blocks))
     centers = seed_centers(blocks, k, party.rng("distdim"), weights)
-    if local_clustering == "lloyd":
-        centers = lloyd(blocks, centers, weights)
+    # At least one step: the seeds are rows, and rows do not leave a party.
+    passes = 100 if local_clustering == "lloyd" else 1
+    centers = lloyd(blocks, centers, weights, max_iter=passes)
     labels = np.concatenate([assign(block, centers)[0] for block in blocks])
     smallest = np.min_scalar_type(len(centers) - 1)
     return {"centers": centers, "labels": labels.astype(smallest)}

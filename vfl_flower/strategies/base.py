@@ -277,7 +277,8 @@ def check_at_least(name: str, value: float, least: float) -> None:
 
 def check_whole(name: str, value: int, least: int) -> None:
     """Raise ``ValueError`` unless `value` is a whole number of at least `least`."""
-    if not isinstance(value, (int, np.integer)) or value < least:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < least:
         raise ValueError(f"{name} must be a whole number from {least}, got {value!r}")
 
 

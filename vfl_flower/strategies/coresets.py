@@ -84,7 +84,7 @@ class CoresetVRLR(CoresetStrategy):
         Three round trips in all with ``central``, or Algorithm 1's rounds one by one;
         the same seed gives the same coreset.
     fit_intercept : bool
-        Fit b. Its column of ones belongs to the label holder's block.
+        Fit b. Its column of ones counts in the label holder's scores.
     max_iter : int
         Iterations of cg; passes over the coreset of saga.
     tol : float

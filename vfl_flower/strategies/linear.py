@@ -123,7 +123,9 @@ def solve(
     Returns
     -------
     Solution
-        With ``metrics["converged"]`` 1.0 or 0.0.
+        With ``metrics["converged"]`` 1.0 or 0.0. For saga it says that the residuals
+        have settled: where columns lack rank, an l1 penalty may still move the
+        coefficients.
     """
     method = "saga" if solver == "saga" else "proximal" if problem.penalty.l1 else "cg"
     replies = parties.ask(
@@ -239,7 +241,7 @@ def _saga(
     step_size = 1 / (3 * smoothness) if smoothness else 0.0
     table, change = np.zeros(m), np.zeros(0)
     trips = 0
-    for _ in range(max_iter):
+    for sweep in range(1, max_iter + 1):
         moved = 0.0
         for _ in range(-(-m // b)):
             batch = rng.choice(m, size=b, replace=False).astype(np.uint32)
@@ -255,6 +257,9 @@ def _saga(
             table[batch] = sums["residual"]
             moved += float(change @ change)
             trips += 1
+        log.info(
+            "saga: pass %d of at most %d, change %.3g", sweep, max_iter, moved**0.5
+        )
         if moved <= tol**2:
             return trips, {"converged": 1.0}
     return trips, {"converged": 0.0}

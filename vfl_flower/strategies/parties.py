@@ -320,7 +320,8 @@ class Parties(Sequence[PartyInfo]):
             poll = min(poll * POLL_GROWTH, LAST_POLL)
         if len(nodes) > n_parties > 0:
             raise FederationError(
-                f"the run is for {n_parties} parties, {len(nodes)} are connected"
+                f"the run is for {n_parties} parties, {len(nodes)} are connected (one "
+                "that was stopped counts for a minute or two)"
             )
         return nodes
 
@@ -362,6 +363,12 @@ class Parties(Sequence[PartyInfo]):
             )
             for node in order
         ]
+        log.info(
+            "%d parties: %s; row ids %s",
+            len(self),
+            ", ".join(info.name for info in self),
+            "are the same" if replies[order[0]]["ids_digest"] else "were not compared",
+        )
         self._frame["peers"] = b"".join(replies[node]["public_key"] for node in order)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from vfl_flower.strategies.base import (
 from vfl_flower.strategies.exchange import FederationError
 from vfl_flower.strategies.parties import Parties, Replies
 from vfl_flower.typing import Array, Values
+
+log = logging.getLogger("vfl_flower")
 
 SAMPLINGS = ("coreset", "uniform", "full")
 PROTOCOLS = ("fused", "paper")
@@ -76,12 +79,12 @@ class CoresetStrategy(ProtocolStrategy):
         check_choice("evaluate", evaluate, EVALUATIONS)
         if not 0 <= test_fraction < 1:
             raise ValueError(f"test_fraction must be in [0, 1), got {test_fraction}")
+        check_whole("check_size", check_size, 0)
         if check_size and (sampling, solver) != ("coreset", "central"):
             raise ValueError(
                 "check_size must be 0 unless sampling is 'coreset' and solver "
                 f"'central', got {check_size}"
             )
-        check_whole("check_size", check_size, 0)
         if check_size == 1:
             raise ValueError("check_size must be 0 or at least 2, got 1")
         self.size, self.sampling, self.rounds = size, sampling, protocol
@@ -135,6 +138,12 @@ class CoresetStrategy(ProtocolStrategy):
     ) -> Coreset:
         """DIS(m, g), Algorithm 1; and ``check_size`` more rows, drawn apart."""
         fused, m, more = self.rounds == "fused", self.size, self.check_size
+        if pool and m >= self.n_train(parties):
+            log.warning(
+                "size is %d, not below the number of training rows: nearly all "
+                "rows come to the server",
+                m,
+            )
         # Round 1, lines 2-4.
         replies = parties.ask(
             "coresets_totals",
