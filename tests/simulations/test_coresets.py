@@ -14,12 +14,16 @@ from vfl_flower.simulations.coresets import (
     CLUSTERING,
     REGRESSION,
     SAGA,
+    MissingData,
+    run_all,
+)
+from vfl_flower.simulations.tables import (
     Columns,
     Experiment,
-    MissingData,
     Solver,
+    coreset_wins,
     paper_units,
-    run_all,
+    run_cell,
     run_experiment,
 )
 
@@ -282,7 +286,7 @@ def test_wins_name_the_sizes_where_uniform_is_better():
             for (s, m), cost in costs.items()
         ],
     }
-    (sentence,) = experiments.coreset_wins(table)
+    (sentence,) = coreset_wins(table)
     assert sentence.endswith("from 200: not at m = 400")
 
 
@@ -316,7 +320,7 @@ def test_kc_house_is_as_good_as_the_published_code(task, solver, most):
     parties = table.data.parties()
 
     def run(sampling, size, repeats):
-        return experiments.run_cell(table, parties, solver, sampling, size, repeats, 0)
+        return run_cell(table, parties, solver, sampling, size, repeats, 0)
 
     full = run("full", 1, 1)["cost"]
     for size in (200, 400, 600, 1000, 2000):

@@ -1,0 +1,68 @@
+"""What the documents say is so."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from vfl_flower.config import RUN_DEFAULTS, party_source
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def table(header: str) -> list[str]:
+    """Return the keys in the first column of the table under `header`."""
+    rows = README.split(header, 1)[1].split("\n\n", 1)[0].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    return [key for cell in cells for key in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_notebook_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = README.split("```python\n", 1)[1].split("```", 1)[0]
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["result"].ledger.round_trips == 3  # as its comment says
+    assert (tmp_path / "model.npz").exists()
+    assert "coresets_totals" in capsys.readouterr().out
+
+
+def test_run_config_keys_exist():
+    keys = table("| key | |")
+    assert len(keys) >= 10
+    assert set(keys) <= set(RUN_DEFAULTS)
+
+
+def test_node_config_keys_are_read():
+    keys = table("| key of the node config | meaning |")
+    text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
+    numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
+    columns = {"id-column": "i", "label-column": "l"}
+    given = text | numbers | columns
+    assert set(keys) == set(given)
+    source = party_source(given, {})
+    assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
+    assert (source.columns, source.id_column) == (("a", "b"), "i")
+    assert (source.standardize, source.one_hot) == (True, False)
+
+
+def test_files_that_documents_name_exist():
+    for document in [ROOT / "README.md", *ROOT.glob("docs/papers/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_functions_that_the_paper_page_names_exist():
+    page = (ROOT / "docs/papers/coresets.md").read_text()
+    named = re.findall(r"`((?:numerics|clients|strategies)/\w+\.py): ([^`]+)`", page)
+    assert len(named) >= 8
+    for file, functions in named:
+        source = (ROOT / "vfl_flower" / file).read_text()
+        for name in functions.split(", "):
+            last = name.split(".")[-1]
+            assert re.search(rf"(def|class) {last}\b", source), f"{file}: {name}"
+
+
+def test_demo_config_has_known_keys():
+    config = tomllib.loads((ROOT / "simulations/flights.toml").read_text())
+    assert set(config) <= set(RUN_DEFAULTS)

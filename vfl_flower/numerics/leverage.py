@@ -1,0 +1,149 @@
+"""Leverage scores of a party's columns, block by block and of any rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.typing import Array
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
+    """Find F such that U = X F is an orthonormal basis of the column space of X.
+
+    Line 2 of Algorithm 2 without the n x d matrix U: F takes O(d^2) memory, and a row
+    of U is a row of X times F.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        X, or [X, y] at the label holder.
+    method : {"auto", "gram", "qr"}
+        "gram" takes the eigenvectors of the Gram matrix, "qr" the singular vectors of R
+        from a QR factorization block by block; "auto" is "gram" where that is accurate
+        and else "qr", which costs about twice as much.
+
+    Returns
+    -------
+    Array, shape (d, r)
+        F; r is the numerical rank.
+
+    Raises
+    ------
+    ValueError
+        `method` is none of these, X has a missing or infinite value, or `method` is
+        "gram" and squares of X overflow.
+
+    Notes
+    -----
+    Columns are first scaled to length 1, so units do not matter: Z = X D^-1. Columns of
+    zeros are left out. With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above
+    max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``. "gram" sees S^2 only,
+    so its rank counts those with S^2 above max(n, d) eps S_1^2.
+
+    *When "auto" trusts the Gram matrix.* Summed in blocks of b rows, each entry of
+    C = Z^T Z has an error of at most (b + n / b) u, u = eps / 2 [2, section 3.1], hence
+    C one of at most e = d (b + n / b) u in the spectral norm. F^T C F = I for the
+    computed C, so the true U^T U differs from I, and to first order each score from
+    the true one, by at most e / lambda_min(C) relatively. "auto" takes the Gram matrix
+    where this is at most 1e-6, which holds for lambda_min >= 1.5e-5 at n = 463,715 and
+    d = 30. Any column near the span of the others goes to "qr", whose error grows with
+    the condition number of Z and not with its square.
+
+    References
+    ----------
+    [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
+
+    Examples
+    --------
+    The second column is twice the first: one direction.
+
+    >>> X = np.array([[3.0, 6.0], [4.0, 8.0], [0.0, 0.0]])
+    >>> F = leverage_factor(RowBlocks(X))
+    >>> F.shape
+    (2, 1)
+    >>> np.round(np.abs(X @ F).T, 12)
+    array([[0.6, 0.8, 0. ]])
+    """
+    if method not in ("auto", "gram", "qr"):
+        raise ValueError(f"method must be 'auto', 'gram' or 'qr', got {method!r}")
+    n, d = blocks.shape
+    if method != "qr":
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            G = np.zeros((d, d))
+            for rows in blocks:
+                G += rows.T @ rows
+        squares = np.diag(G)
+        kept = squares > 1e-280  # below, squares of single values may have underflowed
+        finite = bool(np.isfinite(G).all())
+        if method == "gram" and not finite:
+            raise ValueError(
+                "X must have no missing or infinite value, and no squares that "
+                "overflow where method is 'gram'"
+            )
+        if finite:
+            scale = 1 / np.sqrt(squares[kept])
+            eigenvalues, V = np.linalg.eigh(
+                G[np.ix_(kept, kept)] * np.outer(scale, scale)
+            )
+            b = min(n, blocks.block_rows)
+            error = d * (b + n / b) * EPS / 2 if n else 0.0
+            accurate = (len(eigenvalues) == 0 or eigenvalues[0] >= 1e6 * error) and (
+                kept.all() or not any(rows[:, ~kept].any() for rows in blocks)
+            )
+            if method == "gram" or accurate:
+                r = eigenvalues > max(n, d) * EPS * eigenvalues[-1:]
+                return _embed(kept, scale, V[:, r] / np.sqrt(eigenvalues[r]))
+    R: Array = np.empty((0, d))
+    for rows in blocks:
+        R = np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
+    if not np.isfinite(R).all():
+        raise ValueError("X must have no missing or infinite value")
+    largest = np.abs(R).max(axis=0, initial=0)
+    kept = largest > 1e-290  # so that no reciprocal overflows
+    R = R[:, kept] / largest[kept]
+    norms = np.linalg.norm(R, axis=0)
+    _, S, Vt = np.linalg.svd(R / norms, full_matrices=False)
+    r = max(n, d) * EPS * S[:1] < S
+    return _embed(kept, 1 / norms / largest[kept], Vt[r].T / S[r])
+
+
+def _embed(kept: Array, scale: Array, F: Array) -> Array:
+    """Undo the scaling of the columns and give the left-out ones rows of zeros."""
+    whole = np.zeros((len(kept), F.shape[1]))
+    whole[kept] = scale[:, None] * F
+    return whole
+
+
+def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
+    """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        X, or [X, y] at the label holder.
+    F : Array, shape (d, r)
+        From `leverage_factor`.
+
+    Returns
+    -------
+    Array, shape (n,)
+        The scores: between 0 and 1, with sum r, up to rounding.
+
+    Examples
+    --------
+    Three rows in the plane. Row 3 alone holds the second direction, so no fit can do
+    without it; rows 1 and 2 share the first direction in the proportion 9 : 16.
+
+    >>> blocks = RowBlocks(np.array([[3.0, 0.0], [4.0, 0.0], [0.0, 7.0]]))
+    >>> np.round(leverage_scores(blocks, leverage_factor(blocks)), 12)
+    array([0.36, 0.64, 1.  ])
+    """
+    scores, start = np.empty(len(blocks)), 0
+    for rows in blocks:
+        U = rows @ F
+        np.einsum("ij,ij->i", U, U, out=scores[start : start + len(rows)])
+        start += len(rows)
+    return scores
