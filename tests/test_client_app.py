@@ -29,6 +29,7 @@ from vfl_flower.clients.base import STEPS, PartyError, Step
 from vfl_flower.messages import pack, unpack
 from vfl_flower.secure_aggregation import group, unmask_sum
 from vfl_flower.simulations import InProcessGrid
+from vfl_flower.strategies import CoresetVRLR, sampling
 from vfl_flower.strategies.parties import Parties
 
 SECRET = 271828.1828
@@ -585,3 +586,46 @@ def test_config_of_a_node_that_cannot_be_right(clock):
     assert caught.value.reason == (
         "node config has no key 'label_column'; did you mean 'label-column'?"
     )
+
+
+def limited(share_rows):
+    """Return a grid of two SuperNodes, the first with ``share-rows``."""
+    grid = InProcessGrid([Party(np.ones((9, 1)))] * 2)
+    for index, context in enumerate(grid._contexts.values()):
+        context.node_config = {"partition-id": index, "num-partitions": 2}
+        context.run_config = {"data": "synthetic:n=40,d=4", "seed": 1}
+    first = next(iter(grid._contexts.values()))
+    first.node_config |= {"data": "synthetic:n=40,d=4", "share-rows": share_rows}
+    grid._app = make_client_app(load_from_context)
+    return grid
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ({"size": 12}, 12),
+        ({"size": 12, "protocol": "paper"}, 12),
+        ({"size": 9, "check_size": 3}, 12),
+        ({"size": 12, "sampling": "uniform"}, 12),
+        ({"sampling": "full"}, 40),
+    ],
+)
+def test_a_party_bounds_the_rows_that_leave_it(arguments, asked):
+    CoresetVRLR(**arguments).start(limited(asked))
+    with pytest.raises(PartyFailed) as caught:
+        CoresetVRLR(**arguments).start(limited(asked - 1))
+    assert caught.value.reason == (
+        f"this party's share-rows lets {asked - 1} rows leave in the clear, the run "
+        f"asks for {asked}"
+    )
+
+
+def test_blocks_of_rows_are_added_up(monkeypatch):
+    monkeypatch.setattr(sampling, "MESSAGE_NUMBERS", 40)
+    with pytest.raises(PartyFailed, match=r"lets 39 rows leave .* asks for 40"):
+        CoresetVRLR(sampling="full").start(limited(39))
+
+
+def test_solvers_without_rows_share_none():
+    solver = CoresetVRLR(size=12, solver="cg", allow_two_parties=True)
+    assert solver.start(limited(0)).metrics["converged"]

@@ -37,12 +37,13 @@ def test_node_config_keys_are_read():
     keys = table("| key of the node config | meaning |")
     text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
-    columns = {"id-column": "i", "label-column": "l"}
+    columns = {"id-column": "i", "label-column": "l", "share-rows": 9}
     given = text | numbers | columns
     assert set(keys) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
     assert (source.columns, source.id_column) == (("a", "b"), "i")
+    assert source.share_rows == 9
     assert (source.standardize, source.one_hot) == (True, False)
 
 

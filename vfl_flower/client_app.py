@@ -250,6 +250,7 @@ def load_from_context(context: Context) -> Party:
         raise PartyError(str(error)) from None
     party = load_party(source)
     party.n_parties = source.count or 0
+    party.share_rows = source.share_rows
     return party
 
 

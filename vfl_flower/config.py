@@ -88,6 +88,8 @@ class PartySource:
         Encode text columns as 0/1 columns; without it a text column is an error.
     impute : str
         ``mean`` or ``median`` of the column for missing values; ``none``: an error.
+    share_rows : int or None
+        ``share-rows``: how many rows the party sends in the clear in one run at most.
     """
 
     data: str
@@ -100,12 +102,19 @@ class PartySource:
     standardize: bool = False
     one_hot: bool = True
     impute: str = "mean"
+    share_rows: int | None = None
 
 
 _DATA_KEYS = frozenset(
     {"id-column", "label-column", "columns", "standardize", "one-hot", "impute"}
 )
-_NODE_KEYS = _DATA_KEYS | {"data", "partition-id", "num-partitions", "party-name"}
+_NODE_KEYS = _DATA_KEYS | {
+    "data",
+    "partition-id",
+    "num-partitions",
+    "party-name",
+    "share-rows",
+}
 
 
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
@@ -204,6 +213,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         standardize=flag("standardize"),
         one_hot=flag("one-hot"),
         impute=text(chosen, "impute") or "mean",
+        share_rows=number("share-rows"),
     )
 
 

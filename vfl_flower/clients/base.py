@@ -50,6 +50,8 @@ class Party:
         Seed of the run, and number of parties T; set before each step.
     secret : int
         The party's own part of the seed of its streams; 0 where the run repeats.
+    share_rows : int or None
+        How many rows it sends in the clear in one run at most; None: any number.
     state : dict
         What the steps of one run remember from message to message: small, since it
         crosses a process with each of them. It stays in the SuperNode's memory.
@@ -72,6 +74,7 @@ class Party:
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     secret: int = field(default=0, init=False, repr=False)
+    share_rows: int | None = field(default=None, init=False)
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self, checked: bool) -> None:
