@@ -39,4 +39,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(PY) benchmarks/masks.py 8
+	$(PY) benchmarks/leverage.py --n 50000 --repeats 3
+	$(PY) benchmarks/coresets_floor.py --repeats 3
+	$(PY) benchmarks/coresets_scaling.py --n 10000 100000
 	$(PY) benchmarks/round_trip.py --repeats 3
