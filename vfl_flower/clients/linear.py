@@ -113,7 +113,6 @@ def start(
     party.state = {
         "n": n,
         "l2": l2,
-        "intercept": intercept,
         "test_fraction": test_fraction,
     }
     if rows is not None and weights is not None:
@@ -201,7 +200,7 @@ def saga(
 ) -> Values:
     """Apply SAGA's step for the last batch, then predict the rows of the next.
 
-    Columns are scaled by D to ``|A_j e_l| = 1``. The gradient of row i is
+    Columns are scaled by D, D_l^2 = |A_j e_l|^2 + l2. The gradient of row i is
     2 m r_i a_i; the server keeps the table of r_i and sends their changes.
     """
     state, block = party.state, Block(party)
