@@ -1,7 +1,9 @@
 """Speed of masks beside the plain NumPy sum, on one thread.
 
-Run ``OMP_NUM_THREADS=1 python benchmarks/masks.py [MEGABYTES]``. Gigabytes are 10^9
-bytes of group elements; for the mask, of the key streams of all other parties.
+Run ``OMP_NUM_THREADS=1 python benchmarks/masks.py [MEGABYTES]``. Megabytes are 10^6
+bytes of group elements; for the mask, of the key streams of all other parties. The
+last column of the circle's table is the time beside that of NumPy's sum of two arrays
+of the message's size.
 """
 
 import sys
@@ -12,6 +14,7 @@ import numpy as np
 
 from vfl_flower.secure_aggregation import (
     PairwiseMasks,
+    Relay,
     group,
     masked,
     new_private_key,
@@ -33,10 +36,11 @@ def seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def row(what: str, n_bytes: float, time: float) -> None:
-    """Print one line of the table."""
-    speed = f"{n_bytes / time / 1e9:.2f}" if n_bytes else ""
-    print(f"{what:<44}{1e3 * time:>11.3f}{speed:>8}")
+def row(what: str, n_bytes: float, time: float, plain: float = 0.0) -> None:
+    """Print one line of a table."""
+    speed = f"{n_bytes / time / 1e6:.0f}" if n_bytes else ""
+    ratio = f"{time / plain:.1f}" if plain else ""
+    print(f"{what:<44}{1e3 * time:>11.3f}{speed:>8}{ratio:>9}")
 
 
 def table(parties: int, values: Array) -> None:
@@ -51,7 +55,7 @@ def table(parties: int, values: Array) -> None:
     elements = [ring.encode(values)[0] for _ in range(parties)]
 
     print(f"\n{parties} parties, {count} values")
-    print(f"{'':<44}{'ms':>11}{'GB/s':>8}")
+    print(f"{'':<44}{'ms':>11}{'MB/s':>8}")
     work: list[tuple[str, int, Callable[[], object]]] = [
         (
             "agree on keys, once a run (a party)",
@@ -87,11 +91,53 @@ def table(parties: int, values: Array) -> None:
         row(what, 8 * n, seconds(step))
 
 
+def circle_table(parties: int, elements: Array) -> None:
+    """Print the table of 16-bit angles that are elements already."""
+    count, size = len(elements), elements.nbytes
+    private = [new_private_key() for _ in range(parties)]
+    public = [public_key(key) for key in private]
+    masks = PairwiseMasks(private[0], public, 0, 1)
+    relay = Relay(private[0], public, 0, 1)
+    context = ("action", "name", 0)
+    circle = group("circle16", 1.0, parties)
+    terms = [elements.copy() for _ in range(parties)]
+    total, message = elements.copy(), elements.tobytes()
+    sealed = relay.seal(0, message, *context)
+
+    print(f"\n{parties} parties, circle16, {count} elements, {size / 1e6:.0f} MB")
+    print(f"{'':<44}{'ms':>11}{'MB/s':>8}{'x NumPy':>9}")
+    plain = seconds(lambda: np.add(elements, terms[0]))
+    work: list[tuple[str, int, Callable[[], object]]] = [
+        (
+            "mask (a party)",
+            (parties - 1) * size,
+            lambda: masked(elements, circle, masks, *context),
+        ),
+        ("pad (its owner)", size, lambda: masks.pad(circle, count, *context)),
+        (
+            "pad off, in place (its owner)",
+            size,
+            lambda: circle.subtract(
+                total, masks.pad(circle, count, *context), out=total
+            ),
+        ),
+        ("add (server)", parties * size, lambda: unmask_sum(terms, circle)),
+        ("seal (a party)", size, lambda: relay.seal(0, message, *context)),
+        ("open (a party)", size, lambda: relay.open(0, sealed, *context)),
+    ]
+    row("NumPy sum of two such arrays", size, plain, plain)
+    for what, n_bytes, step in work:
+        row(what, n_bytes, seconds(step), plain)
+
+
 def main(megabytes: float) -> None:
-    """Print one table for each number of parties."""
-    values = np.random.default_rng(0).uniform(-1, 1, int(megabytes * 1e6) // 8)
+    """Print the tables for each number of parties."""
+    rng = np.random.default_rng(0)
+    values = rng.uniform(-1, 1, int(megabytes * 1e6) // 8)
+    elements = rng.integers(2**16, size=int(megabytes * 1e6) // 2, dtype=np.uint16)
     for parties in (2, 3, 5):
         table(parties, values)
+        circle_table(parties, elements)
 
 
 if __name__ == "__main__":

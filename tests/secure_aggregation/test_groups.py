@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vfl_flower.secure_aggregation import Group, Plain, Ring, group, unmask_sum
+from vfl_flower.secure_aggregation import (
+    Circle,
+    Group,
+    Plain,
+    Ring,
+    group,
+    unmask_sum,
+)
 
 bounds = st.floats(1e-250, 1e250)
 party_counts = st.integers(1, 5000)
@@ -209,7 +216,8 @@ def test_group_by_name():
 
 
 def test_group_refuses_an_unknown_name():
-    with pytest.raises(ValueError, match="group must be one of ring, plain, got 'x'"):
+    names = "ring, plain, circle16, circle32"
+    with pytest.raises(ValueError, match=f"group must be one of {names}, got 'x'"):
         group("x", 1.0, 3)
 
 
@@ -220,7 +228,7 @@ def test_refuses_a_bad_bound(name, bound):
         group(name, bound, 3)
 
 
-@pytest.mark.parametrize("name", ["ring", "plain"])
+@pytest.mark.parametrize("name", ["ring", "plain", "circle16", "circle32"])
 @pytest.mark.parametrize("parties", [0, -1])
 def test_refuses_no_parties(name, parties):
     with pytest.raises(ValueError, match="parties must be at least 1, got"):
@@ -234,3 +242,145 @@ def test_plain_sums_like_the_ring():
         chosen: Group = group(name, 2.0, 4)
         sums.append(unmask_sum([chosen.encode(row)[0] for row in terms], chosen))
     np.testing.assert_allclose(sums[0], sums[1], rtol=0, atol=1e-14)
+
+
+# The circle.
+
+angles = st.floats(-(2.0**40), 2.0**40)
+circles = st.sampled_from([16, 32]).map(lambda bits: Circle(bits, 3))
+
+
+def _distance(a, b):
+    """Size of the difference of two fractions modulo a turn."""
+    return abs((a - b + Fraction(1, 2)) % 1 - Fraction(1, 2))
+
+
+@given(circles, arrays(np.float64, st.integers(0, 8), elements=angles))
+def test_circle_elements_are_the_nearest_fractions_of_a_turn(circle, turns):
+    elements, clipped = circle.encode(turns)
+    assert clipped == 0
+    assert elements.dtype == circle.dtype == np.dtype(f"<u{circle.bits // 8}")
+    for got, v in zip(elements.tolist(), turns.tolist(), strict=True):
+        distance = _distance(Fraction(got, 2**circle.bits), Fraction(v))
+        assert distance <= Fraction(1, 2 ** (circle.bits + 1))
+
+
+@given(circles, st.lists(arrays(np.float64, 3, elements=angles), min_size=1))
+def test_circle_sums_are_exact_modulo_a_turn(circle, terms):
+    """However many the parties; each value is at most half a unit off."""
+    elements = [circle.encode(term)[0] for term in terms]
+    total = elements[0].copy()
+    for element in elements[1:]:
+        assert circle.add(total, element, out=total) is total
+    for got, encoded, column in zip(
+        total, np.transpose(elements), np.transpose(terms), strict=True
+    ):
+        assert int(got) == sum(map(int, encoded)) % 2**circle.bits
+        exact = sum(map(Fraction, column.tolist()), Fraction(0))
+        allowed = Fraction(len(terms), 2 ** (circle.bits + 1))
+        assert _distance(Fraction(int(got), 2**circle.bits), exact) <= allowed
+
+
+@given(circles, st.integers(0, 2**32 - 1), st.integers(-(2**19), 2**19))
+def test_whole_turns_fall_away(circle, element, whole):
+    """Exact: an element's turns and 20 bits of whole ones fit into 53 bits."""
+    element %= 2**circle.bits
+    turns = np.array([element / 2**circle.bits + whole])
+    assert circle.encode(turns)[0].tolist() == [element]
+    # 24 bits hold fewer.
+    if circle.bits == 16 and abs(whole) < 2**7:
+        assert circle.encode(turns.astype(np.float32))[0].tolist() == [element]
+
+
+@given(circles, arrays(np.uint32, 7), arrays(np.uint32, 7))
+def test_circle_subtract_undoes_add(circle, a, b):
+    a, b = a.astype(circle.dtype), b.astype(circle.dtype)
+    total = circle.add(a, b)
+    assert total.dtype == circle.dtype
+    np.testing.assert_array_equal(circle.subtract(total, b), a)
+    assert circle.subtract(total, b, out=total) is total
+    np.testing.assert_array_equal(total, a)
+
+
+def test_circle_worked_by_hand():
+    """1/4, -1/4, -7/2 and 1 - 2^-20 turns: 2^14, 2^16 - 2^14, 2^15, and 0 again."""
+    elements, _ = Circle(16, 3).encode(np.array([0.25, -0.25, -3.5, 1 - 2.0**-20]))
+    assert elements.tolist() == [16384, 49152, 32768, 0]
+    assert Circle(32, 3).encode(np.array([1 - 2.0**-20]))[0] == 2**32 - 2**12
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_circle_takes_elements_as_they_are(bits):
+    circle = Circle(bits, 3)
+    elements = np.arange(6, dtype=circle.dtype).reshape(2, 3).T
+    elements.flags.writeable = False
+    assert circle.encode(elements)[0] is elements
+    assert circle.decode(elements) is elements
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("kind", ["<u2", "<u4", ">u2", ">u4", "<i8", "?", "<c16"])
+def test_circle_refuses_elements_of_another_kind(bits, kind):
+    """They would all be whole turns, or wrong ones."""
+    circle = Circle(bits, 3)
+    if np.dtype(kind) == circle.dtype:
+        return
+    with pytest.raises(ValueError, match="values must be floats in turns or uint"):
+        circle.encode(np.zeros(2, kind))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 0, 4)])
+def test_circle_keeps_shapes_and_the_input(shape, dtype):
+    turns = np.full(shape, 1.25, dtype)
+    elements, _ = Circle(32, 3).encode(turns)
+    assert isinstance(elements, np.ndarray)
+    np.testing.assert_array_equal(elements, np.full(shape, 2**30, "<u4"))
+    np.testing.assert_array_equal(turns, np.full(shape, 1.25))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_circle_refuses_values_that_are_not_finite(bad):
+    with pytest.raises(ValueError, match="values must be finite"):
+        Circle(16, 3).encode(np.array([0.0, bad]))
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 5e-324])
+def test_circle_takes_values_of_any_size(value):
+    assert Circle(16, 3).encode(np.array([value]))[0].tolist() == [0]
+
+
+def test_circle_random_reads_the_stream_in_order_and_no_more():
+    stream = iter(range(256))
+    for bits, first in ((16, 0x0100), (32, 0x07060504)):
+        circle = Circle(bits, 1)
+        got = [
+            circle.random(lambda n: bytes(next(stream) for _ in range(n)), count)
+            for count in (1, 0, 1)
+        ]
+        assert [len(part) for part in got] == [1, 0, 1]
+        assert got[0].dtype == circle.dtype
+        assert int(got[0][0]) == first
+    assert next(stream) == 12
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.0, np.nan])
+def test_circle_by_name_ignores_the_bound(bound):
+    for bits in (16, 32):
+        chosen = group(f"circle{bits}", bound, 3)
+        assert chosen == Circle(bits, 3)
+        assert chosen.name == f"circle{bits}"
+        assert chosen.protects
+        assert pickle.loads(pickle.dumps(chosen)) == chosen
+
+
+def test_circle_labels_differ():
+    chosen = [Circle(b, p) for b in (16, 32) for p in (1, 11)] + [Ring(1, 1)]
+    assert len({one.label for one in chosen}) == len(chosen)
+    assert Circle(np.int64(16), np.int64(3)).label == Circle(16, 3).label
+
+
+@pytest.mark.parametrize("bits", [0, 8, 64, 16.5])
+def test_circle_refuses_other_widths(bits):
+    with pytest.raises(ValueError, match=f"bits must be 16 or 32, got {bits}"):
+        Circle(bits, 3)

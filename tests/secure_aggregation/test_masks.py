@@ -4,6 +4,7 @@
 import hashlib
 import hmac
 import itertools
+import tracemalloc
 from collections import Counter
 from functools import reduce
 
@@ -20,39 +21,21 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from vfl_flower.secure_aggregation import (
+    Circle,
     PairwiseMasks,
     Plain,
+    Relay,
     Ring,
+    group,
     masked,
     new_private_key,
     public_key,
     unmask_sum,
 )
+from vfl_flower.secure_aggregation.masks import derive_key
 
 names = st.text(max_size=12)
 P = 2**61 - 1
-
-
-class Turns:
-    """16-bit fractions of a turn: another width of element."""
-
-    name, label, protects, parties = "turns", "turns 16", True, 1000
-    dtype = np.dtype("<u2")
-
-    def encode(self, values):
-        return np.rint(np.asarray(values) * 2**16).astype(np.int64).astype("<u2"), 0
-
-    def decode(self, total):
-        return total / 2**16
-
-    def add(self, a, b):
-        return np.add(a, b)
-
-    def subtract(self, a, b):
-        return np.subtract(a, b)
-
-    def random(self, take, count):
-        return np.frombuffer(take(2 * count), "<u2")
 
 
 class Field:
@@ -70,11 +53,11 @@ class Field:
     def decode(self, total):
         return total
 
-    def add(self, a, b):
-        return (a + b) % np.uint64(P)
+    def add(self, a, b, out=None):
+        return np.mod(a + b, np.uint64(P), out=out)
 
-    def subtract(self, a, b):
-        return (a + np.uint64(P) - b) % np.uint64(P)
+    def subtract(self, a, b, out=None):
+        return np.mod(a + np.uint64(P) - b, np.uint64(P), out=out)
 
     def random(self, take, count):
         parts = [np.empty(0, "<u8")]
@@ -91,7 +74,12 @@ def _masks(parties, run_id=1):
 
 
 def _in_group(kind, parties):
-    return {"ring": lambda: Ring(1.0, parties), "turns": Turns, "field": Field}[kind]()
+    if kind == "field":
+        return Field()
+    return group(kind, 1.0, parties)
+
+
+KINDS = ["ring", "circle16", "circle32", "field"]
 
 
 @settings(deadline=None)
@@ -102,7 +90,7 @@ def _in_group(kind, parties):
     names,
     st.integers(0, 2**70),
     st.integers(-(2**63), 2**64),
-    st.sampled_from(["ring", "turns", "field"]),
+    st.sampled_from(KINDS),
 )
 def test_masks_sum_to_zero(parties, count, action, name, round, run_id, kind):
     chosen = _in_group(kind, parties)
@@ -116,13 +104,13 @@ def test_masks_sum_to_zero(parties, count, action, name, round, run_id, kind):
     assert not reduce(chosen.add, terms).any()
 
 
-@pytest.mark.parametrize("kind", ["ring", "turns", "field"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_masks_sum_to_zero_over_several_blocks(kind):
     chosen, count = _in_group(kind, 3), 2**18 + 3
     terms = [masks.mask(chosen, count, "a", "b", 0) for masks in _masks(3)]
     assert not reduce(chosen.add, terms).any()
     # No block comes back: no 8 bytes of one mask repeat. The chance that uniform
-    # elements do is below 2^36 / 2^61 = 3e-8; 16-bit ones are looked at in fours.
+    # elements do is below 2^36 / 2^61 = 3e-8; narrower ones are looked at in words.
     words = terms[0][: count // 4 * 4].view("<u8")
     assert len(np.unique(words)) == len(words)
 
@@ -228,6 +216,165 @@ def test_one_message_is_uniform(index, data):
         assert chi2.ppf(1e-9, 255) < statistic < chi2.isf(1e-9, 255)
 
 
+def _fixed(parties, run_id=1):
+    private = [bytes([j + 1]) * 32 for j in range(parties)]
+    public = [public_key(key) for key in private]
+    return [PairwiseMasks(key, public, j, run_id) for j, key in enumerate(private)]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("data", ["zeros", "ramp", "one angle"])
+def test_one_message_on_the_circle_is_uniform(index, data):
+    """Chi-square over all 65,536 elements, level 1e-6 in each tail; keys are fixed.
+
+    So the test gives the same answer each time: for other keys, one of the nine cases
+    would fail with chance 2e-5.
+    """
+    n = 2**20
+    values = {
+        "zeros": np.zeros(n, "<u2"),
+        "ramp": np.arange(n).astype("<u2"),
+        "one angle": np.full(n, 12345, "<u2"),
+    }[data]
+    message, _ = masked(values, Circle(16, 3), _fixed(3)[index], "a", "b", 0)
+    counts = np.bincount(message, minlength=2**16)
+    statistic = ((counts - n / 2**16) ** 2 / (n / 2**16)).sum()
+    assert chi2.ppf(1e-6, 2**16 - 1) < statistic < chi2.isf(1e-6, 2**16 - 1)
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2])
+def test_padded_sum_and_messages_are_jointly_uniform(owner):
+    """Who relays sees the messages of all, hence their sum plus the pad, and no more.
+
+    High bytes of the padded sum against those of the owner's and of another party's
+    message: chi-square over 256 x 256 cells, level 1e-6 in each tail, fixed keys.
+    The sum itself is constant.
+    """
+    n, circle, parties = 2**20, Circle(16, 3), _fixed(3)
+    sent = [masked(np.full(n, 777, "<u2"), circle, m, "a", "b", 0)[0] for m in parties]
+    pad = parties[owner].pad(circle, n, "a", "b", 0)
+    circle.add(sent[owner], pad, out=sent[owner])
+    padded = unmask_sum(sent, circle)
+    for other in (sent[owner], sent[(owner + 1) % 3], pad):
+        if other is pad:  # what is left without it
+            assert (circle.subtract(padded, pad) == 3 * 777).all()
+            continue
+        cells = (padded >> 8).astype(int) * 256 + (other >> 8)
+        counts = np.bincount(cells, minlength=2**16)
+        statistic = ((counts - n / 2**16) ** 2 / (n / 2**16)).sum()
+        assert chi2.ppf(1e-6, 2**16 - 1) < statistic < chi2.isf(1e-6, 2**16 - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pad_is_the_same_again_and_only_its_owner_has_it(kind):
+    """Equal elements by chance: below 100 * 2^-64 for words of 64 bits."""
+    chosen, parties = _in_group(kind, 3), _fixed(3)
+    count = 64
+    pads = [m.pad(chosen, count, "a", "b", 0) for m in parties]
+    again = [m.pad(chosen, count, "a", "b", 0) for m in _fixed(3)]
+    other = [parties[0].pad(chosen, count, *c) for c in CONTEXTS]
+    masks = [m.mask(chosen, count, "a", "b", 0) for m in parties]
+    np.testing.assert_array_equal(pads, again)
+    words = [a[:4].tobytes() for a in [*pads, *other, *masks]]
+    assert len(set(words)) == len(words)
+    assert {(a.shape, a.dtype) for a in pads} == {((count,), chosen.dtype)}
+
+
+CONTEXTS = [("a", "b", 1), ("a", "c", 0), ("b", "b", 0), ("ab", "", 0), ("", "ab", 0)]
+
+
+def test_a_pad_over_several_blocks_does_not_repeat():
+    pad = _fixed(2)[0].pad(Circle(32, 2), 2**18 + 2, "a", "b", 0)
+    words = pad.view("<u8")
+    assert len(np.unique(words)) == len(words)
+
+
+def test_plain_has_no_pad():
+    assert not _masks(2)[0].pad(Plain(1.0, 2), 4, "a", "b", 0).any()
+
+
+def test_one_context_for_two_messages_gives_their_difference_away():
+    """The contract of the caller is not decoration."""
+    circle, (first, _) = Circle(16, 2), _masks(2)
+    a, b = np.arange(9, dtype="<u2"), np.arange(9, dtype="<u2")[::-1] * 5
+    sent = [masked(x, circle, first, "a", "b", 0)[0] for x in (a, b)]
+    np.testing.assert_array_equal(sent[0] - sent[1], a - b)
+    sent[1] = masked(b, circle, first, "a", "b", 1)[0]
+    assert (sent[0] - sent[1] != a - b).any()  # wrong with chance 2^-144
+
+
+def test_no_two_uses_of_a_secret_share_a_key(monkeypatch):
+    """Every key derivation of masks, pads and sealed messages, recorded.
+
+    A key may be derived twice only by the two ends of one pair, in one context.
+    """
+    seen = Counter()
+
+    def record(secret, parts):
+        key = derive_key(secret, parts)
+        info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+        seen[secret, info, key] += 1
+        return key
+
+    monkeypatch.setattr("vfl_flower.secure_aggregation.masks.derive_key", record)
+    monkeypatch.setattr("vfl_flower.secure_aggregation.relay.derive_key", record)
+    private = [bytes([j + 1]) * 32 for j in range(3)]
+    public = [public_key(key) for key in private]
+    contexts = list(itertools.product(("a", "ab", "1"), ("b", "", "1"), (0, 1, 11)))
+    groups = [Circle(16, 3), Circle(32, 3), Ring(1.0, 3), Ring(2.0, 3)]
+    for run_id, j in itertools.product((1, 11), range(3)):
+        masks = PairwiseMasks(private[j], public, j, run_id)
+        relay = Relay(private[j], public, j, run_id)
+        for context in contexts:
+            for chosen, count in itertools.product(groups, (1, 11)):
+                masks.mask(chosen, count, *context)
+                masks.pad(chosen, count, *context)
+            for to in range(3):
+                relay.seal(to, b"x", *context)
+    n = 2 * len(contexts)
+    masks_and_pads = n * len(groups) * 2 * (3 + 3)
+    assert len(seen) == masks_and_pads + n * 9
+    assert len({key for _, _, key in seen}) == len(seen)
+    assert Counter(seen.values()) == {
+        2: n * len(groups) * 2 * 3,  # r_ij, at i and at j
+        1: n * len(groups) * 2 * 3 + n * 9,  # pads; messages, sealed only
+    }
+
+
+@pytest.mark.parametrize("kind", ["ring", "circle16", "plain"])
+def test_masked_leaves_the_values_as_they_are(kind):
+    chosen, first = group(kind, 9.0, 2), _masks(2)[0]
+    values = np.arange(6, dtype=chosen.dtype if kind == "circle16" else float)
+    values = values.reshape(2, 3).T
+    values.flags.writeable = False
+    before = values.copy()
+    message, _ = masked(values, chosen, first, "a", "b", 0)
+    np.testing.assert_array_equal(values, before)
+    assert message.shape == (3, 2)
+
+
+@pytest.mark.parametrize("kind", ["ring", "circle16"])
+def test_a_masked_message_takes_at_most_two_arrays_of_memory(kind):
+    """Traced by NumPy's own allocations; a block of key stream and small change."""
+    chosen, first = group(kind, 9.0, 2), _masks(2)[0]
+    values = np.zeros(2**21, chosen.dtype if kind == "circle16" else float)
+    masked(values[:1], chosen, first, "a", "b", 0)
+    tracemalloc.start()
+    message, _ = masked(values, chosen, first, "a", "b", 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= 2 * message.nbytes + 2**22
+
+
+def test_the_sum_of_the_server_does_not_change_the_messages():
+    circle = Circle(16, 3)
+    terms = [np.full((2, 2), v, "<u2") for v in (1, 2, 2**16 - 1)]
+    for term in terms:
+        term.flags.writeable = False
+    np.testing.assert_array_equal(unmask_sum(terms, circle), np.full((2, 2), 2))
+    assert [int(term[0, 0]) for term in terms] == [1, 2, 2**16 - 1]
+
+
 def test_the_chi_square_would_see_a_bare_message():
     message, _ = masked(np.linspace(-1, 1, 40_000), Ring(1.0, 3), None, "a", "b", 0)
     octets = message.view(np.uint8)
@@ -315,6 +462,25 @@ def test_format_by_hand():
     np.testing.assert_array_equal(high, np.zeros(4, np.uint64) - expected)
 
 
+def test_format_of_a_pad_by_hand():
+    """HKDF of the private key: party 1 of 2, round 3, three 16-bit elements."""
+    private = [bytes([j + 1]) * 32 for j in range(2)]
+    public = [public_key(key) for key in private]
+    parts = [
+        b"vfl_flower own pad 1",
+        *(b"42", b"fdskl_angles", b"turns", b"3", b"circle16 2", b"3"),
+        public[1],
+    ]
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    pseudo_random = hmac.digest(bytes(32), private[1], hashlib.sha256)
+    key = hmac.digest(pseudo_random, info + b"\x01", hashlib.sha256)
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(6))
+    pad = PairwiseMasks(private[1], public, 1, 42).pad(
+        Circle(16, 2), 3, "fdskl_angles", "turns", 3
+    )
+    assert pad.tobytes() == stream
+
+
 def test_refuses_fewer_than_two_keys():
     key = new_private_key()
     with pytest.raises(ValueError, match="must hold at least 2 keys, got 1"):
@@ -376,6 +542,8 @@ def test_errors_and_repr_carry_no_secret():
 def test_refuses_negative_counts_and_rounds(count, round):
     with pytest.raises(ValueError, match="must be at least 0, got -1"):
         _masks(2)[0].mask(Ring(1.0, 2), count, "a", "b", round)
+    with pytest.raises(ValueError, match="must be at least 0, got -1"):
+        _masks(2)[0].pad(Ring(1.0, 2), count, "a", "b", round)
 
 
 def test_refuses_a_group_too_small_for_the_parties():

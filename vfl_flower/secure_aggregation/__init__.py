@@ -1,18 +1,48 @@
-"""Sums that hide their terms: masks, key agreement, fixed point."""
+"""Sums that hide their terms: masks, key agreement, fixed point, sealed messages."""
 
-from vfl_flower.secure_aggregation.groups import Group, Plain, Ring, Take, group
+from vfl_flower.secure_aggregation.groups import (
+    Circle,
+    Group,
+    Plain,
+    Ring,
+    Take,
+    group,
+)
 from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
+from vfl_flower.secure_aggregation.relay import Relay
+from vfl_flower.secure_aggregation.trees import (
+    TOPOLOGIES,
+    Tree,
+    binary,
+    different_tree,
+    exposed,
+    ring,
+    spanning,
+    totally_different,
+    two_trees,
+)
 
 __all__ = [
+    "TOPOLOGIES",
+    "Circle",
     "Group",
     "PairwiseMasks",
     "Plain",
+    "Relay",
     "Ring",
     "Take",
+    "Tree",
+    "binary",
+    "different_tree",
+    "exposed",
     "group",
     "masked",
     "new_private_key",
     "public_key",
+    "ring",
+    "spanning",
+    "totally_different",
+    "two_trees",
     "unmask_sum",
 ]

@@ -48,16 +48,20 @@ class Group(Protocol):
         """Whether a mask hides a value; false for `Plain` alone."""
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Elements of the same shape, and how many values were clipped."""
+        """Elements of the same shape, and how many values were clipped.
+
+        The elements may be the array of `values` itself, so they are not to be
+        changed in place.
+        """
 
     def decode(self, total: Array) -> Array:
         """Values of a sum of up to `parties` encodings, of the same shape."""
 
-    def add(self, a: Array, b: Array) -> Array:
-        """Sum ``a + b`` in the group, elementwise."""
+    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Sum ``a + b`` in the group, elementwise; into `out`, which may be `a`."""
 
-    def subtract(self, a: Array, b: Array) -> Array:
-        """Difference ``a - b`` in the group, elementwise."""
+    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Difference ``a - b`` in the group, elementwise; into `out` as in `add`."""
 
     def random(self, take: Take, count: int) -> Array:
         """Return `count` uniform elements from the stream, shape ``(count,)``.
@@ -77,9 +81,12 @@ def _checked(values: Array, bound: float) -> tuple[Array, int]:
     return np.clip(exact, -bound, bound, out=np.empty_like(exact)), clipped
 
 
-def _check_settings(bound: float, parties: int) -> None:
+def _check_bound(bound: float) -> None:
     if not 1e-250 <= bound <= 1e250:
         raise ValueError(f"bound must be between 1e-250 and 1e250, got {bound}")
+
+
+def _check_parties(parties: int) -> None:
     if parties < 1:
         raise ValueError(f"parties must be at least 1, got {parties}")
 
@@ -130,7 +137,8 @@ class Ring:
 
     def __post_init__(self) -> None:
         """Check the settings and find the scale, in exact integers."""
-        _check_settings(self.bound, self.parties)
+        _check_bound(self.bound)
+        _check_parties(self.parties)
         bound, parties = float(self.bound), operator.index(self.parties)
         # bound = numerator / 2^d, and parties * numerator has k bits:
         # parties * bound * 2^e < 2^(k - d + e) <= 2^63 for e = 63 + d - k.
@@ -178,17 +186,133 @@ class Ring:
         signed = np.asarray(total, dtype=self.dtype).view("<i8")
         return np.asarray(signed / self.scale, dtype=np.float64)
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Sum modulo 2^64: unsigned integers wrap."""
-        return np.add(a, b)
+        return np.add(a, b, out=out)
 
-    def subtract(self, a: Array, b: Array) -> Array:
+    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Difference modulo 2^64: unsigned integers wrap."""
-        return np.subtract(a, b)
+        return np.subtract(a, b, out=out)
 
     def random(self, take: Take, count: int) -> Array:
         """Return `count` elements: eight bytes each, little endian; read-only."""
         return np.frombuffer(take(8 * count), dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Circle:
+    """The circle R / Z: angles in turns, as fractions of a turn with `bits` bits.
+
+    A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
+    fall away, and nothing is ever clipped. Integers of `bits` bits wrap, so the sum of
+    any number of elements is exact modulo a turn, and what T of them add up to differs
+    from the sum of their values by at most ``T / 2^(bits + 1)`` turns.
+
+    Parameters
+    ----------
+    bits : {16, 32}
+        Width of an element; one turn is ``2^bits`` units.
+    parties : int
+        Number of parties, at least 1. A sum of more would be exact as well.
+
+    Raises
+    ------
+    ValueError
+        If `bits` is neither 16 nor 32, or `parties` is less than 1.
+
+    Examples
+    --------
+    >>> circle = Circle(bits=16, parties=2)
+    >>> a, _ = circle.encode(np.array([0.75, -3.5]))
+    >>> b, _ = circle.encode(np.array([0.5, 10.0]))
+    >>> circle.add(a, b) / 2**16
+    array([0.25, 0.5 ])
+    """
+
+    protects: ClassVar[bool] = True
+
+    bits: int
+    parties: int
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.bits not in (16, 32):
+            raise ValueError(f"bits must be 16 or 32, got {self.bits}")
+        _check_parties(self.parties)
+        object.__setattr__(self, "bits", operator.index(self.bits))
+        object.__setattr__(self, "parties", operator.index(self.parties))
+
+    @property
+    def name(self) -> str:
+        """``"circle16"`` or ``"circle32"``."""
+        return f"circle{self.bits}"
+
+    @property
+    def label(self) -> str:
+        """Name and parties."""
+        return f"{self.name} {self.parties}"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Unsigned integers of `bits` bits, little endian."""
+        return np.dtype(f"<u{self.bits // 8}")
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Encode angles.
+
+        Parameters
+        ----------
+        values : Array
+            Angles, any shape: finite floats in turns, or elements, in an array of
+            exactly `dtype`, which come back as they are and not as a copy.
+
+        Returns
+        -------
+        Array
+            Elements, the shape of `values`, in units of ``2^-bits`` turns.
+        int
+            0: nothing is clipped.
+
+        Raises
+        ------
+        ValueError
+            If `values` are neither floats nor of `dtype`, or one is NaN or infinite.
+        """
+        values = np.asarray(values)
+        if values.dtype == self.dtype:
+            return values, 0
+        if values.dtype.kind != "f":
+            # Whole numbers are whole turns: elements of another width would all
+            # become 0 without a word.
+            raise ValueError(
+                f"values must be floats in turns or {self.dtype} elements, "
+                f"got {values.dtype}"
+            )
+        if not np.isfinite(values).all():
+            raise ValueError("values must be finite, got NaN or infinity")
+        exact = values.astype(np.float64)
+        exact -= np.rint(exact)  # exact; in [-1/2, 1/2]
+        exact *= 2.0**self.bits
+        return np.rint(exact, out=exact).astype("<i8").astype(self.dtype), 0
+
+    def decode(self, total: Array) -> Array:
+        """Return a sum of elements as it is: unsigned integers, any shape.
+
+        The values of the circle are fractions of a turn, in units of ``2^-bits``.
+        """
+        return np.asarray(total, dtype=self.dtype)
+
+    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Sum modulo a turn: unsigned integers wrap."""
+        return np.add(a, b, out=out)
+
+    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Difference modulo a turn: unsigned integers wrap."""
+        return np.subtract(a, b, out=out)
+
+    def random(self, take: Take, count: int) -> Array:
+        """Return `count` elements: bits / 8 bytes each, little endian; read-only."""
+        return np.frombuffer(take(self.bits // 8 * count), dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -219,7 +343,8 @@ class Plain:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        _check_settings(self.bound, self.parties)
+        _check_bound(self.bound)
+        _check_parties(self.parties)
         object.__setattr__(self, "bound", float(self.bound))
         object.__setattr__(self, "parties", operator.index(self.parties))
 
@@ -236,20 +361,25 @@ class Plain:
         """Return the sum as it is, float64."""
         return np.asarray(total, dtype=np.float64)
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Sum of real numbers."""
-        return np.add(a, b)
+        return np.add(a, b, out=out)
 
-    def subtract(self, a: Array, b: Array) -> Array:
+    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Difference of real numbers."""
-        return np.subtract(a, b)
+        return np.subtract(a, b, out=out)
 
     def random(self, take: Take, count: int) -> Array:
         """Return `count` zeros: nothing is hidden."""
         return np.zeros(count, dtype=self.dtype)
 
 
-GROUPS: dict[str, Callable[[float, int], Group]] = {"ring": Ring, "plain": Plain}
+GROUPS: dict[str, Callable[[float, int], Group]] = {
+    "ring": Ring,
+    "plain": Plain,
+    "circle16": lambda bound, parties: Circle(16, parties),
+    "circle32": lambda bound, parties: Circle(32, parties),
+}
 
 
 def group(name: str, bound: float, parties: int) -> Group:
@@ -257,10 +387,11 @@ def group(name: str, bound: float, parties: int) -> Group:
 
     Parameters
     ----------
-    name : {"ring", "plain"}
-        `Ring` or `Plain`.
+    name : {"ring", "plain", "circle16", "circle32"}
+        `Ring`, `Plain`, or `Circle` with 16 or 32 bits a turn.
     bound : float
-        Largest size of a value; larger ones are clipped and counted.
+        Largest size of a value; larger ones are clipped and counted. On a circle it
+        has no meaning, since angles have no size, and is ignored, whatever it is.
     parties : int
         Largest number of encodings in a sum, at least 1.
 

@@ -4,14 +4,14 @@ Parties i < j share a secret s_ij and expand it, for each context, to the same u
 elements r_ij. Party i sends x_i + sum_{j > i} r_ij - sum_{j < i} r_ji: one message is
 uniform, and the sum over all parties is sum_i x_i (Bonawitz et al., "Practical secure
 aggregation for privacy-preserving machine learning", CCS 2017, section 4; without its
-recovery from drop-outs, since here every party must answer).
+recovery from drop-outs, since here every party must answer). A sum that is meant for
+one party also carries that party's own pad, which nobody else can take off.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -26,8 +26,12 @@ from vfl_flower.typing import Array
 LABEL = b"vfl_flower pairwise mask 1"
 """Protocol and version; a change to the key derivation or the stream counts it up."""
 
-_BLOCK = 1 << 17
-"""Elements at a time: blocks that fit in a processor's cache, whatever the count."""
+PAD_LABEL = b"vfl_flower own pad 1"
+"""The same for a party's own pad."""
+
+_BLOCK = 1 << 16
+"""Bytes at a time: they fit in a processor's cache, and an allocator keeps blocks of
+this size for the next time (above 128 kB some ask the system for new pages)."""
 
 _NONCE = bytes(16)
 
@@ -94,45 +98,11 @@ class PairwiseMasks:
         index: int,
         run_id: int,
     ) -> None:
-        if len(public_keys) < 2:
-            raise ValueError(
-                f"public_keys must hold at least 2 keys, got {len(public_keys)}"
-            )
-        if not 0 <= index < len(public_keys):
-            raise ValueError(
-                f"index must be between 0 and {len(public_keys) - 1}, got {index}"
-            )
-        first: dict[bytes, int] = {}
-        for j, key in enumerate(public_keys):
-            if len(key) != KEY_BYTES:
-                raise ValueError(
-                    f"public key of party {j} must have 32 bytes, got {len(key)}"
-                )
-            if first.setdefault(key, j) != j:
-                raise ValueError(
-                    "public keys must differ, "
-                    f"got the same for parties {first[key]} and {j}"
-                )
-        if public_keys[index] != public_key(private_key):
-            raise ValueError(
-                f"public key of party {index} must belong to its private key"
-            )
+        self._secrets = shared_secrets(private_key, public_keys, index)
+        self._public_keys = list(public_keys)
+        self._index = operator.index(index)
         self._run_id = operator.index(run_id)
         self.parties = len(public_keys)
-        # (add or subtract, shared secret, both public keys in party order)
-        self._pairs: list[tuple[bool, bytes, bytes, bytes]] = []
-        own = public_keys[index]
-        for j, other in enumerate(public_keys):
-            if j == index:
-                continue
-            try:
-                secret = shared_secret(private_key, other)
-            except ValueError:
-                raise ValueError(
-                    f"public key of party {j} must not give an all-zero shared secret"
-                ) from None
-            low, high = (own, other) if index < j else (other, own)
-            self._pairs.append((index < j, secret, low, high))
 
     def mask(
         self, group: Group, count: int, action: str, name: str, round: int
@@ -162,31 +132,61 @@ class PairwiseMasks:
         ValueError
             If `count` or `round` is negative.
         """
-        if count < 0:
-            raise ValueError(f"count must be at least 0, got {count}")
-        if round < 0:
-            raise ValueError(f"round must be at least 0, got {round}")
-        context = [
-            str(self._run_id).encode(),
-            action.encode(),
-            name.encode(),
-            str(operator.index(round)).encode(),
-            group.label.encode(),
-            str(operator.index(count)).encode(),
-        ]
-        streams: list[tuple[Callable[[Array, Array], Array], Take]] = [
-            (
-                group.add if adds else group.subtract,
-                _stream(secret, [LABEL, *context, low, high]),
-            )
-            for adds, secret, low, high in self._pairs
-        ]
-        total = np.zeros(count, dtype=group.dtype)
-        for start in range(0, count, _BLOCK):
-            block = total[start : start + _BLOCK]
-            for combine, take in streams:
-                block[:] = combine(block, group.random(take, block.size))
-        return total
+        _check_count(count)
+        return self._hide(np.zeros(count, group.dtype), group, action, name, round)
+
+    def pad(
+        self, group: Group, count: int, action: str, name: str, round: int
+    ) -> Array:
+        """Return the party's own pad of one context.
+
+        It stays on a sum that is meant for this party alone: the party adds it to its
+        message, the server adds the messages of all, gets the sum plus the pad, which
+        is uniform to it, and passes that on; the party subtracts the pad. The pad
+        comes from the party's private key alone, so it is independent of the masks,
+        and nobody else can make it.
+
+        Parameters
+        ----------
+        group : Group
+            The group of the sum.
+        count : int
+            Number of elements, at least 0.
+        action, name, round : str, str, int
+            Context, which never comes back with other values: the contract of the
+            class holds for pads too.
+
+        Returns
+        -------
+        Array
+            Uniform elements of the group, shape ``(count,)``; the same each time.
+
+        Raises
+        ------
+        ValueError
+            If `count` or `round` is negative.
+        """
+        _check_count(count)
+        own = self._index
+        parts = context(self._run_id, action, name, round)
+        parts += [group.label.encode(), str(operator.index(count)).encode()]
+        take = _stream(self._secrets[own], [PAD_LABEL, *parts, self._public_keys[own]])
+        return _add_streams(np.zeros(count, group.dtype), group, [(True, take)])
+
+    def _hide(
+        self, elements: Array, group: Group, action: str, name: str, round: int
+    ) -> Array:
+        """Add the mask of one context to `elements`, shape ``(count,)``, in place."""
+        parts = context(self._run_id, action, name, round)
+        parts += [group.label.encode(), str(elements.size).encode()]
+        streams: list[tuple[bool, Take]] = []
+        for j, secret in enumerate(self._secrets):
+            if j != self._index:
+                pair = sorted((self._index, j))
+                keys = [self._public_keys[i] for i in pair]
+                take = _stream(secret, [LABEL, *parts, *keys])
+                streams.append((self._index < j, take))
+        return _add_streams(elements, group, streams)
 
 
 def masked(
@@ -213,7 +213,8 @@ def masked(
     Returns
     -------
     Array
-        Elements of the group, the shape of `values`. In `Plain` no mask is added.
+        Elements of the group, the shape of `values`: under a mask a new array; bare,
+        where `masks` is None or the group is `Plain`, what ``group.encode`` returns.
     int
         How many values were clipped.
 
@@ -229,8 +230,8 @@ def masked(
         raise ValueError(
             f"group must be able to sum {masks.parties} parties, got {group.parties}"
         )
-    mask = masks.mask(group, encoded.size, action, name, round)
-    return group.add(encoded.ravel(), mask).reshape(encoded.shape), clipped
+    hidden = masks._hide(encoded.flatten(), group, action, name, round)
+    return hidden.reshape(encoded.shape), clipped
 
 
 def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
@@ -269,20 +270,125 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
             raise ValueError(
                 f"array of party {j} must have shape {shape}, got {array.shape}"
             )
-    total = reduce(group.add, [array.ravel() for array in arrays])
-    return group.decode(total).reshape(shape)
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        group.add(total, array, out=total)
+    return group.decode(total)
 
 
-def _stream(secret: bytes, context: Sequence[bytes]) -> Take:
-    """Return the ChaCha20 key stream of one pair in one context.
+def shared_secrets(
+    private_key: bytes, public_keys: Sequence[bytes], index: int
+) -> list[bytes]:
+    """Check the keys of all parties and agree on a secret with each of the others.
 
-    The key is HKDF-SHA256 (RFC 5869, no salt) of the shared secret; its info is each
-    part of the context after its length, 4 bytes, little endian, so that no two
-    contexts read the same. ChaCha20 (RFC 8439) is safe as long as no pair of key and
-    nonce encrypts two plaintexts. Each context has a key of its own, so the nonce may
-    be the same each time: zero.
+    Parameters
+    ----------
+    private_key : bytes
+        Own private key, 32 bytes.
+    public_keys : sequence of bytes
+        The public keys of all parties, own one included, in party order; at least two.
+    index : int
+        Own place in `public_keys`.
+
+    Returns
+    -------
+    list of bytes
+        In party order, the X25519 secret shared with each party; in the own place the
+        private key, the secret shared with nobody. Only input to a key derivation.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two keys, a key does not have 32 bytes, two are equal,
+        the own one is not at `index`, or one gives an all-zero shared secret.
     """
-    info = b"".join(len(part).to_bytes(4, "little") + part for part in context)
-    key = HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+    if len(public_keys) < 2:
+        raise ValueError(
+            f"public_keys must hold at least 2 keys, got {len(public_keys)}"
+        )
+    if not 0 <= index < len(public_keys):
+        raise ValueError(
+            f"index must be between 0 and {len(public_keys) - 1}, got {index}"
+        )
+    first: dict[bytes, int] = {}
+    for j, key in enumerate(public_keys):
+        if len(key) != KEY_BYTES:
+            raise ValueError(
+                f"public key of party {j} must have 32 bytes, got {len(key)}"
+            )
+        if first.setdefault(key, j) != j:
+            raise ValueError(
+                "public keys must differ, "
+                f"got the same for parties {first[key]} and {j}"
+            )
+    if public_keys[index] != public_key(private_key):
+        raise ValueError(f"public key of party {index} must belong to its private key")
+    secrets = []
+    for j, key in enumerate(public_keys):
+        try:
+            secrets.append(
+                private_key if j == index else shared_secret(private_key, key)
+            )
+        except ValueError:
+            raise ValueError(
+                f"public key of party {j} must not give an all-zero shared secret"
+            ) from None
+    return secrets
+
+
+def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
+    """Return the parts of a context, for `derive_key`.
+
+    Raises
+    ------
+    ValueError
+        If `round` is negative.
+    """
+    if round < 0:
+        raise ValueError(f"round must be at least 0, got {round}")
+    return [
+        str(run_id).encode(),
+        action.encode(),
+        name.encode(),
+        str(operator.index(round)).encode(),
+    ]
+
+
+def derive_key(secret: bytes, parts: Sequence[bytes]) -> bytes:
+    """Return the key of one use of a secret, 32 bytes.
+
+    HKDF-SHA256 (RFC 5869, no salt) of the secret; its info is each part after its
+    length, 4 bytes, little endian, so that no two lists of parts read the same.
+    """
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+def _stream(secret: bytes, parts: Sequence[bytes]) -> Take:
+    """Return the ChaCha20 key stream of one secret in one context.
+
+    ChaCha20 (RFC 8439) is safe as long as no pair of key and nonce encrypts two
+    plaintexts. Each context has a key of its own, so the nonce may be the same each
+    time: zero.
+    """
+    key = derive_key(secret, parts)
     encryptor = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
     return lambda n_bytes: encryptor.update(bytes(n_bytes))
+
+
+def _add_streams(
+    elements: Array, group: Group, streams: Sequence[tuple[bool, Take]]
+) -> Array:
+    """Add (or subtract) streams to `elements`, shape ``(count,)``, in place."""
+    length = _BLOCK // elements.itemsize
+    for start in range(0, elements.size, length):
+        block = elements[start : start + length]
+        for adds, take in streams:
+            combine = group.add if adds else group.subtract
+            combine(block, group.random(take, block.size), out=block)
+    return elements
+
+
+def _check_count(count: int) -> None:
+    if count < 0:
+        raise ValueError(f"count must be at least 0, got {count}")

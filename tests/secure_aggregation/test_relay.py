@@ -1,0 +1,188 @@
+"""Sealed messages: only the receiver opens them, only as what they were sent."""
+
+import hashlib
+import hmac
+import itertools
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from vfl_flower.secure_aggregation import Relay, new_private_key, public_key
+from vfl_flower.secure_aggregation.keys import shared_secret
+
+PRIVATE = [bytes([j + 1]) * 32 for j in range(4)]
+PUBLIC = [public_key(key) for key in PRIVATE]
+STEP = ("fdskl_tree", "angles", 3)
+REFUSED = "was altered on its way, or is of another step"
+
+names = st.text(max_size=12)
+
+
+def _relay(index, run_id=1, parties=3):
+    return Relay(PRIVATE[index], PUBLIC[:parties], index, run_id)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.binary(max_size=300),
+    names,
+    names,
+    st.integers(0, 2**70),
+)
+def test_the_receiver_opens_what_was_sealed(sender, to, data, action, name, round):
+    sealed = _relay(sender).seal(to, data, action, name, round)
+    assert len(sealed) == len(data) + 16
+    assert _relay(to).open(sender, sealed, action, name, round) == data
+    assert sealed == _relay(sender).seal(to, data, action, name, round)
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_refuses_a_message_with_any_bit_altered(to):
+    sealed = _relay(0).seal(to, b"ab", *STEP)
+    for bit in range(8 * len(sealed)):
+        altered = bytearray(sealed)
+        altered[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=REFUSED):
+            _relay(to).open(0, bytes(altered), *STEP)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17])
+def test_refuses_a_message_that_is_cut(size):
+    sealed = _relay(0).seal(1, b"ab", *STEP)
+    with pytest.raises(ValueError, match=REFUSED):
+        _relay(1).open(0, sealed[:size], *STEP)
+    with pytest.raises(ValueError, match=REFUSED):
+        _relay(1).open(0, sealed + bytes(1), *STEP)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("fdskl_tre", "eangles", 3),
+        ("fdskl_sum", "angles", 3),
+        ("fdskl_tree", "sum", 3),
+        ("fdskl_tree", "angles", 2),
+    ],
+)
+def test_refuses_another_step(step):
+    sealed = _relay(0).seal(1, b"ab", *STEP)
+    with pytest.raises(ValueError, match=f"of party 0 to party 1 in .* {REFUSED}"):
+        _relay(1).open(0, sealed, *step)
+
+
+def test_refuses_another_sender_receiver_run_or_set_of_keys():
+    sealed = _relay(0).seal(1, b"ab", *STEP)
+    wrong = [
+        (_relay(1), 2),  # said to come from another party
+        (_relay(1), 1),  # or from the receiver itself
+        (_relay(2), 0),  # passed on to another party
+        (_relay(0), 1),  # sent back to its sender
+        (_relay(0), 0),
+        (_relay(1, run_id=11), 0),
+        (Relay(PRIVATE[1], [PUBLIC[3], *PUBLIC[1:3]], 1, 1), 0),
+    ]
+    for relay, sender in wrong:
+        with pytest.raises(ValueError, match=REFUSED):
+            relay.open(sender, sealed, *STEP)
+
+
+def test_refuses_parties_that_changed_places():
+    sealed = _relay(0).seal(1, b"ab", *STEP)
+    swapped = [PUBLIC[0], PUBLIC[2], PUBLIC[1]]
+    with pytest.raises(ValueError, match=REFUSED):
+        Relay(PRIVATE[1], swapped, 2, 1).open(0, sealed, *STEP)
+
+
+def test_what_is_sealed_to_oneself_nobody_else_opens():
+    sealed = _relay(1).seal(1, b"sum", *STEP)
+    assert _relay(1).open(1, sealed, *STEP) == b"sum"
+    for reader, sender in itertools.product((0, 2), range(3)):
+        with pytest.raises(ValueError, match=REFUSED):
+            _relay(reader).open(sender, sealed, *STEP)
+
+
+def test_every_direction_and_step_has_its_own_key_stream():
+    """Sealed zeros are the key stream: two of 128 bits are equal with chance 1e-33."""
+    streams = [
+        _relay(sender, run_id).seal(to, bytes(16), action, name, round)[:16]
+        for run_id, sender, to, action, name, round in itertools.product(
+            (1, 11), range(3), range(3), ("a", "ab"), ("b", "", "1"), (0, 1, 11)
+        )
+    ]
+    assert len(set(streams)) == len(streams)
+
+
+def test_one_step_for_two_messages_gives_away_where_they_differ():
+    """The contract of the caller is not decoration."""
+    a, b = (
+        np.frombuffer(_relay(0).seal(1, data, *STEP), np.uint8)[:9]
+        for data in (b"secret of", b"secret on")
+    )
+    expected = np.frombuffer(b"secret of", np.uint8) ^ np.frombuffer(
+        b"secret on", np.uint8
+    )
+    np.testing.assert_array_equal(a ^ b, expected)
+
+
+def test_a_sealed_message_is_uniform_to_the_server():
+    """Chi-square over the values of a byte, level 1e-6 in each tail; keys are fixed."""
+    sealed = _relay(0).seal(1, bytes(2**18), *STEP)
+    counts = np.bincount(np.frombuffer(sealed, np.uint8), minlength=256)
+    expected = len(sealed) / 256
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert chi2.ppf(1e-6, 255) < statistic < chi2.isf(1e-6, 255)
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_format_by_hand(to):
+    """HKDF from two HMACs, then ChaCha20-Poly1305; a change here needs a new label."""
+    secret = PRIVATE[0] if to == 0 else shared_secret(PRIVATE[0], PUBLIC[1])
+    parts = [
+        b"vfl_flower relayed message 1",
+        *(b"42", b"fdskl_tree", b"angles", b"3", b"0", str(to).encode()),
+        *(PUBLIC[0], PUBLIC[to]),
+    ]
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    pseudo_random = hmac.digest(bytes(32), secret, hashlib.sha256)
+    key = hmac.digest(pseudo_random, info + b"\x01", hashlib.sha256)
+    expected = ChaCha20Poly1305(key).encrypt(bytes(12), b"ab", None)
+    assert _relay(0, run_id=42).seal(to, b"ab", *STEP) == expected
+
+
+@pytest.mark.parametrize("other", [-1, 3])
+def test_refuses_who_is_no_party(other):
+    with pytest.raises(ValueError, match=f"to must be between 0 and 2, got {other}"):
+        _relay(0).seal(other, b"", *STEP)
+    with pytest.raises(
+        ValueError, match=f"sender must be between 0 and 2, got {other}"
+    ):
+        _relay(0).open(other, bytes(16), *STEP)
+
+
+def test_refuses_a_negative_round():
+    with pytest.raises(ValueError, match="round must be at least 0, got -1"):
+        _relay(0).seal(1, b"", "a", "b", -1)
+
+
+def test_refuses_bad_keys():
+    key = new_private_key()
+    with pytest.raises(ValueError, match="must hold at least 2 keys, got 1"):
+        Relay(key, [public_key(key)], 0, 1)
+    with pytest.raises(ValueError, match="party 1 must not give an all-zero shared"):
+        Relay(key, [public_key(key), bytes(32)], 0, 1)
+    with pytest.raises(ValueError, match="party 1 must belong to its private key"):
+        Relay(key, [public_key(key), PUBLIC[0]], 1, 1)
+
+
+def test_repr_and_errors_carry_no_secret():
+    relay = _relay(0)
+    assert PRIVATE[0].hex() not in repr(relay)
+    with pytest.raises(ValueError, match=REFUSED) as error:
+        relay.open(0, bytes(20), *STEP)
+    assert error.value.__suppress_context__

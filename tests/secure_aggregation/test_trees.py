@@ -1,0 +1,261 @@
+"""Trees: every term arrives once, and two of them show no sum that they hide."""
+
+import math
+import time
+from itertools import chain, combinations, permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vfl_flower.secure_aggregation.trees import (
+    TOPOLOGIES,
+    Tree,
+    binary,
+    different_tree,
+    exposed,
+    ring,
+    spanning,
+    totally_different,
+    two_trees,
+)
+
+KINDS = TOPOLOGIES[1:]
+
+
+def _sets(*sets):
+    return {frozenset(one) for one in sets}
+
+
+def _walk(tree, terms):
+    """Send values along the edges, hop by hop; return what the root has."""
+    held = dict(terms)
+    for hop in tree.hops:
+        messages = [(receiver, held.pop(sender)) for sender, receiver in hop]
+        for receiver, message in messages:
+            held[receiver] += message
+    (root,) = held
+    assert root == tree.root
+    return held[root]
+
+
+def _all_cases(largest):
+    """Yield each kind, T1 and l' for up to `largest` parties; l is 0."""
+    for kind, q in product(KINDS, range(2, largest + 1)):
+        firsts = {spanning(kind, order, 0) for order in permutations(range(q))}
+        for first, without in product(firsts, range(1, q)):
+            yield kind, first, q, without
+
+
+def test_ring_worked_by_hand():
+    tree = ring([3, 0, 2, 1])
+    assert tree == Tree(1, (((3, 0),), ((0, 2),), ((2, 1),)))
+    assert tree.subtrees() == _sets([3, 0], [3, 0, 2], [3, 0, 2, 1])
+    assert tree.received() == {0: [{3}], 2: [{0, 3}], 1: [{0, 2, 3}]}
+
+
+def test_binary_is_figure_2_of_the_paper():
+    """1 adds 2's while 3 adds 4's; then 1 adds the sum of 3."""
+    tree = binary([1, 2, 3, 4])
+    assert tree == Tree(1, (((2, 1), (4, 3)), ((3, 1),)))
+    assert tree.subtrees() == _sets([1, 2], [3, 4], [1, 2, 3, 4])
+    assert binary([1, 2, 3]) == Tree(1, (((2, 1),), ((3, 1),)))
+
+
+def test_binary_root_receives_wherever_it_stands():
+    assert binary([1, 2, 3, 4], 4) == Tree(4, (((2, 1), (3, 4)), ((1, 4),)))
+    assert binary([1, 2, 3], 3) == Tree(3, (((2, 1),), ((1, 3),)))
+
+
+@given(st.data(), st.integers(1, 70), st.sampled_from(KINDS))
+def test_every_term_arrives_once(data, q, kind):
+    order = data.draw(st.permutations(range(q)))
+    root = data.draw(st.sampled_from(order))
+    tree = spanning(kind, order, root)
+    terms = {j: 1 << j for j in range(q)}
+    assert _walk(tree, terms) == 2**q - 1
+    assert tree.leaves == set(range(q))
+    assert sum(map(len, tree.hops)) == q - 1
+    hops = q - 1 if kind == "ring" else math.ceil(math.log2(q))
+    assert len(tree.hops) == hops
+    assert all(len(hop) == 1 for hop in tree.hops) or kind == "tree"
+
+
+def test_subtrees_of_several_messages_in_one_hop():
+    """A receiver adds them one after another."""
+    tree = Tree(0, (((1, 0), (2, 0)),))
+    assert tree.subtrees() == _sets([0, 1], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("hops", "reason"),
+    [
+        ((((0, 1),),), "party 0 sends again or is the root"),
+        ((((1, 0),), ((1, 0),)), "party 1 sends again or is the root"),
+        ((((1, 0), (1, 2)), ((2, 0),)), "party 1 sends again or is the root"),
+        ((((1, 0),), ((2, 1),)), "party 1 receives later"),
+        ((((1, 2), (2, 0)),), "party 2 receives later"),
+        ((((1, 1),),), "party 1 receives later"),
+        ((((1, 2),),), "party 2 does not and is not the root"),
+    ],
+)
+def test_refuses_what_is_no_tree(hops, reason):
+    with pytest.raises(ValueError, match=reason):
+        Tree(0, hops)
+
+
+def test_totally_different_worked_by_hand():
+    """Figure 2 of the paper: {1, 2} and {3, 4} in T1, so T2 may not begin with them."""
+    first = binary([1, 2, 3, 4])
+    assert totally_different(first, binary([1, 3, 2]))
+    assert not totally_different(first, binary([1, 2, 3]))
+    assert not totally_different(first, Tree(1, (((4, 3),), ((3, 1),))))
+    # The order inside does not matter: {3, 4} again.
+    assert not totally_different(first, Tree(1, (((3, 4),), ((4, 1),))))
+    assert totally_different(first, Tree(1, ()))
+
+
+def test_exposed_worked_by_hand():
+    """The trees of Definition 2 still show single terms, and sums of messages."""
+    first = binary([1, 2, 3, 4])  # 1 receives {2}, then {3, 4}
+    assert exposed(first, binary([1, 3, 2])) == {(1, frozenset([2]))}
+    assert exposed(first, Tree(1, (((2, 3),), ((3, 1),)))) == set()
+    # 0 has {1}, {4}, {2, 3} and {3}, {1, 2}: no set twice, but {1, 2, 3} is a union.
+    first = Tree(0, (((1, 0), (3, 2)), ((4, 0),), ((2, 0),)))
+    second = Tree(0, (((2, 1), (3, 0)), ((1, 0),)))
+    assert totally_different(first, second)
+    assert exposed(first, second) == {(0, frozenset([1, 2, 3]))}
+
+
+def _exposed_by_rank(first, second):
+    """Return who finds a sum of messages in which all b cancel and some x does not."""
+    found, q = set(), len(first.leaves)
+    for party in first.leaves:
+        rows = [
+            [*(j in leaves for j in range(q)), *(j in leaves for j in range(q))]
+            for leaves in first.received().get(party, [])
+        ]
+        rows += [
+            [*[0] * q, *(j in leaves for j in range(q))]
+            for leaves in second.received().get(party, [])
+        ]
+        view = np.array(rows, float).reshape(-1, 2 * q)
+        b_part = view[:, q:]
+        if np.linalg.matrix_rank(view) > np.linalg.matrix_rank(b_part):
+            found.add(party)
+    return found
+
+
+def test_exposed_is_all_that_linear_algebra_finds():
+    """Reference: more independent messages than their b-parts have, for each party."""
+    for kind, first, q, without in _all_cases(4):
+        leaves = [j for j in range(q) if j != without]
+        for order in permutations(leaves):
+            second = spanning(kind, order, 0)
+            found = {party for party, _ in exposed(first, second)}
+            assert found == _exposed_by_rank(first, second)
+
+
+def test_different_trees_exhaustively_for_up_to_five_parties():
+    """One exists unless, in T1, all but l' (and, in a chain, l) are a subtree.
+
+    And one that shows nobody anything, unless somebody sends l its bare term in T1.
+    """
+    for kind, first, q, without in _all_cases(5):
+        leaves = [j for j in range(q) if j != without]
+        inner = frozenset(leaves) - ({0} if kind == "ring" else set())
+        impossible = len(inner) > 1 and inner in first.subtrees()
+        if impossible:
+            with pytest.raises(ValueError, match="must be totally different from the"):
+                different_tree(first, leaves, 0, kind)
+            continue
+        second = different_tree(first, leaves, 0, kind)
+        assert totally_different(first, second)
+        assert (second.root, second.leaves) == (0, frozenset(leaves))
+        if exposed(first, second):
+            assert kind == "tree"
+            assert 1 in map(len, first.received()[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_parties_have_nothing_to_add_along_the_second_tree(kind):
+    first = spanning(kind, [1, 0], 0)
+    assert different_tree(first, [0], 0, kind) == Tree(0, ())
+
+
+def test_three_parties_exhaustively():
+    """In a chain always; in a binary tree only if l does not begin with the other."""
+    for without, other in [(1, 2), (2, 1)]:
+        for order in permutations(range(3)):
+            first = ring([*(j for j in order if j), 0])
+            second = different_tree(first, [0, other], 0, "ring")
+            assert second == ring([other, 0])
+            assert not exposed(first, second)
+        first = binary([0, other, without])
+        with pytest.raises(ValueError, match="none that was tried is"):
+            different_tree(first, [0, other], 0, "tree")
+        # Definition 2 is kept, and l still has x of the other.
+        first = binary([0, without, other])
+        second = different_tree(first, [0, other], 0, "tree")
+        assert exposed(first, second) == {(0, frozenset([other]))}
+        first = binary([other, without, 0], 0)
+        assert not exposed(first, different_tree(first, [0, other], 0, "tree"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("q", range(2, 7))
+def test_two_trees_exhaustively_for_up_to_six_parties(kind, q):
+    for root, without in permutations(range(q), 2):
+        first, second = two_trees(kind, range(q), root, without)
+        assert (first.root, second.root) == (root, root)
+        assert first.leaves == set(range(q))
+        assert second.leaves == set(range(q)) - {without}
+        assert totally_different(first, second)
+        assert not exposed(first, second)
+        assert (first, second) == two_trees(kind, range(q), root, without)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("q", [7, 8, 9, 16, 17, 33, 64])
+def test_two_trees_of_many_parties_are_found_fast(kind, q):
+    start = time.process_time()
+    for root, without in [(0, 1), (0, q - 1), (q - 1, q - 2), (3, 0)]:
+        first, second = two_trees(kind, range(q), root, without)
+        assert totally_different(first, second)
+        assert not exposed(first, second)
+    assert time.process_time() - start < 4  # 0.1 s here
+
+
+def test_algorithm_3_with_numbers():
+    """sum_j (x_j + b_j) along T1 minus the b along T2 is sum_j x_j + b_l'."""
+    x, b = np.random.default_rng(0).uniform(0, 6, (2, 6))
+    for kind, (root, without) in product(KINDS, permutations(range(6), 2)):
+        first, second = two_trees(kind, range(6), root, without)
+        xi = _walk(first, dict(enumerate(x + b)))
+        removed = _walk(second, {j: b[j] for j in range(6) if j != without})
+        assert xi - removed == pytest.approx(x.sum() + b[without], rel=1e-12)
+
+
+def test_refuses_bad_orders_and_names():
+    for make in (ring, binary, lambda order: spanning("ring", order, 1)):
+        for order in ([], [1, 1]):
+            with pytest.raises(ValueError, match="must"):
+                make(order)
+    with pytest.raises(ValueError, match="order must hold each party once, got"):
+        ring([2, 1, 2])
+    for kind in KINDS:
+        with pytest.raises(ValueError, match=r"root must be one of .*, got 7"):
+            spanning(kind, [0, 1], 7)
+    with pytest.raises(ValueError, match="topology must be ring or tree, got 'star'"):
+        spanning("star", [0, 1], 0)
+    for without in (0, 5):
+        with pytest.raises(ValueError, match=f"the root 0, got {without}"):
+            two_trees("ring", range(3), 0, without)
+
+
+def test_leaves_of_all_edges():
+    tree = binary(range(9))
+    edges = list(chain(*tree.hops))
+    assert len(edges) == len(set(edges)) == 8
+    assert not any(set(a) == set(b) for a, b in combinations(edges, 2))

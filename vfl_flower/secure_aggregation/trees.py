@@ -1,0 +1,357 @@
+"""How a sum travels from party to party: chains, binary trees, and pairs of trees.
+
+Algorithm 3 of [1] adds hidden terms x_j + b_j along one tree and then terms b_j, which
+hid them, along another one. Somebody who holds sum_S (x_j + b_j) and sum_S b_j for one
+set S of parties has sum_S x_j, so the two trees must have no such set in common.
+
+[1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
+Vertically Partitioned Data", KDD 2020.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+
+TOPOLOGIES = ("star", "ring", "tree")
+"""Star: each party sends its term to the server. Ring and tree: from party to party."""
+
+_EXHAUSTIVE = 6
+"""Up to this many leaves all orders are tried: 720."""
+
+_SHUFFLES = 200
+"""Orders of more leaves that are tried: one fits with a chance of about a half."""
+
+Hops = tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree along which the terms of some parties, its leaves, are added.
+
+    Each leaf but the root sends one message: its own term and all that it received.
+
+    Parameters
+    ----------
+    root : int
+        The party that ends up with the sum.
+    hops : tuple of tuple of (int, int)
+        Hop k holds the edges (sender, receiver) that happen at the same time. A sender
+        has received from all its children in earlier hops.
+
+    Raises
+    ------
+    ValueError
+        If the root sends, a party sends twice, or one receives when or after it sends,
+        or receives and neither sends nor is the root.
+    """
+
+    root: int
+    hops: Hops
+
+    def __post_init__(self) -> None:
+        """Check that every term reaches the root, once."""
+        sent: set[int] = set()
+        for hop in self.hops:
+            senders = [sender for sender, _ in hop]
+            for j, sender in enumerate(senders):
+                if sender == self.root or sender in sent or sender in senders[:j]:
+                    raise ValueError(
+                        "each party but the root must send once, "
+                        f"party {sender} sends again or is the root"
+                    )
+            sent.update(senders)
+            for _, receiver in hop:
+                if receiver in sent:
+                    raise ValueError(
+                        "a party must send after all that it receives, "
+                        f"party {receiver} receives later"
+                    )
+        for hop in self.hops:
+            for _, receiver in hop:
+                if receiver not in sent | {self.root}:
+                    raise ValueError(
+                        f"each party that receives must send, party {receiver} "
+                        "does not and is not the root"
+                    )
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """The parties whose terms are added, the root included."""
+        return frozenset([self.root, *(a for hop in self.hops for a, _ in hop)])
+
+    def subtrees(self) -> set[frozenset[int]]:
+        """Leaf sets, of more than one leaf, of all partial sums on the way.
+
+        Each party is a leaf; each sum that forms at a party, the last one included, is
+        a subtree, which that party and the one that it sends to have seen.
+        """
+        return {leaves for _, _, leaves in self._sums()}
+
+    def received(self) -> dict[int, list[frozenset[int]]]:
+        """Leaf sets of the messages that each party receives, in order."""
+        messages: dict[int, list[frozenset[int]]] = {}
+        for receiver, message, _ in self._sums():
+            messages.setdefault(receiver, []).append(message)
+        return messages
+
+    def _sums(self) -> Iterator[tuple[int, frozenset[int], frozenset[int]]]:
+        """Yield for each message its receiver, its leaves, and those of the new sum."""
+        held = {j: frozenset([j]) for j in self.leaves}
+        for hop in self.hops:
+            for sender, receiver in hop:
+                held[receiver] |= held[sender]
+                yield receiver, held[sender], held[receiver]
+
+
+def ring(order: Sequence[int]) -> Tree:
+    """Return the chain ``order[0] -> order[1] -> ... -> order[-1]``, the root.
+
+    Raises
+    ------
+    ValueError
+        If there is no party, or one comes twice.
+    """
+    _check_order(order)
+    return Tree(order[-1], tuple((edge,) for edge in pairwise(order)))
+
+
+def binary(order: Sequence[int], root: int | None = None) -> Tree:
+    """Return the tree of Figure 2 of [1], with ceil(log2 q) hops for q parties.
+
+    In each hop those that still hold a sum are paired in order, and one of each pair
+    sends to the other: while ``order[0]`` adds the term of ``order[1]``, ``order[2]``
+    adds that of ``order[3]``; then ``order[0]`` adds the sum of ``order[2]``. One that
+    has nobody left to be paired with waits.
+
+    Parameters
+    ----------
+    order : sequence of int
+        The q parties, at least one.
+    root : int, optional
+        The party that receives in each of its pairs, in place of the first in the
+        pair; ``order[0]`` where it is not given.
+
+    Returns
+    -------
+    Tree
+        With ``order[0]``, or `root`, as its root.
+
+    Raises
+    ------
+    ValueError
+        If there is no party, one comes twice, or `root` is none of them.
+    """
+    _check_order(order)
+    root = order[0] if root is None else root
+    if root not in order:
+        raise ValueError(f"root must be one of the parties {list(order)}, got {root}")
+    hops, left = [], list(order)
+    while len(left) > 1:
+        hop = [
+            (a, b) if b == root else (b, a)
+            for a, b in zip(left[::2], left[1::2], strict=False)
+        ]
+        hops.append(tuple(hop))
+        senders = {sender for sender, _ in hop}
+        left = [party for party in left if party not in senders]
+    return Tree(root, tuple(hops))
+
+
+def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
+    """Return a tree over the parties of `order` that ends at `root`.
+
+    Parameters
+    ----------
+    topology : {"ring", "tree"}
+        The chain through the others in this order, or the binary tree that pairs the
+        parties in this order. In a star the server adds: it has no such tree.
+    order : sequence of int
+        The parties, `root` included.
+    root : int
+        The party that ends up with the sum.
+
+    Returns
+    -------
+    Tree
+        `ring` or `binary`.
+
+    Raises
+    ------
+    ValueError
+        If the topology is another one, a party comes twice, or `root` is none of them.
+    """
+    if topology not in TOPOLOGIES[1:]:
+        raise ValueError(f"topology must be ring or tree, got {topology!r}")
+    if topology == "tree":
+        return binary(order, root)
+    if root not in order:
+        raise ValueError(f"root must be one of the parties {list(order)}, got {root}")
+    _check_order(order)
+    return ring([*(party for party in order if party != root), root])
+
+
+def totally_different(a: Tree, b: Tree) -> bool:
+    """Return whether no subtree with more than one leaf belongs to both trees.
+
+    Definition 2 of [1]. Subtrees are compared by their sets of leaves, whatever their
+    shape inside: what gives sum_S x_j away is sum_S (x_j + b_j) in one tree and
+    sum_S b_j in the other, and a sum over S is the same in any order.
+    """
+    return a.subtrees().isdisjoint(b.subtrees())
+
+
+def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
+    """Return the sums of x that a party alone learns from two trees.
+
+    Definition 2 of [1] is not enough against it: it passes over single leaves, which
+    a party sends bare in both trees (to one receiver, that has x_j = (x_j + b_j) -
+    b_j), and over a receiver that adds its messages up (it has {a} and {b, c} from one
+    tree, {a, b} and {c} from the other, so the sum over {a, b, c}).
+
+    Parameters
+    ----------
+    first, second : Tree
+        Terms x_j + b_j are added along the first and b_j along the second.
+
+    Returns
+    -------
+    set of (int, frozenset of int)
+        A party p and the smallest sets S such that p can compute sum_S x_j, p not in S,
+        from the messages that it receives.
+    """
+    found: set[tuple[int, frozenset[int]]] = set()
+    others = second.received()
+    for party, messages in first.received().items():
+        # The messages of one tree are sums over disjoint sets. A sum of some of each
+        # tree over the same S is a union of components of overlapping sets.
+        pairs = [(leaves, True) for leaves in messages]
+        pairs += [(leaves, False) for leaves in others.get(party, [])]
+        while pairs:
+            component, _ = pairs[0]
+            while more := [s for s, _ in pairs if s & component and not s <= component]:
+                component = component.union(*more)
+            inside = [pair for pair in pairs if pair[0] <= component]
+            pairs = [pair for pair in pairs if pair not in inside]
+            if all(
+                component
+                == frozenset[int]().union(*(s for s, of in inside if of is which))
+                for which in (True, False)
+            ):
+                found.add((party, component))
+    return found
+
+
+def different_tree(
+    first: Tree, leaves: Sequence[int], root: int, topology: str
+) -> Tree:
+    """Return a tree over `leaves` that is totally different from `first`.
+
+    T2 of Algorithm 3 of [1], for its T1. The search is the same each time: all orders
+    of up to six leaves, 200 shuffles of more. A tree from which no party alone learns
+    anything (see `exposed`) goes before one that only keeps Definition 2.
+
+    Parameters
+    ----------
+    first : Tree
+        T1, over all parties, which ends at l.
+    leaves : sequence of int
+        All parties but l', l included.
+    root : int
+        l.
+    topology : {"ring", "tree"}
+        Kind of the tree.
+
+    Returns
+    -------
+    Tree
+        T2, which ends at l.
+
+    Raises
+    ------
+    ValueError
+        If there is no such tree (see `two_trees`, which also chooses T1 and always
+        finds a pair), `root` is none of the leaves, or the topology is another one.
+    """
+    fallback = None
+    for order in _orders(leaves):
+        tree = spanning(topology, order, root)
+        if totally_different(first, tree):
+            if not exposed(first, tree):
+                return tree
+            fallback = fallback or tree
+    if fallback is None:
+        raise ValueError(
+            f"the {topology} over parties {sorted(leaves)} with root {root} must be "
+            "totally different from the first one, none that was tried is"
+        )
+    return fallback
+
+
+def two_trees(
+    topology: str, parties: Sequence[int], root: int, without: int
+) -> tuple[Tree, Tree]:
+    """Return T1 and T2 of Algorithm 3 of [1] for l and l'.
+
+    Differs from [1] in that T1 is chosen for l', which is public in any case: some
+    trees T1 have no T2. A chain in which l' sends to l has none from four parties on:
+    every chain over the others has its last message to l, over all but l and l', in
+    common with it. A binary tree has none where all but l' are added first. And where
+    l' sends to l nothing but its own term, l can always take off what it should not.
+
+    Parameters
+    ----------
+    topology : {"ring", "tree"}
+        Kind of both trees.
+    parties : sequence of int
+        All parties, at least two.
+    root : int
+        l, at which both trees end.
+    without : int
+        l', which is in the first tree alone.
+
+    Returns
+    -------
+    Tree
+        T1, over all parties.
+    Tree
+        T2, over all but l', totally different from T1; from the two, no party alone
+        learns a sum of x (see `exposed`).
+
+    Raises
+    ------
+    ValueError
+        If `root` or `without` is no party, or they are the same; a party comes twice;
+        or the topology is another one.
+    """
+    leaves = [party for party in parties if party != without]
+    if without not in parties or root == without:
+        raise ValueError(
+            f"without must be a party other than the root {root}, got {without}"
+        )
+    for order in _orders(parties):
+        first = spanning(topology, order, root)
+        try:
+            second = different_tree(first, leaves, root, topology)
+        except ValueError:
+            continue
+        if not exposed(first, second):
+            return first, second
+    raise ValueError(  # tested for up to 64 parties
+        f"the {topology} over {len(parties)} parties must have a totally different "
+        "one, none that was tried has"
+    )
+
+
+def _orders(leaves: Sequence[int]) -> Iterator[Sequence[int]]:
+    if len(leaves) <= _EXHAUSTIVE:
+        return permutations(leaves)
+    generator = random.Random(0)
+    return (generator.sample(leaves, len(leaves)) for _ in range(_SHUFFLES))
+
+
+def _check_order(order: Sequence[int]) -> None:
+    if not order or len(set(order)) < len(order):
+        raise ValueError(f"order must hold each party once, got {list(order)}")
