@@ -1,0 +1,130 @@
+"""Doubly stochastic steps against arithmetic by hand and a plain pooled loop."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vfl_flower.numerics.fdskl import (
+    LOSSES,
+    SCHEDULES,
+    dsg_update,
+    step_sizes,
+    theorem4_iterations,
+    theorem4_step,
+)
+
+THEOREM = {"slope": 1.0, "kappa": 1.0, "phi": 2.0, "regularization": 0.1, "eps": 0.01}
+
+
+def test_three_steps_by_hand():
+    r"""Square loss, gamma = 1/4, lambda = 1/5: earlier alphas shrink by 0.95.
+
+    t = 1: f = 0, y = 1, L' = 2 (0 - 1) = -2, phi = 1: alpha = 1/4 * 2 * 1 = 0.5.
+    t = 2: phi_1(x) = 1, so f = 0.5; y = -1, L' = 3, phi_2 = -1: alpha_2 = 0.75, and
+    alpha_1 = 0.475.
+    t = 3: phi_1 = 0.8, phi_2 = 0.4, so f = 0.38 + 0.3 = 0.68; y = 1, L' = -0.64,
+    phi_3 = 0.5: alpha_3 = 0.08; alpha_1 = 0.45125, alpha_2 = 0.7125.
+    """
+    alpha = np.zeros((0, 1))
+    for phi, y in (([1.0], 1), ([1.0, -1.0], -1), ([0.8, 0.4, 0.5], 1)):
+        f = np.array(phi[:-1]) @ alpha
+        old, new = dsg_update(
+            alpha, np.array([phi[-1:]]), f[None], np.array([[y]]), "square", 0.25, 0.2
+        )
+        alpha = np.vstack([old, new])
+    np.testing.assert_allclose(alpha[:, 0], [0.45125, 0.7125, 0.08], rtol=1e-14)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_one_instance_and_one_feature_is_algorithm_1(loss, schedule):
+    """50 iterations against the paper's loop over scalars, each coefficient."""
+    rng = np.random.default_rng(0)
+    T, n, lam, gamma = 50, 12, 0.01, 0.2
+    y = rng.choice([-1.0, 1.0], n)
+    phi = math.sqrt(2) * np.cos(rng.uniform(0, 2 * np.pi, (n, T)))
+    instances = rng.integers(n, size=T)
+
+    expected: list[float] = []
+    for t, i in enumerate(instances):
+        f = sum(a * phi[i, j] for j, a in enumerate(expected))
+        step = gamma if schedule == "constant" else gamma / (t + 1)
+        z = y[i] * f
+        slope = {
+            "square": 2 * (f - y[i]),
+            "logistic": -y[i] / (1 + math.exp(z)),
+            "smooth_hinge": -y[i] * (0 if z >= 1 else 1 - z if z > 0 else 1),
+        }[loss]
+        expected = [(1 - step * lam) * a for a in expected]
+        expected.append(-step * slope * phi[i, t])
+
+    size = step_sizes(gamma, schedule)
+    alpha = np.zeros((0, 1))
+    for t, i in enumerate(instances):
+        f = phi[i, :t] @ alpha
+        old, new = dsg_update(
+            alpha, phi[i, t].reshape(1, 1), f[None], y[i].reshape(1, 1), loss,
+            size(t + 1), lam,
+        )  # fmt: skip
+        alpha = np.vstack([old, new])
+    np.testing.assert_allclose(alpha[:, 0], expected, rtol=1e-10, atol=1e-14)
+
+
+def test_a_block_is_the_mean_of_its_single_steps():
+    """The new part of f at any x is the mean over all (instance, feature) pairs."""
+    rng = np.random.default_rng(1)
+    phi, at = rng.normal(size=(3, 4)), rng.normal(size=4)
+    f, y = rng.normal(size=(3, 2)), rng.choice([-1.0, 1.0], (3, 2))
+    alpha = rng.normal(size=(5, 2))
+    old, new = dsg_update(alpha, phi, f, y, "logistic", 0.5, 0.1)
+    single = []
+    for i in range(3):
+        for j in range(4):
+            one = phi[[i]][:, [j]], f[[i]], y[[i]], "logistic", 0.5, 0.1
+            single.append(at[j] * dsg_update(alpha, *one)[1])
+    np.testing.assert_allclose(at @ new, np.mean(single, axis=0)[0], rtol=1e-12)
+    np.testing.assert_allclose(old, 0.95 * alpha)
+
+
+def test_theorem_4_by_hand():
+    """M = 2, kappa = 1, phi = 4, lambda = 1/4: (1 + 2)^2 = 9 and 4 M^2 = 16.
+
+    The step for eps = 0.1 is 0.1 / 4 / 144. G_1 = 2 * 4 * 4 = 32, G_2 = 2 * 3 / (2 / 8)
+    = 24, B = (sqrt 608 + 24)^2; t = 8 B log(8 * 3 / 0.1) / (0.5 * 0.1 / 4).
+    """
+    assert theorem4_step(2, 1, 4, 0.25, 0.1) == pytest.approx(0.1 / 4 / 144)
+    assert theorem4_step(1e-9, 1, 2, 4, 0.1) == 0.25
+    b = (math.sqrt(608) + 24) ** 2
+    t = 8 * b * math.log(240) / 0.0125
+    assert theorem4_iterations(2, 1, 4, 0.25, 0.1, 3, 0.5) == math.ceil(t)
+    assert theorem4_iterations(1, 1, 2, 1, 0.1, 1e-3) == 0
+
+
+@pytest.mark.parametrize("name", [*THEOREM, "distance", "theta"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_theorem_4_refuses(name, value):
+    given = {**THEOREM, "distance": 1.0, "theta": 1.0, name: value}
+    with pytest.raises(ValueError, match=f"^{name} must be positive"):
+        theorem4_iterations(**given)
+    if name in THEOREM:
+        with pytest.raises(ValueError, match=f"^{name} must be positive"):
+            theorem4_step(**{**THEOREM, name: value})
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="theta must be at most 1, got 2"):
+        theorem4_iterations(**THEOREM, distance=1.0, theta=2)
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        step_sizes(1.0, "cosine")
+    with pytest.raises(ValueError, match="step must be positive"):
+        step_sizes(0.0, "constant")
+    alpha, one = np.zeros((0, 1)), np.ones((1, 1))
+    for step, lam in ((0, 1), (-1, 1), (1, -1), (2, 1), (math.nan, 1)):
+        with pytest.raises(ValueError, match="product"):
+            dsg_update(alpha, one, one, one, "square", step, lam)
+    with pytest.raises(ValueError, match="loss must be one of"):
+        dsg_update(alpha, one, one, one, "hinge", 0.1, 0.1)
+    for scores, y in ((np.ones((2, 1)), one), (np.ones((2, 1)), np.ones((2, 1)))):
+        with pytest.raises(ValueError, match="scores and y must have the 1 rows"):
+            dsg_update(alpha, one, scores, y, "square", 0.1, 0.1)

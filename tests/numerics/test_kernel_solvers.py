@@ -1,0 +1,304 @@
+"""Losses and solvers against differences, scikit-learn and the conditions of optima."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from vfl_flower.numerics.kernel_solvers import GRID, LOSSES, PATH, Fit, fit, predict
+from vfl_flower.numerics.random_features import features
+
+BINARY = [name for name, loss in LOSSES.items() if loss.binary]
+RNG = np.random.default_rng  # draws folds, where a strength is to be chosen
+
+
+def data(n=80, M=12, C=1, seed=0, dtype=np.uint16, regression=False):
+    """Return angles, features z and labels that depend on them, with noise."""
+    rng = np.random.default_rng(seed)
+    turns = rng.uniform(size=(n, 3)) @ rng.normal(size=(3, M)) + rng.uniform(size=M)
+    turns -= np.floor(turns)
+    bits = {np.uint16: 16, np.uint32: 32}.get(dtype)
+    angles = np.floor(turns * 2**bits).astype(dtype) if bits else turns
+    Z = features(angles) / math.sqrt(M)
+    Y = Z @ rng.normal(size=(M, C)) + 0.3 * rng.normal(size=(n, C))
+    if regression:
+        return angles, Z, 7 + 3 * Y
+    if C == 1:
+        return angles, Z, np.where(np.median(Y) < Y, 1.0, -1.0)
+    return angles, Z, 2.0 * np.eye(C)[Y.argmax(axis=1)] - 1
+
+
+def objective(Z, Y, loss, lam, w, b):
+    return LOSSES[loss].value(Z @ w + b, Y).mean(axis=0) + lam / 2 * (w**2).sum(axis=0)
+
+
+def brute_force(Z, y, lam):
+    """Return each row's score by the ridge of the other rows."""
+    n, scores = len(y), []
+    for i in range(n):
+        rest = np.arange(n) != i
+        mean, level = Z[rest].mean(axis=0), y[rest].mean()
+        Zc = Z[rest] - mean
+        dual = np.linalg.solve(Zc @ Zc.T + n * lam / 2 * np.eye(n - 1), y[rest] - level)
+        scores.append((Z[i] - mean) @ (Zc.T @ dual) + level)
+    return np.array(scores)
+
+
+# -- losses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_derivatives_by_differences(name):
+    loss, step = LOSSES[name], 1e-6
+    u = np.linspace(-4, 4, 81) + 0.0123  # away from the kinks of the smooth hinge
+    for y in (-np.ones(81), np.ones(81)):
+        slope = (loss.value(u + step, y) - loss.value(u - step, y)) / (2 * step)
+        np.testing.assert_allclose(loss.derivative(u, y), slope, atol=1e-8)
+        curve = (loss.derivative(u + step, y) - loss.derivative(u - step, y)) / step / 2
+        np.testing.assert_allclose(loss.second(u, y), curve, atol=1e-8)
+        assert (np.abs(loss.derivative(u, y)) <= loss.slope).all()
+        assert (loss.second(u, y) <= loss.curvature).all()
+
+
+def test_losses_at_known_points():
+    """Table 1 at z = -1, 0, 1/2, 1, 2 for y = 1, and the same for y = -1, u = -z."""
+    z = np.array([-1, 0, 0.5, 1, 2])
+    expected = {
+        "square": [4, 1, 0.25, 0, 1],
+        "smooth_hinge": [1.5, 0.5, 0.125, 0, 0],
+        "logistic": [math.log(1 + math.exp(-v)) for v in z],
+    }
+    for name, values in expected.items():
+        for y in (1.0, -1.0):
+            np.testing.assert_allclose(LOSSES[name].value(y * z, y), values, rtol=1e-14)
+
+
+def test_losses_far_out():
+    u = np.array([-1e4, 1e4])
+    loss = LOSSES["logistic"]
+    np.testing.assert_array_equal(loss.value(u, 1.0), [1e4, 0])
+    np.testing.assert_array_equal(loss.derivative(u, 1.0), [-1, 0])
+    np.testing.assert_array_equal(loss.second(u, 1.0), [0, 0])
+    assert loss.derivative(np.array(40.0), 1.0) == pytest.approx(-math.exp(-40), 1e-12)
+    hinge = LOSSES["smooth_hinge"]
+    np.testing.assert_array_equal(hinge.value(u, 1.0), [1e4 + 0.5, 0])
+    np.testing.assert_array_equal(hinge.derivative(u, 1.0), [-1, 0])
+
+
+# -- the optimum ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (12, 12), (12, 40)])
+@pytest.mark.parametrize("lam", [1e-6, 1e-2, 1.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradient_is_zero(loss, lam, shape):
+    angles, Z, Y = data(*shape)
+    found = fit(angles, Y, loss, lam, RNG(0), tol=1e-10, max_iter=20_000)
+    w, b = found.coef, found.intercept
+    R = LOSSES[loss].derivative(Z @ w + b, Y) / len(Y)
+    assert found.converged
+    assert found.cv_score is None
+    size = max(1e-3, np.abs(lam * w).max())
+    assert np.abs(Z.T @ R + lam * w).max() < 1e-7 * size
+    assert np.abs(R.sum()) < 1e-7 * size
+    np.testing.assert_allclose(predict(angles, found), Z @ w + b, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (12, 40)])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_default_tolerance_is_close_to_the_optimum(loss, shape):
+    angles, Z, Y = data(*shape)
+    for lam in (1e-5, 1e-3, 1e-1):
+        close = fit(angles, Y, loss, lam, RNG(0))
+        best = fit(angles, Y, loss, lam, RNG(0), tol=1e-10, max_iter=20_000)
+        value, least = (
+            objective(Z, Y, loss, lam, f.coef, f.intercept)[0] for f in (close, best)
+        )
+        assert least <= value + 1e-12
+        assert value - least < 5e-3  # of 0.5 to 1 at f = 0
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (12, 40)])
+def test_square_is_ridge(shape):
+    angles, Z, Y = data(*shape, C=2, regression=True)
+    for lam in (1e-6, 1e-2):
+        found = fit(angles, Y, "square", lam, RNG(0))
+        reference = Ridge(alpha=len(Y) * lam / 2, solver="svd").fit(Z, Y)
+        np.testing.assert_allclose(found.coef, reference.coef_.T, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(found.intercept, reference.intercept_, rtol=1e-8)
+        # The dual: centred kernel, centred labels.
+        Zc = Z - Z.mean(axis=0)
+        kernel = KernelRidge(alpha=len(Y) * lam / 2, kernel="precomputed")
+        kernel.fit(Zc @ Zc.T, Y - Y.mean(axis=0))
+        scores = kernel.predict(Zc @ Zc.T) + Y.mean(axis=0)
+        np.testing.assert_allclose(predict(angles, found), scores, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (30, 60)])
+@pytest.mark.parametrize("lam", [1e-4, 1e-2])
+def test_logistic_is_scikit_learn(lam, shape):
+    angles, Z, Y = data(*shape)
+    found = fit(angles, Y, "logistic", lam, RNG(0), tol=1e-11, max_iter=20_000)
+    model = LogisticRegression(
+        C=1 / (len(Y) * lam), tol=1e-12, max_iter=1000, solver="newton-cholesky"
+    ).fit(Z, Y[:, 0])
+    scale = np.abs(model.coef_).max()
+    assert np.abs(found.coef[:, 0] - model.coef_[0]).max() < 1e-6 * scale
+    assert abs(found.intercept[0] - model.intercept_[0]) < 1e-6 * scale
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_both_sides_of_square_agree(loss):
+    """20 rows three times are the Gram's side of 30 features; once, the dual's."""
+    angles, _, Y = data(20, 30)
+    small = fit(angles, Y, loss, 1e-3, RNG(0), tol=1e-11, max_iter=20_000)
+    large = fit(
+        np.tile(angles, (3, 1)), np.tile(Y, (3, 1)), loss, 1e-3, RNG(0),
+        tol=1e-11, max_iter=20_000,
+    )  # fmt: skip
+    np.testing.assert_allclose(small.coef, large.coef, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(small.intercept, large.intercept, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_one_vs_rest_is_separate_fits(loss):
+    angles, _, Y = data(C=4)
+    together = fit(angles, Y, loss, 1e-3, RNG(0))
+    for c in range(4):
+        alone = fit(angles, Y[:, [c]], loss, 1e-3, RNG(0))
+        np.testing.assert_allclose(together.coef[:, [c]], alone.coef, atol=1e-8)
+        np.testing.assert_allclose(together.intercept[c], alone.intercept[0], atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(80, 12), (12, 40)])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.float64])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_block_size_does_not_matter(loss, dtype, shape):
+    angles, _, Y = data(*shape, C=3, dtype=dtype)
+    whole = fit(angles, Y, loss, 1e-3, RNG(0))
+    pieces = fit(angles, Y, loss, 1e-3, RNG(0), block_bytes=8 * 7 * min(shape))
+    np.testing.assert_allclose(pieces.coef, whole.coef, atol=1e-8)
+    scores = predict(angles, whole)
+    np.testing.assert_allclose(predict(angles, whole, 1), scores, rtol=1e-12)
+
+
+def test_a_stopped_iteration_says_so():
+    angles, _, Y = data()
+    assert not fit(angles, Y, "logistic", 1e-6, RNG(0), max_iter=2).converged
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_features_without_spread(loss):
+    """Of equal rows only the intercept is left."""
+    angles = np.full((6, 4), 123, dtype=np.uint16)
+    Y = np.array([[1.0, 1, 1, -1, -1, -1]]).T
+    found = fit(angles, Y, loss, 1e-2, RNG(0))
+    np.testing.assert_allclose(predict(angles, found), 0, atol=1e-9)
+
+
+# -- the strength ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(60, 12), (20, 40)])
+def test_leave_one_out_is_brute_force(shape):
+    angles, Z, Y = data(*shape, regression=True)
+    found = fit(angles, Y, "square", None, RNG(0))
+    scores = dict(found.path)
+    assert list(scores) == GRID.tolist()
+    for lam in GRID[[6, 12, 18]]:
+        error = np.mean((brute_force(Z, Y[:, 0], lam) - Y[:, 0]) ** 2) / Y.var()
+        assert scores[lam] == pytest.approx(error, rel=1e-6)
+    assert found.cv_score == min(scores.values()) == scores[found.regularization]
+
+
+@pytest.mark.parametrize("shape", [(60, 12), (20, 40)])
+def test_leave_one_out_of_classes_is_brute_force(shape):
+    angles, Z, Y = data(*shape)
+    scores = dict(fit(angles, Y, "square", None, RNG(0)).path)
+    for lam in GRID[[6, 12, 18]]:
+        wrong = np.mean(brute_force(Z, Y[:, 0], lam) * Y[:, 0] <= 0)
+        assert scores[lam] == pytest.approx(wrong)
+
+
+def test_leave_one_out_of_three_classes_is_brute_force():
+    angles, Z, Y = data(C=3)
+    scores = dict(fit(angles, Y, "square", None, RNG(0)).path)
+    for lam in GRID[[10, 16]]:
+        columns = np.column_stack([brute_force(Z, y, lam) for y in Y.T])
+        wrong = np.mean(columns.argmax(axis=1) != Y.argmax(axis=1))
+        assert scores[lam] == pytest.approx(wrong)
+
+
+def test_the_unit_of_the_labels_does_not_matter():
+    angles, _, Y = data(regression=True)
+    found = fit(angles, Y, "square", None, RNG(0))
+    for unit, shift in ((1e-200, 0), (1e200, 0), (1e3, 1e6)):
+        other = fit(angles, shift + unit * Y, "square", None, RNG(0))
+        assert other.regularization == found.regularization
+        np.testing.assert_allclose(other.coef, unit * found.coef, rtol=1e-6)
+        assert other.cv_score == pytest.approx(found.cv_score, rel=1e-6)
+
+
+@pytest.mark.parametrize("C", [1, 3])
+@pytest.mark.parametrize("loss", BINARY)
+def test_folds_choose_a_strength(loss, C):
+    """The scores of folds are those of plain fits to the rows of the other folds."""
+    angles, _, Y = data(n=90, C=C)
+    found = fit(angles, Y, loss, None, RNG(3), folds=3, tol=1e-8)
+    scores = dict(found.path)
+    assert found.converged
+    assert found.cv_score == min(scores.values()) == scores[found.regularization]
+    assert list(scores) == PATH[: len(scores)].tolist()
+    given = fit(angles, Y, loss, found.regularization, RNG(0), tol=1e-8)
+    np.testing.assert_allclose(found.coef, given.coef, rtol=1e-4, atol=1e-4)
+    again = fit(angles, Y, loss, None, RNG(3), folds=3, tol=1e-8)
+    np.testing.assert_array_equal(found.coef, again.coef)
+
+
+@pytest.mark.parametrize("loss", BINARY)
+def test_folds_leave_rows_out(loss):
+    """Labels at random: about half of the rows left out are wrong, whatever fits.
+
+    200 rows; 35 to 65 % is four standard errors, a false alarm in 15,000 seeds. Rows
+    that were trained on would be right: 200 features tell 200 rows apart.
+    """
+    rng = np.random.default_rng(5)
+    angles = rng.integers(2**16, size=(200, 200), dtype=np.uint16)
+    Y = rng.permutation(np.repeat([[1.0], [-1.0]], 100, axis=0))
+    found = fit(angles, Y, loss, None, RNG(0))
+    assert all(0.35 < score < 0.65 for _, score in found.path)
+    close = fit(angles, Y, loss, 1e-6, RNG(0))
+    assert (predict(angles, close) * Y > 0).all()
+
+
+# -- bad input ------------------------------------------------------------------------
+
+
+def test_bad_input():
+    angles, _, Y = data()
+
+    def refused(match, angles=angles, Y=Y, loss="logistic", lam=0.1, **more):
+        with pytest.raises(ValueError, match=match):
+            fit(angles, Y, loss, lam, RNG(0), **more)
+
+    refused("loss must be one of .* got 'hinge'", loss="hinge")
+    refused("angles and Y must be matrices with the same rows", Y=Y[:-1])
+    refused("angles and Y must be matrices with the same rows", Y=Y[:, 0])
+    refused("angles and Y must be matrices with the same rows", angles=angles[0])
+    refused("at least, got shapes", angles=angles[:0], Y=Y[:0])
+    refused("at least, got shapes", angles=angles[:, :0])
+    refused("angles must be of type", angles=angles.astype(int))
+    for loss in LOSSES:
+        refused("two different labels, got one in column 0 of 1", Y=Y * Y, loss=loss)
+        refused("Y must be finite", Y=np.where(Y > 0, np.nan, Y), loss=loss)
+    refused("two different labels, .* column 1 of 2", Y=np.hstack([Y, 0 * Y]))
+    refused("Y must be -1 or [+]1", Y=2 * Y)
+    refused("one [+]1 among its 2 classes", Y=np.hstack([Y, Y]))
+    for lam in (0.0, -1.0, math.inf, math.nan):
+        refused("regularization must be positive and finite", lam=lam)
+    for folds in (1, 81):
+        refused(f"folds must be .* 80 rows .* got {folds}", lam=None, folds=folds)
+    with pytest.raises(ValueError, match=r"12 columns .* got shape \(80, 11\)"):
+        predict(angles[:, :11], Fit(np.zeros((12, 1)), np.zeros(1), 0.1))

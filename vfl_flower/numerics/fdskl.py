@@ -1,0 +1,243 @@
+r"""Doubly stochastic gradients of a kernel machine, and what theory says of the step.
+
+The symbols are those of [1]: the function is :math:`f(x) = \sum_j \alpha_j \phi_j(x)`
+with random features :math:`\phi_j(x) = \sqrt 2 \cos(\omega_j^T x + b_j)`, and it
+minimises :math:`E\,L(f(x), y) + \frac\lambda2 \|f\|_{\mathcal H}^2` (equation 1).
+The losses and the solvers on a fixed set of features are in ``kernel_solvers.py``.
+
+Differs from [1] in: 1. a step may take several instances and several features at once
+(one of each is Algorithm 1 to the letter); 2. there may be several functions, one a
+class, on the same features.
+
+References
+----------
+[1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated doubly stochastic kernel learning
+for vertically partitioned data", KDD 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from vfl_flower.numerics.kernel_solvers import LOSSES, Fit, Loss, fit, named, predict
+from vfl_flower.typing import Array
+
+__all__ = [
+    "LOSSES",
+    "SCHEDULES",
+    "Fit",
+    "Loss",
+    "dsg_update",
+    "fit",
+    "predict",
+    "step_sizes",
+    "theorem4_iterations",
+    "theorem4_step",
+]
+
+SCHEDULES = ("constant", "diminishing")
+
+
+def dsg_update(
+    alpha: Array,
+    new_features: Array,
+    scores: Array,
+    y: Array,
+    loss: str,
+    step: float,
+    regularization: float,
+) -> tuple[Array, Array]:
+    r"""Take one doubly stochastic step (equation 7; lines 9 and 10 of Algorithm 1).
+
+    .. math:: \alpha_j \leftarrow (1 - \gamma\lambda)\,\alpha_j, \qquad
+       \alpha_t = -\gamma\, L'(f(x_i), y_i)\, \phi_t(x_i)
+
+    Parameters
+    ----------
+    alpha : Array, shape (T, C)
+        Coefficients of all earlier features, in the unit of y.
+    new_features : Array, shape (B, F)
+        :math:`\phi` of the F new features at the B instances; no unit.
+    scores : Array, shape (B, C)
+        f at the B instances before the step, in the unit of y.
+    y : Array, shape (B, C)
+        Labels of the B instances, -1 or +1 or real as the loss asks.
+    loss : {"square", "logistic", "smooth_hinge"}
+        L.
+    step : float
+        :math:`\gamma`, positive.
+    regularization : float
+        :math:`\lambda`, not negative.
+
+    Returns
+    -------
+    scaled : Array, shape (T, C)
+        The earlier coefficients after the step, a new array.
+    new : Array, shape (F, C)
+        Coefficients of the new features.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, or `step` or `regularization` are out of range.
+
+    Notes
+    -----
+    With blocks, the new coefficients are :math:`-\gamma / (B F)\, \phi^T L'`: the mean
+    over the instances stands for the expectation over x, and the mean over the
+    features for that over :math:`\omega`, so the step stays unbiased.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> alpha, y = np.array([[2.0]]), np.array([[3.0]])
+    >>> dsg_update(alpha, np.array([[1.0]]), np.array([[1.0]]), y, "square", 0.5, 0.1)
+    (array([[1.9]]), array([[2.]]))
+    """
+    if scores.shape != y.shape or len(new_features) != len(y) or not len(y):
+        raise ValueError(
+            f"scores and y must have the {len(new_features)} rows of new_features, got "
+            f"shapes {scores.shape} and {y.shape}"
+        )
+    if not (step > 0 and regularization >= 0 and step * regularization <= 1):
+        raise ValueError(
+            "step must be positive, regularization not negative and their product at "
+            f"most 1, got {step} and {regularization}"
+        )
+    slopes = named(loss).derivative(scores, y)
+    new = (-step / new_features.size) * (new_features.T @ slopes)
+    return (1 - step * regularization) * alpha, new
+
+
+def step_sizes(step: float, schedule: str) -> Callable[[int], float]:
+    """Return the step size of iteration t = 1, 2, ... as a function of t.
+
+    Parameters
+    ----------
+    step : float
+        The first step, positive.
+    schedule : {"constant", "diminishing"}
+        `step` for all t, as Theorem 4 has it, or ``step / t`` as the central method.
+
+    Raises
+    ------
+    ValueError
+        `step` is not positive and finite, or `schedule` is neither.
+
+    Examples
+    --------
+    >>> step_sizes(0.5, "diminishing")(10)
+    0.05
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
+    _check_positive(step=step)
+    return (lambda t: step) if schedule == "constant" else (lambda t: step / t)
+
+
+def theorem4_step(
+    slope: float, kappa: float, phi: float, regularization: float, eps: float
+) -> float:
+    r"""Return the largest constant step of Theorem 4, which a step must stay below.
+
+    .. math:: \gamma < \min\Big\{\frac1\lambda,
+       \frac{\epsilon\lambda}{4 M^2 (\sqrt\kappa + \sqrt\phi)^2}\Big\}
+
+    Parameters
+    ----------
+    slope : float
+        M, a bound of |L'(u, y)|: `Loss.slope`, 1 for logistic and smooth hinge.
+    kappa : float
+        Bound of the kernel K(x, x'); 1 for Gaussian and Laplacian.
+    phi : float
+        Bound of \|phi(x) phi(x')\|; 2 for sqrt(2) cos.
+    regularization : float
+        :math:`\lambda`.
+    eps : float
+        The error :math:`E|f_t(x) - f_*(x)|^2` to reach.
+
+    Raises
+    ------
+    ValueError
+        An argument is not positive and finite.
+
+    Notes
+    -----
+    For the square loss there is no M: |L'| has no bound, and the theorem is silent
+    unless the scores are bounded. It bounds the error of reaching f_* only;
+    useful steps are orders of magnitude larger.
+    """
+    _check_positive(
+        slope=slope, kappa=kappa, phi=phi, regularization=regularization, eps=eps
+    )
+    spread = (math.sqrt(kappa) + math.sqrt(phi)) ** 2
+    return min(1 / regularization, eps * regularization / (4 * slope**2 * spread))
+
+
+def theorem4_iterations(
+    slope: float,
+    kappa: float,
+    phi: float,
+    regularization: float,
+    eps: float,
+    distance: float,
+    theta: float = 1.0,
+) -> int:
+    r"""Return how many iterations Theorem 4 asks for (equation 8).
+
+    .. math:: t \ge \frac{8\kappa B \log(8\kappa e_1/\epsilon)}
+       {\vartheta\epsilon\lambda}, \quad
+       B = \Big[\sqrt{G_2^2 + G_1} + G_2\Big]^2, \quad
+       G_1 = \frac{2\kappa M^2}{\lambda}, \quad
+       G_2 = \frac{\sqrt\kappa M (\sqrt\kappa + \sqrt\phi)}{2\lambda^{3/2}}
+
+    Parameters
+    ----------
+    slope, kappa, phi, regularization, eps : float
+        M, :math:`\kappa`, :math:`\phi`, :math:`\lambda` and :math:`\epsilon`; see
+        `theorem4_step`.
+    distance : float
+        :math:`e_1 = E\|h_1 - f_*\|_{\mathcal H}^2`; with a start at 0,
+        :math:`\|f_*\|_{\mathcal H}^2`.
+    theta : float
+        :math:`\vartheta` in (0, 1]; the step is :math:`\epsilon\vartheta/(8\kappa B)`.
+
+    Returns
+    -------
+    int
+        At least 0.
+
+    Raises
+    ------
+    ValueError
+        An argument is not positive and finite, or `theta` is above 1.
+    """
+    _check_positive(
+        slope=slope,
+        kappa=kappa,
+        phi=phi,
+        regularization=regularization,
+        eps=eps,
+        distance=distance,
+        theta=theta,
+    )
+    if theta > 1:
+        raise ValueError(f"theta must be at most 1, got {theta}")
+    spread = math.sqrt(kappa) + math.sqrt(phi)
+    g1 = 2 * kappa * slope**2 / regularization
+    g2 = (
+        math.sqrt(kappa)
+        * slope
+        * spread
+        / (2 * regularization * math.sqrt(regularization))
+    )
+    b = (math.sqrt(g2**2 + g1) + g2) ** 2
+    log = math.log(8 * kappa * distance / eps)
+    return max(0, math.ceil(8 * kappa * b * log / (theta * eps * regularization)))
+
+
+def _check_positive(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, got {value}")

@@ -1,0 +1,602 @@
+r"""Kernel machines on random features that come as angles: losses and exact solvers.
+
+All solvers minimise, for each column y of the labels and for a strength :math:`\lambda`
+that the columns share,
+
+.. math:: \frac1n \sum_i L(f(x_i), y_i) + \frac\lambda2 |w|^2, \qquad
+          f(x) = z(x)^T w + b, \qquad z = \phi / \sqrt M
+
+(equation 1 of [1] with M random features for the kernel: :math:`z(x)^T z(x') \approx
+K(x, x')`, so :math:`|w|` stands for :math:`\|f\|_{\mathcal H}`). The intercept b is
+free, so adding a constant to y moves b alone; for the square loss a change of y's unit
+leaves the best :math:`\lambda` as it is.
+
+The n x M features never exist at once. They are looked up block by block from the
+angles, once for the principal axes of the centred features,
+
+.. math:: U = (Z - 1 \mu^T) V, \quad U^T U = \mathrm{diag}(s), \quad w = V a,
+
+and then once or twice an iteration. On these axes the square loss is solved for all
+:math:`\lambda` at once, and for the others :math:`h s / n + \lambda`, with h the
+largest curvature of the loss, bounds the Hessian: dividing by it makes the number of
+iterations small whatever :math:`\lambda`.
+
+References
+----------
+[1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated doubly stochastic kernel learning
+for vertically partitioned data", KDD 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vfl_flower.numerics.random_features import features
+from vfl_flower.typing import Array
+
+__all__ = ["LOSSES", "Fit", "Loss", "fit", "named", "predict"]
+
+BLOCK_BYTES = 2**22
+"""A block of features: small enough for a processor's cache."""
+
+GRID = 10.0 ** np.arange(-10, 3.25, 0.5)
+"""Strengths that the square loss is tried with: 1e-10 to 1e3 by half decades."""
+
+PATH = 10.0 ** np.arange(0, -10.5, -1)
+"""Strengths that the other losses are tried with, in this order: 1 to 1e-10."""
+
+Score = tuple[float, float]
+"""Of rows left out: what decides, and what decides between equals; small is good."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of Table 1 of [1], of scores u and labels y of one shape.
+
+    Attributes
+    ----------
+    value, derivative, second : callable
+        L(u, y), L'(u, y) and L''(u, y), derivatives in u, elementwise.
+    slope : float
+        M, the bound of |L'|; infinite for the square loss.
+    curvature : float
+        The bound of L''.
+    binary : bool
+        Whether y must be -1 or +1.
+    """
+
+    value: Callable[[Array, Array], Array]
+    derivative: Callable[[Array, Array], Array]
+    second: Callable[[Array, Array], Array]
+    slope: float
+    curvature: float
+    binary: bool
+
+
+def _sigmoid(z: Array) -> Array:
+    """Return 1 / (1 + exp(-z)) without overflow and with all digits at both ends."""
+    tail = np.exp(-np.abs(z))
+    return np.asarray(np.where(z < 0, tail, 1.0) / (1 + tail))
+
+
+def _clipped(u: Array, y: Array) -> Array:
+    return np.asarray(np.clip(1 - y * u, 0, 1))
+
+
+def _hinge_value(u: Array, y: Array) -> Array:
+    c = _clipped(u, y)
+    return np.asarray(c * (1 - y * u) - c**2 / 2)
+
+
+LOSSES = {
+    "square": Loss(
+        value=lambda u, y: (u - y) ** 2,
+        derivative=lambda u, y: 2 * (u - y),
+        second=lambda u, y: np.full_like(u, 2.0),
+        slope=math.inf,
+        curvature=2.0,
+        binary=False,
+    ),
+    "logistic": Loss(
+        value=lambda u, y: np.logaddexp(0, -y * u),
+        derivative=lambda u, y: -y * _sigmoid(-y * u),
+        second=lambda u, y: _sigmoid(u) * _sigmoid(-u),
+        slope=1.0,
+        curvature=0.25,
+        binary=True,
+    ),
+    "smooth_hinge": Loss(
+        value=_hinge_value,
+        derivative=lambda u, y: -y * _clipped(u, y),
+        second=lambda u, y: ((y * u > 0) & (y * u < 1)).astype(float),
+        slope=1.0,
+        curvature=1.0,
+        binary=True,
+    ),
+}
+"""The losses of Table 1 of [1]."""
+
+
+def named(loss: str) -> Loss:
+    """Return the loss of a name of `LOSSES`; ValueError for another one."""
+    if loss not in LOSSES:
+        raise ValueError(f"loss must be one of {tuple(LOSSES)}, got {loss!r}")
+    return LOSSES[loss]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    r"""What `fit` found; :math:`f(x) = z(x)^T w + b` with :math:`z = \phi / \sqrt M`.
+
+    Attributes
+    ----------
+    coef : Array, shape (M, C)
+        w, in the unit of y.
+    intercept : Array, shape (C,)
+        b, in the unit of y.
+    regularization : float
+        :math:`\lambda`, given or chosen.
+    cv_score : float or None
+        What `regularization` was chosen by: share of misclassified rows, or mean
+        squared error as a share of the labels' variance, of rows left out.
+    converged : bool
+        Whether the optimum was reached; always so for the square loss.
+    passes : int
+        How often all features were computed from the angles.
+    path : tuple of (float, float)
+        Each strength that was tried and its score.
+    """
+
+    coef: Array
+    intercept: Array
+    regularization: float
+    cv_score: float | None = None
+    converged: bool = True
+    passes: int = 0
+    path: tuple[tuple[float, float], ...] = ()
+
+
+def predict(angles: Array, fitted: Fit, block_bytes: int = BLOCK_BYTES) -> Array:
+    """Return the scores f(x) of rows.
+
+    Parameters
+    ----------
+    angles : Array of uint16, uint32 or float64, shape (n, M)
+        Summed angles, as fractions of a turn or turns.
+    fitted : Fit
+        With M coefficients for each of C columns.
+    block_bytes : int
+        Size of a block of features.
+
+    Returns
+    -------
+    Array, shape (n, C)
+        In the unit of y; for labels -1 and +1 the sign is the class, for one-vs-rest
+        columns the largest.
+
+    Raises
+    ------
+    ValueError
+        `angles` has another number of columns than `fitted` has coefficients.
+    """
+    if angles.ndim != 2 or angles.shape[1] != len(fitted.coef):
+        raise ValueError(
+            f"angles must have {len(fitted.coef)} columns as the model has features, "
+            f"got shape {angles.shape}"
+        )
+    scores = np.empty((len(angles), fitted.coef.shape[1]))
+    for rows, Z in _blocks(angles, angles.shape[1], block_bytes):
+        scores[rows] = Z @ fitted.coef
+    return np.asarray(scores + fitted.intercept)
+
+
+def fit(
+    angles: Array,
+    Y: Array,
+    loss: str,
+    regularization: float | None,
+    rng: np.random.Generator,
+    *,
+    folds: int = 5,
+    tol: float = 1e-3,
+    max_iter: int = 1000,
+    block_bytes: int = BLOCK_BYTES,
+) -> Fit:
+    r"""Minimise the objective above, and choose :math:`\lambda` where none is given.
+
+    Parameters
+    ----------
+    angles : Array of uint16, uint32 or float64, shape (n, M)
+        Summed angles of the rows, as fractions of a turn or turns.
+    Y : Array, shape (n, C)
+        Labels: one column of -1 and +1; or a column a class (one-vs-rest), +1 once in
+        each row; or, for the square loss, any real columns. What is all -1 and +1
+        counts as classes.
+    loss : {"square", "logistic", "smooth_hinge"}
+        L of Table 1.
+    regularization : float or None
+        :math:`\lambda`, positive; None: the best of `GRID` by exact leave-one-out for
+        the square loss, of `PATH` by folds for the others. For classes, best is the
+        smallest share of misclassified rows, and of equals the smallest mean loss; for
+        real labels, the smallest squared error.
+    rng : numpy.random.Generator
+        Draws the folds; the square loss draws nothing.
+    folds : int
+        From 2 to n; more cost little, since all share the features.
+    tol : float
+        The iteration ends where the gradient is no longer, in the norm of the inverse
+        of the bound of the Hessian; at f = 0 it is at most 1 for both losses.
+    max_iter : int
+        Largest number of iterations.
+    block_bytes : int
+        Size of a block of features.
+
+    Returns
+    -------
+    Fit
+        The optimum; `converged` is False where `max_iter` was too small.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit, a column of labels is constant or not finite, the labels are
+        no classes and the loss wants them, or `regularization` or `folds` is out of
+        range.
+
+    Notes
+    -----
+    Leave-one-out keeps the factor n of the penalty :math:`n \lambda |w|^2 / 2` of the
+    summed loss, as scikit-learn's ``RidgeCV`` does.
+
+    `PATH` is left where neither the errors nor the loss of rows left out got better
+    in two strengths on end: smaller ones take the most iterations.
+
+    Memory beyond the angles: two square matrices of the smaller of n and M, another
+    two while their eigenvectors are computed, and some columns of n for each class
+    and fold.
+    """
+    losses = named(loss)
+    classes = _check(angles, Y, losses, regularization, folds)
+    center, scale = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
+    if not classes:
+        center = Y.mean(axis=0)
+        scale = np.abs(Y - center).max(axis=0)  # so that no square leaves the range
+        scale *= ((Y - center) / scale).std(axis=0)
+    Y = (Y - center) / scale
+    axes = _Axes(angles, block_bytes)
+    if loss == "square":
+        X, lam, path = _ridge(axes, Y, regularization, classes)
+        converged = True
+    else:
+        start, path = None, {}
+        if regularization is None:
+            start, path = _cross_validate(axes, Y, losses, folds, rng)
+        lam = regularization or min(path, key=path.__getitem__)
+        mean = np.full_like(Y, 1 / len(Y))
+        X, _, converged = _minimise(axes, Y, mean, losses, lam, start, tol, max_iter)
+    coef = axes.coefficients(X[:-1])
+    return Fit(
+        coef=coef * scale,
+        intercept=(X[-1] - axes.mean @ coef) * scale + center,
+        regularization=lam,
+        cv_score=path[lam][0] if path else None,
+        converged=converged,
+        passes=axes.passes,
+        path=tuple((tried, score) for tried, (score, _) in path.items()),
+    )
+
+
+def _check(
+    angles: Array, Y: Array, loss: Loss, regularization: float | None, folds: int
+) -> bool:
+    """Return whether the labels are classes; ValueError if anything is out of range."""
+    if angles.ndim != 2 or Y.ndim != 2 or len(Y) != len(angles):
+        raise ValueError(
+            "angles and Y must be matrices with the same rows, got shapes "
+            f"{angles.shape} and {Y.shape}"
+        )
+    if not (angles.size and Y.size):
+        raise ValueError(
+            "angles and Y must have a row and a column at least, got shapes "
+            f"{angles.shape} and {Y.shape}"
+        )
+    if not np.isfinite(Y).all():
+        raise ValueError("Y must be finite")
+    constant = (Y[0] == Y).all(axis=0)
+    if constant.any():
+        raise ValueError(
+            "each column of Y must have two different labels, got one in column "
+            f"{int(constant.argmax())} of {Y.shape[1]}"
+        )
+    classes = bool((np.abs(Y) == 1).all())
+    if loss.binary and not classes:
+        raise ValueError("Y must be -1 or +1 for this loss")
+    if classes and Y.shape[1] > 1 and ((Y > 0).sum(axis=1) != 1).any():
+        raise ValueError(
+            f"each row of Y must have one +1 among its {Y.shape[1]} classes"
+        )
+    if regularization is not None and not 0 < regularization < math.inf:
+        raise ValueError(
+            f"regularization must be positive and finite, got {regularization}"
+        )
+    if loss.binary and regularization is None and not 2 <= folds <= len(Y):
+        raise ValueError(f"folds must be from 2 to the {len(Y)} rows of Y, got {folds}")
+    return classes
+
+
+class _Axes:
+    r"""Principal axes of the centred features, :math:`U = (Z - 1 \mu^T) V`.
+
+    With fewer rows than features (the dual), U itself is kept, from the eigenvectors
+    of :math:`U U^T`; else V is, and U is computed in blocks of rows.
+    """
+
+    def __init__(self, angles: Array, block_bytes: int) -> None:
+        from scipy.linalg import eigh
+        from scipy.linalg.blas import dsyrk
+
+        self.n, M = angles.shape
+        self._angles, self._block_bytes = angles, block_bytes
+        self._dual, self.passes = self.n < M, 1
+        self.mean = np.zeros(M)
+        for _, Z in _blocks(angles, M, block_bytes):
+            self.mean += Z.sum(axis=0) / self.n
+        gram = np.zeros((min(self.n, M),) * 2, order="F")
+        for _, Z in self._columns() if self._dual else self._rows():
+            gram = dsyrk(1.0, Z.T, beta=1.0, c=gram, lower=1, overwrite_c=1)
+        s, V = eigh(gram, lower=True, overwrite_a=True, driver="evd")
+        # Ascending; what rounding leaves of a direction without spread is no axis.
+        noise = len(s) * np.finfo(np.float64).eps * s[-1]
+        first = int(np.searchsorted(s, noise, side="right"))
+        self.s, self._V = s[first:], V[:, first:]
+        if self._dual:
+            self._V *= np.sqrt(self.s)
+
+    def _rows(self) -> Iterator[tuple[slice, Array]]:
+        """Yield the centred features in blocks of rows."""
+        self.passes += 1
+        for rows, Z in _blocks(self._angles, len(self.mean), self._block_bytes):
+            Z -= self.mean
+            yield rows, Z
+
+    def _columns(self) -> Iterator[tuple[slice, Array]]:
+        """Yield the centred features, transposed, in blocks of features."""
+        self.passes += 1
+        for columns, Z in _blocks(self._angles.T, len(self.mean), self._block_bytes):
+            Z -= self.mean[columns, None]
+            yield columns, Z
+
+    def rows(self) -> Iterator[tuple[slice, Array]]:
+        """Yield U in blocks of rows."""
+        step = max(1, self._block_bytes // (8 * len(self.s) + 1))
+        if self._dual:
+            for start in range(0, self.n, step):
+                yield slice(start, start + step), self._V[start : start + step]
+        else:
+            for rows, Z in self._rows():
+                yield rows, Z @ self._V
+
+    def forward(self, A: Array) -> Array:
+        """Return U A, shape (n, K)."""
+        if self._dual:
+            return np.asarray(self._V @ A)
+        W, scores = self._V @ A, np.empty((self.n, A.shape[1]))
+        for rows, Z in self._rows():
+            scores[rows] = Z @ W
+        return scores
+
+    def backward(self, R: Array) -> Array:
+        """Return U^T R, shape (r, K)."""
+        if self._dual:
+            return np.asarray(self._V.T @ R)
+        total = np.zeros((len(self.mean), R.shape[1]))
+        for rows, Z in self._rows():
+            total += Z.T @ R[rows]
+        return np.asarray(self._V.T @ total)
+
+    def coefficients(self, A: Array) -> Array:
+        """Return w = V A, shape (M, K)."""
+        if not self._dual:
+            return np.asarray(self._V @ A)
+        dual = self._V @ (A / self.s[:, None])
+        w = np.empty((len(self.mean), A.shape[1]))
+        for columns, Z in self._columns():
+            w[columns] = Z @ dual
+        return w
+
+
+def _blocks(angles: Array, M: int, block_bytes: int) -> Iterator[tuple[slice, Array]]:
+    """Yield z = phi / sqrt(M) of blocks of rows, in one buffer that may be written."""
+    step = max(1, block_bytes // (8 * angles.shape[1]))
+    buffer = np.empty((min(step, len(angles)), angles.shape[1]))
+    for start in range(0, len(angles), step):
+        rows = slice(start, min(start + step, len(angles)))
+        Z = features(angles[rows], out=buffer[: rows.stop - start])
+        Z /= math.sqrt(M)
+        yield rows, Z
+
+
+def _wrong(scores: Array, Y: Array) -> Array:
+    """Return which rows are misclassified; the last axis is the columns."""
+    if Y.shape[-1] == 1:
+        return np.asarray((scores * Y <= 0)[..., 0])
+    return np.asarray(scores.argmax(axis=-1) != Y.argmax(axis=-1))
+
+
+def _ridge(
+    axes: _Axes, Y: Array, regularization: float | None, classes: bool
+) -> tuple[Array, float, dict[float, Score]]:
+    r"""Solve for the square loss, :math:`a = (S + n \lambda / 2)^{-1} U^T y`.
+
+    Leave-one-out has the residuals :math:`r_i / (1 - h_i)` with :math:`h_i = 1/n +
+    \sum_k u_{ik}^2 / (s_k + n \lambda / 2)`.
+
+    Returns
+    -------
+    X : Array, shape (r + 1, C)
+        a, and the intercept below.
+    regularization : float
+        Given or chosen.
+    path : dict
+        Score of each strength of `GRID`, unless one is given.
+    """
+    n, b = axes.n, Y.mean(axis=0)
+    target = axes.backward(Y - b)
+    path: dict[float, Score] = {}
+    if regularization is None:
+        inverse = 1 / (axes.s[:, None] + n / 2 * GRID)
+        A = (inverse[:, :, None] * target[:, None, :]).reshape(len(target), -1)
+        squares, errors = np.zeros((2, len(GRID)))
+        for rows, U in axes.rows():
+            known = Y[rows, None, :]
+            fitted = (U @ A).reshape(len(U), len(GRID), -1) + b
+            residuals = (known - fitted) / (1 - 1 / n - U**2 @ inverse)[:, :, None]
+            squares += (residuals**2).mean(axis=2).sum(axis=0) / n
+            if classes:
+                errors += _wrong(known - residuals, known).sum(axis=0) / n
+        for lam, error, square in zip(GRID, errors, squares, strict=True):
+            score = (float(error), float(square))
+            path[float(lam)] = score if classes else score[::-1]
+    lam = regularization or min(path, key=path.__getitem__)
+    return np.vstack([target / (axes.s + n / 2 * lam)[:, None], b]), lam, path
+
+
+def _cross_validate(
+    axes: _Axes, Y: Array, loss: Loss, folds: int, rng: np.random.Generator
+) -> tuple[tuple[Array, Array], dict[float, Score]]:
+    """Try the strengths of `PATH`, each from the solution of the one before.
+
+    Folds and classes are columns of one problem. Each fold has about the same share of
+    each class.
+
+    Returns
+    -------
+    start : tuple of Array, shapes (r + 1, C) and (n, C)
+        Mean solution of the folds at the best strength, and its scores.
+    path : dict
+        Score of each strength that was tried.
+    """
+    n, C = Y.shape
+    order = rng.permutation(n)
+    label = Y.argmax(axis=1) if C > 1 else Y[:, 0]
+    fold = np.empty(n, dtype=np.int64)
+    fold[order[np.argsort(label[order], kind="stable")]] = np.arange(n) % folds
+    trained = fold[:, None] != np.arange(folds)
+    W = np.repeat(trained / trained.sum(axis=0), C, axis=1)
+    targets = np.tile(Y, folds)
+    state: tuple[Array, Array] | None = None
+    path: dict[float, Score] = {}
+    idle, least = 0, (math.inf, math.inf)
+    for lam in PATH.tolist():
+        X, F, _ = _minimise(axes, targets, W, loss, lam, state, tol=1e-2, max_iter=100)
+        state = X, F
+        left_out = F.reshape(n, folds, C)[np.arange(n), fold]
+        score = float(_wrong(left_out, Y).mean()), float(loss.value(left_out, Y).mean())
+        if not path or score < min(path.values()):
+            start = tuple(a.reshape(-1, folds, C).mean(axis=1) for a in state)
+        path[lam] = score
+        idle = 0 if score[0] < least[0] or score[1] < least[1] else idle + 1
+        least = min(least[0], score[0]), min(least[1], score[1])
+        if idle == 2:
+            break
+    return start, path
+
+
+def _minimise(
+    axes: _Axes,
+    Y: Array,
+    W: Array,
+    loss: Loss,
+    lam: float,
+    start: tuple[Array, Array] | None,
+    tol: float,
+    max_iter: int,
+) -> tuple[Array, Array, bool]:
+    r"""Minimise :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`, each k.
+
+    Nonlinear conjugate gradients (Polak and Ribiere, restarted where beta < 0),
+    preconditioned by the bound of the Hessian. Each column has its own direction and
+    step, so it gets the solution that it would get alone. f is linear in x, so the
+    line search takes no pass over the features.
+
+    Parameters
+    ----------
+    axes : _Axes
+        f = U a + b; x stacks a and b.
+    Y, W : Array, shape (n, K)
+        Labels, and weights of the rows, which add up to 1 in each column.
+    loss, lam, tol, max_iter
+        See `fit`.
+    start : tuple of Array, shapes (r + 1, K) and (n, K), optional
+        x and its f; default 0.
+
+    Returns
+    -------
+    X : Array, shape (r + 1, K)
+        x.
+    F : Array, shape (n, K)
+        f.
+    converged : bool
+        Of all columns.
+    """
+    penalty = np.append(np.full(len(axes.s), lam), 0.0)[:, None]
+    bound = loss.curvature * np.append(axes.s / axes.n, 1.0)[:, None] + penalty
+
+    def gradient(X: Array, F: Array, Y: Array, W: Array) -> Array:
+        R = W * loss.derivative(F, Y)
+        return np.asarray(np.vstack([axes.backward(R), R.sum(axis=0)]) + penalty * X)
+
+    X, F = np.zeros((len(bound), Y.shape[1])), np.zeros_like(Y)
+    if start is not None:
+        X, F = start[0].copy(), start[1].copy()
+    G = gradient(X, F, Y, W)
+    live, P = np.arange(Y.shape[1]), np.zeros_like(X)
+    for _ in range(max_iter):
+        size = (G**2 / bound).sum(axis=0)
+        going = size > tol**2
+        live, G, P, size = live[going], G[:, going], P[:, going], size[going]
+        if not len(live):
+            return X, F, True
+        P -= G / bound
+        P = np.where((P * G).sum(axis=0) < 0, P, -G / bound)
+        D = axes.forward(P[:-1]) + P[-1]
+        x, f, y, w = X[:, live], F[:, live], Y[:, live], W[:, live]
+        ridge = (penalty * x * P).sum(axis=0), (penalty * P**2).sum(axis=0)
+        t = _line_search(loss, f, D, y, w, *ridge)
+        X[:, live], F[:, live] = x + t * P, f + t * D
+        old, G = G, gradient(X[:, live], F[:, live], y, w)
+        P *= np.maximum(0.0, ((G - old) * G / bound).sum(axis=0) / size)
+    return X, F, False
+
+
+def _line_search(
+    loss: Loss, F: Array, D: Array, Y: Array, W: Array, slope: Array, curve: Array
+) -> Array:
+    """Return where W . L(F + t D, Y) + t slope + t^2 curve / 2 is least, shape (K,).
+
+    Newton's method, with bisection where it would leave the bracket.
+    """
+    t, low, high = (
+        np.zeros_like(slope),
+        np.zeros_like(slope),
+        np.full_like(slope, np.inf),
+    )
+    for i in range(40):
+        u = F + t * D
+        first = (W * loss.derivative(u, Y) * D).sum(axis=0) + slope + t * curve
+        if i == 0:
+            small = 1e-3 * np.abs(first)
+        done = np.abs(first) <= small
+        if done.all():
+            break
+        low, high = np.where(first < 0, t, low), np.where(first > 0, t, high)
+        second = (W * loss.second(u, Y) * D**2).sum(axis=0) + curve
+        newton = t - first / np.maximum(second, np.finfo(np.float64).tiny)
+        middle = np.where(np.isinf(high), 2 * t + 1, (low + high) / 2)
+        inside = (newton > low) & (newton < high)
+        t = np.where(done, t, np.where(inside, newton, middle))
+    return t

@@ -1,0 +1,461 @@
+r"""Random features of a kernel over split columns, each party's part from its own seed.
+
+The symbols are those of [1]: for a kernel k(x - x') with k(0) = 1, frequencies omega_j
+drawn from its Fourier transform and phases b_j uniform on a turn, eq. 2 and 3 are
+
+    phi_j(x) = sqrt(2) cos(omega_j^T x + b_j),    E[phi_j(x) phi_j(x')] = k(x - x').
+
+Both kernels here are products over the columns, so party l draws its own columns' part
+of omega_j, and a b_j of its own. Only the angle modulo a turn matters to the cosine:
+the parties' angles, as fractions of a turn, add up modulo 1 to the angle of the row.
+
+References
+----------
+[1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated Doubly Stochastic Kernel Learning for
+Vertically Partitioned Data", KDD 2020.
+[2] F. Yu, A. T. Suresh, K. Choromanski, D. Holtmann-Rice and S. Kumar, "Orthogonal
+Random Features", NeurIPS 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.random import Philox
+
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.typing import Array
+
+__all__ = [
+    "KERNELS",
+    "RandomFeatures",
+    "draw_pairs",
+    "features",
+    "median_bandwidth",
+    "pair_distances",
+]
+
+KERNELS = ("gaussian", "laplacian")
+"""exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
+
+CHUNK = 64
+"""Features that are generated together. To change it changes what each seed gives."""
+
+TILE = 2**20
+"""Numbers in a tile of partial products. A smaller one is no faster, and its products
+too many where the threads of several processes wait for a core."""
+
+DTYPES: dict[int, np.dtype[Any]] = {
+    16: np.dtype(np.uint16),
+    32: np.dtype(np.uint32),
+    64: np.dtype(np.float64),
+}
+"""Bits of an angle and its type."""
+
+ROUND = {4: 1.5 * 2.0**23, 8: 1.5 * 2.0**52}
+"""By bytes of a float p: p + ROUND has rint(p) in its low bits, in two's complement."""
+
+
+class RandomFeatures:
+    r"""A party's part of the random features phi_1, phi_2, ... (eq. 2 and 3 of [1]).
+
+    Parameters
+    ----------
+    kernel : {"gaussian", "laplacian"}
+        See `KERNELS`. Frequencies are Gaussian or Cauchy.
+    n_columns : int
+        d, the number of the party's columns.
+    bandwidth : float
+        s, in the unit of the columns; the same at all parties.
+    seed : int
+        From 0, below 2^128. Who knows it knows all of the party's omega_j and b_j.
+    orthogonal : bool
+        Draw the Gaussian omega_j in blocks of min(d, 64) orthogonal directions [2];
+        each omega_j is N(0, I / s^2) all the same. Laplacian ones are independent.
+
+    Raises
+    ------
+    ValueError
+        The kernel is unknown, `n_columns` is below 1, the bandwidth is not positive and
+        finite, or the seed is out of range.
+
+    Notes
+    -----
+    Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
+    and c in the second word of its counter: any range, in any order, costs no more than
+    itself (rounded up to 64), and no state is kept. Normal and Cauchy numbers are made
+    here of the generator's raw words, whose stream NumPy guarantees; it does not
+    guarantee that of its own normal numbers, and a model outlives a NumPy version.
+
+    Orthogonal directions lower the root mean square error of the kernel (Gaussian rows,
+    median bandwidth, 512 features) by 13 % for one party of 8 columns and 11 % for one
+    of 90, by 4 % for three parties of 3, 3 and 2 columns or of 30 each.
+
+    Examples
+    --------
+    Two parties, each with its columns and its seed, make the kernel of all columns:
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.standard_normal((2, 5))
+    >>> parts = [RandomFeatures("gaussian", 3, 2.0, seed=1),
+    ...          RandomFeatures("gaussian", 2, 2.0, seed=2)]
+    >>> columns = X[:, :3], X[:, 3:]
+    >>> angles = sum(part.angles(own, 0, 20_000, 16)
+    ...              for part, own in zip(parts, columns))
+    >>> phi = features(angles)
+    >>> estimate = phi[0] @ phi[1] / 20_000
+    >>> kernel = np.exp(-((X[0] - X[1]) ** 2).sum() / (2 * 2.0**2))
+    >>> bool(abs(estimate - kernel) < 0.03)
+    True
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        n_columns: int,
+        bandwidth: float,
+        seed: int,
+        *,
+        orthogonal: bool = True,
+    ) -> None:
+        _check_kernel(kernel)
+        if n_columns < 1:
+            raise ValueError(f"n_columns must be at least 1, got {n_columns}")
+        if not 0 < bandwidth < math.inf:
+            raise ValueError(f"bandwidth must be positive and finite, got {bandwidth}")
+        if not 0 <= seed < 2**128:
+            raise ValueError("seed must be from 0 to 2^128 - 1")
+        self.kernel = kernel
+        self.n_columns = n_columns
+        self.bandwidth = bandwidth
+        self.orthogonal = orthogonal and kernel == "gaussian"
+        self._seed = seed
+
+    def weights(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Return omega_j and b_j for j = start .. stop - 1.
+
+        Parameters
+        ----------
+        start, stop : int
+            Range of features, 0 <= start < stop.
+
+        Returns
+        -------
+        omega : Array of float64, shape (stop - start, d)
+            Frequencies, in radians per unit of a column.
+        b : Array of float64, shape (stop - start,)
+            Phases in [0, 1), in turns.
+
+        Raises
+        ------
+        ValueError
+            The range is empty or begins below 0.
+        """
+        _check_range(start, stop)
+        first, last = start // CHUNK, -(-stop // CHUNK)
+        d = self.n_columns
+        p = min(d, CHUNK) if self.orthogonal else 1
+        rows = -(-CHUNK // p) * p  # whole blocks; what is beyond the chunk is dropped
+        count = rows * d + rows * d % 2
+        raw = np.stack(
+            [
+                Philox(key=self._seed, counter=c << 64).random_raw(CHUNK + count)
+                for c in range(first, last)
+            ]
+        )
+        b = (raw[:, :CHUNK] >> 11) * 2.0**-53
+        uniform = ((raw[:, CHUNK:] >> 12) + 0.5) * 2.0**-52  # 0 < u < 1
+        if self.kernel == "laplacian":
+            omega = np.tan(np.pi * (uniform - 0.5))
+        else:
+            omega = _normal(uniform)[:, : rows * d]
+        if p > 1:
+            omega = _orthogonal(omega.reshape(-1, p, d))
+        omega = omega.reshape(last - first, rows, d)[:, :CHUNK].reshape(-1, d)
+        wanted = slice(start - first * CHUNK, stop - first * CHUNK)
+        return omega[wanted] / self.bandwidth, b.ravel()[wanted]
+
+    def angles(self, X: Array, start: int, stop: int, bits: int) -> Array:
+        """Return the partial angles omega_j^T x + b_j as fractions of a turn.
+
+        Parameters
+        ----------
+        X : Array, shape (n, d)
+            The party's columns: real numbers of any type and layout; may be a
+            read-only memory map.
+        start, stop : int
+            Range of features, 0 <= start < stop.
+        bits : {16, 32, 64}
+            Type of the angles.
+
+        Returns
+        -------
+        Array, shape (n, stop - start)
+            16 or 32 bits: unsigned integers of that size, in units of 2^-bits of a
+            turn, the nearest; sums wrap. 64: float64 turns in [0, 1).
+
+        Raises
+        ------
+        ValueError
+            `X` is no real matrix of d columns, holds a value that is not finite, or
+            `bits` or the range is none of the above.
+
+        Notes
+        -----
+        Made in tiles of 4 or 8 MiB: memory beyond the result is some 20 MB,
+        whatever the rows, features and columns.
+
+        At 16 bits the products are in float32 where the largest of the block cannot
+        pass 2^20 units (16 turns): an angle is then off by half a unit and some
+        hundredths at most for standardised columns, and a row may differ by a unit
+        beside other rows. All others are in float64, and nearest to it. There a
+        product has the relative precision of float64: where it is above 2^51 units
+        (2^35 turns at 16 bits, 2^19 at 32; the far tail of the Cauchy frequencies, or
+        columns far from standardised) its angle is that of the rounded product.
+        """
+        if bits not in DTYPES:
+            raise ValueError(f"bits must be 16, 32 or 64, got {bits}")
+        if X.ndim != 2 or X.shape[1] != self.n_columns or X.dtype.kind not in "biuf":
+            raise ValueError(
+                f"X must be a matrix of {self.n_columns} columns of real numbers, got "
+                f"shape {X.shape} and dtype {X.dtype}"
+            )
+        _check_range(start, stop)
+        n, d = X.shape
+        unit = 1.0 if bits == 64 else 2.0**bits  # of angles, in a turn
+        most = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
+        r = max(1, min(2048, most))
+        c = max(1, min(TILE // r, most) // CHUNK) * CHUNK
+        buffers = [
+            (np.ones((r, d + 1), dtype=real), np.empty(r * c, dtype=real))
+            for real in (np.float32, np.float64)
+        ]
+        A, P = buffers[1]
+        tiles = [slice(i, min(i + r, n)) for i in range(0, n, r)]
+        largest = np.zeros(d + 1)
+        for rows in tiles:
+            own = A[: rows.stop - rows.start]
+            own[:, :d] = X[rows]
+            np.maximum(largest, np.abs(own).max(axis=0), out=largest)
+        if not np.isfinite(largest).all():
+            raise ValueError("X must be finite")
+        out = np.empty((n, stop - start), dtype=DTYPES[bits])
+        for low in range(start - start % CHUNK, stop, c):
+            low, high = max(low, start), min(low + c, stop)
+            omega, b = self.weights(low, high)
+            W = np.empty((d + 1, high - low))  # the last row meets the ones in A
+            np.multiply(omega.T, unit / (2 * np.pi), out=W[:d])
+            np.multiply(b, unit, out=W[d])
+            bound = (largest * np.abs(W.T)).sum(axis=1).max()
+            A, P = buffers[0 if bits == 16 and bound < 2**20 else 1]
+            W = W.astype(A.dtype, copy=False)
+            for rows in tiles:
+                own = A[: rows.stop - rows.start]
+                own[:, :d] = X[rows]
+                product = P[: len(own) * (high - low)].reshape(len(own), -1)
+                np.matmul(own, W, out=product)
+                _wrap(product, out[rows, low - start : high - start], bound < 2**51)
+        return out
+
+
+def features(
+    angles: Array, *, dtype: type[np.floating] = np.float64, out: Array | None = None
+) -> Array:
+    """Return phi_j(x) = sqrt(2) cos(2 pi angle) (eq. 2 and 3 of [1]).
+
+    Parameters
+    ----------
+    angles : Array of uint16, uint32 or float64, any shape
+        Angles of rows as `RandomFeatures.angles` gives them, summed over the parties:
+        units of 2^-16 or 2^-32 of a turn, or turns.
+    dtype : numpy.float64 or numpy.float32
+        Type of the features, unless `out` is given.
+    out : Array of float64 or float32, shape of `angles`, optional
+        Where to put them.
+
+    Returns
+    -------
+    Array, shape of `angles`
+        phi, without the factor 1 / sqrt(M) of a mean over M features.
+
+    Raises
+    ------
+    ValueError
+        `angles` is of another type.
+    """
+    if angles.dtype not in DTYPES.values():
+        raise ValueError(
+            f"angles must be of type uint16, uint32 or float64, got {angles.dtype}"
+        )
+    if out is None:
+        out = np.empty(angles.shape, dtype=dtype)
+    if angles.dtype == np.uint16:
+        # All indices are in the table; "clip" is the mode without a check of them.
+        np.take(_table(out.dtype), angles, out=out, mode="clip")
+        return out
+    turn = 1.0 if angles.dtype.kind == "f" else 2.0**32
+    np.multiply(angles, 2 * np.pi / turn, out=out)
+    np.cos(out, out=out)
+    out *= math.sqrt(2)
+    return out
+
+
+def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
+    """Draw pairs of different rows, whose distances give the bandwidth.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows, at least 2.
+    count : int
+        P, number of pairs, at least 1.
+    rng : numpy.random.Generator
+        Source of the draw, the same at all parties.
+
+    Returns
+    -------
+    Array of int64, shape (2, P)
+        Row numbers; the two of a pair differ, and pairs may repeat.
+
+    Raises
+    ------
+    ValueError
+        `n` is below 2 or `count` below 1.
+    """
+    if n < 2:
+        raise ValueError(f"n must be at least 2 to make a pair of rows, got {n}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    i, j = rng.integers(n, size=count), rng.integers(n - 1, size=count)
+    return np.stack([i, j + (j >= i)])
+
+
+def pair_distances(X: Array, pairs: Array, kernel: str) -> Array:
+    """Return a party's part of the distances of row pairs; the parts add up.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        The party's columns.
+    pairs : Array of int, shape (2, P)
+        Row numbers of the pairs.
+    kernel : {"gaussian", "laplacian"}
+        Whose distance: squared Euclidean, or L1.
+
+    Returns
+    -------
+    Array of float64, shape (P,)
+        sum over the party's columns of (x - x')^2, or of |x - x'|.
+
+    Raises
+    ------
+    ValueError
+        The kernel is unknown, `X` is no real matrix, or `pairs` are no pairs of its
+        row numbers.
+    """
+    _check_kernel(kernel)
+    if pairs.ndim != 2 or len(pairs) != 2:
+        raise ValueError(f"pairs must be of shape (2, P), got {pairs.shape}")
+    power = 2 if kernel == "gaussian" else 1
+    first, second = RowBlocks(X, rows=pairs[0]), RowBlocks(X, rows=pairs[1])
+    return np.concatenate(
+        [np.zeros(0)]
+        + [
+            (np.abs(a - b) ** power).sum(axis=1)
+            for a, b in zip(first, second, strict=True)
+        ]
+    )
+
+
+def median_bandwidth(distances: Array, kernel: str) -> float:
+    """Return the bandwidth by the median heuristic.
+
+    Parameters
+    ----------
+    distances : Array of float64, shape (P,)
+        Distances of row pairs, summed over the parties (see `pair_distances`).
+    kernel : {"gaussian", "laplacian"}
+        The kernel.
+
+    Returns
+    -------
+    float
+        s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median), for the Gaussian;
+        s = median for the Laplacian kernel.
+
+    Raises
+    ------
+    ValueError
+        The kernel is unknown, or the median is 0 or not finite.
+    """
+    _check_kernel(kernel)
+    median = float(np.median(distances)) if len(distances) else math.nan
+    if median == 0:
+        raise ValueError(
+            "the median distance of rows must be positive, got 0: "
+            "the rows of most pairs are equal"
+        )
+    if not 0 < median < math.inf:
+        raise ValueError(
+            f"the median distance of rows must be positive and finite, got {median}"
+        )
+    return math.sqrt(median / 2) if kernel == "gaussian" else median
+
+
+def _check_kernel(kernel: str) -> None:
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+
+
+def _check_range(start: int, stop: int) -> None:
+    if not 0 <= start < stop:
+        raise ValueError(f"features must be a range from 0 up, got {start} to {stop}")
+
+
+def _normal(uniform: Array) -> Array:
+    """Return normal numbers by Box and Muller of (chunks, m) uniform ones, m even."""
+    half = uniform.shape[1] // 2
+    radius = np.sqrt(-2 * np.log(uniform[:, :half]))
+    turn = 2 * np.pi * uniform[:, half:]
+    return np.concatenate([radius * np.cos(turn), radius * np.sin(turn)], axis=1)
+
+
+def _orthogonal(G: Array) -> Array:
+    """Return blocks of orthogonal rows, each with the length of the row it came from.
+
+    The length of a row g of G, (blocks, p, d), is independent of its direction, and
+    Gram and Schmidt use directions alone: |g| q is N(0, I) as g is. A factor R with a
+    positive diagonal is theirs.
+    """
+    Q, R = np.linalg.qr(G.transpose(0, 2, 1))
+    signs = np.sign(np.diagonal(R, axis1=1, axis2=2))
+    lengths = np.linalg.norm(G, axis=2) * signs
+    return np.asarray((Q * lengths[:, None, :]).transpose(0, 2, 1))
+
+
+def _wrap(product: Array, out: Array, small: bool) -> None:
+    """Round products in units to whole ones modulo a turn, or turns to [0, 1).
+
+    `small` says that all are below 2^51 in size, of float32 2^22. Overwrites `product`.
+    """
+    if out.dtype.kind == "f":
+        np.floor(product, out=out)
+        np.subtract(product, out, out=out)
+        out[out == 1] = 0  # of a product just below 0
+    elif small:
+        product += ROUND[product.itemsize]
+        whole = product.view(f"i{product.itemsize}")
+        np.copyto(out, whole, casting="unsafe")  # keeps the low bits
+    else:
+        np.rint(product, out=product)
+        out[...] = np.remainder(product, 2.0 ** (8 * out.itemsize))
+
+
+@cache
+def _table(dtype: np.dtype[np.floating]) -> Array:
+    """Return sqrt(2) cos of the 65,536 angles of 16 bits."""
+    turns = np.arange(2**16) / 2**16
+    return (math.sqrt(2) * np.cos(2 * np.pi * turns)).astype(dtype)
