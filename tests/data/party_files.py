@@ -13,14 +13,14 @@ from vfl_flower.config import PartySource
 from vfl_flower.data import load_party
 
 
-def load(path, **options):
-    return load_party(PartySource(data=str(path), **options))
+def load(path, encoding=None, **options):
+    return load_party(PartySource(data=str(path), **options), encoding=encoding)
 
 
-def refusal(path, **options):
+def refusal(path, encoding=None, **options):
     """Return the sentence of the error, after checks that hold for each of them."""
     with pytest.raises(PartyError) as caught:
-        load(path, **options)
+        load(path, encoding, **options)
     text = str(caught.value)
     assert os.sep not in str(path) or str(path) not in text
     assert "/" not in text

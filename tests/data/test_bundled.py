@@ -83,6 +83,60 @@ def test_bundled_sets_take_the_options_of_columns():
     np.testing.assert_allclose(X.std(axis=0), 1)
 
 
+@pytest.mark.parametrize("data", ["iris", "synthetic:n=50,d=5"])
+def test_an_encoding_repeats_what_was_done_to_split_columns(data):
+    own = load(data, index=0, count=2, standardize=True)
+    again = load(data, own.encoding, index=0, count=2)
+    np.testing.assert_array_equal(again.X, own.X)
+    assert again.columns == own.columns
+    assert again.encoding is own.encoding
+    raw = load(data, index=0, count=2)
+    for k, about in enumerate(own.encoding["columns"]):
+        assert about["name"] == own.columns[k]
+        assert about["mean"] == [raw.X[:, k].mean()]
+        assert about["scale"] == [raw.X[:, k].std()]
+    assert raw.encoding["columns"][0]["mean"] == []
+    np.testing.assert_array_equal(load(data, raw.encoding, index=0, count=2).X, raw.X)
+
+
+def test_an_encoding_chooses_and_orders_split_columns():
+    columns = ("s5", "bmi", "bp")
+    own = load("diabetes", index=1, count=3, columns=columns, standardize=True)
+    again = load("diabetes", own.encoding, index=1, count=3)
+    assert again.columns == own.columns == ["bmi"]
+    np.testing.assert_array_equal(again.X, own.X)
+    encoding = load("synthetic:n=9,d=4", index=0, count=1).encoding
+    encoding["columns"] = encoding["columns"][3:1:-1]
+    party = load("synthetic:n=9,d=4", encoding, index=0, count=1)
+    assert party.columns == ["x3", "x2"]
+    whole = load("synthetic:n=9,d=4", index=0, count=1)
+    np.testing.assert_array_equal(party.X, whole.X[:, 3:1:-1])
+
+
+def test_new_rows_of_a_generated_set_are_scaled_as_those_of_training():
+    place = {"index": 0, "count": 1}
+    encoding = load("synthetic:n=500,d=2", standardize=True, **place).encoding
+    raw = load("synthetic:n=7,d=2", **place).X
+    mean, scale = (
+        np.array([about[key][0] for about in encoding["columns"]])
+        for key in ("mean", "scale")
+    )
+    X = load("synthetic:n=7,d=2", encoding, **place).X
+    np.testing.assert_array_equal(X, (raw - mean) / scale)
+
+
+def test_errors_of_an_encoding_of_other_columns(write):
+    place = {"index": 0, "count": 2}
+    encoding = load("iris", **place).encoding
+    words = "party-0 has no column 'sepal length (cm)', which its part of the model"
+    assert words in refusal("wine", encoding, **place)
+    assert words in refusal("synthetic:d=4", encoding, **place)
+    encoding = load(write("x0\nsecret\n")).encoding
+    assert "column 'x0' of party-0 must hold text" in refusal(
+        "synthetic:d=4", encoding, **place
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

@@ -67,6 +67,26 @@ def test_other_options_are_another_entry(write, conversions, options):
     assert len(conversions) == 2
 
 
+def test_an_encoding_is_another_entry_and_its_content_counts(write, conversions):
+    path = write(TEXT)
+    own = load(path, standardize=True).encoding
+    other = json.loads(json.dumps(own))
+    other["columns"][0]["mean"][0] += 1
+    for _ in range(2):
+        first, second = load(path, own), load(path, other)
+        assert first.X[0, 0] == second.X[0, 0] + 1 / own["columns"][0]["scale"][0]
+        assert (first.encoding, second.encoding) == (own, other)
+    load(path, json.loads(json.dumps(own, sort_keys=True)))
+    assert len(conversions) == 3
+
+
+def test_an_entry_keeps_the_encoding(write, conversions):
+    path = write("a,t\n1,x\n0.1,y\n,x\n")
+    first, second = (load(path, standardize=True).encoding for _ in range(2))
+    assert first == second
+    assert len(conversions) == 1
+
+
 def test_name_and_index_are_not_part_of_an_entry(write, conversions):
     path = write(TEXT)
     assert load(path, name="bank", index=2).name == "bank"

@@ -1,5 +1,6 @@
 """Encoding, filling, scaling: a worked example, scikit-learn and pandas."""
 
+import json
 import logging
 
 import numpy as np
@@ -7,7 +8,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
 import pytest
-from party_files import load
+from party_files import load, refusal, write_frame
+
+from vfl_flower.clients.base import digest_ids
 
 MIXED = """a,carrier,flag,b
 1,UA,true,10
@@ -95,3 +98,191 @@ def test_columns_are_chosen_and_ordered(write):
     path = write("id,c,t,a\n1,2,secret,3\n")
     assert load(path, columns=("a", "c")).X.tolist() == [[3, 2]]
     assert load(path, columns=("c",), id_column="id").X.tolist() == [[2]]
+
+
+# --- Encoding new rows as those of training
+
+TABLE = pd.DataFrame(
+    {
+        "number": [0.1, np.nan, 3.3, -7.0, 1e9, 0.7],
+        "text": ["b", "a", None, "ä", "b", "b"],
+        "flag": [True, False, True, True, False, False],
+        "constant": [0.1] * 6,
+        "whole": [3, 1, 4, 1, 5, 9],
+    }
+)
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("impute", ["mean", "median"])
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.parquet", "a.feather", "a.arrow", "stream.arrow", "a.npz"]
+)
+def test_its_own_encoding_gives_the_training_rows_bit_by_bit(
+    tmp_path, name, impute, standardize
+):
+    path = tmp_path / name
+    if path.suffix == ".npz":
+        numbers = TABLE.select_dtypes("number")
+        np.savez(path, X=numbers.to_numpy(), columns=np.array(list(numbers)))
+    else:
+        write_frame(TABLE, path)
+    trained = load(path, impute=impute, standardize=standardize)
+    encoding = json.loads(json.dumps(trained.encoding))
+    again = load(path, encoding)
+    assert again.X.tobytes() == trained.X.tobytes()
+    assert again.columns == trained.columns
+    assert again.encoding == trained.encoding
+
+
+def test_an_encoding_worked_by_hand(write):
+    """A = (1, ?, 4, 4) has mean 3 and, filled, variance 6/4; b is constant."""
+    path = write(MIXED)
+    columns = load(path, columns=("a", "carrier", "b"), standardize=True).encoding
+    assert columns["format"] == 1
+    a, carrier, b = columns["columns"]
+    third = 1 / 3
+    assert (a["name"], a["levels"], a["fill"], a["mean"]) == ("a", None, [3], [3])
+    np.testing.assert_allclose(a["scale"], np.sqrt(1.5))
+    assert (carrier["name"], carrier["levels"]) == ("carrier", ["AA", "UA"])
+    np.testing.assert_allclose(carrier["fill"], [third, 2 * third])
+    np.testing.assert_allclose(carrier["mean"], [third, 2 * third])
+    assert (b["fill"], b["mean"], b["scale"]) == ([10], [10], [0])
+    assert load(path, impute="none", columns=("b",)).encoding["columns"] == [
+        {"name": "b", "levels": None, "fill": [], "mean": [], "scale": []}
+    ]
+
+
+def test_new_rows_are_encoded_as_those_of_training(write, caplog):
+    encoding = load(write(MIXED)).encoding
+    caplog.clear()
+    party = load(
+        write("b,more,carrier,flag,a\n7,9,ZZ,true,5\n,9,,,\n", "n.csv"), encoding
+    )
+    assert party.columns == ["a", "carrier=AA", "carrier=UA", "flag", "b"]
+    np.testing.assert_array_equal(
+        party.X, [[5, 0, 0, 1, 7], [3, 1 / 3, 2 / 3, 0.75, 10]]
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "party 'n': its part of the model was not trained on these columns, which are "
+        "left out: 'more'",
+        "party 'n': 1 missing values of column 'a' became its fill of training; 1 "
+        "missing values of column 'carrier' became its fill of training; 1 missing "
+        "values of column 'flag' became its fill of training; 1 missing values of "
+        "column 'b' became its fill of training; 1 values of column 'carrier' were not "
+        "in training and became 0 in each of its columns",
+    ]
+
+
+def test_new_rows_are_scaled_by_training_and_constants_stay_zero(write):
+    encoding = load(write("a,b,t\n1,5,x\n3,5,y\n"), standardize=True).encoding
+    X = load(write("a,b,t\n9,6,y\n2,5,z\n1,,x\n", "n.csv"), encoding).X
+    np.testing.assert_array_equal(X, [[7, 0, -1, 1], [0, 0, -1, -1], [-1, 0, 1, -1]])
+
+
+def test_the_options_of_reading_say_nothing_beside_an_encoding(write):
+    trained = load(write(MIXED))
+    options = {"columns": ("b",), "standardize": True, "one_hot": False}
+    again = load(write(MIXED), trained.encoding, impute="none", **options)
+    np.testing.assert_array_equal(again.X, trained.X)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(2, 3), slice(1, 4), slice(6, 7)])
+def test_few_rows_of_a_csv_are_read_as_all_of_them(write, rows):
+    """Any rows alone look like numbers, dates or truth values, or are missing."""
+    lines = ["1,1,2013-01-01,true", "2,2,x,x", "3,2,2013-01-02,false", "4,x,x,inf"]
+    lines += ["5,-3,x,x", "0.5, 4,x,.5", ",,,"]
+    trained = load(write("\n".join(["n,a,b,c", *lines])))
+    assert trained.columns[1:6] == ["a= 4", "a=-3", "a=1", "a=2", "a=x"]
+    party = load(write("\n".join(["n,a,b,c", *lines[rows]]), "n.csv"), trained.encoding)
+    np.testing.assert_array_equal(party.X, trained.X[rows])
+
+
+def test_formats_share_an_encoding(tmp_path):
+    """Arrow has categories of numbers; a CSV has the same levels as text."""
+    levels = pd.Categorical([10, 9, 10, 11])
+    frame = pd.DataFrame({"c": levels, "a": [1.5, 2.5, None, 0.1]})
+    trained = load(write_frame(frame, tmp_path / "a.feather"), standardize=True)
+    again = load(write_frame(frame, tmp_path / "b.csv"), trained.encoding)
+    assert again.columns == ["c=9", "c=10", "c=11", "a"]
+    np.testing.assert_array_equal(again.X, trained.X)
+
+
+def test_every_text_of_new_rows_may_be_unknown_or_many(write):
+    encoding = load(write("t,a\nx,1\ny,2\n")).encoding
+    rows = "".join(f"level{i},1\n" for i in range(200))
+    X = load(write(f"t,a\n{rows}", "n.csv"), encoding).X
+    np.testing.assert_array_equal(X, np.tile([0, 0, 1], (200, 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("t,f\nx,true\n", "party 'n' has no column 'a', which its part of the model"),
+        ("a,t,f\nsecret,x,true\n", "column 'a' of party 'n' must hold numbers"),
+        ("a,t,f\n1,2,true\n", "column 't' of party 'n' must hold text"),
+        ("a,t,f\n1,2013-01-01,true\n", "column 't' of party 'n' must hold text"),
+        ("a,t,f\n2013-01-01,x,true\n", "column 'a' of party 'n' must hold numbers"),
+        ("a,t,f\ninf,x,true\n", "column 'a' of party 'n' must have no infinite"),
+        ("a,t,f\n", "a header and no rows"),
+        ("a,t,f,a\n1,x,true,2\n", "more than one column 'a'"),
+    ],
+)
+def test_errors_of_new_rows(write, text, words):
+    encoding = load(write("a,t,f\n1,x,true\n2,y,false\n")).encoding
+    assert words in refusal(write(text, "n.csv"), encoding)
+
+
+@pytest.mark.parametrize(
+    "column", [pa.array([1, 2]), pa.array([[1], [2]]), pa.array([1, 2], pa.date32())]
+)
+def test_a_typed_column_must_be_text_where_training_had_text(write, tmp_path, column):
+    encoding = load(write("a\nx\ny\n")).encoding
+    pyarrow.feather.write_feather(pa.table({"a": column}), tmp_path / "n.feather")
+    words = "column 'a' of party 'n' must hold text"
+    assert words in refusal(tmp_path / "n.feather", encoding)
+
+
+def test_missing_values_where_training_allowed_none(write):
+    encoding = load(write("a,t\n1,x\n2,y\n"), impute="none").encoding
+    assert load(write("a,t\n3,z\n", "n.csv"), encoding).X.tolist() == [[3, 0, 0]]
+    text = refusal(write("a,t\n3,\n,x\n,y\n", "m.csv"), encoding)
+    assert "impute was none in training: 2 in column 'a', 1 in column 't'" in text
+
+
+def test_new_rows_need_no_labels(write, caplog):
+    options = {"label_column": "y", "id_column": "id"}
+    encoding = load(write("id,a,y\n1,2,3\n2,3,5\n"), **options).encoding
+    assert [about["name"] for about in encoding["columns"]] == ["a"]
+    for text in ("id,a\n7,5\n", "y,id,a\n,7,5\n"):
+        party = load(write(text, "n.csv"), encoding, **options)
+        assert party.y is None
+        assert party.X.tolist() == [[5]]
+        assert party.ids_digest == digest_ids(np.array([7]))
+    party = load(write("y,id,a\n1,7,5\n,8,6\n", "m.csv"), encoding, **options)
+    np.testing.assert_array_equal(party.y, [1, np.nan])
+    assert "left out" not in caplog.text
+    words = "has no column 'id', its id-column"
+    assert words in refusal(write("a\n1\n", "o.csv"), encoding, **options)
+    words = "has no column 'a', which its part"  # a label now
+    assert words in refusal(write("a\n1\n", "o.csv"), encoding, label_column="a")
+
+
+def test_a_folder_of_new_rows(write, tmp_path):
+    write("a,y\n1,2\n3,5\n", "f/1.csv")
+    write("b\n1\n3\n", "f/2.csv")
+    options = {"label_column": "y", "standardize": True}
+    trained = [load(tmp_path / "f", index=j, **options) for j in (0, 1)]
+    write("a\n2\n", "g/1.csv")
+    write("c,b\n2,5\n", "g/2.csv")
+    for j, expected in enumerate([0, 3]):
+        party = load(tmp_path / "g", trained[j].encoding, index=j, **options)
+        assert party.X.tolist() == [[expected]]
+        assert party.y is None
+
+
+def test_an_encoding_of_a_later_format(write):
+    path = write("a\n1\n")
+    encoding = load(path).encoding | {"format": 2}
+    words = "the encoding of party 'airline' must be of format 1, got 2"
+    assert words in refusal(path, encoding)

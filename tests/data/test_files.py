@@ -9,7 +9,8 @@ import pytest
 from party_files import FRAME, TEXT, load, refusal, write_frame
 
 from vfl_flower.clients.base import Party, PartyError, digest_ids
-from vfl_flower.data import files
+from vfl_flower.config import PartySource
+from vfl_flower.data import files, read_ids
 
 # --- Formats
 
@@ -103,6 +104,80 @@ def test_a_folder_called_like_a_partition_adds_no_column(tmp_path):
     assert list(party.columns) == list(FRAME.columns)
 
 
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.parquet", "a.feather", "stream.arrow", "a.npz"]
+)
+def test_a_missing_label_is_that_of_another_party(tmp_path, name, caplog):
+    frame = FRAME.assign(delay=[11.0, None, 33.0, None])
+    path = write_frame(frame, tmp_path / name)
+    for _ in range(2):
+        party = load(path, label_column="delay")
+        np.testing.assert_array_equal(party.y, [11, np.nan, 33, np.nan])
+    name = path.stem
+    assert f"party '{name}': 2 of 4 labels are missing" in caplog.text
+
+
+def test_labels_may_be_integers_with_some_missing(tmp_path):
+    table = pa.table({"a": [1, 2, 3], "y": pa.array([1, None, -1])})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    party = load(tmp_path / "a.parquet", label_column="y")
+    np.testing.assert_array_equal(party.y, [1, np.nan, -1])
+
+
+# --- Ids
+
+
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.parquet", "a.feather", "stream.arrow", "a.npz"]
+)
+def test_ids_are_read_as_text_in_the_order_of_the_file(tmp_path, name):
+    path = write_frame(FRAME, tmp_path / name)
+    ids = read_ids(PartySource(data=str(path), id_column="id"))
+    assert ids == ["7", "3", "11", "5"]
+    assert digest_ids(np.array(ids)) == load(path, id_column="id").ids_digest
+
+
+def test_ids_of_data_without_an_id_column(write, tmp_path):
+    np.savez(tmp_path / "a.npz", X=np.eye(2))
+    for data in (write(TEXT), tmp_path / "a.npz", "iris", "synthetic:n=3"):
+        assert read_ids(PartySource(data=str(data))) is None
+    write_frame(FRAME, tmp_path / "b.npz")  # its array ids needs no option
+    assert read_ids(PartySource(data=str(tmp_path / "b.npz")))[0] == "7"
+
+
+def test_ids_keep_their_zeros_in_a_csv_and_come_from_a_folder_too(folder, write):
+    write("id,a\n007,1\n7,2\n", "f/3_rail.csv")
+    source = PartySource(data=str(folder), index=2, count=3, id_column="id")
+    assert read_ids(source) == ["007", "7"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2\n", "party 'airline' has no column 'id', its id-column"),
+        ("id,b\n1,2\n1,3\n", "1 rows repeat an id"),
+        ("id,b\n1,2\n,3\n", "no missing value, 1 found"),
+        ("id,id\n1,2\n", "more than one column 'id'"),
+        ("", "is empty"),
+        ("id,a\n1,secret,3\n", "cannot be read as CSV"),
+    ],
+)
+def test_errors_of_ids(write, text, words):
+    with pytest.raises(PartyError, match=words) as caught:
+        read_ids(PartySource(data=str(write(text)), id_column="id"))
+    assert "/" not in str(caught.value)
+
+
+def test_errors_of_the_place_of_ids(folder):
+    for data, words in (
+        (folder / "4_no.csv", "does not exist"),
+        (folder, "got None"),
+        ("diabets", "must be one of breast_cancer"),
+    ):
+        with pytest.raises(PartyError, match=words):
+            read_ids(PartySource(data=str(data), id_column="id"))
+
+
 # --- Folders
 
 
@@ -141,6 +216,7 @@ def test_a_folder_holds_one_file_a_party(folder):
         ({"index": 0, "columns": ("a", "bb")}, "got 'bb'"),
         ({"index": 0, "columns": ("b",)}, "'1_air' has no feature column"),
         ({"index": 1, "id_column": "a"}, "'2_sky' has no column 'a'"),
+        ({"index": 0, "id_column": "id", "columns": ("id", "a", "b")}, "got 'id'"),
     ],
 )
 def test_errors_of_a_folder(folder, options, words):
@@ -197,14 +273,17 @@ def test_a_folder_without_party_files(tmp_path):
         ("a,b\n1,2\n", {"label_column": "a", "id_column": "a"}, "are both 'a'"),
         ("a,b\n1,2\n1,3\n2,4\n", {"id_column": "a"}, "1 rows repeat an id"),
         ("a,b\n1,2\n,3\n,4\n", {"id_column": "a"}, "no missing value, 2 found"),
-        ("a,b\n1,2\n3,\n", {"label_column": "b"}, "missing or infinite value, 1 found"),
-        ("a,b\n1,inf\n", {"label_column": "b"}, "missing or infinite value, 1 found"),
+        ("a,b\n1,inf\n2,\n", {"label_column": "b"}, "no infinite value, 1 found"),
         (
             "a,b\n1,secret\n",
             {"label_column": "b"},
             "'b' of party 'airline' must hold num",
         ),
-        ("a,b\n1,\n", {"label_column": "b"}, "must hold numbers"),
+        (
+            "a,b\n1,\n",
+            {"label_column": "b"},
+            "label-column 'b' of party 'airline' has no value in any row",
+        ),
         (
             "a,b\n1,inf\n2,3\n",
             {},
@@ -265,7 +344,8 @@ def test_damaged_files(tmp_path, name, keep, caplog):
         ({"X": np.eye(2), "columns": ["a"]}, "must be 2 distinct names, got 1"),
         ({"X": np.eye(2), "columns": ["a", "a"]}, "2 distinct names, got 2 with 1 dis"),
         ({"X": np.eye(2), "y": [1.0]}, "y in the data file of party 'a' must have one"),
-        ({"X": np.eye(2), "y": [1, np.nan]}, "missing or infinite value, 1 found"),
+        ({"X": np.eye(2), "y": [np.inf, np.nan]}, "no infinite value, 1 found"),
+        ({"X": np.eye(2), "y": [np.nan, np.nan]}, "'y' of party 'a' has no value"),
         ({"X": np.eye(2), "y": ["b", "c"]}, "must hold numbers"),
         ({"X": np.eye(2), "ids": [1, 1]}, "1 rows repeat an id"),
         ({"X": np.eye(2), "ids": [1.0, 2.0]}, "must hold integers or text"),

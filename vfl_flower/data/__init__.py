@@ -34,10 +34,19 @@ from vfl_flower.data.bundled import (
     from_synthetic,
     split_columns,
 )
-from vfl_flower.data.files import FORMATS, from_file, from_folder, who_of
+from vfl_flower.data.encoding import Encoding
+from vfl_flower.data.files import (
+    FORMATS,
+    folder_files,
+    from_file,
+    ids_of_file,
+    who_of,
+)
 
 
-def load_party(source: PartySource, seed: int = 0) -> Party:
+def load_party(
+    source: PartySource, seed: int = 0, encoding: Encoding | None = None
+) -> Party:
     """Return the data of one party.
 
     Parameters
@@ -46,13 +55,19 @@ def load_party(source: PartySource, seed: int = 0) -> Party:
         Where the data are and how they are read.
     seed : int
         Seed of a ``synthetic`` data set; nothing else is random.
+    encoding : dict, optional
+        ``Party.encoding`` of the rows that a model was trained on: these are new rows
+        for it and are encoded in the same way. Then the options ``columns``,
+        ``standardize``, ``one-hot`` and ``impute`` say nothing, and a party file needs
+        no label column.
 
     Returns
     -------
     Party
         X of shape (n, d), float64, and y of shape (n,), float64, or None. The rows
         keep the order of the file. The X of a party file is read-only, mapped from
-        the cache, and of its ids only the digest is kept.
+        the cache, and of its ids only the digest is kept. ``encoding`` says how the
+        columns of X were made.
 
     Raises
     ------
@@ -68,18 +83,58 @@ def load_party(source: PartySource, seed: int = 0) -> Party:
     Scaling comes last. Parquet keeps categories of text only: those of numbers are
     numbers there. The arrays ``y`` and ``ids`` of an NPZ need no option. In a folder
     all parties are given the same options, so a label column or a feature column may
-    be in another file, but must be in one of them.
+    be in another file, but must be in one of them. A missing label is another party's:
+    NaN in y.
+
+    With an encoding nothing is computed from the new rows: levels, fills, means and
+    scales are those of training. A level that training had not is 0 in each column of
+    its text, columns that training had not are left out, and both are logged.
     """
     _check_choice("impute", source.impute, ("mean", "median", "none"))
     if source.data in BUNDLED:
-        return from_bundled(source)
-    if source.data.partition(":")[0] == "synthetic":
-        return from_synthetic(source, seed)
+        return from_bundled(source, encoding)
+    if _is_synthetic(source):
+        return from_synthetic(source, seed, encoding)
+    path, folder = _party_file(source)
+    return from_file(path, source, folder, encoding)
+
+
+def read_ids(source: PartySource) -> list[str] | None:
+    """Return the ids of a party's rows as text, in the order of its file.
+
+    Parameters
+    ----------
+    source : PartySource
+        Where the data are.
+
+    Returns
+    -------
+    list of str, length n, or None
+        None where the data have no id column.
+
+    Raises
+    ------
+    PartyError
+        As :func:`load_party`, as far as the file and its ids go.
+    """
+    if source.data in BUNDLED or _is_synthetic(source):
+        return None
+    path, _ = _party_file(source)
+    return ids_of_file(path, source)
+
+
+def _is_synthetic(source: PartySource) -> bool:
+    return source.data.partition(":")[0] == "synthetic"
+
+
+def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
+    """Return the file of the party, and all files of its folder where it has one."""
     path = Path(source.data).expanduser()
     if path.is_dir():
-        return from_folder(path, source)
+        files = folder_files(path, source)
+        return files[source.index or 0], files
     if path.suffix.lower() in FORMATS:
-        return from_file(path, source)
+        return path, []
     # A plain word cannot be a path that should stay at the party.
     word = re.fullmatch(r"\w*", source.data)
     raise PartyError(
@@ -95,4 +150,4 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise PartyError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-__all__ = ["BUNDLED", "FORMATS", "load_party", "split_columns"]
+__all__ = ["BUNDLED", "FORMATS", "load_party", "read_ids", "split_columns"]

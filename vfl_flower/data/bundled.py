@@ -11,7 +11,7 @@ import numpy as np
 
 from vfl_flower.clients.base import Party, PartyError
 from vfl_flower.config import PartySource
-from vfl_flower.data.encoding import standardized
+from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
 from vfl_flower.data.files import choose, who_of
 from vfl_flower.typing import Array
 
@@ -101,7 +101,7 @@ def _group(d: int, j: int, count: int) -> slice:
     return slice(start, start + size + (j < more))
 
 
-def from_bundled(source: PartySource) -> Party:
+def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:
     """Return the party's columns of a data set of scikit-learn."""
     import sklearn.datasets
 
@@ -121,12 +121,15 @@ def from_bundled(source: PartySource) -> Party:
             "needs the internet once"
         ) from None
     names = [str(name) for name in bunch.feature_names]
-    chosen = choose(names, source.columns, who)
-    own = chosen[_share(source, len(chosen))]
+    if encoding is None:
+        chosen = choose(names, source.columns, who)
+        own = chosen[_share(source, len(chosen))]
+    else:
+        own, _ = check_columns(names, encoding, who)
     X = np.empty((len(bunch.data), len(own)))
     for k, name in enumerate(own):
         X[:, k] = bunch.data[:, names.index(name)]
-    return _share_party(source, X, bunch.target.astype(np.float64), own)
+    return _share_party(source, X, bunch.target.astype(np.float64), own, encoding)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,9 @@ class _Regression:
     correlation: float = 0.0
 
 
-def from_synthetic(source: PartySource, seed: int) -> Party:
+def from_synthetic(
+    source: PartySource, seed: int, encoding: Encoding | None = None
+) -> Party:
     r"""Return the party's columns of a Gaussian linear regression.
 
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
@@ -168,7 +173,11 @@ def from_synthetic(source: PartySource, seed: int) -> Party:
             X[:, j - own.start] = x
         if labels:
             y += theta[j] * x
-    return _share_party(source, X, y, [f"x{j}" for j in own])
+    names = [f"x{j}" for j in own]
+    if encoding is not None:
+        features, _ = check_columns(names, encoding, who_of(source))
+        X, names = X[:, [names.index(name) for name in features]], features
+    return _share_party(source, X, y, names, encoding)
 
 
 def _parse_synthetic(source: PartySource) -> _Regression:
@@ -207,20 +216,24 @@ def _share(source: PartySource, d: int) -> slice:
 
 
 def _share_party(
-    source: PartySource, X: Array, y: Array, columns: Sequence[str]
+    source: PartySource,
+    X: Array,
+    y: Array,
+    columns: Sequence[str],
+    encoding: Encoding | None,
 ) -> Party:
     """Make the party of a data set that is split by index and count."""
     index, count = _place(source)
-    if source.standardize:
-        for k in range(X.shape[1]):
-            X[:, k] = standardized(X[:, k])
-    return Party(
+    encoding = encode_arrays(X, columns, source, who_of(source), encoding)
+    party = Party(
         X,
         y=y if index == count - 1 else None,
         name=source.name,
         columns=columns,
         index=index,
     )
+    party.encoding = encoding
+    return party
 
 
 def _place(source: PartySource) -> tuple[int, int]:

@@ -10,25 +10,30 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from vfl_flower.config import PartySource
 from vfl_flower.typing import Array
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 """Part of every cache key: raise it when the conversion changes."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A party file after conversion: float64, finite, rows in the file's order."""
+    """A party file after conversion: float64, rows in the file's order.
+
+    X is finite; y is NaN where another party has the label; the encoding is what gave
+    X, see :mod:`vfl_flower.data.encoding`.
+    """
 
     X: Array
     y: Array | None
     columns: list[str]
     ids_digest: str | None
+    encoding: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,12 @@ class CacheEntry:
 
     @classmethod
     def of(
-        cls, path: Path, stamp: tuple[int, int], source: PartySource, in_folder: bool
+        cls,
+        path: Path,
+        stamp: tuple[int, int],
+        source: PartySource,
+        in_folder: bool,
+        encoding: dict[str, Any] | None,
     ) -> CacheEntry:
         """Name the entry by all that its content depends on."""
         root = os.environ.get("VFL_FLOWER_CACHE")
@@ -66,11 +76,12 @@ class CacheEntry:
             source.one_hot,
             source.impute,
             in_folder,
+            encoding,
         ]
         return cls(
             folder=Path(root) / "parties",
             file=hashlib.sha256(where.encode()).hexdigest()[:16],
-            key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+            key=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
             stamp=stamp,
         )
 
@@ -92,6 +103,7 @@ class CacheEntry:
                 None if y is None else np.asarray(y),
                 about["columns"],
                 about["ids_digest"],
+                about["encoding"],
             )
             sound = X.shape == (about["rows"], len(entry.columns)) and (
                 y is None or y.shape == (about["rows"],)
@@ -114,6 +126,7 @@ class CacheEntry:
             "columns": converted.columns,
             "labels": converted.y is not None,
             "ids_digest": converted.ids_digest,
+            "encoding": converted.encoding,
             "stamp": self.stamp,
         }
         self._write(".X.npy", lambda file: np.save(file, converted.X))

@@ -1,14 +1,26 @@
-"""The columns of a party file as numbers: features, labels, and the digest of ids."""
+"""The columns of a party as numbers: features, labels, ids; and how they became so.
+
+An *encoding* says for each source column what was done to it, so that new rows are
+encoded as those that a model was trained on. It is a dict that JSON can hold::
+
+    {"format": 1, "columns": [{"name": "carrier", "levels": ["AA", "UA"],
+                               "fill": [0.25, 0.75], "mean": [], "scale": []}, ...]}
+
+``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
+have one number for each column that the source column became, in its unit, and none
+where nothing was filled or scaled; a scale of 0 makes the column 0 in each row.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vfl_flower.clients.base import PartyError, digest_ids
+from vfl_flower.clients.base import PartyError
 from vfl_flower.config import PartySource
 from vfl_flower.typing import Array
 
@@ -17,60 +29,226 @@ logger = logging.getLogger("vfl_flower")
 MAX_LEVELS = 100
 """A text column with more levels is refused: it is an id or free text."""
 
+FORMAT = 1
+"""Of an encoding."""
+
+Encoding = dict[str, Any]
+
 
 def encode(
-    table: Any, names: Sequence[str], source: PartySource, who: str
-) -> tuple[Array, list[str]]:
-    """Return the features as numbers, none missing, and the names of their columns."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    table: Any,
+    names: Sequence[str],
+    source: PartySource,
+    who: str,
+    encoding: Encoding | None = None,
+) -> tuple[Array, Encoding]:
+    """Return the features as numbers, none missing, and how they became so.
 
-    levels = {name: _levels(table[name], name, source.one_hot, who) for name in names}
-    columns: list[str] = []
-    for name, own in levels.items():
-        columns += [name] if own is None else [f"{name}={level}" for level in own]
-    X = np.empty((table.num_rows, len(columns)))
-    missing: dict[str, int] = {}
+    With an `encoding` it decides, and `names` and `source` say nothing.
+    """
+    import pyarrow as pa
+
+    fitted = encoding is None
+    if encoding is None:
+        owns = [
+            _new(name, _levels(table[name], name, source.one_hot, who))
+            for name in names
+        ]
+        encoding = {"format": FORMAT, "columns": owns}
+    else:
+        for own in encoding["columns"]:
+            _check_kind(table[own["name"]], own, who)
+    X = np.empty((table.num_rows, len(columns_of(encoding))))
+    texts: list[str] = []
+    filled: list[str] = []
+    bare: list[str] = []
+    strange: list[str] = []
+    fill = f"its {source.impute}" if fitted else "its fill of training"
     k = 0
-    for name, own in levels.items():
-        if own is None:
-            values = table[name].cast(pa.float64(), safe=False).to_numpy()
+    for own in encoding["columns"]:
+        name, levels = own["name"], own["levels"]
+        column = _decoded(table[name])
+        if levels is None:
+            values = column.cast(pa.float64(), safe=False).to_numpy()
         else:
-            text = _decoded(table[name])
-            codes = pc.index_in(text, value_set=pa.array(own, text.type))
-            values = codes.cast(pa.float64()).to_numpy()
+            values = _codes(column, levels)
+            texts.append(
+                f"text column {name!r} became {len(levels)} columns of 0 and 1"
+            )
         gaps = np.isnan(values)
-        count = int(gaps.sum())
-        if count == len(values):
+        missing = int(gaps.sum())
+        if fitted and missing == len(values):
             raise PartyError(f"column {name!r} of {who} has no value in any row")
         if np.isinf(values).any():
             raise PartyError(
                 f"column {name!r} of {who} must have no infinite value, "
                 f"{int(np.isinf(values).sum())} found"
             )
-        if count:
-            missing[name] = count
         # A missing text is missing in each of its 0/1 columns.
-        for code in range(1 if own is None else len(own)):
-            column = values if own is None else (values == code).astype(np.float64)
-            if count and source.impute != "none":
-                known = column[~gaps]
-                fill = known.mean() if source.impute == "mean" else np.median(known)
-                column = np.where(gaps, fill, column)
-            X[:, k] = standardized(column) if source.standardize else column
+        for code in range(1 if levels is None else len(levels)):
+            numbers = values if levels is None else (values == code).astype(np.float64)
+            if fitted:
+                _fit(own, numbers, gaps, source)
+            X[:, k] = _applied(own, code, numbers, gaps)
             k += 1
-    if missing and source.impute == "none":
-        raise PartyError(
-            f"{who} has missing values and impute is none: "
-            + ", ".join(
-                f"{count} in column {name!r}" for name, count in missing.items()
+        if missing and own["fill"]:
+            filled.append(f"{missing} missing values of column {name!r} became {fill}")
+        elif missing:
+            bare.append(f"{missing} in column {name!r}")
+        if levels is not None and (unknown := int((values == -1).sum())):
+            strange.append(
+                f"{unknown} values of column {name!r} were not in training and became "
+                "0 in each of its columns"
             )
+    if bare:
+        raise PartyError(
+            f"{who} has missing values and impute "
+            f"{'is none' if fitted else 'was none in training'}: {', '.join(bare)}"
         )
-    _tell(levels, missing, source.impute, who)
-    return X, columns
+    # A warning, so that it is seen by default.
+    if done := [*(texts if fitted else ()), *filled, *strange]:
+        logger.warning("%s: %s", who, "; ".join(done))
+    return X, encoding
 
 
-def _levels(column: Any, name: str, one_hot: bool, who: str) -> list[Any] | None:
+def encode_arrays(
+    X: Array,
+    names: Sequence[str],
+    source: PartySource,
+    who: str,
+    encoding: Encoding | None = None,
+) -> Encoding:
+    """Fill and scale finite numbers in place, and return how: the encoding.
+
+    With an `encoding` of the columns `names` it decides, and `source` says nothing.
+    """
+    fitted = encoding is None
+    if encoding is None:
+        encoding = {"format": FORMAT, "columns": [_new(name, None) for name in names]}
+    gaps = np.zeros(len(X), dtype=bool)
+    for k, own in enumerate(encoding["columns"]):
+        if own["levels"] is not None:
+            raise _other_kind(own, who)
+        if fitted:
+            _fit(own, X[:, k], gaps, source)
+        X[:, k] = _applied(own, 0, X[:, k], gaps)
+    return encoding
+
+
+def check_columns(
+    names: Sequence[str], encoding: Encoding, who: str
+) -> tuple[list[str], list[str]]:
+    """Return the columns of an encoding, all among `names`, and the other names."""
+    if encoding["format"] != FORMAT:
+        raise PartyError(
+            f"the encoding of {who} must be of format {FORMAT}, got "
+            f"{encoding['format']}: update vfl-flower"
+        )
+    features = [own["name"] for own in encoding["columns"]]
+    for name in features:
+        if name not in names:
+            raise PartyError(
+                f"{who} has no column {name!r}, which its part of the model was "
+                "trained on"
+            )
+    return features, [name for name in names if name not in features]
+
+
+def columns_of(encoding: Encoding) -> list[str]:
+    """Return the names of the encoded columns, ``carrier=AA`` for a level."""
+    return [
+        name
+        for own in encoding["columns"]
+        for name in (
+            [own["name"]]
+            if own["levels"] is None
+            else [f"{own['name']}={level}" for level in own["levels"]]
+        )
+    ]
+
+
+def text_columns(encoding: Encoding) -> list[str]:
+    """Return the columns that few rows of a CSV may show as numbers or dates.
+
+    They hold text, and one of its levels alone would be read as something else.
+    """
+    other = re.compile(r"\s*[-+.]?\d|(true|false|inf|infinity)$", re.IGNORECASE)
+    return [
+        own["name"]
+        for own in encoding["columns"]
+        if any(other.match(level) for level in own["levels"] or ())
+    ]
+
+
+def _new(name: str, levels: list[str] | None) -> dict[str, Any]:
+    return {"name": name, "levels": levels, "fill": [], "mean": [], "scale": []}
+
+
+def _fit(own: dict[str, Any], numbers: Array, gaps: Array, source: PartySource) -> None:
+    """Add to a source column's encoding what one column that it became needs."""
+    if source.impute != "none":
+        known = numbers[~gaps]
+        fill = known.mean() if source.impute == "mean" else np.median(known)
+        own["fill"].append(float(fill))
+        numbers = np.where(gaps, fill, numbers)
+    if source.standardize:
+        constant = numbers.min() == numbers.max()
+        own["mean"].append(float(numbers.mean()))
+        own["scale"].append(0.0 if constant else float(numbers.std()))
+
+
+def _applied(own: dict[str, Any], code: int, numbers: Array, gaps: Array) -> Array:
+    """Return one column with its gaps filled and scaled; zeros where it is constant."""
+    if own["fill"]:
+        numbers = np.where(gaps, own["fill"][code], numbers)
+    if not own["scale"]:
+        return numbers
+    if own["scale"][code] == 0:
+        return np.zeros(len(numbers))
+    scaled: Array = (numbers - own["mean"][code]) / own["scale"][code]
+    return scaled
+
+
+def _codes(column: Any, levels: Sequence[str]) -> Array:
+    """Return the place of each value in `levels`; NaN: missing, -1: in none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    codes = np.full(len(column), np.nan)
+    if pa.types.is_null(column.type):
+        return codes
+    found = pc.unique(column).drop_null()
+    # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
+    place = {level: float(code) for code, level in enumerate(levels)}
+    code_of = np.array([place.get(str(value), -1.0) for value in found.to_pylist()])
+    index = pc.index_in(column, value_set=found).cast(pa.float64()).to_numpy()
+    known = ~np.isnan(index)
+    codes[known] = code_of[index[known].astype(np.intp)]
+    return codes
+
+
+def _check_kind(column: Any, own: dict[str, Any], who: str) -> None:
+    """Refuse numbers in place of text and the reverse; a column may be all missing."""
+    from pyarrow import types
+
+    if types.is_null(column.type):
+        return
+    categorical = types.is_dictionary(column.type)
+    column = _decoded(column)
+    text = not types.is_temporal(column.type) and (categorical or _is_text(column))
+    if not (_is_number(column) if own["levels"] is None else text):
+        raise _other_kind(own, who)
+
+
+def _other_kind(own: dict[str, Any], who: str) -> PartyError:
+    kind = "numbers" if own["levels"] is None else "text"
+    return PartyError(
+        f"column {own['name']!r} of {who} must hold {kind}, as its part of the model "
+        "was trained on"
+    )
+
+
+def _levels(column: Any, name: str, one_hot: bool, who: str) -> list[str] | None:
     """Return the sorted levels of a text column, None for a column of numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -103,7 +281,7 @@ def _levels(column: Any, name: str, one_hot: bool, who: str) -> list[Any] | None
             f"column {name!r} of {who} must have at most {MAX_LEVELS} different texts "
             f"to be one-hot encoded, got {len(found)}"
         )
-    return sorted(found.to_pylist())
+    return [str(level) for level in sorted(found.to_pylist())]
 
 
 def _is_number(column: Any) -> bool:
@@ -136,40 +314,35 @@ def _decoded(column: Any) -> Any:
     return column
 
 
-def _tell(
-    levels: dict[str, list[Any] | None], missing: dict[str, int], impute: str, who: str
-) -> None:
-    """Log what was encoded and filled in; a warning, so that it is seen by default."""
-    done = [
-        f"text column {name!r} became {len(own)} columns of 0 and 1"
-        for name, own in levels.items()
-        if own is not None
-    ] + [
-        f"{count} missing values of column {name!r} became its {impute}"
-        for name, count in missing.items()
-    ]
-    if done:
-        logger.warning("%s: %s", who, "; ".join(done))
-
-
-def labels(column: Any, name: str, who: str) -> Array:
-    """Return the labels as float64."""
+def labels(column: Any, name: str, who: str) -> Array | None:
+    """Return the labels as float64, NaN where one is missing; None if all are."""
     import pyarrow as pa
 
+    if pa.types.is_null(column.type):
+        return None
     if not _is_number(column):
         raise PartyError(f"label-column {name!r} of {who} must hold numbers")
     y = column.cast(pa.float64(), safe=False).to_numpy()
-    bad = int((~np.isfinite(y)).sum())
-    if bad:
+    infinite, missing = int(np.isinf(y).sum()), int(np.isnan(y).sum())
+    if infinite:
         raise PartyError(
-            f"label-column {name!r} of {who} must have no missing or infinite value, "
-            f"{bad} found"
+            f"label-column {name!r} of {who} must have no infinite value, "
+            f"{infinite} found"
+        )
+    if missing == len(y):
+        return None
+    if missing:
+        logger.warning(
+            "%s: %d of %d labels are missing, so they are another party's",
+            who,
+            missing,
+            len(y),
         )
     return np.array(y)
 
 
-def digest(column: Any, name: str, who: str) -> str:
-    """Return the digest of the ids, after checks."""
+def row_ids(column: Any, name: str, who: str) -> list[int] | list[str]:
+    """Return the ids of the rows, after checks."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -187,13 +360,5 @@ def digest(column: Any, name: str, who: str) -> str:
             f"id-column {name!r} of {who} must have distinct values, {repeated} rows "
             "repeat an id"
         )
-    return digest_ids(np.array(column.to_pylist(), dtype=object))
-
-
-def standardized(values: Array) -> Array:
-    """Return (values - mean) / standard deviation; zeros where values are constant."""
-    spread = values.std()
-    if values.min() == values.max() or spread == 0:
-        return np.zeros(len(values))
-    result: Array = (values - values.mean()) / spread
-    return result
+    ids: list[int] | list[str] = column.to_pylist()
+    return ids

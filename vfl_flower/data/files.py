@@ -11,10 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.clients.base import Party, PartyError
+from vfl_flower.clients.base import Party, PartyError, digest_ids
 from vfl_flower.config import PartySource
 from vfl_flower.data.cache import CacheEntry, Converted
-from vfl_flower.data.encoding import digest, encode, labels
+from vfl_flower.data.encoding import (
+    Encoding,
+    check_columns,
+    columns_of,
+    encode,
+    labels,
+    row_ids,
+    text_columns,
+)
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
@@ -26,8 +34,8 @@ CSV_BLOCK = 2**24
 """Bytes of a CSV parsed at a time; large, as quoted line breaks cost a scan each."""
 
 
-def from_folder(folder: Path, source: PartySource) -> Party:
-    """Return the party of the ``index``-th file."""
+def folder_files(folder: Path, source: PartySource) -> list[Path]:
+    """Return the party files of a folder, of which the ``index``-th is the party's."""
     files = sorted(
         (
             path
@@ -51,7 +59,7 @@ def from_folder(folder: Path, source: PartySource) -> Party:
             "partition-id must choose one of the party files in the data folder, from "
             f"0 to {len(files) - 1}, got {source.index}"
         )
-    return from_file(files[source.index], source, files)
+    return files
 
 
 def _natural(path: Path) -> tuple[list[str | int], str]:
@@ -60,27 +68,21 @@ def _natural(path: Path) -> tuple[list[str | int], str]:
     return [int(part) if part.isdecimal() else part for part in parts], path.name
 
 
-def from_file(path: Path, source: PartySource, folder: Sequence[Path] = ()) -> Party:
+def from_file(
+    path: Path,
+    source: PartySource,
+    folder: Sequence[Path] = (),
+    encoding: Encoding | None = None,
+) -> Party:
     """Return the party of a file, from the cache where it is there."""
     name = source.name or path.stem
     who = f"party {name!r}"
-    try:
-        stamp = _stamp(path)
-    except FileNotFoundError:
-        logger.error("%s: no file %s", who, path)
-        raise PartyError(
-            f"the data file of {who} does not exist; data must be an absolute path"
-        ) from None
-    except OSError as error:
-        raise _unreadable(path, who, error) from None
-    if stamp[0] == 0:
-        raise PartyError(f"the data file of {who} is empty")
-    entry = CacheEntry.of(path, stamp, source, in_folder=bool(folder))
+    stamp = _stamp(path, who)
+    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding)
     converted = entry.load()
     if converted is None:
-        converted = _convert(path, source, who, folder)
-        if _stamp(path) != stamp:
-            raise PartyError(f"the data file of {who} changed while it was read")
+        converted = _convert(path, source, who, folder, encoding)
+        _check_unchanged(path, who, stamp)
         try:
             entry.save(converted)
             converted = entry.load() or converted  # drops the copy in memory
@@ -91,7 +93,7 @@ def from_file(path: Path, source: PartySource, folder: Sequence[Path] = ()) -> P
                 entry.folder,
                 error.strerror,
             )
-    return Party(
+    party = Party(
         converted.X,
         y=converted.y,
         name=name,
@@ -100,69 +102,142 @@ def from_file(path: Path, source: PartySource, folder: Sequence[Path] = ()) -> P
         ids_digest=converted.ids_digest,
         checked=True,
     )
+    party.encoding = converted.encoding
+    return party
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def ids_of_file(path: Path, source: PartySource) -> list[str] | None:
+    """Return the ids of the rows of a file as text; None without an id column."""
+    who = f"party {source.name or path.stem!r}"
+    stamp = _stamp(path, who)
+    _, ids = _names(path, source, who)
+    if ids is None:
+        return None
+    with _reading(path, who):
+        table = _table(path, source, ids, [ids])
+    found = [str(value) for value in row_ids(table[ids], ids, who)]
+    _check_unchanged(path, who, stamp)
+    return found
+
+
+def _stamp(path: Path, who: str) -> tuple[int, int]:
     """Return what changes when a file does: its size and its time of change."""
-    stat = path.stat()
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        logger.error("%s: no file %s", who, path)
+        raise PartyError(
+            f"the data file of {who} does not exist; data must be an absolute path"
+        ) from None
+    except OSError as error:
+        raise _unreadable(path, who, error) from None
+    if stat.st_size == 0:
+        raise PartyError(f"the data file of {who} is empty")
     return stat.st_size, stat.st_mtime_ns
 
 
+def _check_unchanged(path: Path, who: str, stamp: tuple[int, int]) -> None:
+    if _stamp(path, who) != stamp:
+        raise PartyError(f"the data file of {who} changed while it was read")
+
+
 def _convert(
-    path: Path, source: PartySource, who: str, folder: Sequence[Path]
+    path: Path,
+    source: PartySource,
+    who: str,
+    folder: Sequence[Path],
+    encoding: Encoding | None,
 ) -> Converted:
     """Read a party file, check it, and turn it into one float64 matrix."""
+    names, ids = _names(path, source, who)
+    label = source.label_column
+    if path.suffix.lower() == ".npz":  # its y needs no option
+        label = label or ("y" if "y" in names else None)
+    if ids is not None and ids == label:
+        raise PartyError(f"id-column and label-column of {who} are both {ids!r}")
+    label = label if label in names else None
+    apart = {ids, label}
+    if encoding is None:
+        features = _features(path, names, apart, source, who, folder)
+    else:
+        own = [name for name in names if name not in apart]
+        features, others = check_columns(own, encoding, who)
+        if others:
+            logger.warning(
+                "%s: its part of the model was not trained on these columns, which "
+                "are left out: %s",
+                who,
+                ", ".join(map(repr, others)),
+            )
+
+    texts = [] if encoding is None else text_columns(encoding)
+    with _reading(path, who):
+        wanted = [*features, *(name for name in (ids, label) if name is not None)]
+        table = _table(path, source, ids, wanted, texts)
+    if table.num_rows == 0:
+        raise PartyError(f"the data file of {who} has a header and no rows")
+    X, used = encode(table, features, source, who, encoding)
+    y = None if label is None else labels(table[label], label, who)
+    if label is not None and y is None and encoding is None:
+        raise PartyError(f"label-column {label!r} of {who} has no value in any row")
+    return Converted(
+        X,
+        y,
+        columns_of(used),
+        None
+        if ids is None
+        else digest_ids(np.array(row_ids(table[ids], ids, who), dtype=object)),
+        used,
+    )
+
+
+def _names(path: Path, source: PartySource, who: str) -> tuple[list[str], str | None]:
+    """Return the names of a file's columns, and which of them holds the ids."""
     with _reading(path, who):
         names = _header(path, source, who)
-    ids, label = source.id_column, source.label_column
-    if path.suffix.lower() == ".npz":  # its y and ids need no option
-        ids = ids or ("ids" if "ids" in names else None)
-        label = label or ("y" if "y" in names else None)
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise PartyError(f"{who} has more than one column {repeated[0]!r}")
-    if ids is not None and ids == label:
-        raise PartyError(f"id-column and label-column of {who} are both {ids!r}")
-
+    ids = source.id_column
+    if path.suffix.lower() == ".npz":  # its ids need no option
+        ids = ids or ("ids" if "ids" in names else None)
     if ids is not None and ids not in names:
         raise PartyError(f"{who} has no column {ids!r}, its id-column")
-    # In a folder every party is given the same options, so a column may be elsewhere.
+    return names, ids
+
+
+def _features(
+    path: Path,
+    names: Sequence[str],
+    apart: set[str | None],
+    source: PartySource,
+    who: str,
+    folder: Sequence[Path],
+) -> list[str]:
+    """Return the feature columns that a party file is asked for; ids, labels `apart`.
+
+    In a folder every party is given the same options, so a column may be elsewhere.
+    """
     elsewhere: set[str] = set()
-    if not {label, *(source.columns or ())} - {None} <= set(names):
+    if not {source.label_column, *(source.columns or ())} - {None} <= set(names):
         for other in folder:
             if other != path:
                 with _reading(other, f"party {other.stem!r}"):
                     elsewhere.update(_header(other, source, f"party {other.stem!r}"))
-    if label is not None and label not in names:
-        if label not in elsewhere:
-            where = "the data folder" if folder else who
-            raise PartyError(f"{where} has no column {label!r}, its label-column")
-        label = None
-    features = choose(
-        [name for name in names if name not in (ids, source.label_column, label)],
-        source.columns,
-        who,
-        elsewhere,
-    )
+    if source.label_column not in (None, *names, *elsewhere):
+        where = "the data folder" if folder else who
+        raise PartyError(
+            f"{where} has no column {source.label_column!r}, its label-column"
+        )
+    own = [name for name in names if name not in apart]
+    features = choose(own, source.columns, who, elsewhere - set(names))
     for name in features:
         if name == "" or name.startswith("__index_level_"):
             raise PartyError(
                 f"{who} has a column without a name (pandas writes its index as one): "
                 "write the file without it, or choose by columns"
             )
-
-    with _reading(path, who):
-        wanted = [*features, *(name for name in (ids, label) if name is not None)]
-        table = _table(path, source, ids, wanted)
-    if table.num_rows == 0:
-        raise PartyError(f"the data file of {who} has a header and no rows")
-    X, columns = encode(table, features, source, who)
-    return Converted(
-        X,
-        None if label is None else labels(table[label], label, who),
-        columns,
-        None if ids is None else digest(table[ids], ids, who),
-    )
+    return features
 
 
 @contextlib.contextmanager
@@ -213,15 +288,20 @@ def _header(path: Path, source: PartySource, who: str) -> list[str]:
 
 
 def _table(
-    path: Path, source: PartySource, ids: str | None, wanted: Sequence[str]
+    path: Path,
+    source: PartySource,
+    ids: str | None,
+    wanted: Sequence[str],
+    texts: Sequence[str] = (),
 ) -> Any:
-    """Return the wanted columns of a file as a pyarrow Table."""
+    """Return the wanted columns of a file as a pyarrow Table; of a CSV some as text."""
     import pyarrow as pa
 
     match path.suffix.lower():
         case ".csv":
             one_column = len(_header(path, source, "")) == 1
-            return _read_csv(path, ids, wanted, one_column)
+            known = texts if ids is None else [*texts, ids]
+            return _read_csv(path, known, wanted, one_column)
         case ".parquet":
             import pyarrow.parquet
 
@@ -236,15 +316,15 @@ def _table(
 
 
 def _read_csv(
-    path: Path, ids: str | None, wanted: Sequence[str], one_column: bool
+    path: Path, texts: Sequence[str], wanted: Sequence[str], one_column: bool
 ) -> Any:
-    """Read a CSV; ids as text, so that "007" stays what it is."""
+    """Read a CSV; ids among others as text, so that "007" stays what it is."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
     convert = pacsv.ConvertOptions(
         include_columns=list(wanted),
-        column_types={} if ids is None else {ids: pa.string()},
+        column_types={name: pa.string() for name in texts},
         strings_can_be_null=True,
     )
     parse = pacsv.ParseOptions(
