@@ -42,4 +42,6 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/leverage.py --n 50000 --repeats 3
 	$(PY) benchmarks/coresets_floor.py --repeats 3
 	$(PY) benchmarks/coresets_scaling.py --n 10000 100000
+	$(PY) benchmarks/partial_products.py --repeats 3
+	$(PY) benchmarks/fdskl_memory.py --rows 20000
 	$(PY) benchmarks/round_trip.py --repeats 3

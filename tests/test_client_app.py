@@ -1,12 +1,18 @@
 """What a party answers to any message, fair or foul."""
 
+import csv
+import errno
 import logging
+import os
+import stat
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import context_from_proto, context_to_proto
 
 from vfl_flower import (
@@ -22,11 +28,13 @@ from vfl_flower.client_app import (
     FAILED,
     REFUSED,
     hello,
+    kept_part,
     load_from_context,
     make_client_app,
 )
 from vfl_flower.clients.base import STEPS, PartyError, Step
 from vfl_flower.messages import pack, unpack
+from vfl_flower.model_parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation import group, unmask_sum
 from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies import CoresetVRLR, sampling
@@ -58,18 +66,47 @@ def refusing(party: Party) -> dict[str, Any]:
     raise PartyError("column 'delay' has no label")
 
 
+def protecting(party: Party) -> dict[str, Any]:
+    """Say whether the party may take part in what does not protect it."""
+    return {"allowed": party.allow_plain}
+
+
+def training(party: Party) -> dict[str, Any]:
+    """Make a part of a model; say how much of one there was."""
+    had = len(party.part)
+    party.part = dict(PART)
+    return {"had": had}
+
+
+def spoiling(party: Party) -> dict[str, Any]:
+    party.part = dict(PART)
+    raise ValueError("too late")
+
+
+def probing(party: Party) -> dict[str, Any]:
+    """Read the part of the model."""
+    return {"seed": party.part["seed"]}
+
+
+def predicting(party: Party) -> dict[str, Any]:
+    """Predict three values."""
+    assert party.part["seed"] == "a1"
+    party.predictions = np.array([1.5, -2.0, 0.1])
+    return {}
+
+
 def drawing(party: Party) -> dict[str, Any]:
     return {"numbers": party.rng("draw").integers(2**62, size=4)}
 
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Give the app five more steps."""
-    known = (counter, ()), (total, ("total",)), (failing, ()), (drawing, ())
-    for function, sums in known:
+    """Give the app some more steps."""
+    known = (counter, failing, refusing, drawing, protecting)
+    for function in (*known, training, spoiling, probing, predicting, total):
         name = function.__name__
+        sums = ("total",) if function is total else ()
         monkeypatch.setitem(STEPS, name, Step(name, function, sums))
-    monkeypatch.setitem(STEPS, "refusing", Step("refusing", refusing, ()))
 
 
 class Server:
@@ -96,9 +133,12 @@ class Server:
             "seed": 3,
             "masking": "ring",
             "round": round,
+            "previous": round - 1,
             "parties": 2,
             "index": node,
             "peers": self.peers,
+            "sum.total": round,
+            "group.total": "ring",
             "bound.total": 2.0**20,
         }
 
@@ -148,7 +188,7 @@ def test_hello_says_these_facts_and_no_more(server):
         "n_parties": 0,
         "n_rows": 3,
         "n_columns": 2,
-        "has_labels": True,
+        "n_labels": 3,
         "ids_digest": "",
         "version": __version__,
     }
@@ -156,8 +196,13 @@ def test_hello_says_these_facts_and_no_more(server):
 
 def test_hello_of_a_party_without_name_and_place():
     found = hello(Party(np.ones((2, 1)), ids=np.array([1, 2])))
-    assert (found["name"], found["index"], found["has_labels"]) == ("", -1, False)
+    assert (found["name"], found["index"], found["n_labels"]) == ("", -1, 0)
     assert len(found["ids_digest"]) == 64
+
+
+def test_hello_counts_the_labels_that_the_party_knows():
+    y = np.array([1.0, np.nan, -1.0, np.nan])
+    assert hello(Party(np.ones((4, 1)), y=y))["n_labels"] == 2
 
 
 def test_key_is_the_same_within_a_session_and_new_in_the_next(server):
@@ -291,6 +336,27 @@ def test_other_step_in_the_same_round(server):
     assert server.ask("counter", 1).has_error()
 
 
+def after(round: int) -> dict[str, Any]:
+    return {"frame": {"previous": round}}
+
+
+def test_rounds_in_which_a_party_was_not_asked(server):
+    server.values("counter", 2, **after(0))
+    assert server.values("counter", 5, **after(2))["calls"] == 2
+    assert server.values("counter", 5, **after(2))["calls"] == 2
+    error = server.error("counter", 9, **after(7))
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "round 9 does not follow round 5: this party has lost the state of a round",
+    )
+    error = server.error("counter", 4, **after(2))
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "round 4 is over, the last one was 5",
+    )
+    assert server.values("counter", 9, **after(5))["calls"] == 3
+
+
 def test_party_that_lost_its_memory(server):
     server.values("counter", 1)
     server.grid._contexts[1000].state.clear()
@@ -378,17 +444,28 @@ def test_sum_that_was_not_asked_as_one(server):
     )
 
 
-def test_plain_sums_are_refused(server):
-    for action in ("total", "counter"):
-        error = server.error(action, frame={"masking": "plain"})
-        assert (error.code, error.reason) == (
-            REFUSED,
-            "this party sends its addends only under masks",
-        )
+PLAIN = {"masking": "plain", "group.total": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("action", "frame"),
+    [
+        ("total", PLAIN),
+        ("total", {"masking": "plain"}),
+        ("total", {"group.total": "plain"}),  # of a run that masks its other sums
+        ("counter", {"masking": "plain"}),
+    ],
+)
+def test_plain_sums_are_refused(server, action, frame):
+    error = server.error(action, frame=frame)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "this party sends its addends only under masks",
+    )
 
 
 def test_plain_sums_where_they_are_allowed():
-    found = Server(allow_plain=True).values("total", frame={"masking": "plain"})
+    found = Server(allow_plain=True).values("total", frame=PLAIN)
     np.testing.assert_array_equal(found["total"], np.full(3, SECRET + 1))
 
 
@@ -400,7 +477,41 @@ def test_the_ready_app_refuses_plain_sums(monkeypatch):
 
 
 def test_unknown_masking(server):
-    assert server.error("total", frame={"masking": "none"}).code == FAILED
+    assert server.error("total", frame={"group.total": "none"}).code == FAILED
+
+
+def test_a_step_is_told_whether_the_party_takes_part_unprotected(server):
+    assert server.values("protecting")["allowed"] is False
+    assert Server(allow_plain=True).values("protecting")["allowed"] is True
+
+
+@pytest.mark.parametrize("number", [1, 0, -1])
+def test_mask_that_has_been_used(server, number):
+    server.values("total", 1)
+    error = server.error("total", 2, frame={"sum.total": number})
+    assert (error.code, error.reason) == (
+        REFUSED,
+        f"the masks of sum.total {number} have been used",
+    )
+    assert "total" in server.values("total", 2)  # and nothing was done
+
+
+def test_mask_number_is_whole(server):
+    """1.5 is more than 1, and would be cut to it."""
+    server.values("total", 1)
+    assert server.error("total", 2, frame={"sum.total": 1.5}).code == FAILED
+
+
+def test_masks_of_other_names_and_of_none_count_for_themselves(server):
+    server.values("total", 1, frame={"sum.total": 7})
+    server.values("counter", 2, without=("sum.total",))
+    assert server.error("total", 3, frame={"sum.total": 7}).code == REFUSED
+    other = {"sum.total": 8, "sum.angles": 3}
+    assert "total" in server.values("total", 3, frame=other)
+
+
+def test_sum_without_a_number(server):
+    assert server.error("total", without=("sum.total",)).code == FAILED
 
 
 # -- errors ----------------------------------------------------------------------------
@@ -510,11 +621,216 @@ def test_secret_is_new_in_each_session(server):
 
 def test_no_secret_of_the_draws_leaves_the_party(server):
     secret = server.grid._contexts[1000].state["session"]["secret"]
-    assert 0 < secret < 2**62
+    assert len(secret) == 16
     assert secret != server.grid._contexts[1001].state["session"]["secret"]
     for reply in (server.ask("hello"), server.ask("drawing", frame=PRIVATE)):
         for record in ("settings", "frame"):
             assert secret not in reply.content[record].values()
+
+
+# -- a part of a model, and predictions ------------------------------------------------
+
+KEPT, KINDS = ("before", "after", "part"), ("arrays", "settings")
+PART = {"seed": "a1", "sizes": [2, 3], "coef": np.array([0.5, SECRET])}
+MODEL = f"{SESSION:016x}"
+
+
+@pytest.fixture
+def kept(server, tmp_path) -> Path:
+    """Return the ``state-dir`` of the first party, where the step `training` was."""
+    server.grid._parties[1000].state_dir = tmp_path
+    server.grid._parties[1000].encoding = {"scales": [1.0, 2.0]}
+    assert server.values("training", 1) == {"had": 0}
+    return tmp_path
+
+
+def kept_by(server: Server, node: int = 0) -> dict[str, Any]:
+    return kept_part(server.grid._contexts[1000 + node].state)
+
+
+def test_a_new_part_is_kept_in_the_run_and_on_disk(server, kept):
+    np.testing.assert_equal(kept_by(server), PART)
+    found = load_part(kept, MODEL)
+    assert found.strategy == "test_client_app"
+    settings = {"seed": "a1", "sizes": [2, 3], "encoding": {"scales": [1.0, 2.0]}}
+    assert found.settings == settings
+    np.testing.assert_equal(found.arrays, {"coef": PART["coef"]})
+    assert kept_by(server, 1) == {}
+
+
+def test_a_part_is_there_in_the_next_rounds_of_its_run(server, kept):
+    server.values("counter", 2)
+    assert server.values("training", 3) == {"had": 3}
+
+
+def test_a_part_is_gone_with_the_run(server, kept):
+    server.session += 1
+    server.peers = b"".join(
+        server.values("hello", node=j)["public_key"] for j in (0, 1)
+    )
+    assert kept_by(server) == {}
+    assert server.values("training") == {"had": 0}
+
+
+def test_a_part_is_written_only_where_a_step_makes_a_new_one(server, kept):
+    (file,) = kept.iterdir()
+    file.unlink()
+    server.values("counter", 2)
+    server.values("probing", 3)
+    assert list(kept.iterdir()) == []
+    np.testing.assert_equal(kept_by(server), PART)
+
+
+def test_a_failed_step_keeps_no_part(server, tmp_path):
+    server.grid._parties[1000].state_dir = tmp_path
+    assert server.error("spoiling").code == FAILED
+    assert kept_by(server) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_state_dir_a_part_is_kept_in_the_run_only(server, tmp_path):
+    server.values("training", 1)
+    np.testing.assert_equal(kept_by(server), PART)
+    assert server.values("probing", 2) == {"seed": "a1"}
+
+
+def test_the_same_round_writes_the_same_part(server, kept):
+    (file,) = kept.iterdir()
+    before = load_part(kept, MODEL)
+    server.values("training", 1)
+    assert list(kept.iterdir()) == [file]
+    np.testing.assert_equal(vars(load_part(kept, MODEL)), vars(before))
+
+
+def asked_of(model: str = MODEL) -> dict[str, Any]:
+    return {"frame": {"model": model}}
+
+
+def test_a_later_run_recalls_the_part(server, kept):
+    later = Server()
+    later.grid._parties[1000].state_dir = kept
+    assert later.values("probing", **asked_of()) == {"seed": "a1"}
+    assert kept_by(later) == {}  # it lies in the folder
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (
+            "0123456789abcdef",
+            "this party has no part of model 0123456789abcdef; its state-dir has parts "
+            "of 1 other models",
+        ),
+        (
+            "../" + MODEL,
+            "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
+            f"'../{MODEL}'",
+        ),
+    ],
+)
+def test_a_model_that_the_party_does_not_know(server, kept, model, sentence):
+    later = Server()
+    later.grid._parties[1000].state_dir = kept
+    error = later.error("probing", **asked_of(model))
+    assert (error.code, error.reason) == (REFUSED, sentence)
+
+
+def test_a_part_of_another_strategy(server, kept):
+    part = load_part(kept, MODEL)
+    save_part(kept, replace(part, strategy="coresets"))
+    assert server.error("probing", 2, **asked_of()).reason == (
+        f"the part of model {MODEL} at this party must be one of strategy "
+        "'test_client_app', got 'coresets'"
+    )
+
+
+def test_a_party_that_keeps_no_parts(server):
+    error = server.error("probing", **asked_of())
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "this party has no state-dir, so it keeps no part of a model",
+    )
+
+
+def predictions_in(folder: Path) -> Path:
+    (file,) = folder.glob("predictions-*")
+    return file
+
+
+def test_predictions_of_rows_without_ids(server, kept):
+    assert server.values("predicting", 2, **asked_of()) == {}
+    file = predictions_in(kept)
+    assert file.name == f"predictions-{MODEL}-{SESSION:016x}.csv"
+    assert file.read_text() == "row,prediction\n0,1.5\n1,-2.0\n2,0.1\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(list(kept.iterdir())) == 2  # the part and the predictions
+
+
+@pytest.mark.parametrize("ids", [["b, c", 'd "e"', "f"], [7, 5, 6]])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_predictions_of_rows_with_ids(server, kept, ids, loaded):
+    party = server.grid._parties[1000]
+    if loaded:  # the party has its file, and has not read the ids so far
+        party.row_ids = lambda: [str(value) for value in ids]
+    else:
+        party.ids = np.array(ids)
+    server.values("predicting", 2, **asked_of())
+    with open(predictions_in(kept), newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["id", "prediction"]
+    assert [row[0] for row in rows[1:]] == [str(value) for value in ids]
+    assert [float(row[1]) for row in rows[1:]] == [1.5, -2.0, 0.1]
+
+
+def test_predictions_leave_the_party_nowhere_else(server, kept):
+    reply = server.ask("predicting", 2, **asked_of())
+    assert unpack(reply.content)[0] == {}
+    state = server.grid._contexts[1000].state
+    records = [state[f"{name}.{kind}"] for name in KEPT for kind in KINDS]
+    assert not any("predictions" in record for record in records)
+    predictions_in(kept).unlink()
+    server.values("counter", 3)
+    assert list(kept.glob("predictions-*")) == []
+
+
+def test_the_same_round_writes_the_same_predictions(server, kept):
+    server.values("predicting", 2, **asked_of())
+    before = predictions_in(kept).read_bytes()
+    server.values("predicting", 2, **asked_of())
+    assert predictions_in(kept).read_bytes() == before
+
+
+def test_predictions_of_an_earlier_run_stay(server, kept):
+    server.values("predicting", 2, **asked_of())
+    server.session += 1
+    server.peers = b"".join(
+        server.values("hello", node=j)["public_key"] for j in (0, 1)
+    )
+    server.values("predicting", 1, **asked_of())
+    assert len(list(kept.glob("predictions-*"))) == 2
+
+
+def test_predictions_that_cannot_be_written_leave_nothing(server, kept, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device", "/home/ann/secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        error = server.error("predicting", 2, **asked_of())
+    assert (error.code, error.reason) == (
+        REFUSED,
+        f"the predictions of model {MODEL} cannot be written to this party's "
+        "state-dir: No space left on device",
+    )
+    assert [file.suffix for file in kept.iterdir()] == [".npz"]
+    server.values("predicting", 2, **asked_of())  # asked again, when there is space
+    assert predictions_in(kept).stat().st_size > 0
+
+
+def test_predictions_that_are_not_of_the_rows_are_not_written(server, kept):
+    server.grid._parties[1000].ids = np.arange(2)
+    assert server.error("predicting", 2, **asked_of()).code == FAILED
+    assert [file.suffix for file in kept.iterdir()] == [".npz"]
 
 
 # -- the loader of a SuperNode ---------------------------------------------------------
@@ -629,3 +945,86 @@ def test_blocks_of_rows_are_added_up(monkeypatch):
 def test_solvers_without_rows_share_none():
     solver = CoresetVRLR(size=12, solver="cg", allow_two_parties=True)
     assert solver.start(limited(0)).metrics["converged"]
+
+
+# -- the loader of a party that predicts -----------------------------------------------
+
+
+@pytest.fixture
+def node(tmp_path) -> Context:
+    """Return the context of a SuperNode with new rows, and with a part of a model.
+
+    Of its columns ``kind`` had other levels in training, and ``height`` was scaled by
+    what the training rows were.
+    """
+    (tmp_path / "new.csv").write_text("id,height,kind\nu,30,b\nv,10,a\n")
+    (tmp_path / "old.csv").write_text("id,height,kind\na,0,a\nb,20,b\nc,40,c\n")
+    context = Context(77, 1000, {}, RecordDict(), {})
+    context.node_config = {
+        "data": str(tmp_path / "old.csv"),
+        "id-column": "id",
+        "standardize": True,
+        "partition-id": 0,
+        "state-dir": str(tmp_path / "state"),
+    }
+    trained = load_from_context(context)
+    settings = {"encoding": trained.encoding}
+    save_part(tmp_path / "state", ModelPart(MODEL, "fdskl", settings))
+    context.node_config["data"] = str(tmp_path / "new.csv")
+    context.run_config = {"task": "predict", "model": MODEL}
+    return context
+
+
+def test_new_rows_are_encoded_as_in_training(node):
+    party = load_from_context(node)
+    assert list(party.columns) == ["height", "kind=a", "kind=b", "kind=c"]
+    # Of training: mean 20 and standard deviation 20 sqrt(2 / 3); a third of each kind.
+    heights = np.array([10.0, -10.0]) / (20 * np.sqrt(2 / 3))
+    np.testing.assert_allclose(party.X[:, 0], heights, rtol=1e-12)
+    kinds = (np.array([[0, 1, 0], [1, 0, 0]]) - 1 / 3) / (np.sqrt(2) / 3)
+    np.testing.assert_allclose(party.X[:, 1:], kinds, rtol=1e-12)
+    assert party.state_dir == Path(node.node_config["state-dir"])
+    assert party.row_ids() == ["u", "v"]
+
+
+def test_rows_to_train_on_are_encoded_anew(node):
+    node.run_config = {"task": "train"}
+    party = load_from_context(node)
+    assert list(party.columns) == ["height", "kind=a", "kind=b"]
+    np.testing.assert_allclose(party.X[:, 0], [1.0, -1.0])
+    assert party.state_dir == Path(node.node_config["state-dir"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"state-dir": ""},
+            "this party has no state-dir, so it keeps no part of a model",
+        ),
+        ({"state-dir": "state"}, "state-dir must be an absolute path"),
+    ],
+)
+def test_a_node_that_cannot_predict(node, change, sentence):
+    node.node_config |= change
+    with pytest.raises(PartyError) as caught:
+        load_from_context(node)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("", "the id of a model must be 8 to 32 lower-case hexadecimal digits, got ''"),
+        (
+            "0123456789abcdef",
+            "this party has no part of model 0123456789abcdef; its state-dir has parts "
+            "of 1 other models",
+        ),
+    ],
+)
+def test_a_model_that_the_node_does_not_have(node, model, sentence):
+    node.run_config["model"] = model
+    with pytest.raises(PartyError) as caught:
+        load_from_context(node)
+    assert str(caught.value) == sentence

@@ -15,7 +15,13 @@ from vfl_flower.config import (
     strategy_arguments,
 )
 from vfl_flower.server_app import make_strategies
-from vfl_flower.strategies import STRATEGIES, CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies import (
+    FDSKL,
+    STRATEGIES,
+    CoresetVKMC,
+    CoresetVRLR,
+    FDSKLPrediction,
+)
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 
@@ -83,16 +89,75 @@ def test_value_of_another_type(key, value, wanted):
     )
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_arguments_of_each_strategy(name):
-    config = check_run_config({"strategy": name, "size": 50, "seed": 9})
-    strategy = STRATEGIES[name](**strategy_arguments(config, STRATEGIES[name]))
-    assert (strategy.size, strategy.seed) == (50, 9)
+@pytest.mark.parametrize("key", ["bandwidth", "regularization"])
+@pytest.mark.parametrize("value", [2, 0.5, "auto", "x"])
+def test_number_in_the_place_of_a_word(key, value):
+    assert check_run_config({key: value})[key] == value
+
+
+@pytest.mark.parametrize("key", ["bandwidth", "regularization"])
+def test_no_number_in_the_place_of_a_word(key):
+    with pytest.raises(ValueError, match=f"{key}' must be of type str, got True"):
+        check_run_config({key: True})
+
+
+KINDS = [(name, task) for name, tasks in STRATEGIES.items() for task in tasks]
+MODEL = "0123456789abcdef"
+
+
+def arguments(name: str, task: str, **config: object) -> dict[str, object]:
+    given = {key.replace("_", "-"): value for key, value in config.items()}
+    checked = check_run_config({"strategy": name, "task": task} | given)
+    return strategy_arguments(checked, STRATEGIES[name][task])
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "given"),
+    [
+        ("coreset-vrlr", "train", {"size": 50, "seed": 9}),
+        ("coreset-vkmc", "train", {"size": 50, "seed": 9}),
+        ("fdskl", "train", {"budget": 50, "bandwidth": 2, "seed": 9}),
+        ("fdskl", "predict", {"model": MODEL, "bits": 32, "block_bytes": 4096}),
+    ],
+)
+def test_arguments_of_each_strategy(name, task, given):
+    strategy = STRATEGIES[name][task](**arguments(name, task, **given))
+    assert {key: getattr(strategy, key) for key in given} == given
+
+
+def test_each_strategy_and_task_takes_the_defaults():
+    assert KINDS == [
+        ("coreset-vrlr", "train"),
+        ("coreset-vkmc", "train"),
+        ("fdskl", "train"),
+        ("fdskl", "predict"),
+    ]
+    for name, task in KINDS:
+        given = {"model": MODEL} if task == "predict" else {}
+        STRATEGIES[name][task](**arguments(name, task, **given))
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [("coreset-vrlr", "central"), ("coreset-vkmc", "central"), ("fdskl", "direct")],
+)
+def test_solver_that_is_not_named_is_the_strategys_own(name, default):
+    assert RUN_DEFAULTS["solver"] == ""
+    assert "solver" not in arguments(name, "train")
+    (made,) = make_strategies(check_run_config({"strategy": name})).values()
+    assert made.solver == default
 
 
 @pytest.mark.parametrize(
     ("strategy", "key", "value"),
     [
+        ("fdskl", "size", 50),
+        ("fdskl", "model", MODEL),
+        ("fdskl", "tol", 0.5),
+        ("fdskl", "evaluate", "full"),
+        ("coreset-vrlr", "bandwidth", 2.0),
+        ("coreset-vrlr", "model", MODEL),
+        ("coreset-vkmc", "topology", "ring"),
         ("coreset-vrlr", "n-clusters", 3),
         ("coreset-vrlr", "local-clustering", "seeding"),
         ("coreset-vkmc", "alpha", 0.5),
@@ -102,23 +167,32 @@ def test_arguments_of_each_strategy(name):
     ],
 )
 def test_key_that_does_not_apply(strategy, key, value):
-    config = check_run_config({"strategy": strategy, key: value})
     with pytest.raises(ValueError, match="does not apply") as caught:
-        strategy_arguments(config, STRATEGIES[strategy])
+        arguments(strategy, "train", **{key: value})
+    hint = "; set task to 'predict'" if key == "model" else ""
     assert str(caught.value) == (
         f"run config {key!r} does not apply to strategy {strategy!r}, got {value!r}"
+        + hint
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("loss", "square"), ("budget", 9), ("solver", "direct"), ("test-fraction", 0.5)],
+)
+def test_key_of_training_does_not_apply_to_prediction(key, value):
+    with pytest.raises(ValueError, match=f"{key}' does not apply"):
+        arguments("fdskl", "predict", **{"model": MODEL, key: value})
 
 
 def test_every_key_applies_to_some_strategy():
     for key, value in RUN_DEFAULTS.items():
         other = {bool: not value, str: f"{value}x"}.get(type(value), 999)
         accepted = 0
-        for name, strategy in STRATEGIES.items():
-            config = RUN_DEFAULTS | {key: other}
-            config["strategy"] = name if key != "strategy" else other
+        for name, task in KINDS:
+            config = RUN_DEFAULTS | {"strategy": name, "task": task} | {key: other}
             try:
-                strategy_arguments(config, strategy)
+                strategy_arguments(config, STRATEGIES[name][task])
             except ValueError:
                 continue
             accepted += 1
@@ -140,7 +214,35 @@ def test_strategies_of_a_config():
 @pytest.mark.parametrize(
     ("run_config", "sentence"),
     [
-        ({"strategy": "x"}, "strategy must be one of coreset-vrlr, coreset-vkmc, got"),
+        (
+            {"strategy": "x"},
+            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, got 'x'",
+        ),
+        ({"task": "x"}, "task must be one of train for strategy 'coreset-vrlr', got"),
+        (
+            {"task": "predict"},
+            "task must be one of train for strategy 'coreset-vrlr', got 'predict'",
+        ),
+        (
+            {"strategy": "fdskl", "task": "x"},
+            "task must be one of train, predict for strategy 'fdskl', got 'x'",
+        ),
+        (
+            {"strategy": "fdskl", "compare": True},
+            "compare compares samplings of coresets, and must be false for strategy "
+            "'fdskl'",
+        ),
+        (
+            {"strategy": "fdskl", "task": "predict"},
+            "model must be the number of a trained model, got none",
+        ),
+        ({"strategy": "fdskl", "bandwidth": 0}, "bandwidth must be 'median' or a num"),
+        ({"strategy": "fdskl", "bandwidth": "x"}, "bandwidth must be 'median' or a n"),
+        ({"strategy": "fdskl", "bits": 8}, "bits must be 16 or 32, got 8"),
+        (
+            {"strategy": "fdskl", "solver": "cg"},
+            "solver must be one of direct, doubly-stochastic, got 'cg'",
+        ),
         ({"sampling": "x"}, "sampling must be one of coreset, uniform, full, got 'x'"),
         ({"solver": "x"}, "solver must be one of central, cg, saga, got 'x'"),
         ({"protocol": "x"}, "protocol must be one of fused, paper, got 'x'"),
@@ -236,6 +338,15 @@ def test_whole_numbers_of_a_strategy(strategy, name, least, value):
     assert getattr(strategy(**{name: 2}), name) == 2
 
 
+def test_strategies_of_kernel_learning():
+    config = check_run_config({"strategy": "fdskl", "bandwidth": 2})
+    ((name, made),) = make_strategies(config).items()
+    assert (name, type(made), made.bandwidth) == ("train", FDSKL, 2)
+    config = check_run_config({"strategy": "fdskl", "task": "predict", "model": MODEL})
+    ((name, made),) = make_strategies(config).items()
+    assert (name, type(made), made.model) == ("predict", FDSKLPrediction, MODEL)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_seed_of_minus_one_is_none(strategy):
     assert RUN_DEFAULTS["seed"] == -1
@@ -320,6 +431,20 @@ def test_node_with_data_decides_for_itself():
     )
 
 
+def test_state_dir_belongs_to_the_node():
+    found = party_source(SIMULATED | {"state-dir": "/var/airline"}, RUN_DEFAULTS)
+    assert found.state_dir == Path("/var/airline")
+    assert party_source(SIMULATED, {"state-dir": "/var/run"}).state_dir is None
+    assert party_source({"data": "/a.csv", "state-dir": ""}, {}).state_dir is None
+
+
+def test_state_dir_that_is_relative():
+    """The sentence goes to the server: it has no path."""
+    with pytest.raises(ValueError, match="state-dir") as caught:
+        party_source({"data": "/a.csv", "state-dir": "airline"}, {})
+    assert str(caught.value) == "state-dir must be an absolute path"
+
+
 def test_name_belongs_to_the_node():
     assert party_source(SIMULATED | {"party-name": "x"}, RUN_DEFAULTS).name == "x"
     assert party_source({}, RUN_DEFAULTS).name is None
@@ -361,6 +486,7 @@ def test_wrong_value_of_a_node(node, sentence):
         ("num-partition", "num-partitions"),
         ("partyname", "party-name"),
         ("dat", "data"),
+        ("state_dir", "state-dir"),
     ],
 )
 def test_key_of_a_node_that_is_nearly_one_of_ours(key, near):

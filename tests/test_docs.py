@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from vfl_flower.config import RUN_DEFAULTS, party_source
 
 ROOT = Path(__file__).parent.parent
@@ -38,12 +40,13 @@ def test_node_config_keys_are_read():
     text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
     columns = {"id-column": "i", "label-column": "l", "share-rows": 9}
-    given = text | numbers | columns
+    given = text | numbers | columns | {"state-dir": "/var/a"}
     assert set(keys) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
     assert (source.columns, source.id_column) == (("a", "b"), "i")
     assert source.share_rows == 9
+    assert source.state_dir == Path("/var/a")
     assert (source.standardize, source.one_hot) == (True, False)
 
 
@@ -53,9 +56,11 @@ def test_files_that_documents_name_exist():
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-def test_functions_that_the_paper_page_names_exist():
-    page = (ROOT / "docs/papers/coresets.md").read_text()
-    named = re.findall(r"`((?:numerics|clients|strategies)/\w+\.py): ([^`]+)`", page)
+@pytest.mark.parametrize("algorithm", ["coresets", "fdskl"])
+def test_functions_that_the_paper_page_names_exist(algorithm):
+    page = (ROOT / f"docs/papers/{algorithm}.md").read_text()
+    layers = "numerics|clients|strategies|secure_aggregation"
+    named = re.findall(rf"`((?:{layers})/\w+\.py): ([^`]+)`", page)
     assert len(named) >= 8
     for file, functions in named:
         source = (ROOT / "vfl_flower" / file).read_text()

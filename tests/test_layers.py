@@ -34,7 +34,12 @@ ALLOWED = {
         *("strategies", "numerics", "secure_aggregation"),
         *("messages", "ledger", "models"),
     },
-    "client_app": {"clients", "config", "data", "messages", "secure_aggregation"},
+    "sums": {"clients", "secure_aggregation"},
+    "model_parts": {"clients"},
+    "client_app": {
+        *("clients", "config", "data", "messages", "secure_aggregation"),
+        *("sums", "model_parts"),
+    },
     "report": {"strategies"},
     "server_app": {"strategies", "config", "report"},
 }
@@ -99,7 +104,9 @@ def test_every_layer_has_a_rule():
     assert layers == {*ALLOWED, "typing", "simulations"}
 
 
-@pytest.mark.parametrize("layer", ["numerics", "secure_aggregation"])
+@pytest.mark.parametrize(
+    "layer", ["numerics", "secure_aggregation", "sums", "model_parts"]
+)
 def test_no_flower_below_the_protocols(layer):
     for path in files_of(layer):
         flower = {n for n in imports_of(path) if n.split(".")[0] == "flwr"}
@@ -124,24 +131,59 @@ def test_numerics_opens_no_file_and_has_no_global_generator():
         assert "default_rng()" not in source
 
 
+def test_only_two_modules_touch_the_files_of_a_party():
+    """``data`` reads them, ``model_parts`` keeps the parts of models beside them."""
+    for layer in ("clients", "client_app", "sums", "messages"):
+        files = calls_of(layer, "open", "fdopen", "savez", "save", "mkstemp", "replace")
+        found = {ast.unparse(call.func) for call in files}
+        assert found <= {"sums.open", "memory.open", "self.relay.open"}
+
+
+ASKING = {
+    **dict.fromkeys(("ask", "ask_each", "ask_exactly", "secure_sum"), 0),
+    **{"relay_sums": 0, "ask_one": 1},
+}
+"""Methods that send messages, and which of their arguments is the action."""
+
+
 def asked() -> set[str]:
     """Return the actions that strategies ask for."""
-    calls = calls_of("strategies", "ask", "ask_each", "ask_exactly", "secure_sum")
-    names = set()
-    for call in calls:
-        first = call.args[0]
-        if isinstance(first, ast.Constant):
-            names.add(first.value)
+    names, handed_on = set(), []
+    for call in calls_of("strategies", *ASKING):
+        action = call.args[ASKING[call.func.attr]]
+        if isinstance(action, ast.Constant):
+            names.add(action.value)
         else:  # ``ask`` and its kin hand on what they were given
-            assert ast.unparse(first) == "action", ast.unparse(call)
+            assert ast.unparse(action) == "action", ast.unparse(call)
+            handed_on.append(call)
+    for path in files_of("strategies"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef) and node.name in ASKING:
+                place = ASKING[node.name] + 1
+                assert node.args.args[place].arg == "action"
+                inside = {ast.unparse(inner) for inner in ast.walk(node)}
+                handed_on = [c for c in handed_on if ast.unparse(c) not in inside]
+    assert not handed_on, [ast.unparse(call) for call in handed_on]
     return names
+
+
+def test_every_way_to_ask_is_known():
+    """No method of Parties but these, and what they share, sends a message."""
+    sending = {"_exchange", "_round_trip", "_ask"}
+    for path in files_of("strategies"):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef):
+                calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+                called = {getattr(call.func, "attr", "") for call in calls}
+                known = sending | set(ASKING) | {"_hello"}
+                assert not called & sending or node.name in known, node.name
 
 
 def test_what_is_asked_is_what_is_answered():
     importlib.import_module("vfl_flower.client_app")
     answered = {n for n, s in STEPS.items() if s.function.__module__ in MODULES}
     assert asked() == answered
-    assert len(answered) > 5
+    assert len(answered) > 15
 
 
 def test_an_action_is_named_after_its_algorithm():
@@ -158,9 +200,10 @@ def test_an_algorithm_has_one_file_name_in_every_layer():
         return {path.stem for path in files_of(layer)} - {"__init__", "base"}
 
     algorithms = names("clients")
-    assert algorithms == names("strategies") - {"parties", "exchange", "sampling"}
+    shared = {"parties", "exchange", "sampling", "angles", "prediction"}
+    assert algorithms == names("strategies") - shared
     assert algorithms <= names("numerics")
-    assert len(algorithms) > 1
+    assert len(algorithms) > 2
 
 
 LIGHT = f"""

@@ -2,19 +2,34 @@
 
 import os
 import stat
+from itertools import permutations
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-from vfl_flower.models import KMeansModel, LinearModel
+from vfl_flower.models import KernelModel, KMeansModel, LinearModel
+from vfl_flower.numerics.kernel_model import partial_angles
+from vfl_flower.numerics.random_features import features
 
 LINEAR = LinearModel([np.array([1.0, -2.0]), np.array([0.5])], 3.0)
 CLUSTERS = KMeansModel(
     [np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [5.0], [9.0]])]
 )
-MODELS = [LINEAR, CLUSTERS]
+_common = {"kernel": "gaussian", "bandwidth": 1.5, "n_features": 8, "n_parties": 2}
+_common |= {"holders": [1], "block": 8}
+PARTS = [
+    {**_common, "seed": "a1", "n_columns": 2, "index": 0, "columns": ["u", "v"]},
+    {
+        **_common,
+        **{"seed": "ffffffffffffffffffffffff", "n_columns": 1, "index": 1},
+        **{"columns": [], "target": "binary", "classes": np.array([-3.0, 5.0])},
+        **{"coef": np.arange(-4.0, 4.0)[:, None], "intercept": np.array([0.5])},
+    },
+]
+KERNEL = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], PARTS)
+MODELS = [LINEAR, CLUSTERS, KERNEL]
 
 
 def assert_same(model, expected):
@@ -45,8 +60,58 @@ def test_no_rows(model):
 
 
 def blocks(model):
+    if isinstance(model, KernelModel):
+        return [np.zeros((4, width)) for width in model.widths]
     arrays = model.coef_ if isinstance(model, LinearModel) else model.cluster_centers_
     return [np.zeros((4, array.shape[-1])) for array in arrays]
+
+
+def test_kernel_prediction():
+    """f(x) = sum_m coef_m phi_m(x) + intercept, of angles that parties add up."""
+    rng = np.random.default_rng(3)
+    X = [rng.normal(size=(60, 2)), rng.normal(size=(60, 1))]
+    turns = sum(
+        partial_angles(part, block, 8, 64) for part, block in zip(PARTS, X, strict=True)
+    )
+    scores = features(turns % 1.0) @ PARTS[1]["coef"] + 0.5
+    np.testing.assert_allclose(KERNEL.decision_function(X), scores, rtol=1e-12)
+    labels = np.where(scores[:, 0] > 0, 5.0, -3.0)
+    assert set(labels) == {5.0, -3.0}
+    np.testing.assert_array_equal(KERNEL.predict(X), labels)
+
+
+def test_kernel_model_whose_parts_lie_at_the_parties(tmp_path):
+    apart = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1])
+    for model in (apart, KernelModel.load(apart.save(tmp_path / "m.npz"))):
+        assert_same(model, apart)
+        assert model.parts is None
+        for method in (model.predict, model.decision_function):
+            with pytest.raises(ValueError, match="lie at the parties") as caught:
+                method(blocks(model))
+            assert str(caught.value) == (
+                "the parts of model 0123456789abcdef lie at the parties: predict with "
+                "a run of task 'predict' and model '0123456789abcdef'"
+            )
+
+
+def test_parts_come_back_as_they_were(tmp_path):
+    """Not as arrays: what a party keeps is settings and a few arrays."""
+    for again in (
+        KernelModel.load(KERNEL.save(tmp_path / "m.npz")),
+        KernelModel.from_arrays(KERNEL.to_record()),
+    ):
+        np.testing.assert_equal(again.parts, PARTS)
+        for part, before in zip(again.parts, PARTS, strict=True):
+            types = {name: type(value) for name, value in before.items()}
+            assert {name: type(value) for name, value in part.items()} == types
+
+
+def test_parts_are_not_printed():
+    assert "a1" not in repr(KERNEL)
+
+
+def test_number_of_a_model_whose_parts_are_kept():
+    assert [model.number for model in MODELS] == [None, None, "0123456789abcdef"]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -96,9 +161,8 @@ def test_the_file_needs_no_pickle(tmp_path):
         assert str(file["kind"]) == "k-means"
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_loaded_as_another_kind(model, tmp_path):
-    (other,) = (m for m in MODELS if m is not model)
+@pytest.mark.parametrize(("model", "other"), list(permutations(MODELS, 2)))
+def test_loaded_as_another_kind(model, other, tmp_path):
     sentence = f"must hold a '{other.kind}' model of format 1, got '{model.kind}'"
     with pytest.raises(ValueError, match=sentence):
         type(other).load(model.save(tmp_path / "m.npz"))
@@ -157,6 +221,10 @@ def test_round_trip_through_flower(model):
 
 def test_more_than_ten_parties_stay_in_order(tmp_path):
     """Not coef_0, coef_1, coef_10, coef_2 ..."""
-    model = LinearModel([np.array([float(j)]) for j in range(12)], 1.0)
-    assert_same(LinearModel.load(model.save(tmp_path / "m.npz")), model)
-    assert_same(LinearModel.from_arrays(model.to_record()), model)
+    parts = [{"seed": f"{j:x}", "index": j} for j in range(12)]
+    for model in (
+        LinearModel([np.array([float(j)]) for j in range(12)], 1.0),
+        KernelModel("ab", "gaussian", 1.0, 4, [1] * 12, parts),
+    ):
+        assert_same(type(model).load(model.save(tmp_path / "m.npz")), model)
+        assert_same(type(model).from_arrays(model.to_record()), model)

@@ -11,7 +11,7 @@ from vfl_flower import Party
 from vfl_flower.config import RUN_DEFAULTS, check_run_config
 from vfl_flower.server_app import main, make_strategies
 from vfl_flower.simulations import InProcessGrid
-from vfl_flower.strategies import STRATEGIES, CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies import FDSKL, STRATEGIES, CoresetVKMC, CoresetVRLR
 
 
 def made(**config):
@@ -24,14 +24,28 @@ def test_default():
     assert list(strategies) == ["coreset"]
     strategy = strategies["coreset"]
     assert type(strategy) is CoresetVRLR
+    own = {"masking": "ring", "solver": "central", "seed": None}
     for name, value in strategy.settings().items():
-        expected = RUN_DEFAULTS[name.replace("_", "-")] if name != "masking" else "ring"
-        assert value == (None if name == "seed" else expected), name
+        default = RUN_DEFAULTS.get(name.replace("_", "-"))
+        assert value == own.get(name, default), name
 
 
-@pytest.mark.parametrize(("name", "kind"), STRATEGIES.items())
-def test_each_strategy_by_its_name(name, kind):
-    (strategy,) = made(strategy=name).values()
+def test_default_of_kernel_learning():
+    ((name, strategy),) = made(strategy="fdskl").items()
+    assert (name, type(strategy)) == ("train", FDSKL)
+    own = {"masking": "circle", "solver": "direct", "seed": None, "test_fraction": 0.2}
+    for name, value in strategy.settings().items():
+        default = RUN_DEFAULTS.get(name.replace("_", "-"))
+        assert value == own.get(name, default), name
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "kind"),
+    [(name, *task) for name, tasks in STRATEGIES.items() for task in tasks.items()],
+)
+def test_each_strategy_by_its_name_and_task(name, task, kind):
+    model = {"model": "0123456789abcdef"} if task == "predict" else {}
+    (strategy,) = made(strategy=name, task=task, **model).values()
     assert type(strategy) is kind
 
 
@@ -83,7 +97,7 @@ def test_compare_with_a_second_draw():
     [
         (
             {"strategy": "fedavg"},
-            "strategy must be one of coreset-vrlr, coreset-vkmc, got 'fedavg'",
+            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, got 'fedavg'",
         ),
         (
             {"sampling": "half"},
@@ -134,6 +148,37 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     assert f"results in {folder}" in out
     assert "| coreset |" in out
     assert "test loss" in out
+
+
+def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(180, 3))
+    names, labels = ["a", "b", "c"], np.sign(X[:, 0])
+    places = [tmp_path / name for name in names]
+    fdskl = {"strategy": "fdskl", "output-dir": str(tmp_path / "runs")}
+
+    def grid(rows, y=None):
+        blocks = zip(np.hsplit(X[rows], 3), names, places, [None, None, y], strict=True)
+        return InProcessGrid(
+            [Party(B, y, name=name, state_dir=place) for B, name, place, y in blocks]
+        )
+
+    settings = {"features": 64, "bandwidth": 2.0, "regularization": 0.01, "seed": 3}
+    main(grid(slice(150), labels[:150]), context(**fdskl, **settings))
+    (report,) = (tmp_path / "runs").glob("*/result.json")
+    found = json.loads(report.read_text())["results"]
+    assert list(found) == ["train"]
+    number = found["train"]["model"]
+    assert all((place / f"{number}.npz").exists() for place in places)
+    assert number in capsys.readouterr().out
+    main(grid(slice(150, 180)), context(**fdskl, task="predict", model=number))
+    assert list(tmp_path.glob("[ab]/*.csv")) == []
+    (file,) = tmp_path.glob("c/*.csv")
+    rows = [line.split(",") for line in file.read_text().split()]
+    assert rows[0] == ["row", "prediction"]
+    predicted = np.array([float(value) for _, value in rows[1:]])
+    assert len(predicted) == 30
+    assert np.mean(predicted == labels[150:]) > 0.8
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ leave the party without its values.
 from __future__ import annotations
 
 import copy
+import csv
 import importlib
+import io
 import logging
 import pkgutil
 import secrets
@@ -23,15 +25,16 @@ from flwr.clientapp import ClientApp
 from vfl_flower import __version__, clients
 from vfl_flower.clients.base import STEPS, Party, PartyError, Step
 from vfl_flower.config import party_source
-from vfl_flower.data import load_party
+from vfl_flower.data import load_party, read_ids
 from vfl_flower.messages import CorruptMessage, pack, unpack
+from vfl_flower.model_parts import ModelPart, load_part, save_part, write_private
 from vfl_flower.secure_aggregation import (
     PairwiseMasks,
-    group,
-    masked,
+    Relay,
     new_private_key,
     public_key,
 )
+from vfl_flower.sums import PartySums
 from vfl_flower.typing import Values
 
 log = logging.getLogger("vfl_flower")
@@ -58,8 +61,8 @@ def make_client_app(load: Load, *, allow_plain: bool = False) -> ClientApp:
     load : callable
         Returns the party's data for a Flower context.
     allow_plain : bool
-        Answer a server that asks for sums without masks. Only for tests and
-        comparisons: with it a party shows its addends.
+        Answer a server that asks for sums without masks, or for a protocol that does
+        not protect the party. Only for tests and comparisons.
     """
     app = ClientApp()
     register(app, load, allow_plain=allow_plain)
@@ -76,7 +79,7 @@ def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
         def answer_step(message: Message, context: Context) -> Message:
             return answer(step, message, context, load, allow_plain)
 
-    for step in [Step(HELLO, hello, ()), *STEPS.values()]:
+    for step in [Step(HELLO, hello), *STEPS.values()]:
         serve(step)
 
 
@@ -87,6 +90,7 @@ def answer(
     start = time.perf_counter()
     try:
         values, frame = unpack(message.content)
+        message.content.clear()  # its arrays are in `values`: tens of MB
         frame["digest"] += step.action.encode()  # what was asked, and of which step
         memory = Memory(context.state)
         party = copy.copy(load(context))
@@ -94,12 +98,22 @@ def answer(
             reply = dict(hello(party)) | {"public_key": memory.open(frame["session"])}
             clipped = 0
         else:
-            masks = memory.enter(frame, party)
+            keys = memory.enter(frame, party)
             if frame["masking"] == "plain" and not allow_plain:
                 raise PartyError("this party sends its addends only under masks")
+            party.allow_plain = allow_plain
+            if "model" in frame:
+                recall(party, step, frame)
+            part = party.part
+            sums = PartySums(*keys, int(frame["index"]), frame, allow_plain)
+            sums.open(values)
             reply = dict(step.function(party, **values))
-            clipped = hide(step, reply, frame, masks)
+            clipped = sums.hide(step, reply)
             memory.leave(frame, party)
+            if party.part is not part:
+                memory.keep_part(party, step)
+            if party.predictions is not None:
+                write_predictions(party, frame)
         seconds = time.perf_counter() - start
         content = pack(reply, {"seconds": seconds, "clipped": clipped})
         return Message(content, reply_to=message)
@@ -123,28 +137,38 @@ def hello(party: Party) -> Values:
         "n_parties": party.n_parties,
         "n_rows": party.n_rows,
         "n_columns": party.X.shape[1],
-        "has_labels": party.y is not None,
+        "n_labels": party.n_labels,
         "ids_digest": party.ids_digest or "",
         "version": __version__,
     }
 
 
-def hide(step: Step, reply: dict[str, Any], frame: Frame, masks: PairwiseMasks) -> int:
-    """Mask in place what `step` declares as a sum; return the number of clippings."""
-    clipped = 0
-    for name in step.sums:
-        bound = frame.get(f"bound.{name}")
-        if bound is None:
-            raise PartyError(
-                f"{step.action} sends {name!r} only into a sum, and the "
-                "server asked for none"
-            )
-        ring = group(str(frame["masking"]), float(bound), int(frame["parties"]))
-        reply[name], count = masked(
-            np.asarray(reply[name]), ring, masks, step.action, name, int(frame["round"])
-        )
-        clipped += count
-    return clipped
+def recall(party: Party, step: Step, frame: Frame) -> None:
+    """Load the party's part of the model that a message is about."""
+    if party.state_dir is None:
+        raise PartyError("this party has no state-dir, so it keeps no part of a model")
+    part = load_part(party.state_dir, str(frame["model"]), _algorithm(step))
+    party.part = {**part.settings, **part.arrays}
+
+
+def write_predictions(party: Party, frame: Frame) -> None:
+    """Write the party's predictions to a CSV file in its ``state-dir``."""
+    if party.predictions is None or party.state_dir is None:
+        return
+    ids = party.row_ids() if party.row_ids else party.ids
+    model, session = frame["model"], f"{frame['session']:016x}"
+    path = party.state_dir / f"predictions-{model}-{session}.csv"
+    numbers = range(len(party.predictions)) if ids is None else ids
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["row" if ids is None else "id", "prediction"])
+    rows.writerows(zip(numbers, party.predictions.tolist(), strict=True))
+    write_private(path, text.getvalue().encode(), f"the predictions of model {model}")
+    log.warning("%d predictions are in %s", len(party.predictions), path)
+
+
+def _algorithm(step: Step) -> str:
+    return step.function.__module__.rpartition(".")[2]
 
 
 class Memory:
@@ -184,15 +208,15 @@ class Memory:
                 {
                     "session": session,
                     "private_key": private,
-                    "secret": secrets.randbits(62),
+                    "secret": secrets.token_bytes(16),
                     "round": 0,
                     "digest": b"",
                 }
             )
         return public_key(self._session["private_key"])
 
-    def enter(self, frame: Frame, party: Party) -> PairwiseMasks:
-        """Check the round, give the party its memory and return the run's masks."""
+    def enter(self, frame: Frame, party: Party) -> tuple[PairwiseMasks, Relay]:
+        """Check the round, give the party its memory and return the run's secrets."""
         known = self._session
         if known is None or known["session"] != frame["session"]:
             raise PartyError("this party was restarted and has lost the run's state")
@@ -204,28 +228,31 @@ class Memory:
             raise PartyError("the parties' public keys changed during the run")
         party.index, party.n_parties = int(frame["index"]), int(frame["parties"])
         party.seed = int(frame["seed"])
-        party.secret = known["secret"] if frame.get("private_draws") else 0
+        private = bool(frame.get("private_draws"))
+        party.secret = int.from_bytes(known["secret"]) if private else 0
         again = frame["round"] == known["round"]
+        # A step that is asked again does not see the part that it has left.
+        fresh = again and known.get("part_round") == frame["round"]
+        party.part = {} if fresh else kept_part(self.state)
         if frame["round"] < known["round"] or (
             again and frame["digest"] != known["digest"]
         ):
             raise PartyError(
                 f"round {frame['round']} is over, the last one was {known['round']}"
             )
-        if frame["round"] > known["round"] + 1:
+        if not again and frame["previous"] != known["round"]:
             raise PartyError(
                 f"round {frame['round']} does not follow round {known['round']}: this "
                 "party has lost the state of a round"
             )
-        kept, state = ("before" if again else "after"), self._records
-        party.state = dict(state.get(f"{kept}.settings") or {})
-        for name, array in (state.get(f"{kept}.arrays") or {}).items():
-            party.state[name] = array.numpy()
+        for name in _sums(frame):
+            if not again and frame[name] <= known.get(name, 0):
+                raise PartyError(f"the masks of {name} {frame[name]} have been used")
+        party.state = _kept(self.state, "before" if again else "after")
         peers = bytes(known["peers"])
         keys = [peers[start : start + 32] for start in range(0, len(peers), 32)]
-        return PairwiseMasks(
-            known["private_key"], keys, party.index, int(frame["session"])
-        )
+        secrets_of = (known["private_key"], keys, party.index, int(frame["session"]))
+        return PairwiseMasks(*secrets_of), Relay(*secrets_of)
 
     def leave(self, frame: Frame, party: Party) -> None:
         """Keep what the step left in ``party.state``, and that the round is done."""
@@ -239,7 +266,40 @@ class Memory:
             ):
                 self.state[f"before.{kind}"] = self.state[f"after.{kind}"]
             self.state[f"after.{kind}"] = content[kind]
-        self._session.update({"round": frame["round"], "digest": frame["digest"]})
+        names = ["round", "digest", *_sums(frame)]
+        self._session.update({name: frame[name] for name in names})
+
+    def keep_part(self, party: Party, step: Step) -> None:
+        """Keep ``party.part``, here and in the party's ``state-dir``."""
+        content = pack(party.part)
+        self._session["part_round"] = self._session["round"]
+        self.state["part.arrays"] = content["arrays"]
+        self.state["part.settings"] = content["settings"]
+        if party.state_dir is not None:
+            arrays = {k: v for k, v in party.part.items() if isinstance(v, np.ndarray)}
+            settings = {k: v for k, v in party.part.items() if k not in arrays}
+            settings["encoding"] = party.encoding
+            model = f"{self._session['session']:016x}"
+            part = ModelPart(model, _algorithm(step), settings, arrays)
+            save_part(party.state_dir, part)
+
+
+def _kept(state: RecordDict, name: str) -> dict[str, Any]:
+    """Return what was packed into two records of a state."""
+    records: Mapping[str, Any] = state
+    found = dict(records.get(f"{name}.settings") or {})
+    for key, array in (records.get(f"{name}.arrays") or {}).items():
+        found[key] = array.numpy()
+    return found
+
+
+def kept_part(state: RecordDict) -> dict[str, Any]:
+    """Return the part of the model that the run of this state has trained, or none."""
+    return _kept(state, "part")
+
+
+def _sums(frame: Frame) -> list[str]:
+    return [key for key in frame if key.startswith("sum.")]
 
 
 def load_from_context(context: Context) -> Party:
@@ -248,7 +308,17 @@ def load_from_context(context: Context) -> Party:
         source = party_source(context.node_config, context.run_config)
     except ValueError as error:
         raise PartyError(str(error)) from None
-    party = load_party(source)
+    encoding = None
+    if context.run_config.get("task") == "predict":
+        if source.state_dir is None:
+            raise PartyError(
+                "this party has no state-dir, so it keeps no part of a model"
+            )
+        part = load_part(source.state_dir, str(context.run_config.get("model", "")))
+        encoding = part.settings["encoding"]
+    party = load_party(source, encoding=encoding)
+    party.state_dir = source.state_dir
+    party.row_ids = lambda: read_ids(source)
     party.n_parties = source.count or 0
     party.share_rows = source.share_rows
     return party

@@ -13,6 +13,8 @@ UserConfig = Mapping[str, bool | int | float | str]
 
 RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "strategy": "coreset-vrlr",
+    "task": "train",
+    "model": "",
     "compare": False,
     "output-dir": "",
     "timeout": 3600.0,
@@ -28,7 +30,7 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "size": 200,
     "sampling": "coreset",
     "protocol": "fused",
-    "solver": "central",
+    "solver": "",
     "test-fraction": 0.2,
     "evaluate": "coreset",
     "check-size": 0,
@@ -44,11 +46,29 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "local-clustering": "lloyd",
     "approximation": 2.0,
     "n-init": 10,
+    "target": "binary",
+    "loss": "logistic",
+    "kernel": "gaussian",
+    "bandwidth": "median",
+    "regularization": "auto",
+    "budget": 64_000_000,
+    "rows": 0,
+    "features": 0,
+    "bits": 16,
+    "block-bytes": 16_000_000,
+    "topology": "star",
+    "iterations": 32,
+    "block": 64,
+    "step": 1.0,
+    "schedule": "constant",
 }
 """Every key of the run config with its default, as in ``pyproject.toml``."""
 
+_OR_NUMBER = frozenset({"bandwidth", "regularization"})
+"""Keys whose default is a word, and which take a number in its place."""
+
 _GENERAL = frozenset(
-    {"strategy", "compare", "output-dir", "timeout", "seed", "n-parties"}
+    {"strategy", "task", "compare", "output-dir", "timeout", "seed", "n-parties"}
     | {"data", "id-column", "label-column", "columns"}
     | {"standardize", "one-hot", "impute"}
 )
@@ -90,6 +110,8 @@ class PartySource:
         ``mean`` or ``median`` of the column for missing values; ``none``: an error.
     share_rows : int or None
         ``share-rows``: how many rows the party sends in the clear in one run at most.
+    state_dir : Path or None
+        ``state-dir``: absolute folder in which the party keeps its parts of models.
     """
 
     data: str
@@ -103,6 +125,7 @@ class PartySource:
     one_hot: bool = True
     impute: str = "mean"
     share_rows: int | None = None
+    state_dir: Path | None = None
 
 
 _DATA_KEYS = frozenset(
@@ -114,6 +137,7 @@ _NODE_KEYS = _DATA_KEYS | {
     "num-partitions",
     "party-name",
     "share-rows",
+    "state-dir",
 }
 
 
@@ -130,6 +154,8 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
             near = difflib.get_close_matches(key, RUN_DEFAULTS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"run config has no key {key!r}{hint}")
+        if key in _OR_NUMBER and type(value) in (int, float):
+            continue
         wanted = type(RUN_DEFAULTS[key])
         if type(value) is not wanted and (type(value), wanted) != (int, float):
             raise ValueError(
@@ -154,13 +180,23 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
             and name not in parameters
             and value != RUN_DEFAULTS[key]
         ):
+            hint = "; set task to 'predict'" if key == "model" else ""
             raise ValueError(
                 f"run config {key!r} does not apply to strategy "
-                f"{config['strategy']!r}, got {value!r}"
+                f"{config['strategy']!r}, got {value!r}{hint}"
             )
+    if config["seed"] != -1 and "seed" not in parameters:
+        raise ValueError(
+            f"seed must be -1 for task {config['task']!r}, which draws nothing, got "
+            f"{config['seed']}"
+        )
     known = {key.replace("-", "_"): value for key, value in config.items()}
     known["seed"] = None if known["seed"] == -1 else known["seed"]
-    return {name: known[name] for name in parameters if name in known}
+    return {
+        name: known[name]
+        for name in parameters
+        if name in known and (name, known[name]) != ("solver", "")
+    }
 
 
 def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
@@ -201,6 +237,9 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
         return value
 
+    state_dir = text(node_config, "state-dir")
+    if state_dir and not Path(state_dir).is_absolute():
+        raise ValueError("state-dir must be an absolute path")
     columns = text(chosen, "columns")
     return PartySource(
         data=str(chosen["data"]),
@@ -214,6 +253,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         one_hot=flag("one-hot"),
         impute=text(chosen, "impute") or "mean",
         share_rows=number("share-rows"),
+        state_dir=Path(state_dir) if state_dir else None,
     )
 
 

@@ -90,7 +90,8 @@ def digest(content: RecordDict) -> bytes:
         items = sorted((k, v) for k, v in record.items() if k != "digest")
         sha.update(f"{name}{items!r}".encode())
     for name, array in sorted(_records(content)["arrays"].items()):
-        sha.update(f"{name}{len(array.data)}".encode())
+        kind = f"{name} {array.dtype} {array.shape} {len(array.data)}"
+        sha.update(kind.encode())
         sha.update(array.data)
     return sha.digest()
 

@@ -36,6 +36,7 @@ def write_report(
     found = {
         name: {
             "seed": result.seed,
+            "model": result.model.number,
             "metrics": {
                 t: {name: _number(value) for name, value in metrics.items()}
                 for t, metrics in result.train_metrics_clientapp.items()
@@ -58,7 +59,9 @@ def write_report(
         f"# {settings.get('strategy', 'Result')}\n\n{table}\n\n## Ledger of {first}\n\n"
         f"```\n{ledger}\n```\n",
     )
-    return f"{table}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
+    number = results[first].model.number
+    kept = f"\n\nthe parties keep their parts of model {number}" if number else ""
+    return f"{table}\n\nledger of {first}:\n{ledger}{kept}\n\nresults in {folder}"
 
 
 def _number(value: Any) -> Any:

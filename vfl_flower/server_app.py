@@ -13,7 +13,7 @@ from vfl_flower.config import check_run_config, output_dir, strategy_arguments
 from vfl_flower.report import write_report
 from vfl_flower.strategies import STRATEGIES
 from vfl_flower.strategies.base import ProtocolStrategy
-from vfl_flower.strategies.sampling import SAMPLINGS
+from vfl_flower.strategies.sampling import SAMPLINGS, CoresetStrategy
 
 log = logging.getLogger("vfl_flower")
 
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
-    """Return the strategies of a checked run config, by the name of their sampling.
+    """Return the strategies of a checked run config, by their sampling or task.
 
     Raises
     ------
@@ -51,10 +51,22 @@ def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
             f"strategy must be one of {', '.join(STRATEGIES)}, got "
             f"{config['strategy']!r}"
         )
-    strategy = STRATEGIES[config["strategy"]]
+    tasks = STRATEGIES[config["strategy"]]
+    if config["task"] not in tasks:
+        raise ValueError(
+            f"task must be one of {', '.join(tasks)} for strategy "
+            f"{config['strategy']!r}, got {config['task']!r}"
+        )
+    strategy = tasks[config["task"]]
     arguments = strategy_arguments(config, strategy)
+    samples = issubclass(strategy, CoresetStrategy)
     if not config["compare"]:
-        return {config["sampling"]: strategy(**arguments)}
+        return {config["sampling" if samples else "task"]: strategy(**arguments)}
+    if not samples:
+        raise ValueError(
+            "compare compares samplings of coresets, and must be false for strategy "
+            f"{config['strategy']!r}"
+        )
     samplings = dict.fromkeys([config["sampling"], *SAMPLINGS])
     return {
         name: strategy(

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,8 +82,16 @@ NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
             "y of the party must hold real numbers, got dtype <U1",
         ),
         (
-            {"X": X, "y": NAN[:, 0]},
+            {"X": X, "y": NAN[:, 1]},
             "y of the party must have no missing or infinite value, 1 found",
+        ),
+        (
+            {"X": X, "y": np.array([np.nan, np.inf, 1.0]), "name": "airline"},
+            "y of party 'airline' must have no missing or infinite value, 1 found",
+        ),
+        (
+            {"X": X, "y": np.full(3, np.nan)},
+            "y of the party must have at least one label, all are missing",
         ),
         (
             {"X": X, "ids": np.arange(4)},
@@ -120,12 +129,34 @@ def test_checked_data_are_not_looked_at():
     assert np.isnan(Party(NAN, checked=True).X[1, 0])
 
 
+@pytest.mark.parametrize(
+    ("y", "count"),
+    [
+        (None, 0),
+        ([1, 2, 3], 3),
+        ([True, False, True], 3),
+        ([0.0, np.nan, 0.0], 2),
+        (np.array([np.nan, np.nan, 7], dtype=np.float32), 1),
+    ],
+)
+def test_labels_that_the_party_knows(y, count):
+    assert Party(X, y=y).n_labels == count
+
+
+def test_state_dir_is_a_path():
+    assert Party(X).state_dir is None
+    assert Party(X, state_dir="/var/airline").state_dir == Path("/var/airline")
+
+
 def test_representation_shows_no_state():
     party = Party(X)
     party.state["remembered"] = 1
     party.secret = 314159
-    assert "remembered" not in repr(party)
-    assert "314159" not in repr(party)
+    party.part = {"seed": "secret"}
+    party.encoding = {"levels": ["secret"]}
+    party.predictions = np.array([271828.0])
+    for hidden in ("remembered", "314159", "secret=", "'secret'", "271828"):
+        assert hidden not in repr(party)
 
 
 # -- ids -------------------------------------------------------------------------------
@@ -177,7 +208,13 @@ def test_a_stream_is_given_by_seed_party_and_name():
     assert stream(secret=2) == others[4]
 
 
-@pytest.mark.parametrize("name", ["n_parties", "seed", "secret", "state"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("n_parties", "seed", "secret", "state", "share_rows", "allow_plain"),
+        *("part", "encoding", "predictions", "row_ids"),
+    ],
+)
 def test_what_a_run_sets_is_no_argument(name):
     with pytest.raises(TypeError, match=name):
         Party(X, **{name: 1})
@@ -212,6 +249,24 @@ def test_step_registers_and_stays_a_plain_function(registry):
     np.testing.assert_array_equal(mean(Party(X))["total"], [0.5, 2.5, 4.5])
 
 
+def test_step_says_what_leaves_the_party_only_in_a_sum(registry):
+    @step("example_sums", sums=["total"], sealed=["scores", "angles_*"])
+    def sums(party: Party) -> dict[str, np.ndarray]:
+        return {}
+
+    found = registry["example_sums"]
+    assert found == Step("example_sums", sums, ("total",), ("scores", "angles_*"))
+    names = ["total", "scores", "angles_0", "angles_12", "angles_", "angles", "totals"]
+    assert [found.hides(name) for name in names] == [True] * 5 + [False] * 2
+    assert [found.seals(name) for name in names] == [False] + [True] * 4 + [False] * 2
+    assert not Step("example", sums).hides("total")
+
+
+@pytest.mark.parametrize("name", ["Angles_0", "my_angles_0"])
+def test_names_in_sums_are_matched_as_they_are(name):
+    assert not Step("example", dict, sealed=("angles_*",)).hides(name)
+
+
 def test_two_steps_of_one_name(registry):
     step("example")(lambda party: {})
     with pytest.raises(ValueError, match="action 'example' has a step already"):
@@ -223,3 +278,7 @@ def test_steps_of_the_package_are_there_with_the_app():
 
     assert STEPS["coresets_scores"].sums == ("scores",)
     assert STEPS["coresets_totals"].sums == ()
+    for action in ("angles", "iterate", "answer"):
+        assert STEPS[f"fdskl_{action}"].seals("angles_2")
+        assert STEPS[f"fdskl_{action}"].sums == ()
+    assert STEPS["fdskl_distances"].seals("distances")

@@ -13,7 +13,13 @@ from vfl_flower import Ledger, Party
 from vfl_flower.messages import unpack
 from vfl_flower.models import LinearModel
 from vfl_flower.simulations import InProcessGrid, simulate
-from vfl_flower.strategies import STRATEGIES, CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies import (
+    FDSKL,
+    STRATEGIES,
+    CoresetVKMC,
+    CoresetVRLR,
+    FDSKLPrediction,
+)
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy, Run
 from vfl_flower.strategies.parties import Parties
 
@@ -40,15 +46,29 @@ class Trivial(ProtocolStrategy):
         return model.to_record()
 
 
+SETTINGS: dict[type[ProtocolStrategy], dict[str, Any]] = {
+    CoresetVRLR: {"size": 77, "sampling": "uniform", "protocol": "paper", "seed": 8},
+    CoresetVKMC: {"size": 77, "sampling": "uniform", "protocol": "paper", "seed": 8},
+    FDSKL: {"kernel": "laplacian", "bandwidth": 2.5, "masking": "plain", "seed": 8},
+    FDSKLPrediction: {"model": "0123456789abcdef", "bits": 32, "n_parties": 3},
+}
+"""Arguments other than the default ones, of each strategy."""
+
+
+def test_settings_are_of_all_strategies():
+    kinds = {kind for tasks in STRATEGIES.values() for kind in tasks.values()}
+    assert kinds == set(SETTINGS)
+
+
 @pytest.fixture
 def grid(three) -> InProcessGrid:
     return InProcessGrid(three)
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES.values(), Trivial])
-def test_is_a_flower_strategy(strategy):
-    assert isinstance(strategy(), Strategy)
-    assert isinstance(strategy(), ProtocolStrategy)
+@pytest.mark.parametrize(("kind", "settings"), [*SETTINGS.items(), (Trivial, {})])
+def test_is_a_flower_strategy(kind, settings):
+    assert isinstance(kind(**settings), Strategy)
+    assert isinstance(kind(**settings), ProtocolStrategy)
 
 
 # -- the result ------------------------------------------------------------------------
@@ -302,6 +322,50 @@ def test_server_and_parties_do_not_share_streams():
     assert Run(5).rng("draw").integers(2**62) != drawn
 
 
+# -- the frame -------------------------------------------------------------------------
+
+
+def test_what_each_message_tells_the_parties(three):
+    class Telling(CoresetVRLR):
+        def frame(self) -> dict[str, Any]:
+            return {"topic": "delays"}
+
+    grid, other = Told(three), Told(three)
+    Telling(size=12).start(grid)
+    CoresetVRLR(size=12).start(other)
+    hello, told = grid.frames[:3], grid.frames[3:]
+    assert not any("topic" in frame for frame in hello)
+    assert [frame["topic"] for frame in told] == ["delays"] * 6
+    for frame, plain in zip(grid.frames, other.frames, strict=True):
+        assert set(frame) - {"topic"} == set(plain)
+
+
+def test_a_prediction_tells_of_which_model(three):
+    model = "0123456789abcdef"
+    assert FDSKLPrediction(model).frame() == {"model": model}
+    assert CoresetVRLR(size=12).frame() == FDSKL().frame() == {}
+
+
+@pytest.mark.parametrize(
+    ("masking", "told"), [("odd", "ring"), ("ring", "ring"), ("plain", "plain")]
+)
+def test_maskings_of_a_strategy(three, masking, told):
+    """What hides its own sums is its own matter; all others are masked or plain."""
+
+    class Odd(CoresetVRLR):
+        maskings = ("odd", "ring", "plain")
+
+    grid, strategy = Told(three), Odd(size=12)
+    strategy.masking = masking
+    strategy.start(grid)
+    assert {frame["masking"] for frame in grid.frames[3:]} == {told}
+    with pytest.raises(ValueError, match="masking must be one of ring, plain, got"):
+        CoresetVRLR(size=12, masking="odd")
+    sentence = "masking must be one of circle, paper, plain, got 'ring'"
+    with pytest.raises(ValueError, match=sentence):
+        FDSKL(masking="ring")
+
+
 # -- the log ---------------------------------------------------------------------------
 
 
@@ -314,12 +378,12 @@ def test_settings_are_logged_at_the_start(grid, caplog):
     assert "seed=4" in line
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values())
-def test_settings_make_the_strategy_again(strategy):
-    made = strategy(size=77, sampling="uniform", protocol="paper", seed=8)
-    again = strategy(**made.settings())
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS.items())
+def test_settings_make_the_strategy_again(kind, settings):
+    made = kind(**settings)
+    again = kind(**made.settings())
     assert again.settings() == made.settings()
-    assert again.settings()["size"] == 77
+    assert again.settings() | settings == again.settings()
 
 
 def test_summary_of_a_subclass(caplog):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from faults import Fault, FaultyGrid
 from flwr.app import Message
+from flwr.common.serde import context_from_proto, context_to_proto
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed, __version__
 from vfl_flower.clients.base import STEPS, PartyError, Step
@@ -15,7 +16,7 @@ from vfl_flower.messages import n_bytes, n_units, pack, unpack
 from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.exchange import RETRIES
-from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.parties import Parties, Sum
 
 TIMEOUT = 10.0
 
@@ -119,10 +120,10 @@ def test_what_parties_say(clock):
     assert len(parties) == 3
     assert parties.n_rows == 4
     assert parties.label_holder == 2
-    assert [(p.name, p.n_rows, p.n_columns, p.has_labels) for p in parties] == [
-        ("party-0", 4, 2, False),
-        ("party-1", 4, 2, False),
-        ("party-2", 4, 2, True),
+    assert [(p.name, p.n_rows, p.n_columns, p.n_labels) for p in parties] == [
+        ("party-0", 4, 2, 0),
+        ("party-1", 4, 2, 0),
+        ("party-2", 4, 2, 4),
     ]
     assert parties[0:2] == list(parties)[:2]
 
@@ -234,16 +235,85 @@ def test_order_of_ids_matters(clock):
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        ((), "but none does"),
-        ((0, 2), "but a, c do"),
+        ((0, 0, 0), "exactly one party must hold the labels, but none does"),
+        ((4, 0, 4), "exactly one party must hold the labels, but a, c do"),
+        ((1, 0, 3), "exactly one party must hold the labels, but a, c do"),
+        ((0, 3, 0), "'b' must hold the labels of all 4 rows, 1 are missing"),
     ],
 )
 def test_label_holder(labels, sentence, clock):
-    edits = [{"name": n, "has_labels": j in labels} for j, n in enumerate("abc")]
+    edits = [{"name": n, "n_labels": labels[j]} for j, n in enumerate("abc")]
     parties = greet(Edited(some(), edits))
     with pytest.raises(FederationError) as caught:
         _ = parties.label_holder
-    assert str(caught.value) == "exactly one party must hold the labels, " + sentence
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("labels", "holders"),
+    [((0, 0, 4), [2]), ((1, 0, 3), [0, 2]), ((4, 4, 4), [0, 1, 2]), ((0, 1, 0), [1])],
+)
+def test_label_holders(labels, holders, clock):
+    parties = greet(Edited(some(), [{"n_labels": count} for count in labels]))
+    assert parties.label_holders == holders
+
+
+def test_no_label_holders(clock):
+    parties = greet(Edited(some(), [{"n_labels": 0}] * 3))
+    with pytest.raises(FederationError) as caught:
+        _ = parties.label_holders
+    assert str(caught.value) == "a party must hold the labels, but none does"
+
+
+@pytest.mark.parametrize("solver", ["central", "cg", "saga"])
+def test_labels_of_some_rows_only_are_refused_where_all_are_needed(solver, clock):
+    y = np.array([1.0, np.nan, 2.0, np.nan])
+    X = np.arange(8.0).reshape(4, 2)
+    grid = Edited([Party(X, name="airline"), Party(X), Party(X, y=y, name="registry")])
+    with pytest.raises(FederationError) as caught:
+        CoresetVRLR(size=2, solver=solver).start(grid, timeout=TIMEOUT)
+    assert str(caught.value) == (
+        "'registry' must hold the labels of all 4 rows, 2 are missing"
+    )
+    assert {m.metadata.message_type for m in grid.sent} == {"train.hello"}
+
+
+def test_labels_in_two_halves_are_refused_where_one_holder_is_needed(clock):
+    X = np.arange(8.0).reshape(4, 2)
+    y = np.array([1.0, 2.0, np.nan, np.nan])
+    grid = Edited([Party(X, y=y, name="a"), Party(X, y=y[::-1], name="b")])
+    with pytest.raises(FederationError, match="must hold the labels, but a, b do"):
+        CoresetVRLR(size=2).start(grid, timeout=TIMEOUT)
+    assert {m.metadata.message_type for m in grid.sent} == {"train.hello"}
+
+
+# -- two parties -----------------------------------------------------------------------
+
+BETWEEN_TWO = (
+    "FDSKL gives parties sums over all, and between two the sum shows each the other's "
+    "part"
+)
+
+
+def test_two_parties_are_refused(clock):
+    with pytest.raises(FederationError) as caught:
+        greet(some(2)).refuse_two("FDSKL", False)
+    assert str(caught.value) == (
+        f"{BETWEEN_TWO}: it needs at least three parties, or allow_two_parties"
+    )
+
+
+def test_two_parties_that_are_allowed_are_warned(clock, caplog):
+    greet(some(2)).refuse_two("FDSKL", True)
+    assert caplog.messages == [BETWEEN_TWO]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_three_parties_are_neither(allowed, clock, caplog):
+    greet(some(3)).refuse_two("FDSKL", allowed)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("labels", [(), (0, 1)])
@@ -291,15 +361,15 @@ def test_label_holder_is_asked_for_before_any_training(labels, clock):
         (
             CoresetVRLR(size=3, solver="cg"),
             2,
-            "solver 'cg' gives the parties sums over all of them, and between two each "
-            "sees the other's part: it needs at least three parties, or "
+            "solver 'cg' gives parties sums over all, and between two the sum shows "
+            "each the other's part: it needs at least three parties, or "
             "allow_two_parties",
         ),
         (
             CoresetVRLR(size=3, solver="saga"),
             2,
-            "solver 'saga' gives the parties sums over all of them, and between two "
-            "each sees the other's part: it needs at least three parties, or "
+            "solver 'saga' gives parties sums over all, and between two the sum shows "
+            "each the other's part: it needs at least three parties, or "
             "allow_two_parties",
         ),
     ],
@@ -464,6 +534,94 @@ def test_each_needs_one_entry_a_party(clock):
         greet(some()).ask_each("probe", [{}, {}])
 
 
+def test_one_party_is_asked_alone(clock):
+    grid = Edited(some(), [{"index": 2}, {"index": 0}, {"index": 1}])
+    parties = greet(grid)
+    assert parties.ask_one(1, "probe", value=5) == {
+        "index": 1,
+        "own": 0,
+        "seed": 7,
+        "n_parties": 3,
+        "value": 5,
+        "x": pytest.approx(np.ones(3)),
+    }
+    assert [m.metadata.dst_node_id for m in grid.sent[3:]] == [1002]
+    assert parties.ledger.round_trips == 2
+    entries = [parties.ledger.entry("probe", p.name).messages for p in parties]
+    assert entries == [0, 1, 0]
+
+
+def test_one_party_that_fails_alone(clock):
+    parties = greet(some())
+    assert parties.ask_one(0, "failing") == {}
+    with pytest.raises(PartyFailed) as caught:
+        parties.ask_one(1, "failing")
+    assert (caught.value.party, caught.value.action) == ("party-1", "failing")
+
+
+def test_parties_that_were_not_asked_go_on_from_where_they_were(clock):
+    """Each is told in which round it was asked last, so that it notices a gap."""
+    grid = Edited(some())
+    parties = greet(grid)
+    for party in (1, 1, 0):
+        parties.ask_one(party, "probe")
+    assert parties.ask("probe").each("index") == [0, 1, 2]
+    assert parties.ask("total", sums={"total": 8.0}).sums["total"].tolist() == [6, 6]
+    told = [(f["index"], f["previous"], f["round"]) for a, f in frames(grid)[3:]]
+    assert told == [
+        *[(1, 0, 1), (1, 1, 2), (0, 0, 3)],
+        *[(0, 3, 4), (1, 2, 4), (2, 0, 4)],
+        *[(0, 4, 5), (1, 4, 5), (2, 4, 5)],
+    ]
+    with_keys = [f["index"] for a, f in frames(grid)[3:] if "peers" in f]
+    assert with_keys == [1, 0, 2]
+
+
+def test_party_that_lost_a_round_in_which_it_was_asked_alone(clock):
+    grid = InProcessGrid(some())
+    parties = greet(grid)
+    parties.ask("probe")
+    old = context_to_proto(grid._contexts[1001])
+    parties.ask_one(1, "probe")
+    grid._contexts[1001] = context_from_proto(old)
+    with pytest.raises(PartyFailed) as caught:
+        parties.ask("probe")
+    assert str(caught.value) == (
+        "party 'party-1' failed in 'probe': round 3 does not follow round 1: this "
+        "party has lost the state of a round"
+    )
+
+
+def test_masks_of_a_name_are_numbered_upwards(clock):
+    grid = Edited(some(2))
+    parties = greet(grid)
+    parties.ask("total", sums={"total": 4.0})
+    parties.ask("probe")
+    parties.ask_exactly("total", {"total": 1.0})
+    found = [f.get("sum.total") for a, f in frames(grid)[2:]]
+    assert found == [1, 1, None, None, 3, 3, 4, 4]
+    bounds = [f["bound.total"] for a, f in frames(grid)[2:] if "bound.total" in f]
+    assert bounds == [4.0, 4.0, 1.0, 1.0, 2.0**20, 2.0**20]
+
+
+@pytest.mark.parametrize("masking", ["ring", "plain"])
+def test_sum_in_another_group_than_the_runs(masking, clock, monkeypatch):
+    def turns(party: Party) -> dict[str, Any]:
+        return {"total": np.array([20_000 * (party.index + 1)], dtype="<u2")}
+
+    monkeypatch.setitem(STEPS, "turns", Step("turns", turns, ("total",)))
+    parties = greet(some(), masking=masking)
+    sums = parties.ask("turns", sums={"total": Sum(group="circle16")}).sums
+    assert sums["total"].tolist() == [120_000 % 2**16]
+    assert sums["total"].dtype == np.uint16
+
+
+def test_clipped_sum_in_a_group_is_asked_again_with_a_wider_bound(clock):
+    parties = greet(some())
+    replies = parties.ask_exactly("total", {"total": Sum(1.0, "ring")}, scale=2.0**15)
+    np.testing.assert_array_equal(replies.sums["total"], np.full(2, 6 * 2.0**15))
+
+
 @pytest.mark.parametrize("masking", ["ring", "plain"])
 def test_sums(masking, clock):
     parties = greet(some(), masking=masking)
@@ -581,6 +739,18 @@ def test_hello_carries_nothing_but_the_session(clock):
     greet(grid)
     for _, frame in frames(grid):
         assert set(frame) == {"session", "digest"}
+
+
+def test_what_the_strategy_tells_in_every_message(clock):
+    grid = Edited(some(2))
+    parties = greet(grid, frame={"topic": "ab", "session": 1})
+    parties.ask("total", sums={"total": 4.0})
+    parties.ask("total", sums={"total": 4.0})
+    told = [frame for action, frame in frames(grid) if action != "hello"]
+    assert [frame["topic"] for frame in told] == ["ab"] * 4
+    # The frame's own stay what they are.
+    assert {frame["session"] for frame in told} == {parties.session}
+    assert parties.session != 1
 
 
 def test_rounds_grow_and_sessions_differ(clock):

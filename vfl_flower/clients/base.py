@@ -6,6 +6,8 @@ import hashlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,8 @@ class Party:
     X : Array, shape (n, d)
         The party's columns; row i is the same entity at every party. Real, finite.
     y : Array, shape (n,), optional
-        Labels, at the label holder only. Real, finite.
+        Labels, at the label holders only. Real and finite, or NaN for the rows of
+        which this party does not know the label.
     ids : Array, shape (n,), optional
         Identifiers of the rows, distinct. Parties compare a digest of them.
     name : str, optional
@@ -41,6 +44,9 @@ class Party:
         Place of the party in the run's order, from 0.
     ids_digest : str, optional
         Digest of `ids` where it is known already; computed from `ids` otherwise.
+    state_dir : path, optional
+        Folder, private to the party, in which its parts of models are kept; without
+        one they are gone with the run.
     checked : bool
         Skip the checks: the loader did them when it wrote its cache.
 
@@ -52,9 +58,20 @@ class Party:
         The party's own part of the seed of its streams; 0 where the run repeats.
     share_rows : int or None
         How many rows it sends in the clear in one run at most; None: any number.
+    allow_plain : bool
+        Whether the party takes part in protocols that do not protect it.
+    encoding : dict or None
+        How the columns of its file became those of `X`; kept with its part of a model.
+    part : dict
+        The party's part of a model: what a training step leaves in it is kept, and is
+        here again when the model predicts.
     state : dict
         What the steps of one run remember from message to message: small, since it
         crosses a process with each of them. It stays in the SuperNode's memory.
+    predictions : Array or None, shape (n,)
+        What a step leaves here is written to a file in `state_dir`.
+    row_ids : callable or None
+        Returns the ids of the rows where they are not in memory.
 
     Raises
     ------
@@ -70,17 +87,27 @@ class Party:
     columns: Sequence[str] | None = None
     index: int | None = None
     ids_digest: str | None = None
+    state_dir: Path | None = None
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     secret: int = field(default=0, init=False, repr=False)
     share_rows: int | None = field(default=None, init=False)
+    allow_plain: bool = field(default=False, init=False)
+    encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    predictions: Array | None = field(default=None, init=False, repr=False)
+    row_ids: Callable[[], Sequence[str] | None] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def __post_init__(self, checked: bool) -> None:
         """Check the data once, when the party is made."""
         if not checked:
             self._check()
+        if self.state_dir is not None:
+            self.state_dir = Path(self.state_dir)
         if self.ids is not None and self.ids_digest is None:
             self.ids_digest = digest_ids(self.ids)
 
@@ -100,7 +127,7 @@ class Party:
                     f"y of {who} must have one label for each of the {len(self.X)} "
                     f"rows, got shape {self.y.shape}"
                 )
-            _check_real(self.y, f"y of {who}")
+            _check_labels(self.y, f"y of {who}")
         if self.ids is not None:
             self.ids = np.asarray(self.ids)
             if self.ids.shape != (len(self.X),):
@@ -123,6 +150,11 @@ class Party:
     def n_rows(self) -> int:
         """Number of rows, n."""
         return len(self.X)
+
+    @property
+    def n_labels(self) -> int:
+        """Number of rows whose label this party knows."""
+        return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the generator of one named stream of this party in this run.
@@ -153,19 +185,30 @@ class Step:
         Takes the party and the values of the message by name; returns values.
     sums : tuple of str
         Names in the reply that leave the party only under a mask. The party's code
-        says so, not the server.
+        says so, not the server. ``angles_*`` stands for all that begin so.
+    sealed : tuple of str
+        Those of them of which only a party may learn the sum, not the server.
     """
 
     action: str
     function: StepFunction
-    sums: tuple[str, ...]
+    sums: tuple[str, ...] = ()
+    sealed: tuple[str, ...] = ()
+
+    def hides(self, name: str) -> bool:
+        """Return whether `name` leaves the party only under a mask."""
+        return any(fnmatchcase(name, pattern) for pattern in self.sums + self.sealed)
+
+    def seals(self, name: str) -> bool:
+        """Return whether the sum called `name` is not for the server."""
+        return any(fnmatchcase(name, pattern) for pattern in self.sealed)
 
 
 STEPS: dict[str, Step] = {}
 
 
 def step(
-    action: str, *, sums: Sequence[str] = ()
+    action: str, *, sums: Sequence[str] = (), sealed: Sequence[str] = ()
 ) -> Callable[[StepFunction], StepFunction]:
     """Register a plain function as the client's side of `action`.
 
@@ -176,6 +219,9 @@ def step(
     sums : sequence of str
         Real arrays in the reply of which the server may learn the sum over all
         parties and nothing else.
+    sealed : sequence of str
+        Arrays in the reply of which one party may learn the sum, and the server not
+        even that.
 
     Examples
     --------
@@ -187,7 +233,7 @@ def step(
     def register(function: StepFunction) -> StepFunction:
         if action in STEPS:
             raise ValueError(f"action {action!r} has a step already")
-        STEPS[action] = Step(action, function, tuple(sums))
+        STEPS[action] = Step(action, function, tuple(sums), tuple(sealed))
         return function
 
     return register
@@ -209,6 +255,14 @@ def _check_real(values: Array, what: str) -> None:
         raise ValueError(
             f"{what} must have no missing or infinite value, {missing} found"
         )
+
+
+def _check_labels(y: Array, what: str) -> None:
+    if y.dtype.kind == "f":
+        if np.isnan(y).all():
+            raise ValueError(f"{what} must have at least one label, all are missing")
+        y = y[~np.isnan(y)]
+    _check_real(y, what)
 
 
 def digest_ids(ids: Array) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import (
@@ -21,8 +22,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from vfl_flower.client_app import make_client_app
+from vfl_flower.client_app import kept_part, make_client_app
 from vfl_flower.clients.base import Party
+from vfl_flower.models import KernelModel
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy
 
 
@@ -59,6 +61,10 @@ class InProcessGrid(Grid):
         )
         self._replies: dict[str, Message] = {}
         self._pushed = 0
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Return the parties' parts of the model that was trained last."""
+        return [kept_part(context.state) for context in self._contexts.values()]
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is one run."""
@@ -161,4 +167,8 @@ def simulate(
     if seed is not None:
         strategy = copy.copy(strategy)
         strategy.seed = seed
-    return strategy.start(InProcessGrid(parties), timeout=timeout)
+    grid = InProcessGrid(parties)
+    result = strategy.start(grid, timeout=timeout)
+    if isinstance(result.model, KernelModel) and all(grid.parts()):
+        result.model.parts = grid.parts()
+    return result

@@ -1,8 +1,15 @@
 """The server's side: one Flower strategy for each algorithm."""
 
+from vfl_flower.strategies.base import ProtocolStrategy
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.fdskl import FDSKL
+from vfl_flower.strategies.prediction import FDSKLPrediction
 
-STRATEGIES = {"coreset-vrlr": CoresetVRLR, "coreset-vkmc": CoresetVKMC}
-"""The strategies by the name that the run config gives them."""
+STRATEGIES: dict[str, dict[str, type[ProtocolStrategy]]] = {
+    "coreset-vrlr": {"train": CoresetVRLR},
+    "coreset-vkmc": {"train": CoresetVKMC},
+    "fdskl": {"train": FDSKL, "predict": FDSKLPrediction},
+}
+"""The strategies by the name and the task that the run config gives them."""
 
-__all__ = ["STRATEGIES", "CoresetVKMC", "CoresetVRLR"]
+__all__ = ["FDSKL", "STRATEGIES", "CoresetVKMC", "CoresetVRLR", "FDSKLPrediction"]

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from vfl_flower.ledger import Ledger
 from vfl_flower.models import Model
 from vfl_flower.strategies.parties import Parties
+from vfl_flower.typing import Values
 
 log = logging.getLogger("vfl_flower")
 
@@ -117,13 +118,14 @@ class ProtocolStrategy(Strategy):
     """
 
     model_class: type[Model]
+    maskings: tuple[str, ...] = MASKINGS
     evaluation_actions: tuple[str, ...] = ()
     """Steps that evaluate the model and do not train it."""
 
     def __init__(
         self, *, masking: str = "ring", n_parties: int = 0, seed: int | None = None
     ) -> None:
-        check_choice("masking", masking, MASKINGS)
+        check_choice("masking", masking, self.maskings)
         check_whole("n_parties", n_parties, 0)
         if n_parties == 1:
             raise ValueError("n_parties must be 0 or at least 2, got 1")
@@ -208,8 +210,9 @@ class ProtocolStrategy(Strategy):
             seed=seed,
             private_draws=self.seed is None,
             timeout=timeout,
-            masking=self.masking,
+            masking="plain" if self.masking == "plain" else "ring",
             n_parties=self.n_parties,
+            frame=self.frame(),
         )
         arrays = self.protocol(parties, run)
         return ProtocolResult(
@@ -221,6 +224,10 @@ class ProtocolStrategy(Strategy):
             evaluation=ledger.of(*self.evaluation_actions),
             seed=self.seed,
         )
+
+    def frame(self) -> Values:
+        """Return what every message of the run tells the parties."""
+        return {}
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments by name, as this strategy has them."""

@@ -190,12 +190,8 @@ class CoresetVRLR(CoresetStrategy):
         """Draw the coreset, solve on it, evaluate."""
         widths = [party.n_columns for party in parties]
         holder, n = parties.label_holder, self.n_train(parties)
-        if self.solver != "central" and len(parties) < 3 and not self.allow_two_parties:
-            raise FederationError(
-                f"solver {self.solver!r} gives the parties sums over all of them, and "
-                "between two each sees the other's part: it needs at least three "
-                "parties, or allow_two_parties"
-            )
+        if self.solver != "central":
+            parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from vfl_flower import __version__
 from vfl_flower.ledger import Ledger
 from vfl_flower.messages import pack
-from vfl_flower.secure_aggregation import group, unmask_sum
+from vfl_flower.secure_aggregation import Group, Tree, group, unmask_sum
 from vfl_flower.strategies.exchange import (
     FIRST_POLL,
     LAST_POLL,
@@ -24,7 +24,7 @@ from vfl_flower.strategies.exchange import (
     FederationError,
     PartyFailed,
 )
-from vfl_flower.typing import Array, Arrays, Scalar, Values
+from vfl_flower.typing import Array, Arrays, Values
 
 log = logging.getLogger("vfl_flower")
 
@@ -41,15 +41,61 @@ class PartyInfo:
         ``party-name``, or ``party-<index>``.
     n_rows, n_columns : int
         Size of its data.
-    has_labels : bool
-        Whether it holds the labels.
+    n_labels : int
+        Number of rows whose label it knows.
     """
 
     node_id: int
     name: str
     n_rows: int
     n_columns: int
-    has_labels: bool
+    n_labels: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum over the parties that the server asks for.
+
+    Attributes
+    ----------
+    bound : float
+        Largest absolute value of a party's entries: it sets the resolution of the
+        fixed point. It has no meaning on the circle.
+    group : str
+        Where to add; default: as the run masks.
+    to : int or None
+        The party that alone may open the sum; None: the server.
+    """
+
+    bound: float = 1.0
+    group: str = ""
+    to: int | None = None
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A sum that the server passes on and cannot open.
+
+    Give it to :meth:`Parties.ask_each` as a value for party `to`, where the step gets
+    the sum itself: real numbers, or on the circle fractions of a turn, shape (size,).
+
+    Attributes
+    ----------
+    to : int
+        The party that can open it.
+    parts : tuple of Array
+        Elements that add up to the sum when they are opened.
+    seals : tuple of str
+        What the party needs to know to open each.
+    """
+
+    to: int
+    parts: tuple[Array, ...] = field(repr=False)
+    seals: tuple[str, ...]
+
+    def __add__(self, other: Sealed) -> Sealed:
+        """Return the sum of both, for the same party."""
+        return Sealed(self.to, self.parts + other.parts, self.seals + other.seals)
 
 
 @dataclass(frozen=True)
@@ -62,12 +108,15 @@ class Replies(Sequence[dict[str, Any]]):
         What each party sent in the clear.
     sums : dict of Array
         Sums over parties of what they sent under masks.
+    sealed : dict of Sealed
+        The same, where only a party may learn the sum.
     clipped : int
         Values that were clipped to the bound of their sum.
     """
 
     values: list[dict[str, Any]]
     sums: Arrays = field(default_factory=dict)
+    sealed: dict[str, Sealed] = field(default_factory=dict)
     clipped: int = 0
 
     @overload
@@ -110,6 +159,13 @@ class Parties(Sequence[PartyInfo]):
         ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
     n_parties : int
         How many parties to wait for; 0: those that are connected, at least two.
+    frame : Values
+        What every message tells the parties besides.
+
+    Attributes
+    ----------
+    session : int
+        Random number of this session, 63 bits: the number of the model it trains.
 
     Raises
     ------
@@ -129,17 +185,22 @@ class Parties(Sequence[PartyInfo]):
         timeout: float = 3600.0,
         masking: str = "ring",
         n_parties: int = 0,
+        frame: Values | None = None,
     ) -> None:
         self.grid, self.ledger = grid, ledger
         self.timeout, self.masking = timeout, masking
         self._exchange = Exchange(grid, ledger, timeout)
-        self._frame: dict[str, Scalar] = {
-            "session": secrets.randbits(63),
+        self.session = secrets.randbits(63)
+        self._frame: dict[str, Any] = {
+            **(frame or {}),
+            "session": self.session,
             "seed": seed,
             "private_draws": private_draws,
             "masking": masking,
         }
         self._round = 0
+        self._last: list[int] = []  # round in which each party was last asked
+        self._peers = b""
         self._infos: list[PartyInfo] = []
         self._hello(self._wait_for_nodes(n_parties))
 
@@ -161,26 +222,77 @@ class Parties(Sequence[PartyInfo]):
         return self[0].n_rows
 
     @property
-    def label_holder(self) -> int:
-        """Index of the one party that holds the labels.
+    def label_holders(self) -> list[int]:
+        """Indices of the parties that know labels, each of other rows than the others.
 
         Raises
         ------
         FederationError
-            No party holds labels, or more than one does.
+            No party holds labels.
         """
-        holders = [info.name for info in self if info.has_labels]
+        holders = [j for j, info in enumerate(self) if info.n_labels]
+        if not holders:
+            raise FederationError("a party must hold the labels, but none does")
+        return holders
+
+    @property
+    def label_holder(self) -> int:
+        """Index of the one party that holds the labels of all rows.
+
+        Raises
+        ------
+        FederationError
+            No party holds labels, more than one does, or some are missing.
+        """
+        holders = [info for info in self if info.n_labels]
         if len(holders) != 1:
+            names = ", ".join(info.name for info in holders)
             raise FederationError(
-                "exactly one party must hold the labels, "
-                + (f"but {', '.join(holders)} do" if holders else "but none does")
+                "exactly one party must hold the labels, but "
+                + (f"{names} do" if holders else "none does")
             )
-        return next(j for j, info in enumerate(self) if info.has_labels)
+        if holders[0].n_labels < self.n_rows:
+            raise FederationError(
+                f"{holders[0].name!r} must hold the labels of all {self.n_rows} rows, "
+                f"{self.n_rows - holders[0].n_labels} are missing"
+            )
+        return self.label_holders[0]
+
+    def refuse_two(self, what: str, allowed: bool) -> None:
+        """Raise where a sum of two parties would show one of them the other's part.
+
+        Parameters
+        ----------
+        what : str
+            What gives parties such sums, as a subject.
+        allowed : bool
+            ``allow_two_parties``: warn instead.
+
+        Raises
+        ------
+        FederationError
+            There are two parties, and it is not allowed.
+        """
+        if len(self) > 2:
+            return
+        reason = (
+            f"{what} gives parties sums over all, and between two the sum shows each "
+            "the other's part"
+        )
+        if not allowed:
+            raise FederationError(
+                f"{reason}: it needs at least three parties, or allow_two_parties"
+            )
+        log.warning("%s", reason)
 
     # -- asking ---------------------------------------------------------------------
 
     def ask(
-        self, action: str, *, sums: Mapping[str, float] | None = None, **values: Any
+        self,
+        action: str,
+        *,
+        sums: Mapping[str, float | Sum] | None = None,
+        **values: Any,
     ) -> Replies:
         """Ask all parties the same, in one round trip.
 
@@ -188,9 +300,9 @@ class Parties(Sequence[PartyInfo]):
         ----------
         action : str
             The step.
-        sums : mapping of str to float, optional
-            For each array that the step gives under masks, a bound on the absolute
-            value of a party's entries: it sets the resolution of the fixed point.
+        sums : mapping of str to float or Sum, optional
+            For each array that the step gives under masks a :class:`Sum`, or only its
+            bound on the absolute value of a party's entries.
         **values : Array or Scalar
             What the step takes by name.
 
@@ -210,55 +322,163 @@ class Parties(Sequence[PartyInfo]):
     def ask_each(
         self,
         action: str,
-        each: Sequence[Values],
+        each: Sequence[Mapping[str, Any]],
         *,
-        sums: Mapping[str, float] | None = None,
+        sums: Mapping[str, float | Sum] | None = None,
         **values: Any,
     ) -> Replies:
         """Ask party j ``values`` and ``each[j]`` in one round trip; see :meth:`ask`."""
         replies = self._ask(action, each, sums or {}, values)
-        if replies.clipped:
-            log.warning(
-                "%d values of %s were clipped to the bound of their sum, which is not "
-                "exact",
-                replies.clipped,
-                action,
-            )
+        _warn_of_clipped(action, replies.clipped)
         return replies
+
+    def ask_one(self, party: int, action: str, **values: Any) -> dict[str, Any]:
+        """Ask one party in one round trip and return its reply; see :meth:`ask`."""
+        return self._round_trip(action, {party: (values, {})})[party]
 
     def _ask(
         self,
         action: str,
-        each: Sequence[Values],
-        sums: Mapping[str, float],
-        values: Values,
+        each: Sequence[Mapping[str, Any]],
+        sums: Mapping[str, float | Sum],
+        values: Mapping[str, Any],
     ) -> Replies:
         if len(each) != len(self):
             raise ValueError(f"each must have {len(self)} entries, got {len(each)}")
-        self._round += 1
         clipped = self.ledger.clipped
-        frame = self._frame | {
-            "round": self._round,
-            "parties": len(self),
-            **{f"bound.{name}": float(bound) for name, bound in sums.items()},
-        }
-        self._frame.pop("peers", None)
-        contents = [
-            pack({**values, **own}, frame | {"index": index})
-            for index, own in enumerate(each)
-        ]
-        nodes = {info.node_id: info.name for info in self}
-        replies = self._exchange(action, dict(zip(nodes, contents, strict=True)), nodes)
-        result = Replies(replies, clipped=self.ledger.clipped - clipped)
-        for name, bound in sums.items():
-            result.sums[name] = self._add(action, name, replies, bound)
+        wanted = {n: s if isinstance(s, Sum) else Sum(s) for n, s in sums.items()}
+        frame: dict[str, Any] = {}
+        for name, one in wanted.items():
+            frame |= self._sum_frame(name, one, self._round + 1)
+            frame |= {} if one.to is None else {f"to.{name}": one.to}
+        replies = self._round_trip(
+            action, {j: ({**values, **own}, frame) for j, own in enumerate(each)}
+        )
+        result = Replies(list(replies.values()), clipped=self.ledger.clipped - clipped)
+        for name, one in wanted.items():
+            own = self._group(one)
+            addends = [self._addend(action, name, j, replies, own) for j in replies]
+            self._check_shapes(action, name, addends)
+            if one.to is None:
+                result.sums[name] = unmask_sum(addends, own)
+            else:
+                seal = f"pad {action} {name} {self._round} {self._seal(one)} 0"
+                total = addends[0].copy()
+                for addend in addends[1:]:
+                    own.add(total, addend, out=total)
+                result.sealed[name] = Sealed(one.to, (total,), (seal,))
         return result
+
+    def relay_sums(
+        self, action: str, sums: Mapping[str, tuple[Sum, Tree]], **values: Any
+    ) -> dict[str, Sealed]:
+        """Let sums travel from party to party, encrypted between them.
+
+        One hop of all trees is one round trip, since messages pass through the server.
+        The root keeps its own part in a message to itself.
+
+        Parameters
+        ----------
+        action : str
+            The step; it is told in ``send`` which of the arrays to give.
+        sums : mapping of str to (Sum, Tree)
+            What to add, and along which tree; only parties of the tree take part.
+        **values : Array or Scalar
+            What the step takes by name.
+
+        Returns
+        -------
+        dict of Sealed
+            For the root of each tree.
+
+        Raises
+        ------
+        ValueError
+            A tree leaves out a party, so that the masks of the others do not cancel.
+        PartyFailed
+            As in :meth:`ask`.
+        """
+        for name, (one, tree) in sums.items():
+            if self._group(one).protects and len(tree.leaves) < len(self):
+                raise ValueError(
+                    f"the tree of {name!r} must have all {len(self)} parties, whose "
+                    f"masks cancel only together, got {len(tree.leaves)}"
+                )
+        number, clipped = self._round + 1, self.ledger.clipped
+        arrived: dict[tuple[str, int], Sealed] = {}
+        for hop in range(max(1, *(len(tree.hops) for _, tree in sums.values()))):
+            edges = {
+                (name, sender): receiver
+                for name, (_, tree) in sums.items()
+                for sender, receiver in (
+                    *(((tree.root, tree.root),) if hop == 0 else ()),
+                    *(tree.hops[hop] if hop < len(tree.hops) else ()),
+                )
+            }
+            contents: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+            for name, sender in sorted(edges, key=lambda edge: edge[1]):
+                receiver = edges[name, sender]
+                new = {"send": [], **values}
+                content, frame = contents.setdefault(sender, (new, {}))
+                content["send"].append(name)
+                frame |= self._sum_frame(name, sums[name][0], number)
+                frame[f"relay.{name}"] = receiver
+                if sender != receiver and (name, sender) in arrived:
+                    content[name] = arrived.pop((name, sender))
+            replies = self._round_trip(action, contents)
+            for (name, sender), receiver in edges.items():
+                one = sums[name][0]
+                part = self._addend(action, name, sender, replies, self._group(one))
+                seal = f"relay {action} {name} {self._round} {self._seal(one)} {sender}"
+                sealed = Sealed(receiver, (part,), (seal,))
+                before = arrived.get((name, receiver))
+                arrived[name, receiver] = sealed if before is None else before + sealed
+        _warn_of_clipped(action, self.ledger.clipped - clipped)
+        return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
+
+    def _sum_frame(self, name: str, one: Sum, number: int) -> dict[str, Any]:
+        return {
+            f"sum.{name}": number,
+            f"bound.{name}": float(one.bound),
+            f"group.{name}": one.group or self.masking,
+        }
+
+    def _group(self, one: Sum) -> Group:
+        return group(one.group or self.masking, one.bound, len(self))
+
+    def _seal(self, one: Sum) -> str:
+        return f"{one.group or self.masking} {float(one.bound).hex()}"
+
+    def _round_trip(
+        self,
+        action: str,
+        contents: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]],
+    ) -> dict[int, dict[str, Any]]:
+        """Send parties their values, each with a frame, and return their replies."""
+        self._round += 1
+        nodes = {self[j].node_id: self[j].name for j in contents}
+        messages = {}
+        for j, (values, frame) in contents.items():
+            own = {**self._frame, **frame}
+            own |= {} if self._last[j] else {"peers": self._peers}
+            own |= {"round": self._round, "parties": len(self), "index": j}
+            own["previous"], self._last[j] = self._last[j], self._round
+            found = dict(values)
+            for name in [n for n, v in values.items() if isinstance(v, Sealed)]:
+                sealed = found.pop(name)
+                if sealed.to != j:
+                    raise ValueError(f"{name} is sealed for party {sealed.to}, not {j}")
+                own[f"sealed.{name}"] = list(sealed.seals)
+                found |= {f"{name}.{k}": part for k, part in enumerate(sealed.parts)}
+            messages[self[j].node_id] = pack(found, own)
+        replies = self._exchange(action, messages, nodes)
+        return dict(zip(contents, replies, strict=True))
 
     def secure_sum(
         self,
         action: str,
         sums: Mapping[str, float],
-        each: Sequence[Values] | None = None,
+        each: Sequence[Mapping[str, Any]] | None = None,
         **values: Any,
     ) -> Arrays:
         """Return only the sums over the parties, by name; see :meth:`ask_each`."""
@@ -268,8 +488,8 @@ class Parties(Sequence[PartyInfo]):
     def ask_exactly(
         self,
         action: str,
-        sums: Mapping[str, float],
-        each: Sequence[Values] | None = None,
+        sums: Mapping[str, float | Sum],
+        each: Sequence[Mapping[str, Any]] | None = None,
         **values: Any,
     ) -> Replies:
         """Ask where no bound is known: `sums` has guesses, made wider on clips.
@@ -278,30 +498,40 @@ class Parties(Sequence[PartyInfo]):
         again with bounds 2^20 times as large. See :meth:`ask_each`.
         """
         each = [{}] * len(self) if each is None else each
+        sums = dict(sums)
         while (replies := self._ask(action, each, sums, values)).clipped:
-            sums = {name: bound * 2.0**20 for name, bound in sums.items()}
+            sums = {
+                name: replace(one, bound=one.bound * 2.0**20)
+                if isinstance(one, Sum)
+                else one * 2.0**20
+                for name, one in sums.items()
+            }
         return replies
 
-    def _add(
-        self, action: str, name: str, replies: list[dict[str, Any]], bound: float
+    def _addend(
+        self,
+        action: str,
+        name: str,
+        j: int,
+        replies: Mapping[int, dict[str, Any]],
+        own: Group,
     ) -> Array:
-        sum_group = group(self.masking, bound, len(self))
-        addends: list[Array] = []
-        for info, reply in zip(self, replies, strict=True):
-            addend = reply.pop(name, None)
-            if not isinstance(addend, np.ndarray) or addend.dtype != sum_group.dtype:
-                raise PartyFailed(
-                    info.name, action, f"its reply lacks the masked array {name!r}"
-                )
-            if addends and addend.shape != addends[0].shape:
+        addend = replies[j].pop(name, None)
+        if not isinstance(addend, np.ndarray) or addend.dtype != own.dtype:
+            raise PartyFailed(
+                self[j].name, action, f"its reply lacks the masked array {name!r}"
+            )
+        return addend
+
+    def _check_shapes(self, action: str, name: str, addends: Sequence[Array]) -> None:
+        for info, addend in zip(self, addends, strict=True):
+            if addend.shape != addends[0].shape:
                 raise PartyFailed(
                     info.name,
                     action,
                     f"{name!r} has shape {addend.shape}, that of {self[0].name!r} has "
                     f"{addends[0].shape}",
                 )
-            addends.append(addend)
-        return unmask_sum(addends, sum_group)
 
     # -- hello ----------------------------------------------------------------------
 
@@ -359,7 +589,7 @@ class Parties(Sequence[PartyInfo]):
                 names[node],
                 replies[node]["n_rows"],
                 replies[node]["n_columns"],
-                replies[node]["has_labels"],
+                replies[node]["n_labels"],
             )
             for node in order
         ]
@@ -369,7 +599,18 @@ class Parties(Sequence[PartyInfo]):
             ", ".join(info.name for info in self),
             "are the same" if replies[order[0]]["ids_digest"] else "were not compared",
         )
-        self._frame["peers"] = b"".join(replies[node]["public_key"] for node in order)
+        self._peers = b"".join(replies[node]["public_key"] for node in order)
+        self._last = [0] * len(order)
+
+
+def _warn_of_clipped(action: str, count: int) -> None:
+    if count:
+        log.warning(
+            "%d values of %s were clipped to the bound of their sum, which is not "
+            "exact",
+            count,
+            action,
+        )
 
 
 def _order(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:

@@ -1,0 +1,702 @@
+"""Sums that only one party may learn, in one round trip or from party to party."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import Fault, FaultyGrid
+from flwr.app import Message
+from scipy.stats import chi2
+
+from vfl_flower import Ledger, Party, PartyFailed
+from vfl_flower.clients.base import STEPS, Step
+from vfl_flower.messages import digest, pack, unpack
+from vfl_flower.secure_aggregation import Tree, group, ring, spanning, two_trees
+from vfl_flower.simulations import InProcessGrid
+from vfl_flower.strategies.parties import Parties, Replies, Sealed, Sum
+
+FALSE_ALARM = 1e-9
+"""Chance that one test of uniformity fails on uniform elements."""
+
+GROUPS = ("ring", "circle16", "circle32", "plain")
+
+
+def addend(party: int, name: str, size: int, bits: int) -> np.ndarray:
+    """Return what a party adds: eighths, or elements of the circle of so many bits.
+
+    Sums of eighths are exact in fixed point and in floats.
+    """
+    rng = np.random.default_rng([party, zlib.crc32(name.encode())])
+    if bits:
+        return rng.integers(2**bits, size=size, dtype=f"<u{bits // 8}")
+    return rng.integers(-400, 400, size) / 8
+
+
+def pooled(parties: Sequence[int], name: str, size: int, bits: int) -> np.ndarray:
+    """Return the sum of the parties' addends, on the circle modulo a turn."""
+    addends = [addend(j, name, size, bits) for j in parties]
+    return np.sum(addends, axis=0, dtype=addends[0].dtype)
+
+
+def bits_of(name: str) -> int:
+    return int(name.removeprefix("circle")) if name.startswith("circle") else 0
+
+
+def sealing(party: Party, size: int = 5, bits: int = 0, zero: bool = False) -> Any:
+    """Send a part of a sum for a party."""
+    part = addend(party.index, "part", size, bits)
+    return {"part": part * 0 if zero else part}
+
+
+def relaying(
+    party: Party, send: list[str], size: int = 5, bits: int = 0, grow: bool = False
+) -> Any:
+    """Send a part of each sum that travels on."""
+    size = size + party.index if grow else size
+    return {name: addend(party.index, name, size, bits) for name in send}
+
+
+def reading(party: Party, **sums: Any) -> dict[str, Any]:
+    """Tell the server what a sum is, which no step of the package does."""
+    return sums
+
+
+def chaining(party: Party, part: Any = None) -> dict[str, Any]:
+    """Take a sum, and send a part of the next one under the same name."""
+    seen = {} if part is None else {"seen": part}
+    return {"part": addend(party.index, "next", 5, 0), **seen}
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch):
+    """Register steps that only these tests ask for."""
+    sealed = {sealing: ("part",), chaining: ("part",), relaying: ("up_*", "down_*")}
+    for function in (sealing, relaying, reading, chaining):
+        name = function.__name__
+        step = Step(name, function, (), sealed.get(function, ()))
+        monkeypatch.setitem(STEPS, name, step)
+
+
+class Recorded(InProcessGrid):
+    """A grid that keeps all that the server sends and sees."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self.sent: list[Message] = []
+        self.seen: list[Message] = []
+
+    def push_messages(self, messages):
+        """Keep what is sent."""
+        messages = list(messages)
+        self.sent += messages
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        """Keep what comes back."""
+        replies = super().pull_messages(message_ids)
+        self.seen += replies
+        return replies
+
+    def arrays(self, action: str, *, sent: bool = False) -> list[np.ndarray]:
+        """Return the arrays of all replies, or messages, of a step."""
+        messages = self.sent if sent else self.seen
+        return [
+            array.numpy()
+            for message in messages
+            if message.metadata.message_type == f"train.{action}"
+            for array in message.content["arrays"].values()
+        ]
+
+
+def some(count: int = 3) -> list[Party]:
+    return [Party(np.ones((4, 1))) for _ in range(count)]
+
+
+def greet(
+    grid: InProcessGrid | None = None, *, count: int = 3, masking: str = "ring"
+) -> Parties:
+    grid = InProcessGrid(some(count)) if grid is None else grid
+    return Parties(grid, Ledger(), seed=7, timeout=10.0, masking=masking)
+
+
+def ask(parties: Parties, name: str, to: int, **values: Any) -> Replies:
+    """Ask for a sealed sum in the group of this name."""
+    one = Sum(2.0**10, name, to=to)
+    return parties.ask("sealing", sums={"part": one}, bits=bits_of(name), **values)
+
+
+def read(parties: Parties, **sealed: Sealed) -> dict[str, Any]:
+    """Return what the party makes of the sums that are sealed for it."""
+    (to,) = {one.to for one in sealed.values()}
+    return parties.ask_one(to, "reading", **sealed)
+
+
+def relay(
+    parties: Parties,
+    sums: Mapping[str, tuple[Sum, Tree]],
+    **values: Any,
+) -> dict[str, Sealed]:
+    bits = {bits_of(one.group) for one, _ in sums.values()}
+    return parties.relay_sums("relaying", sums, bits=bits.pop(), **values)
+
+
+def assert_uniform(elements: np.ndarray) -> None:
+    """Raise unless each byte of the elements is uniform, by a chi-square test.
+
+    The level is FALSE_ALARM over all bytes of an element: on uniform elements the
+    statistic over 256 bins exceeds the limit with that chance.
+    """
+    found = np.frombuffer(elements.tobytes(), dtype=np.uint8)
+    found = found.reshape(-1, elements.itemsize)
+    for column in found.T:
+        expected = len(column) / 256
+        counts = np.bincount(column, minlength=256)
+        statistic = ((counts - expected) ** 2 / expected).sum()
+        assert statistic < chi2.isf(FALSE_ALARM / elements.itemsize, 255)
+
+
+# -- a sum for one party, in one round trip --------------------------------------------
+
+
+@pytest.mark.parametrize("to", [0, 1, 2])
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_sum_reaches_the_party_it_is_for(name, to, clock):
+    masking = "plain" if name == "plain" else "ring"
+    parties = greet(masking=masking)
+    replies = ask(parties, name, to)
+    assert replies.sums == {}
+    assert all("part" not in reply for reply in replies)
+    sealed = replies.sealed["part"]
+    assert sealed.to == to
+    found = read(parties, part=sealed)["part"]
+    expected = pooled(range(3), "part", 5, bits_of(name))
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+    assert parties.ledger.round_trips == 3
+
+
+def test_the_sum_of_real_numbers_is_rounded_to_the_fixed_point(clock, monkeypatch):
+    def thirds(party: Party) -> dict[str, Any]:
+        return {"part": np.array([1 / 3, -1 / 7]) * (party.index + 1)}
+
+    monkeypatch.setitem(STEPS, "sealing", Step("sealing", thirds, sealed=("part",)))
+    parties = greet()
+    sealed = parties.ask("sealing", sums={"part": Sum(1.0, to=1)}).sealed["part"]
+    bound = 3 / (2 * group("ring", 1.0, 3).scale) + 1e-15
+    found = read(parties, part=sealed)["part"]
+    np.testing.assert_allclose(found, [2, -6 / 7], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
+def test_all_that_the_server_sees_is_uniform(name, zero, clock):
+    grid = Recorded(some())
+    sealed = ask(greet(grid), name, 1, size=2**15, zero=zero).sealed["part"]
+    addends = grid.arrays("sealing")
+    assert len(addends) == 3
+    for elements in (*addends, *sealed.parts):
+        assert len(elements) == 2**15
+        assert_uniform(elements)
+    # Without the pad, which is the receiver's alone, the sum is no noise.
+    own = group(name, 2.0**10, 3)
+    bare = pooled(range(3), "part", 2**15, bits_of(name)) * (not zero)
+    assert_uniform(own.subtract(sealed.parts[0], own.encode(bare)[0]))
+
+
+def test_a_plain_sum_hides_nothing(clock):
+    sealed = ask(greet(masking="plain"), "plain", 1).sealed["part"]
+    np.testing.assert_array_equal(sealed.parts[0], pooled(range(3), "part", 5, 0))
+
+
+@pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
+def test_another_party_cannot_open_it(name, clock):
+    parties = greet()
+    size = 2**14
+    sealed = ask(parties, name, 1, size=size).sealed["part"]
+    expected = pooled(range(3), "part", size, bits_of(name))
+    found = read(parties, part=replace(sealed, to=0))["part"]
+    # A value of 16 bits is right by chance in 1 of 65,536: more than 10 of these
+    # 16,384 are so with a chance below 1e-12.
+    assert np.count_nonzero(found == expected) <= 10
+    if name != "ring":
+        assert_uniform(found)
+    np.testing.assert_array_equal(read(parties, part=sealed)["part"], expected)
+
+
+def test_the_server_does_not_pass_a_sum_to_another_party(clock):
+    parties = greet()
+    sealed = ask(parties, "ring", 1).sealed["part"]
+    with pytest.raises(ValueError, match="part is sealed for party 1, not 2"):
+        parties.ask_one(2, "reading", part=sealed)
+
+
+def test_two_sums_at_once_for_two_parties(clock, monkeypatch):
+    both = Step("sealing", lambda p: relaying(p, ["up_0", "up_1"]), sealed=("up_*",))
+    monkeypatch.setitem(STEPS, "sealing", both)
+    parties = greet()
+    wanted = {f"up_{j}": Sum(2.0**10, to=j) for j in (0, 1)}
+    sealed = parties.ask("sealing", sums=wanted).sealed
+    each = [{"up_0": sealed["up_0"]}, {"up_1": sealed["up_1"]}, {}]
+    replies = parties.ask_each("reading", each)
+    for j in (0, 1):
+        expected = pooled(range(3), f"up_{j}", 5, 0)
+        np.testing.assert_array_equal(replies[j][f"up_{j}"], expected)
+    assert replies[2] == {}
+
+
+def test_a_message_brings_one_sum_and_asks_for_the_next_of_its_name(clock):
+    parties = greet()
+    one = Sum(2.0**10, to=1)
+    first = parties.ask("chaining", sums={"part": one}).sealed["part"]
+    each = [{}, {"part": first}, {}]
+    replies = parties.ask_each("chaining", each, sums={"part": one})
+    expected = pooled(range(3), "next", 5, 0)
+    np.testing.assert_array_equal(replies[1]["seen"], expected)
+    assert "seen" not in replies[0]
+    second = read(parties, part=replies.sealed["part"])["part"]
+    np.testing.assert_array_equal(second, expected)
+    assert (first.parts[0] != replies.sealed["part"].parts[0]).all()
+
+
+def test_sealed_sums_are_added_unopened(clock):
+    parties = greet()
+    one, two = (ask(parties, "ring", 2).sealed["part"] for _ in range(2))
+    found = read(parties, part=one + two)["part"]
+    np.testing.assert_array_equal(found, 2 * pooled(range(3), "part", 5, 0))
+
+
+def test_parts_of_several_sizes_are_not_added(clock):
+    parties = greet()
+    sums = [ask(parties, "ring", 2, size=size).sealed["part"] for size in (5, 1)]
+    with pytest.raises(PartyFailed) as caught:
+        read(parties, part=sums[0] + sums[1])
+    assert caught.value.reason == "the parts of 'part' must have one size, got 5 and 1"
+
+
+def test_clips_of_a_sealed_sum_are_said(clock, caplog):
+    parties = greet()
+    one = Sum(1.0, to=1)
+    clipped = parties.ask("sealing", sums={"part": one}).clipped
+    values = np.array([addend(j, "part", 5, 0) for j in range(3)])
+    assert clipped == np.count_nonzero(np.abs(values) > 1) > 0
+    assert f"{clipped} values of sealing were clipped" in caplog.text
+    replies = parties.ask_exactly("sealing", {"part": one})
+    found = read(parties, part=replies.sealed["part"])["part"]
+    np.testing.assert_array_equal(found, pooled(range(3), "part", 5, 0))
+    assert len(parties.ledger.waits["sealing"]) == 3
+
+
+# -- what a party refuses --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sums", "sentence"),
+    [
+        (
+            {"part": Sum(2.0**10)},
+            "sealing sends 'part' only into a sum for a party, and the server asked "
+            "for it itself",
+        ),
+        (
+            {"part": 2.0**10},
+            "sealing sends 'part' only into a sum for a party, and the server asked "
+            "for it itself",
+        ),
+        (
+            {},
+            "sealing sends 'part' only into a sum, and the server asked for none",
+        ),
+        (
+            {"part": Sum(1.0, "plain", to=1)},
+            "this party sends its addends only under masks",
+        ),
+    ],
+)
+def test_a_sum_that_is_not_for_the_server(sums, sentence, clock, monkeypatch):
+    from vfl_flower.client_app import make_client_app
+
+    grid = InProcessGrid(some())
+    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    with pytest.raises(PartyFailed) as caught:
+        greet(grid).ask("sealing", sums=sums)
+    assert caught.value.reason == sentence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda seal: seal.replace(" 1 ", " 2 "),  # another round
+        lambda seal: seal.replace(" part ", " other "),
+        lambda seal: seal.replace("sealing", "relaying"),
+        lambda seal: seal.replace("circle32", "circle16"),
+    ],
+    ids=["round", "name", "step", "group"],
+)
+def test_a_pad_of_another_context_opens_noise(change, clock):
+    parties = greet()
+    sealed = ask(parties, "circle32", 1, size=6).sealed["part"]
+    (seal,) = sealed.seals
+    assert change(seal) != seal
+    other = replace(sealed, seals=(change(seal),))
+    found, expected = read(parties, part=other)["part"], pooled(range(3), "part", 6, 32)
+    # One of six agrees by chance in 1 of 10,000 times, of those with 16 bits.
+    assert np.count_nonzero(found == expected.astype(found.dtype)) <= 1
+
+
+@pytest.mark.parametrize(
+    "seals",
+    [
+        ("pad",),
+        ("pad sealing part 1 ring 0x1p+10 0",) * 2,
+        ("pad sealing part one ring 0x1p+10 0",),
+        ("pad sealing part 1 none 0x1p+10 0",),
+    ],
+    ids=["short", "more than parts", "no number", "no group"],
+)
+def test_seals_that_are_none(seals, clock):
+    parties = greet()
+    sealed = replace(ask(parties, "ring", 1).sealed["part"], seals=seals)
+    with pytest.raises(PartyFailed) as caught:
+        read(parties, part=sealed)
+    assert caught.value.reason.endswith("the stack is in the party's own log")
+
+
+def test_a_relayed_message_is_no_padded_sum(clock):
+    parties = greet()
+    sealed = ask(parties, "ring", 1).sealed["part"]
+    seal = sealed.seals[0].replace("pad", "relay")
+    with pytest.raises(PartyFailed, match="in sealing was altered on its way"):
+        read(parties, part=replace(sealed, seals=(seal,)))
+
+
+def test_a_part_without_a_seal_is_not_what_the_step_takes(clock):
+    parties = greet()
+    sealed = replace(ask(parties, "ring", 1).sealed["part"], seals=())
+    with pytest.raises(PartyFailed, match="TypeError"):
+        parties.ask_one(1, "chaining", part=sealed)
+
+
+# -- asking again ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["sealing", "relaying", "reading"])
+def test_asked_again_a_party_sends_the_same_bytes(action, clock):
+    grid = FaultyGrid(some(), [Fault("duplicate", action, nth=None)], clock)
+    parties = greet(grid)
+    part = ask(parties, "circle16", 1).sealed["part"]
+    up = relay(parties, {"up_1": (Sum(2.0**10), spanning("tree", range(3), 1))})
+    found = read(parties, part=part, up_1=up["up_1"])
+    np.testing.assert_array_equal(found["part"], pooled(range(3), "part", 5, 16))
+    np.testing.assert_array_equal(found["up_1"], pooled(range(3), "up_1", 5, 0))
+    assert len(grid.twins) == {"sealing": 3, "relaying": 3, "reading": 1}[action]
+    for twins in grid.twins:  # the frame has the seconds that each took
+        one, other = (digest(pack(unpack(twin.content)[0])) for twin in twins)
+        assert one == other
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "reply unavailable", "reorder"])
+@pytest.mark.parametrize("action", ["sealing", "relaying", "reading"])
+def test_a_lost_message_changes_nothing(action, kind, clock):
+    parties = greet(FaultyGrid(some(), [Fault(kind, action, 1)], clock))
+    part = ask(parties, "circle16", 1).sealed["part"]
+    up = relay(parties, {"up_1": (Sum(2.0**10), spanning("ring", range(3), 1))})
+    found = read(parties, part=part, up_1=up["up_1"])
+    np.testing.assert_array_equal(found["part"], pooled(range(3), "part", 5, 16))
+    np.testing.assert_array_equal(found["up_1"], pooled(range(3), "up_1", 5, 0))
+
+
+# -- from party to party ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topology", "count", "root"),
+    [(t, T, j) for t in ("ring", "tree") for T in range(2, 7) for j in range(T)],
+)
+def test_a_sum_travels_to_its_root(topology, count, root, clock):
+    parties = greet(count=count)
+    tree = spanning(topology, range(count), root)
+    name = f"up_{root}"
+    sealed = relay(parties, {name: (Sum(2.0**10), tree)})[name]
+    assert sealed.to == root
+    found = read(parties, **{name: sealed})[name]
+    np.testing.assert_array_equal(found, pooled(range(count), name, 5, 0))
+    hops = {"ring": count - 1, "tree": int(np.ceil(np.log2(count)))}[topology]
+    assert len(tree.hops) == hops
+    assert len(parties.ledger.waits["relaying"]) == hops
+    messages = [parties.ledger.entry("relaying", p.name).messages for p in parties]
+    assert messages == [1] * count  # the root's is to itself
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+def test_a_sum_travels_in_each_group(topology, name, clock):
+    parties = greet(count=5, masking="plain" if name == "plain" else "ring")
+    tree = spanning(topology, range(5), 3)
+    up = relay(parties, {"up_3": (Sum(2.0**10, name), tree)})["up_3"]
+    found = read(parties, up_3=up)["up_3"]
+    expected = pooled(range(5), "up_3", 5, bits_of(name))
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
+    """T1 over all parties and T2 over all but one, for two holders of coefficients."""
+    grid = Recorded(some(count))
+    parties = greet(grid, masking="ring")
+    real, everyone = Sum(2.0**60, "plain"), list(range(count))
+    sums: dict[str, tuple[Sum, Tree]] = {}
+    for root, kept in ((0, 1), (1, count - 1 if count > 2 else 0)):
+        first, second = two_trees(topology, everyone, root, kept)
+        sums |= {f"up_{root}": (real, first), f"down_{root}": (real, second)}
+    grid.sent.clear()
+    sealed = relay(parties, sums)
+    trips = max(1, *(len(tree.hops) for _, tree in sums.values()))
+    assert len(parties.ledger.waits["relaying"]) == trips
+    for root in (0, 1):
+        names = f"up_{root}", f"down_{root}"
+        found = read(parties, **{name: sealed[name] for name in names})
+        for name in names:
+            leaves = sums[name][1].leaves
+            np.testing.assert_array_equal(found[name], pooled(leaves, name, 5, 0))
+
+
+def test_parties_without_a_hop_get_no_message(clock):
+    grid = Recorded(some(4))
+    parties = greet(grid)
+    grid.sent.clear()
+    up = relay(parties, {"up_3": (Sum(2.0**10), ring([1, 0, 2, 3]))})["up_3"]
+    rounds: dict[int, set[int]] = {}
+    for message in grid.sent:
+        frame = unpack(message.content)[1]
+        rounds.setdefault(frame["round"], set()).add(frame["index"])
+    assert rounds == {1: {1, 3}, 2: {0}, 3: {2}}  # the root keeps its own at first
+    # All go on from the round in which each was asked last.
+    parties.ask("reading")
+    found = read(parties, up_3=up)
+    np.testing.assert_array_equal(found["up_3"], pooled(range(4), "up_3", 5, 0))
+    previous = [unpack(m.content)[1]["previous"] for m in grid.sent[4:]]
+    assert previous == [2, 1, 3, 1, 4]
+
+
+def test_keys_ride_on_the_first_message_to_each_party(clock):
+    grid = Recorded(some(3))
+    parties = greet(grid)
+    grid.sent.clear()
+    read(parties, up_2=relay(parties, {"up_2": (Sum(8.0), ring([1, 0, 2]))})["up_2"])
+    parties.ask("reading")
+    carried = [
+        (frame["index"], "peers" in frame)
+        for frame in (unpack(message.content)[1] for message in grid.sent)
+    ]
+    first = [(1, True), (2, True), (0, True), (2, False)]
+    assert sorted(carried[:2]) + carried[2:4] == first
+    assert carried[4:] == [(0, False), (1, False), (2, False)]
+
+
+def test_one_party_alone_keeps_its_part(clock):
+    """T2 of two parties: the root is its only leaf."""
+    parties = greet(count=2, masking="plain")
+    down = relay(parties, {"down_0": (Sum(2.0**10), Tree(0, ()))})["down_0"]
+    found = read(parties, down_0=down)["down_0"]
+    np.testing.assert_array_equal(found, addend(0, "down_0", 5, 0))
+    assert len(parties.ledger.waits["relaying"]) == 1
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+def test_what_travels_is_uniform_to_the_server(topology, clock):
+    """Also of plain numbers: what hides them is the encryption."""
+    grid = Recorded(some(4))
+    parties = greet(grid, masking="plain")
+    tree = spanning(topology, range(4), 3)
+    relay(parties, {"up_3": (Sum(2.0**60), tree)}, size=2**14)
+    seen = [a.view("<u8") for a in grid.arrays("relaying")]
+    sent = [a.view("<u8") for a in grid.arrays("relaying", sent=True)]
+    assert len(seen) == 4
+    assert len(sent) == (2 if topology == "ring" else 1)
+    for elements in seen + sent:
+        assert len(elements) == 2**14 + 2  # and a tag of 16 bytes
+        assert_uniform(elements)
+
+
+def test_on_its_way_a_sum_stays_masked_to_the_parties_that_pass_it_on(
+    clock, monkeypatch
+):
+    """Party 1 of a ring opens the part of party 0: masks are on it until the end."""
+    opened: list[np.ndarray] = []
+    from vfl_flower.sums import PartySums
+
+    plain = PartySums._open
+
+    def watched(self, array, seal):
+        own, part = plain(self, array, seal)
+        opened.append(part)
+        return own, part
+
+    monkeypatch.setattr(PartySums, "_open", watched)
+    parties = greet()
+    order = spanning("ring", range(3), 2)
+    up = relay(parties, {"up_2": (Sum(1.0, "circle16"), order)}, size=2**15)["up_2"]
+    (part,) = opened
+    assert_uniform(part)
+    found = read(parties, up_2=up)["up_2"]
+    np.testing.assert_array_equal(found, pooled(range(3), "up_2", 2**15, 16))
+
+
+@pytest.mark.parametrize("name", ["ring", "circle16"])
+def test_a_tree_without_a_party_has_no_masks_that_cancel(name, clock):
+    parties = greet()
+    with pytest.raises(ValueError, match="the tree of") as caught:
+        relay(parties, {"up_0": (Sum(1.0, name), ring([1, 0]))})
+    assert str(caught.value) == (
+        "the tree of 'up_0' must have all 3 parties, whose masks cancel only together, "
+        "got 2"
+    )
+    assert parties.ledger.round_trips == 1
+
+
+def test_parts_of_several_sizes_do_not_travel(clock):
+    parties = greet()
+    with pytest.raises(PartyFailed) as caught:
+        relay(
+            parties,
+            {"up_2": (Sum(2.0**10), spanning("ring", range(3), 2))},
+            size=1,
+            grow=True,
+        )
+    assert (caught.value.party, caught.value.action) == ("party-1", "relaying")
+    assert caught.value.reason == "the parts of 'up_2' must have one size, got 2 and 1"
+
+
+def test_clips_of_a_sum_that_travels_are_said(clock, caplog):
+    parties = greet()
+    relay(parties, {"up_2": (Sum(1.0), spanning("ring", range(3), 2))})
+    values = np.array([addend(j, "up_2", 5, 0) for j in range(3)])
+    count = np.count_nonzero(np.abs(values) > 1)
+    (line,) = [m for m in caplog.messages if "clipped" in m]
+    assert line.startswith(f"{count} values of relaying were clipped")
+
+
+# -- what a server cannot do to it -----------------------------------------------------
+
+
+class Forging(InProcessGrid):
+    """A server that changes what it passes on, and makes the digest fit."""
+
+    def __init__(self, parties: Sequence[Party], change: Any) -> None:
+        super().__init__(parties)
+        self.change = change
+        self.forged = 0
+
+    def push_messages(self, messages):
+        """Forge each message that brings a part of a sum."""
+        messages = list(messages)
+        for message in messages:
+            values, frame = unpack(message.content)
+            del frame["digest"]
+            if any(key.startswith("sealed.") for key in frame):
+                self.change(values, frame)
+                self.forged += 1
+            message.content = pack(values, frame)
+        return super().push_messages(messages)
+
+
+def flip(values: dict[str, Any], frame: dict[str, Any]) -> None:
+    """Flip one bit of the ciphertext."""
+    values["up_2.0"] = values["up_2.0"] ^ np.uint64(1)
+
+
+def cut(values: dict[str, Any], frame: dict[str, Any]) -> None:
+    values["up_2.0"] = values["up_2.0"][:-1]
+
+
+def empty(values: dict[str, Any], frame: dict[str, Any]) -> None:
+    values["up_2.0"] = values["up_2.0"][:0]
+
+
+def reseal(old: str, new: str) -> Any:
+    def change(values: dict[str, Any], frame: dict[str, Any]) -> None:
+        (seal,) = frame["sealed.up_2"]
+        assert old in seal
+        frame["sealed.up_2"] = [seal.replace(old, new)]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sender", "action"),
+    [
+        (flip, 0, "relaying"),
+        (cut, 0, "relaying"),
+        (empty, 0, "relaying"),
+        (reseal(" up_2 1 ", " up_2 2 "), 0, "relaying"),
+        (reseal(" up_2 ", " up_1 "), 0, "relaying"),
+        (reseal("relaying", "reading"), 0, "reading"),
+    ],
+    ids=["altered", "cut", "empty", "of another round", "of another name", "of a step"],
+)
+def test_a_message_that_was_forged_on_its_way(change, sender, action, clock, caplog):
+    grid = Forging(some(), change)
+    tree = spanning("ring", range(3), 2)
+    with pytest.raises(PartyFailed) as caught:
+        relay(greet(grid), {"up_2": (Sum(2.0**10), tree)})
+    assert (caught.value.party, caught.value.action) == ("party-1", "relaying")
+    assert caught.value.reason == (
+        f"the message of party {sender} to party 1 in {action} was altered on its way, "
+        "or is of another step"
+    )
+    assert grid.forged == 1
+    assert caplog.messages == [f"refused relaying: {caught.value.reason}"]
+
+
+@pytest.mark.parametrize(
+    ("sender", "sentence"),
+    [
+        ("2", "the message of party 2 to party 1 in relaying was altered on its way"),
+        ("7", "sender must be between 0 and 2, got 7"),
+    ],
+)
+def test_a_message_of_another_sender(sender, sentence, clock):
+    def change(values, frame):
+        (seal,) = frame["sealed.up_2"]
+        frame["sealed.up_2"] = [seal[:-1] + sender]
+
+    with pytest.raises(PartyFailed) as caught:
+        relay(
+            greet(Forging(some(), change)),
+            {"up_2": (Sum(8.0), spanning("ring", range(3), 2))},
+        )
+    assert caught.value.reason.startswith(sentence)
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_the_last_message_is_checked_too(part, clock):
+    """In a tree of four the root has its own part and those of two children."""
+    parties = greet(count=4)
+    up = relay(parties, {"up_0": (Sum(8.0), spanning("tree", range(4), 0))})["up_0"]
+    assert len(up.parts) == 3
+    parts = list(up.parts)
+    parts[part] = parts[part] ^ np.uint64(1)
+    sender = up.seals[part].split()[-1]
+    with pytest.raises(PartyFailed) as caught:
+        read(parties, up_0=replace(up, parts=tuple(parts)))
+    assert caught.value.reason == (
+        f"the message of party {sender} to party 0 in relaying was altered on its way, "
+        "or is of another step"
+    )
+
+
+def test_another_party_is_not_let_in(clock):
+    parties = greet()
+    up = relay(parties, {"up_2": (Sum(8.0), spanning("ring", range(3), 2))})["up_2"]
+    with pytest.raises(PartyFailed, match="to party 0 in relaying was altered"):
+        read(parties, up_2=replace(up, to=0))
+
+
+def test_what_is_sealed_is_not_printed(clock):
+    sealed = ask(greet(), "ring", 1).sealed["part"]
+    assert "parts" not in repr(sealed)

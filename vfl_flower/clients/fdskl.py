@@ -1,0 +1,372 @@
+"""A party's side of federated doubly stochastic kernel learning (Algorithms 1 to 3).
+
+Between messages a party keeps the seed of its features; a label holder keeps with it,
+in the doubly stochastic form, its coefficients and the features of one block. Its part
+of the model is all that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.clients.base import Party, PartyError, step
+from vfl_flower.numerics.fdskl import dsg_update
+from vfl_flower.numerics.kernel_model import (
+    answers,
+    own_features,
+    owned,
+    partial_angles,
+)
+from vfl_flower.numerics.kernel_solvers import fit as fit_angles
+from vfl_flower.numerics.random_features import (
+    draw_pairs,
+    features,
+    median_bandwidth,
+    pair_distances,
+)
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.typing import Array, Values
+
+MAX_CLASSES = 100
+"""More different labels than these are no classes."""
+
+
+# -- the label holder's labels --------------------------------------------------------
+
+
+def _classes(party: Party, target: str) -> Array:
+    """Return the labels of the classes, in the order of the columns of f."""
+    if party.y is None or target == "continuous":
+        return np.zeros(0)
+    found = np.unique(party.y[~np.isnan(party.y)])
+    if target == "binary" and len(found) != 2:
+        raise PartyError(
+            "labels must have two values for target 'binary', this party's have "
+            f"{len(found)}: set target to 'multiclass' or 'continuous'"
+        )
+    if target == "multiclass" and not 2 <= len(found) <= MAX_CLASSES:
+        raise PartyError(
+            f"labels must have from 2 to {MAX_CLASSES} values for target 'multiclass', "
+            f"this party's have {len(found)}"
+        )
+    return found
+
+
+def _signs(party: Party, target: str, classes: Array, rows: Array) -> Array:
+    """Return the labels of rows, shape (n, C): -1 and +1 a class, or real."""
+    assert party.y is not None
+    y = np.asarray(party.y[rows], dtype=np.float64)
+    if target == "continuous":
+        return y[:, None]
+    columns = classes[1:] if target == "binary" else classes
+    return np.where(y[:, None] == columns, 1.0, -1.0)
+
+
+# -- bandwidth ------------------------------------------------------------------------
+
+
+@step("fdskl_distances", sealed=("distances",))
+def distances(party: Party, kernel: str, target: str, count: int) -> Values:
+    """Return this party's part of the distances of `count` pairs of rows."""
+    _classes(party, target)  # refuses before anything is sent
+    rng = np.random.default_rng([party.seed, count])  # the same pairs at all parties
+    pairs = draw_pairs(party.n_rows, count, rng)
+    return {"distances": pair_distances(party.X, pairs, kernel)}
+
+
+@step("fdskl_bandwidth")
+def bandwidth(party: Party, kernel: str, distances: Array) -> Values:
+    """Return the bandwidth that the median of the summed distances gives."""
+    try:
+        return {"bandwidth": median_bandwidth(distances, kernel)}
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+
+
+# -- angles (Algorithm 3) -------------------------------------------------------------
+
+
+def _begin(party: Party, setup: Values) -> None:
+    """Draw the seed of the party's features, and check its labels, once a run."""
+    if party.part or "seed" in party.state:
+        return
+    if "shared_seed" in setup and not party.allow_plain:
+        raise PartyError(
+            "this party draws features of its own: with a seed that all know, the "
+            "label holder can compute differences between its rows"
+        )
+    classes = _classes(party, str(setup["target"]))
+    seed = party.rng("features").bytes(16).hex()
+    party.state = {**setup, "n_columns": party.X.shape[1], "seed": seed}
+    party.state["n_parties"] = party.n_parties
+    if "widths" in party.state:
+        widths = party.state.pop("widths")
+        party.state |= {"first_column": sum(widths[: party.index])}
+        party.state |= {"all_columns": sum(widths)}
+    if party.y is not None:
+        C = len(classes) if setup["target"] == "multiclass" else 1
+        party.state |= {"classes": classes, "alpha": np.zeros((0, C))}
+
+
+def _angles(
+    party: Party, rows: Array, stop: int, bits: int, send: Sequence[str] = ()
+) -> Values:
+    """Return the angles of features 0 .. stop - 1 for each holder of coefficients.
+
+    With shared features there are also the phases that the second tree adds up (line 7
+    of Algorithm 3), ``offsets_l``; `send` says which arrays to give.
+    """
+    model = party.part or party.state
+    X = party.X[rows.astype(np.intp)]
+    found: dict[str, Any] = {}
+    wanted = [name for name in send if name.startswith("angles")]
+    if wanted or not send:
+        angles = partial_angles(model, X, stop, bits)
+    for holder in model["holders"]:
+        mine = owned(model, stop, holder) if len(model["holders"]) > 1 else slice(None)
+        if not send or f"angles_{holder}" in send:
+            found[f"angles_{holder}"] = angles[:, mine]
+        if f"offsets_{holder}" in send:
+            found[f"offsets_{holder}"] = own_features(model).weights(0, stop)[1][mine]
+    return found
+
+
+@step("fdskl_angles", sealed=("angles_*", "offsets_*"))
+def angles(
+    party: Party,
+    rows: Array,
+    stop: int,
+    bits: int,
+    send: Sequence[str] = (),
+    **setup: Any,
+) -> Values:
+    """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features."""
+    _begin(party, setup)
+    return _angles(party, rows, stop, bits, send)
+
+
+def _phi(angles: Array, offsets: Array | None, rows: Array) -> Array:
+    """Return the features of rows from their summed angles, shape (n, M_l)."""
+    angles = angles.reshape(len(rows), -1)
+    if angles.dtype.kind == "f":  # whole turns and removed phases
+        angles = (angles if offsets is None else angles - offsets) % 1.0
+    return features(angles)
+
+
+# -- the exact solution ---------------------------------------------------------------
+
+
+@step("fdskl_fit")
+def fit(
+    party: Party,
+    loss: str = "",
+    regularization: float = 0.0,
+    rows: Array | None = None,
+    offsets: Array | None = None,
+    **blocks: Array,
+) -> Values:
+    """Solve for the coefficients at the label holder; the others keep their features.
+
+    `blocks` are the angles of consecutive rows; a `regularization` of 0 is chosen by
+    cross-validation.
+    """
+    model = party.state
+    if rows is None:
+        party.part = _part(party)
+        return {}
+    M = int(model["n_features"])
+    names = sorted(blocks, key=lambda name: int(name.rpartition("_")[2]))
+    summed = np.concatenate([blocks.pop(name) for name in names]).reshape(-1, M)
+    if summed.dtype.kind == "f":
+        summed = (summed if offsets is None else summed - offsets) % 1.0
+    Y = _signs(party, model["target"], model["classes"], rows)
+    if (np.ptp(Y, axis=0) == 0).any():
+        raise PartyError(
+            "labels must differ, and each class have one, among the "
+            f"{len(rows)} rows to train on"
+        )
+    rng, folds = party.rng("cross-validation"), min(5, len(rows))
+    found = fit_angles(summed, Y, loss, regularization or None, rng, folds=folds)
+    party.part = _part(party, found.coef / np.sqrt(M), found.intercept)
+    score = {} if found.cv_score is None else {"cv_score": found.cv_score}
+    return {
+        "columns": Y.shape[1],
+        "regularization": found.regularization,
+        "converged": float(found.converged),
+        **score,
+    }
+
+
+def _part(
+    party: Party, coef: Array | None = None, intercept: Array | None = None
+) -> dict[str, Any]:
+    """Return the party's part of the model; see ``numerics/kernel_model.py``."""
+    kept = ("classes", "alpha", "phi", "labels", "target")
+    part = {name: value for name, value in party.state.items() if name not in kept}
+    part["index"], part["columns"] = party.index, list(party.columns or ())
+    if coef is not None and intercept is not None:
+        part |= {"coef": coef, "intercept": intercept}
+        part |= {"target": party.state["target"], "classes": party.state["classes"]}
+    return part
+
+
+# -- doubly stochastic gradients (Algorithm 1) ----------------------------------------
+
+
+@step("fdskl_start")
+def start(party: Party, iterations: int, test_fraction: float, **setup: Any) -> Values:
+    """Line 2 of Algorithm 1, ahead for all iterations: pick local instances."""
+    _begin(party, setup)
+    if party.y is None:
+        return {}
+    known = ~np.isnan(party.y)
+    known[split_rows(party.n_rows, test_fraction, party.seed)[1]] = False
+    if not known.any():
+        raise PartyError("this party knows no label of a row that is not held out")
+    shape = (iterations, int(party.state["block"]))
+    rows = party.rng("instances").choice(np.flatnonzero(known), size=shape)
+    return {"rows": rows.astype(np.uint32), "columns": party.state["alpha"].shape[1]}
+
+
+@step("fdskl_iterate", sealed=("angles_*", "scores"))
+def iterate(
+    party: Party,
+    columns: int,
+    size: int,
+    loss: str,
+    regularization: float,
+    update: float = 0.0,
+    scores: Array | None = None,
+    at: Array | None = None,
+    angles: Array | None = None,
+    offsets: Array | None = None,
+    keep: bool = False,
+    **request: Any,
+) -> Values:
+    """Lines 6 to 10 of Algorithm 1, of up to three iterations that overlap.
+
+    In this order: the step of the iteration whose scores have come (`update` is its
+    size; lines 9 and 10); this party's part of the scores of `size` instances of the
+    next (`at`, with their `angles` for a holder of coefficients; lines 6 and 7); and
+    the angles of the one after it (`request`; line 5).
+    """
+    state = party.state
+    reply: dict[str, Any] = {}
+    holder = "alpha" in state
+    if update and holder:
+        if scores is None:
+            state["alpha"] = (1 - update * regularization) * state["alpha"]
+        else:
+            phi, y = state.pop("phi"), state.pop("labels")
+            old, new = dsg_update(
+                state["alpha"],
+                phi,
+                scores.reshape(len(y), -1),
+                y,
+                loss,
+                update,
+                regularization,
+            )
+            state["alpha"] = np.concatenate([old, new])
+    if size:
+        partial = np.zeros((size, columns))
+        if at is not None and angles is not None:
+            phi, count = _phi(angles, offsets, at), len(state["alpha"])
+            partial = phi[:, :count] @ state["alpha"]
+            if phi.shape[1] > count:  # this holder's turn: the new features are its own
+                y = _signs(party, state["target"], state["classes"], at)
+                state |= {"phi": phi[:, count:], "labels": y}
+        reply["scores"] = partial
+    if request:
+        reply |= _angles(party, **request)
+    if keep:
+        alpha = state.get("alpha")
+        zero = None if alpha is None else np.zeros(alpha.shape[1])
+        party.part = _part(party, alpha, zero)
+    return reply
+
+
+# -- prediction -----------------------------------------------------------------------
+
+
+@step("fdskl_part")
+def part(party: Party) -> Values:
+    """Say which part of the model this party has, after a look at its new rows."""
+    own = party.part
+    trained, now = list(own["columns"]), list(party.columns or ())
+    if own["n_columns"] != party.X.shape[1] or (trained and now and trained != now):
+        lacking = [name for name in trained if now and name not in now]
+        raise PartyError(
+            f"new rows must have the {own['n_columns']} columns of training, in their "
+            f"order, got {party.X.shape[1]}"
+            + (f" without {lacking[0]!r}" if lacking else "")
+        )
+    return {
+        "index": own["index"],
+        "n_features": own["n_features"],
+        "holders": list(own["holders"]),
+        "columns": len(own["intercept"]) if "coef" in own else 0,
+        "kernel": own["kernel"],
+        "bandwidth": own["bandwidth"],
+        "parties": own["n_parties"],
+        "kept": list(own.get("kept", ())),
+    }
+
+
+@step("fdskl_answer", sealed=("angles_*", "scores"))
+def answer(
+    party: Party,
+    columns: int,
+    size: int,
+    scores: Array | None = None,
+    done: Array | None = None,
+    at: Array | None = None,
+    angles: Array | None = None,
+    offsets: Array | None = None,
+    evaluate: bool = False,
+    last: bool = False,
+    **request: Any,
+) -> Values:
+    """Algorithm 2 for rows by blocks, of up to three blocks that overlap.
+
+    In this order: take the `scores` of the rows `done`; this party's part of the
+    scores of the rows `at`; the angles of the rows after them (`request`). At the
+    `last` one the receiver of the scores has all answers; where they `evaluate`, it
+    tells their mean error on the rows whose labels it knows.
+    """
+    own, state = party.part, party.state
+    reply: dict[str, Any] = {}
+    if scores is not None and done is not None:
+        found = answers(scores.reshape(-1, columns), own["target"], own["classes"])
+        before = state.get("answers", np.zeros(0)), state.get("rows", np.zeros(0))
+        state["answers"] = np.concatenate([before[0], found])
+        state["rows"] = np.concatenate([before[1], done]).astype(np.uint32)
+    if size:
+        partial = np.zeros((size, columns))
+        if at is not None and angles is not None:
+            partial = _phi(angles, offsets, at) @ own["coef"] + own["intercept"]
+        reply["scores"] = partial
+    if request:
+        reply |= _angles(party, **request)
+    if last and "answers" in state:
+        if evaluate:
+            reply |= _errors(party, state["rows"].astype(np.intp), state["answers"])
+        else:
+            party.predictions = state["answers"]
+    return reply
+
+
+def _errors(party: Party, rows: Array, found: Array) -> dict[str, float]:
+    """Return the error on the rows whose labels this party knows."""
+    assert party.y is not None
+    y = np.asarray(party.y[rows], dtype=np.float64)
+    known = ~np.isnan(y)
+    y, found = y[known], found[known]
+    if not len(y):
+        return {}
+    if party.part["target"] == "continuous":
+        return {"test_loss": float(np.mean((found - y) ** 2))}
+    return {"test_error": float(np.mean(found != y))}

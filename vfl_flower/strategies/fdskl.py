@@ -1,0 +1,455 @@
+"""Federated doubly stochastic kernel learning.
+
+[1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
+    Vertically Partitioned Data", KDD 2020.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models import KernelModel
+from vfl_flower.numerics.fdskl import SCHEDULES, step_sizes
+from vfl_flower.numerics.kernel_solvers import LOSSES
+from vfl_flower.numerics.random_features import KERNELS
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.strategies.angles import (
+    MASKINGS,
+    SCORE_BOUND,
+    Angles,
+    check_block,
+    check_topology,
+    row_blocks,
+)
+from vfl_flower.strategies.base import (
+    ProtocolStrategy,
+    Run,
+    check_choice,
+    check_whole,
+)
+from vfl_flower.strategies.exchange import FederationError
+from vfl_flower.strategies.parties import Parties, Sealed, Sum
+from vfl_flower.typing import Array, Values
+
+log = logging.getLogger("vfl_flower")
+
+SOLVERS = ("direct", "doubly-stochastic")
+TARGETS = ("binary", "multiclass", "continuous")
+
+PAIRS = 1000
+"""Pairs of rows whose median distance gives the bandwidth."""
+
+MOST_FEATURES = 2048
+"""Features that the budget is spent on at most: the solver takes their third power."""
+
+_DISTANCE_BOUND = 2.0**30
+"""First guess of the largest distance; made wider where it is not."""
+
+
+class FDSKL(ProtocolStrategy):
+    """Kernel learning with random features over split columns.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, number of labels, key     all of it
+    distances      its part of distances between rows,    nothing: only the label
+                   masked                                 holder can open the sum
+    bandwidth      the label holder: their median         the bandwidth
+    angles         omega_j^T x_j + b_j, masked            nothing
+    fit            the label holder: a cross-validation   the score, and lambda
+                   score, lambda
+    start          label holders: numbers of their        the rows' numbers
+                   instances (``doubly-stochastic``)
+    iterate        angles; its part of scores; masked     nothing
+    answer         the same for rows held out; then the   the mean error
+                   label holder: their mean error
+    =============  =====================================  ==========================
+
+    Parameters
+    ----------
+    loss : {"logistic", "smooth_hinge", "square"}
+        L, Table 1 of [1].
+    kernel : {"gaussian", "laplacian"}
+        ``exp(-|x - x'|^2 / (2 bandwidth^2))`` or ``exp(-|x - x'|_1 / bandwidth)``.
+    solver : {"direct", "doubly-stochastic"}
+        ``"direct"``: angles of a sample of rows once, and the exact solution at the
+        label holder. ``"doubly-stochastic"``: Algorithm 1 of [1], for one or several
+        label holders, each of whom knows other rows' labels.
+    target : {"binary", "multiclass", "continuous"}
+        What the labels are: two values; up to 100 values, one against the rest; or
+        real numbers, for the square loss.
+    bandwidth : float or "median"
+        In the unit of the columns; ``"median"`` takes the median distance of 1,000
+        pairs of rows, for two round trips more: gamma = 1 / median(distance^2).
+    regularization : float or "auto"
+        lambda of ``mean loss + lambda / 2 |f|^2``. ``"auto"``: by cross-validation at
+        the label holder, from what it has; ``doubly-stochastic``: 1 / n.
+    budget : int
+        Bytes of angles that a party sends to train the direct solver.
+    rows, features : int
+        Rows and random features of the direct solver; 0: chosen within the budget,
+        four to eight rows a feature and at most 2,048 features.
+    bits : {16, 32}
+        Of an angle, with ``masking="circle"``.
+    block_bytes : int
+        Bytes of angles that a party sends in one round trip.
+    topology : {"star", "ring", "tree"}
+        How sums travel. In Flower each hop is a round trip, so a star is the fastest;
+        in the others parties encrypt their messages to each other.
+    iterations : int
+        Iterations of the doubly stochastic solver.
+    block : int
+        New instances and new features in one of its iterations; 1 is [1]'s.
+    step : float
+        gamma, its step size.
+    schedule : {"constant", "diminishing"}
+        ``step``, or ``step / t`` at iteration t.
+    test_fraction : float
+        Share of the rows held out. As many of them as fit into a quarter of the budget
+        (of ``doubly-stochastic``: all) estimate the error, in round trips of their own.
+    allow_two_parties : bool
+        Train with two parties, where the label holder gets the other's angles.
+    masking : {"circle", "paper", "plain"}
+        ``"circle"``: each party's features are its secret, and angles are summed under
+        masks modulo a turn. ``"paper"``: Algorithm 3 of [1], all know omega, phases
+        hide the sums along two totally different trees; the label holder can compute
+        differences of the others' columns. ``"plain"``: no masks, angles in float64.
+        Parties take part in the last two in one process only, for comparison.
+    n_parties, seed
+        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. Who knows the seed
+        knows all features: give one to experiments only.
+
+    Notes
+    -----
+    Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, private
+    features; 3. an intercept in the direct solver; 4. blocks of instances and
+    features; 5. with ``masking="paper"`` the party whose phase stays is picked once a
+    holder, not at each call: a feature whose phase changes is another feature.
+
+    ``result.model`` predicts where all parts are in one process (``simulate``);
+    otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vfl_flower import Party
+    >>> from vfl_flower.simulations import simulate
+    >>> X = np.random.default_rng(0).normal(size=(600, 3))
+    >>> y = (X**2).sum(axis=1) > 2.4
+    >>> parties = [Party(X[:, :1]), Party(X[:, 1:2]), Party(X[:, 2:], y=y)]
+    >>> result = simulate(FDSKL(features=256), parties, seed=0)
+    >>> bool((result.model.predict([X[:, :1], X[:, 1:2], X[:, 2:]]) == y).mean() > 0.95)
+    True
+    """
+
+    model_class = KernelModel
+    maskings = MASKINGS
+    evaluation_actions = ("fdskl_answer",)
+
+    def __init__(
+        self,
+        loss: str = "logistic",
+        kernel: str = "gaussian",
+        solver: str = "direct",
+        *,
+        target: str = "binary",
+        bandwidth: float | str = "median",
+        regularization: float | str = "auto",
+        budget: int = 64_000_000,
+        rows: int = 0,
+        features: int = 0,
+        bits: int = 16,
+        block_bytes: int = 16_000_000,
+        topology: str = "star",
+        iterations: int = 32,
+        block: int = 64,
+        step: float = 1.0,
+        schedule: str = "constant",
+        test_fraction: float = 0.0,
+        allow_two_parties: bool = False,
+        masking: str = "circle",
+        n_parties: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(masking=masking, n_parties=n_parties, seed=seed)
+        check_choice("loss", loss, LOSSES)
+        check_choice("kernel", kernel, KERNELS)
+        check_choice("solver", solver, SOLVERS)
+        check_choice("target", target, TARGETS)
+        check_choice("schedule", schedule, SCHEDULES)
+        _check_positive("bandwidth", bandwidth, "median")
+        _check_positive("regularization", regularization, "auto")
+        _check_positive("step", step, None)
+        for name, value, least in (
+            ("budget", budget, 1),
+            ("rows", rows, 0),
+            ("features", features, 0),
+            ("block_bytes", block_bytes, 1),
+            ("iterations", iterations, 1),
+            ("block", block, 1),
+        ):
+            check_whole(name, value, least)
+        if bits not in (16, 32):
+            raise ValueError(f"bits must be 16 or 32, got {bits}")
+        if not 0 <= test_fraction < 1:
+            raise ValueError(f"test_fraction must be in [0, 1), got {test_fraction}")
+        if target == "continuous" and loss != "square":
+            raise ValueError(
+                f"loss must be 'square' for target 'continuous', got {loss!r}"
+            )
+        check_topology(topology, masking)
+        if (
+            solver == "doubly-stochastic"
+            and regularization != "auto"
+            and step * float(regularization) > 1
+        ):
+            raise ValueError(
+                "step times regularization must be at most 1 (Theorem 4), got "
+                f"{step} and {regularization}"
+            )
+        self.loss, self.kernel, self.solver, self.target = loss, kernel, solver, target
+        self.bandwidth, self.regularization = bandwidth, regularization
+        self.budget, self.rows, self.features = budget, rows, features
+        self.bits, self.block_bytes, self.topology = bits, block_bytes, topology
+        self.iterations, self.block, self.step = iterations, block, step
+        self.schedule, self.test_fraction = schedule, test_fraction
+        self.allow_two_parties = allow_two_parties
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Choose a bandwidth, train, and measure the error on rows held out."""
+        direct = self.solver == "direct"
+        holders = [parties.label_holder] if direct else parties.label_holders
+        if len(holders) > 1 and self.target == "multiclass":
+            raise FederationError(
+                "target 'multiclass' needs one label holder, since each would have its "
+                f"own classes: got {', '.join(parties[j].name for j in holders)}"
+            )
+        parties.refuse_two("FDSKL", self.allow_two_parties)
+        if self.seed is not None and self.masking == "circle":
+            log.warning(
+                "the run has a seed: who knows it knows the features of all parties"
+            )
+        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
+        train = np.arange(parties.n_rows) if train is None else train
+        if len(train) < 2:
+            raise FederationError(
+                f"the run must have at least two rows to train on, got {len(train)}"
+            )
+        M = self.iterations * self.block
+        if direct:
+            train, M = self._sample(train, run)
+        bits = self.bits if self.masking == "circle" else 64
+        if direct or len(test):
+            check_block(M, bits, self.block_bytes)
+        if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
+            raise FederationError(
+                f"step must be at most the {len(train)} rows to train on with "
+                f"regularization 'auto' (Theorem 4), got {self.step}"
+            )
+        setup = self._setup(parties, run, holders, M)
+        model = KernelModel(
+            f"{parties.session:016x}",
+            self.kernel,
+            float(setup["bandwidth"]),
+            M,
+            [party.n_columns for party in parties],
+        )
+        run.record(0, model.to_record())
+        angles = self._angles(parties, holders, setup)
+        if direct:
+            metrics = self._direct(angles, train, setup)
+            columns = int(metrics.pop("columns"))
+        else:
+            columns = self._doubly_stochastic(angles, len(train), setup)
+            metrics = {}
+        metrics |= {"features": M, "bandwidth": model.bandwidth}
+        if direct:
+            metrics["rows"] = len(train)
+        if len(test):
+            if direct:
+                most = max(1, self.budget // 4 // (M * bits // 8))
+                order = run.rng("test rows").permutation(len(test))
+                test = np.sort(test[order[:most]])
+            for reply in angles.answers(
+                test.astype(np.uint32), M, columns, self.block_bytes, True
+            ):
+                metrics |= reply
+        run.record(1, model.to_record(), metrics)
+        return model.to_record()
+
+    # -- settings --------------------------------------------------------------------
+
+    def _setup(
+        self, parties: Parties, run: Run, holders: list[int], M: int
+    ) -> dict[str, Any]:
+        """Return what parties must know to make their features."""
+        setup: dict[str, Any] = {
+            "target": self.target,
+            "kernel": self.kernel,
+            "bandwidth": self._bandwidth(parties, holders[0]),
+            "n_features": M,
+            "holders": holders,
+            "block": M if self.solver == "direct" else self.block,
+        }
+        if self.masking == "paper":
+            rng = run.rng("kept")
+            setup |= {
+                "shared_seed": f"{run.seed:x}",
+                "widths": [party.n_columns for party in parties],
+                "kept": [
+                    int(rng.choice([j for j in range(len(parties)) if j != holder]))
+                    for holder in holders
+                ],
+            }
+        return setup
+
+    def _angles(
+        self, parties: Parties, holders: list[int], setup: Mapping[str, Any]
+    ) -> Angles:
+        circle = self.masking == "circle"
+        return Angles(
+            parties,
+            holders,
+            f"circle{self.bits}" if circle else "plain",
+            self.topology,
+            shared=self.masking == "paper",
+            kept=tuple(setup.get("kept", holders)),
+        )
+
+    def _bandwidth(self, parties: Parties, holder: int) -> float:
+        """Return the bandwidth: given, or of the median distance of pairs of rows."""
+        if self.bandwidth != "median":
+            return float(self.bandwidth)
+        if parties.n_rows < 2:
+            raise FederationError("bandwidth 'median' needs at least two rows, got one")
+        sealed = parties.ask_exactly(
+            "fdskl_distances",
+            {"distances": Sum(_DISTANCE_BOUND, to=holder)},
+            kernel=self.kernel,
+            target=self.target,
+            count=PAIRS,
+        ).sealed["distances"]
+        reply = parties.ask_one(
+            holder, "fdskl_bandwidth", kernel=self.kernel, distances=sealed
+        )
+        return float(reply["bandwidth"])
+
+    def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
+        """Return the rows to train on, and the number of features."""
+        size = (self.bits if self.masking == "circle" else 64) // 8
+        n, products = len(train), self.budget // size
+        M = self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
+        m = self.rows or min(n, products // M)
+        if m > n:
+            raise FederationError(
+                f"rows must be at most the {n} rows to train on, got {m}"
+            )
+        if not self.features:
+            M = max(1, min(MOST_FEATURES, products // max(m, 1)))
+        if m < 2 or m * M > products:
+            raise FederationError(
+                f"budget must pay for the angles of {max(m, 2)} rows with {M} "
+                f"features, {max(m, 2) * M * size} bytes, got {self.budget}"
+            )
+        rows = run.rng("rows").choice(train, size=m, replace=False, shuffle=False)
+        return np.sort(rows), M
+
+    # -- solvers ---------------------------------------------------------------------
+
+    def _direct(
+        self, angles: Angles, rows: Array, setup: dict[str, Any]
+    ) -> dict[str, float]:
+        """Collect the angles of the rows in blocks; solve at the label holder."""
+        holder, M = angles.holders[0], int(setup["n_features"])
+        found: dict[str, Sealed] = {}
+        rows = rows.astype(np.uint32)
+        for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
+            request: dict[str, Any] = {"rows": block, "stop": M, **setup}
+            if self.topology == "star":
+                each: list[dict[str, Any]] = [{} for _ in angles.parties]
+                sealed = angles.ask("fdskl_angles", each, {}, request)[2]
+            else:
+                sealed = angles.relay(request)
+            found[f"angles_{k}"] = sealed[f"angles_{holder}"]
+            if f"offsets_{holder}" in sealed:
+                found["offsets"] = sealed[f"offsets_{holder}"]
+        given: dict[str, Any] = {
+            "loss": self.loss,
+            "rows": rows,
+            "regularization": _number(self.regularization, 0.0),
+            **found,
+        }
+        each = [given if j == holder else {} for j in range(len(angles.parties))]
+        return dict(angles.parties.ask_each("fdskl_fit", each)[holder])
+
+    def _doubly_stochastic(self, angles: Angles, n: int, setup: dict[str, Any]) -> int:
+        """Algorithm 1, the label holders taking turns; return the columns of f.
+
+        In a star three iterations overlap, one a round trip: the angles of iteration t
+        are asked for together with the scores of t - 1 and the step of t - 2.
+        """
+        parties, holders = angles.parties, angles.holders
+        picked = parties.ask(
+            "fdskl_start",
+            iterations=self.iterations,
+            test_fraction=self.test_fraction,
+            **setup,
+        )
+        columns = int(picked[holders[0]]["columns"])
+        step = step_sizes(self.step, self.schedule)
+        regularization = _number(self.regularization, 1 / n)
+        pending: tuple[int, Array, dict[str, Sealed]] | None = None
+        scored: tuple[int, Sealed] | None = None
+        stars = self.topology == "star"
+        for t in range(self.iterations + (2 if stars else 1)):
+            request: Values | None = None
+            rows = np.zeros(0)
+            if t < self.iterations:
+                rows = picked[holders[t % len(holders)]]["rows"][t]
+                request = {"rows": rows, "stop": (t + 1) * self.block}
+                if not stars:
+                    pending, request = (t, rows, angles.relay(request)), None
+            each = angles.of(pending[2], pending[1]) if pending else angles.of({}, rows)
+            if scored:
+                active = holders[scored[0] % len(holders)]
+                each[active] = {**each[active], "scores": scored[1]}
+            sums = {}
+            if pending:
+                active = holders[pending[0] % len(holders)]
+                sums["scores"] = Sum(SCORE_BOUND, to=active)
+            _, found_scores, found = angles.ask(
+                "fdskl_iterate",
+                each,
+                sums,
+                request,
+                columns=columns,
+                size=len(pending[1]) if pending else 0,
+                loss=self.loss,
+                regularization=regularization,
+                update=step(scored[0] + 1) if scored else 0.0,
+                keep=pending is None and request is None,
+            )
+            scored = (pending[0], found_scores["scores"]) if pending else None
+            pending = (t, rows, found) if request is not None else None
+        return columns
+
+
+def _number(value: float | str, default: float) -> float:
+    return default if isinstance(value, str) else float(value)
+
+
+def _check_positive(name: str, value: float | str, word: str | None) -> None:
+    """Raise ``ValueError`` unless `value` is a positive number or the one word."""
+    if value == word:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < float(value) < math.inf:
+        other = f"{word!r} or " if word else ""
+        raise ValueError(f"{name} must be {other}a number above 0, got {value!r}")
