@@ -200,7 +200,7 @@ def test_an_algorithm_has_one_file_name_in_every_layer():
         return {path.stem for path in files_of(layer)} - {"__init__", "base"}
 
     algorithms = names("clients")
-    shared = {"parties", "exchange", "sampling", "angles", "prediction"}
+    shared = {"parties", "replies", "exchange", "sampling", "angles", "prediction"}
     assert algorithms == names("strategies") - shared
     assert algorithms <= names("numerics")
     assert len(algorithms) > 2

@@ -16,7 +16,8 @@ from vfl_flower.clients.base import STEPS, Step
 from vfl_flower.messages import digest, pack, unpack
 from vfl_flower.secure_aggregation import Tree, group, ring, spanning, two_trees
 from vfl_flower.simulations import InProcessGrid
-from vfl_flower.strategies.parties import Parties, Replies, Sealed, Sum
+from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.replies import Replies, Sealed, Sum
 
 FALSE_ALARM = 1e-9
 """Chance that one test of uniformity fails on uniform elements."""

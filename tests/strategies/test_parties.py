@@ -16,7 +16,8 @@ from vfl_flower.messages import n_bytes, n_units, pack, unpack
 from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.exchange import RETRIES
-from vfl_flower.strategies.parties import Parties, Sum
+from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.replies import Sum
 
 TIMEOUT = 10.0
 

@@ -12,7 +12,8 @@ import numpy as np
 from vfl_flower.secure_aggregation import TOPOLOGIES, Tree, spanning, two_trees
 from vfl_flower.strategies.base import check_choice
 from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.parties import Parties, Sealed, Sum
+from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.replies import Sealed, Sum
 from vfl_flower.typing import Array, Values
 
 MASKINGS = ("circle", "paper", "plain")

@@ -17,7 +17,8 @@ from vfl_flower.strategies.base import (
     check_whole,
 )
 from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.parties import Parties, Replies
+from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.replies import Replies
 from vfl_flower.typing import Array, Values
 
 log = logging.getLogger("vfl_flower")
