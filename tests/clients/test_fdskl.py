@@ -1,0 +1,415 @@
+"""A party's side of FDSKL, each step alone: worked examples, memory, refusals."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vfl_flower import Party
+from vfl_flower.clients import fdskl
+from vfl_flower.clients.base import STEPS, PartyError
+from vfl_flower.numerics.kernel_model import partial_angles
+from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
+from vfl_flower.numerics.split import split_rows
+
+ROOT = math.sqrt(2)
+"""phi at angle 0."""
+
+SETUP = {
+    "target": "binary",
+    "kernel": "gaussian",
+    "bandwidth": 2.0,
+    "n_features": 4,
+    "holders": [2],
+    "block": 4,
+}
+
+
+def party(index=2, y=None, seed=7, n=12, **attributes):
+    """Return a party inside a run of three."""
+    X = np.random.default_rng(index).normal(size=(n, 2))
+    found = Party(X, y, name=f"party {index}")
+    found.index, found.n_parties, found.seed = index, 3, seed
+    for name, value in attributes.items():
+        setattr(found, name, value)
+    return found
+
+
+def labels(n=12):
+    return np.where(np.arange(n) % 3 == 0, 7.0, 3.0)
+
+
+def ask(found, rows=(0, 1), bits=16, stop=4, **settings):
+    return fdskl.angles(found, np.array(rows), stop, bits, **{**SETUP, **settings})
+
+
+# -- what leaves only into a sum -------------------------------------------------------
+
+
+def test_no_angle_score_or_distance_is_for_the_server():
+    sealed = {a: s.sealed for a, s in STEPS.items() if a.startswith("fdskl_")}
+    assert sealed == {
+        "fdskl_distances": ("distances",),
+        "fdskl_bandwidth": (),
+        "fdskl_angles": ("angles_*", "offsets_*"),
+        "fdskl_fit": (),
+        "fdskl_start": (),
+        "fdskl_iterate": ("angles_*", "scores"),
+        "fdskl_part": (),
+        "fdskl_answer": ("angles_*", "scores"),
+    }
+    assert not any(s.sums for a, s in STEPS.items() if a.startswith("fdskl_"))
+
+
+# -- bandwidth -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kernel", "power"), [("gaussian", 2), ("laplacian", 1)])
+def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
+    i, j = draw_pairs(12, 50, np.random.default_rng([7, 50]))
+    for index in range(3):
+        own = party(index)
+        found = fdskl.distances(own, kernel, "binary", 50)["distances"]
+        expected = (np.abs(own.X[i] - own.X[j]) ** power).sum(axis=1)
+        np.testing.assert_allclose(found, expected)
+        assert not own.state
+
+
+def test_bandwidth_by_hand():
+    """Median 8: sqrt(8 / 2), or 8 itself."""
+    three = np.array([2.0, 8.0, 100.0])
+    assert fdskl.bandwidth(party(), "gaussian", three) == {"bandwidth": 2.0}
+    assert fdskl.bandwidth(party(), "laplacian", three) == {"bandwidth": 8.0}
+    with pytest.raises(PartyError, match="median distance of rows must be positive"):
+        fdskl.bandwidth(party(), "gaussian", np.zeros(3))
+
+
+# -- angles ----------------------------------------------------------------------------
+
+
+def test_angles_are_of_features_of_the_partys_own_seed():
+    own = party(0)
+    found = ask(own, rows=(3, 1, 3))
+    seed = own.state["seed"]
+    assert (len(seed), int(seed, 16) < 2**128) == (32, True)
+    features = RandomFeatures("gaussian", 2, 2.0, int(seed, 16))
+    expected = features.angles(own.X[[3, 1, 3]], 0, 4, 16)
+    assert list(found) == ["angles_2"]
+    np.testing.assert_array_equal(found["angles_2"], expected)
+    assert found["angles_2"].dtype == np.uint16
+
+
+def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
+    own = party(0)
+    ask(own)
+    first = own.state["seed"]
+    ask(own, stop=2)
+    assert own.state["seed"] == first
+    for other in (party(1), party(0, seed=8), party(0, secret=5)):
+        ask(other)
+        assert other.state["seed"] != first
+    again = party(0)
+    ask(again)
+    assert again.state["seed"] == first
+    assert party(0).rng("features").bytes(16).hex() == first
+
+
+def test_each_holder_has_features_of_its_own():
+    own = party(1)
+    found = ask(own, holders=[0, 2], block=1, bits=32)
+    every = partial_angles(own.state, own.X[[0, 1]], 4, 32)
+    np.testing.assert_array_equal(found["angles_0"], every[:, ::2])
+    np.testing.assert_array_equal(found["angles_2"], every[:, 1::2])
+
+
+def test_only_what_is_to_be_sent_is_computed():
+    settings = {"holders": [0, 2], "block": 1, "shared_seed": "9", "widths": [2, 2, 2]}
+    own = party(1, allow_plain=True)
+    found = ask(own, bits=64, send=["offsets_0"], **settings)
+    assert list(found) == ["offsets_0"]
+    b = RandomFeatures("gaussian", 2, 2.0, int(own.state["seed"], 16)).weights(0, 4)[1]
+    np.testing.assert_array_equal(found["offsets_0"], b[::2])
+    found = ask(own, bits=64, send=["angles_2", "offsets_2"], **settings)
+    assert list(found) == ["angles_2", "offsets_2"]
+    np.testing.assert_array_equal(found["offsets_2"], b[1::2])
+    assert (own.state["first_column"], own.state["all_columns"]) == (2, 6)
+    assert "widths" not in own.state
+
+
+def test_shared_features_are_refused_outside_one_process():
+    own = party(1)
+    with pytest.raises(PartyError, match="this party draws features of its own: with"):
+        ask(own, shared_seed="9", widths=[2, 2, 2], bits=64)
+    assert not own.state
+
+
+@pytest.mark.parametrize(
+    ("y", "target", "message"),
+    [
+        (np.arange(12.0), "binary", "must have two values .* party's have 12: set"),
+        (np.ones(12), "binary", "must have two values for target 'binary', this"),
+        (np.ones(12), "multiclass", "must have from 2 to 100 values for target"),
+    ],
+)
+def test_labels_are_looked_at_before_the_first_reply(y, target, message):
+    for call in (
+        lambda own: ask(own, target=target),
+        lambda own: fdskl.distances(own, "gaussian", target, 5),
+        lambda own: fdskl.start(own, 2, 0.0, **{**SETUP, "target": target}),
+    ):
+        own = party(2, y)
+        with pytest.raises(PartyError, match=message):
+            call(own)
+        assert not own.state
+
+
+def test_up_to_100_classes():
+    many = party(2, np.arange(100.0), n=100)
+    ask(many, target="multiclass")
+    assert many.state["alpha"].shape == (0, 100)
+    with pytest.raises(PartyError, match="this party's have 101"):
+        ask(party(2, np.arange(101.0), n=101), target="multiclass")
+
+
+def test_missing_labels_are_no_class():
+    y = np.where(np.arange(12) < 4, np.nan, labels())
+    own = party(2, y)
+    ask(own)
+    assert own.state["classes"].tolist() == [3.0, 7.0]
+
+
+# -- the exact solution ----------------------------------------------------------------
+
+
+def test_parties_without_labels_keep_their_features():
+    own = party(0)
+    ask(own)
+    assert fdskl.fit(own) == {}
+    assert own.part == {
+        "kernel": "gaussian",
+        "bandwidth": 2.0,
+        "n_features": 4,
+        "holders": [2],
+        "block": 4,
+        "n_columns": 2,
+        "n_parties": 3,
+        "seed": own.state["seed"],
+        "index": 0,
+        "columns": [],
+    }
+
+
+def fitted(y=None, target="continuous", **given):
+    """Return a label holder that has solved for 12 rows, and its reply."""
+    own = party(2, np.arange(12.0) if y is None else y)
+    ask(own, target=target)
+    turns = np.random.default_rng(3).random((12, 4))
+    sums = {"angles_0": turns.ravel()}
+    rows = np.arange(12, dtype=np.uint32)
+    reply = fdskl.fit(own, "square", 0.1, rows, **(sums | given))
+    return own, reply, turns
+
+
+def test_fit_is_ridge_by_hand():
+    """Normal equations of mean (z w + b - y)^2 + lambda / 2 |w|^2, with ones in Z."""
+    own, reply, turns = fitted()
+    Z = np.column_stack([ROOT * np.cos(2 * np.pi * turns) / 2, np.ones(12)])
+    penalty = np.diag([0.05 * 12] * 4 + [0])
+    w = np.linalg.solve(Z.T @ Z + penalty, Z.T @ np.arange(12.0))
+    np.testing.assert_allclose(own.part["coef"][:, 0], w[:4] / 2)  # of phi, not z
+    np.testing.assert_allclose(own.part["intercept"], w[4:])
+    assert reply == {"columns": 1, "regularization": 0.1, "converged": 1.0}
+
+
+def test_fit_takes_blocks_in_the_order_of_their_numbers():
+    """Eleven of them, so that 10 comes after 2."""
+    own, _, turns = fitted()
+    blocks = {f"angles_{k}": part.ravel() for k, part in enumerate(turns)}
+    shuffled = dict(sorted(blocks.items()))
+    assert list(shuffled)[2] == "angles_10"
+    other, _, _ = fitted(**shuffled)
+    np.testing.assert_array_equal(own.part["coef"], other.part["coef"])
+
+
+def test_fit_takes_off_phases_and_whole_turns():
+    own, _, turns = fitted()
+    offsets = np.array([0.3, 0.9, 2.5, -0.2])
+    other, _, _ = fitted(angles_0=(turns + offsets + 3).ravel(), offsets=offsets)
+    np.testing.assert_allclose(own.part["coef"], other.part["coef"], rtol=1e-9)
+
+
+def test_fit_of_classes_without_a_row():
+    y = np.where(np.arange(12) == 11, 7.0, 3.0)
+    own = party(2, y)
+    ask(own)
+    angles = np.random.default_rng(0).random(20)
+    message = "each class have one, among the 5 rows to train on"
+    with pytest.raises(PartyError, match=message):
+        fdskl.fit(own, "square", 0.1, np.arange(5, dtype=np.uint32), angles_0=angles)
+    assert not own.part
+
+
+def test_fit_of_values_that_are_all_equal():
+    with pytest.raises(PartyError, match=r"labels must differ, .* among the 12 rows"):
+        fitted(np.ones(12))
+
+
+def test_a_part_holds_no_label_and_no_feature():
+    own, _, _ = fitted(labels(), target="multiclass")
+    assert own.part["classes"].tolist() == [3.0, 7.0]
+    assert own.part["coef"].shape == (4, 2)
+    sizes = {k: v.size for k, v in own.part.items() if isinstance(v, np.ndarray)}
+    assert sizes == {"classes": 2, "coef": 8, "intercept": 2}
+
+
+# -- doubly stochastic -----------------------------------------------------------------
+
+
+def test_instances_are_known_labels_that_are_not_held_out():
+    y = np.where(np.arange(40) % 2 == 0, labels(40), np.nan)
+    own = party(2, y, n=40)
+    found = fdskl.start(own, 30, 0.25, **{**SETUP, "block": 4})
+    rows = found["rows"]
+    assert (rows.shape, rows.dtype, found["columns"]) == ((30, 4), np.uint32, 1)
+    held_out = split_rows(40, 0.25, 7)[1]
+    expected = set(range(0, 40, 2)) - set(held_out.tolist())
+    assert set(rows.ravel().tolist()) == expected
+    assert fdskl.start(party(0, n=40), 30, 0.25, **SETUP) == {}
+
+
+def test_a_holder_of_labels_that_are_all_held_out():
+    y = np.full(40, np.nan)
+    held_out = split_rows(40, 0.25, 7)[1]
+    y[held_out] = labels(len(held_out))
+    with pytest.raises(PartyError, match="knows no label of a row that is not held"):
+        fdskl.start(party(2, y, n=40), 3, 0.25, **SETUP)
+
+
+def test_two_steps_by_hand():
+    """Square loss, y = 3 and then 1, gamma = 1/2 and 1/4, lambda = 1/10.
+
+    Angles of 0 give phi = sqrt 2, of half a turn - sqrt 2. f = 0, so
+    alpha_1 = -1/2 * 2 (0 - 3) * sqrt 2 = 3 sqrt 2. Then f = sqrt 2 alpha_1 = 6, and
+    alpha_2 = -1/4 * 2 (6 - 1) * -sqrt 2 = 2.5 sqrt 2, alpha_1 *= 1 - 1/40.
+    """
+    y = np.full(12, 3.0)
+    y[5] = 1.0
+    own = party(2, y)
+    setup = {**SETUP, "target": "continuous", "block": 1, "n_features": 2}
+    fdskl.start(own, 2, 0.0, **setup)
+
+    def iterate(**values):
+        return fdskl.iterate(own, 1, values.pop("size", 0), "square", 0.1, **values)
+
+    first = {"at": np.array([0]), "angles": np.array([0.0])}
+    assert iterate(size=1, **first)["scores"].tolist() == [[0.0]]
+    second = {"at": np.array([5]), "angles": np.array([0.0, 0.5])}
+    reply = iterate(size=1, update=0.5, scores=np.array([0.0]), **second)
+    np.testing.assert_allclose(own.state["alpha"], [[3 * ROOT]])
+    np.testing.assert_allclose(reply["scores"], [[6.0]])
+    assert iterate(update=0.25, scores=np.array([6.0]), keep=True) == {}
+    expected = [[3 * ROOT * 39 / 40], [2.5 * ROOT]]
+    np.testing.assert_allclose(own.part["coef"], expected)
+    assert own.part["intercept"].tolist() == [0.0]
+    assert not {"phi", "labels", "alpha"} & set(own.part)
+    assert not {"phi", "labels"} & set(own.state)
+
+
+def test_another_holders_step_only_scales():
+    own = party(2, labels())
+    ask(own, holders=[0, 2], block=1)
+    own.state["alpha"] = np.array([[2.0]])
+    fdskl.iterate(own, 1, 0, "square", 0.1, update=0.5)
+    np.testing.assert_allclose(own.state["alpha"], [[1.9]])
+    at = {"at": np.array([1]), "angles": np.array([0.0])}
+    reply = fdskl.iterate(own, 1, 1, "square", 0.1, **at)
+    np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT]])
+    assert "phi" not in own.state
+
+
+def test_a_party_without_coefficients_gives_zeros():
+    own = party(0)
+    ask(own)
+    reply = fdskl.iterate(own, 3, 2, "square", 0.1, update=0.5)
+    assert reply["scores"].tolist() == [[0.0] * 3] * 2
+
+
+# -- prediction ------------------------------------------------------------------------
+
+
+def test_a_part_is_told_without_its_secrets():
+    own, _, _ = fitted()
+    assert fdskl.part(own) == {
+        "index": 2,
+        "n_features": 4,
+        "holders": [2],
+        "columns": 1,
+        "kernel": "gaussian",
+        "bandwidth": 2.0,
+        "parties": 3,
+        "kept": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("trained", "now", "width", "message"),
+    [
+        ([], None, 3, "must have the 2 columns of training, in their order, got 3$"),
+        (["a", "b"], ["b", "a"], 2, "in their order, got 2$"),
+        (["a", "b"], ["a", "c"], 2, "in their order, got 2 without 'b'$"),
+        (["a", "b"], None, 1, "got 1$"),
+    ],
+)
+def test_new_rows_with_other_columns(trained, now, width, message):
+    own, _, _ = fitted()
+    own.part["columns"] = trained
+    new = Party(np.zeros((3, width)), columns=now)
+    new.part = own.part
+    with pytest.raises(PartyError, match=message):
+        fdskl.part(new)
+
+
+def test_answers_come_in_by_blocks():
+    """Scores of rows 4, 5 and then 1 of a model with two classes."""
+    own, _, _ = fitted(labels(), target="binary")
+
+    def answer(**values):
+        return fdskl.answer(own, 1, 0, **values)
+
+    answer(scores=np.array([-1.0, 2.0]), done=np.array([4, 5], dtype=np.uint32))
+    answer(scores=np.array([0.5]), done=np.array([1], dtype=np.uint32))
+    assert own.predictions is None
+    assert answer(last=True) == {}
+    assert own.predictions.tolist() == [3.0, 7.0, 7.0]
+
+
+def test_errors_are_of_the_rows_whose_labels_are_known():
+    """Rows 4, 5, 1 and 0 have the labels 3, 3, none and 7: one of three is wrong."""
+    y = labels()
+    y[1] = np.nan
+    own, _, _ = fitted(labels(), target="binary")
+    own.y = y
+    done = np.array([4, 5, 1, 0], dtype=np.uint32)
+    scores = np.array([-1.0, 2.0, 1.0, 1.0])
+    reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
+    assert reply == {"test_error": pytest.approx(1 / 3)}
+    assert own.predictions is None
+    own.state = {}
+    done = np.array([1], dtype=np.uint32)
+    assert fdskl.answer(own, 1, 0, scores[:1], done, evaluate=True, last=True) == {}
+
+
+def test_a_mean_squared_error_by_hand():
+    own, _, _ = fitted()
+    done, scores = np.array([2, 3], dtype=np.uint32), np.array([2.5, 1.0])
+    reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
+    assert reply == {"test_loss": (0.25 + 4) / 2}
+
+
+def test_scores_of_a_holder_are_its_part_of_f():
+    own, _, turns = fitted()
+    at = np.array([0, 1], dtype=np.uint32)
+    reply = fdskl.answer(own, 1, 2, at=at, angles=turns[:2].ravel())
+    phi = ROOT * np.cos(2 * np.pi * turns[:2])
+    expected = phi @ own.part["coef"] + own.part["intercept"]
+    np.testing.assert_allclose(reply["scores"], expected)

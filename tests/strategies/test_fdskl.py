@@ -1,0 +1,909 @@
+"""FDSKL end to end: against pooled references, its costs, refusals, reproducibility."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.messages import unpack
+from vfl_flower.numerics.kernel_model import partial_angles
+from vfl_flower.numerics.kernel_solvers import fit
+from vfl_flower.numerics.random_features import (
+    RandomFeatures,
+    draw_pairs,
+    features,
+    median_bandwidth,
+)
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.secure_aggregation import group
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import FDSKL
+from vfl_flower.strategies.angles import row_blocks
+from vfl_flower.strategies.base import Run
+from vfl_flower.strategies.exchange import FederationError
+
+N, D = 120, 6
+SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
+CLASSES = 3.0, 7.0
+"""Labels of the two classes: neither 0 and 1 nor -1 and +1."""
+
+
+@cache
+def data(n=N):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, D))
+    real = X[:, 0] * X[:, 3] + X[:, 5] + 0.3 * rng.normal(size=n)
+    return X, real
+
+
+def labels(real):
+    return np.where(real > 0, CLASSES[1], CLASSES[0])
+
+
+def split(X, count=3):
+    return np.split(X, np.cumsum(SPLITS[count])[:-1], axis=1)
+
+
+def parties(y=None, count=3, holders=None, n=N):
+    """Return parties of which each of the holders knows every other label."""
+    X, real = data(n)
+    y = labels(real) if y is None else y
+    holders = [count - 1] if holders is None else holders
+    found = []
+    for j, block in enumerate(split(X, count)):
+        own = None
+        if j in holders:
+            mine = np.arange(n) % len(holders) == holders.index(j)
+            own = np.where(mine, y, np.nan)
+        found.append(Party(block, own, name=f"party {j}"))
+    return found
+
+
+class Recorder(InProcessGrid):
+    """Keeps what the server sent: (action, party, values), in order."""
+
+    def __init__(self, parties):
+        super().__init__(parties)
+        self.sent = []
+
+    def push_messages(self, messages):
+        """Keep all."""
+        messages = list(messages)
+        for message in messages:
+            action = message.metadata.message_type.partition(".")[2]
+            party = message.metadata.dst_node_id - self.get_node_ids()[0]
+            self.sent.append((action, party, unpack(message.content)[0]))
+        return super().push_messages(messages)
+
+
+def actions(grid):
+    return {action for action, _, _ in grid.sent}
+
+
+def run(federation, seed=1, **settings):
+    """Return the result, the parts and the grid."""
+    strategy = FDSKL(
+        **{"seed": seed, "bandwidth": 1.5, "allow_two_parties": True, **settings}
+    )
+    grid = Recorder(federation)
+    result = strategy.start(grid)
+    result.model.parts = grid.parts()
+    return result, grid.parts(), grid
+
+
+def same_parts(first, second):
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+# -- the doubly stochastic form against a pooled one -----------------------------------
+
+DERIVATIVES = {
+    "square": lambda u, y: 2 * (u - y),
+    "logistic": lambda u, y: -y / (1 + math.exp(y * u)),
+    "smooth_hinge": lambda u, y: -y * min(1.0, max(0.0, 1 - y * u)),
+}
+"""L' of Table 1 of [1], of numbers."""
+
+CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth_hinge": 1.0}
+"""By how much L'(u, y) changes at most with u."""
+
+
+def omega_and_b(parts, block):
+    """Return the pooled omega, shape (M, d), and b in radians, from the seeds alone."""
+    M, holders = parts[0]["n_features"], parts[0]["holders"]
+    kernel, bandwidth = parts[0]["kernel"], parts[0]["bandwidth"]
+    own = [
+        RandomFeatures(kernel, p["n_columns"], bandwidth, int(p["seed"], 16)).weights(
+            0, M
+        )
+        for p in parts
+    ]
+    omega, b = np.hstack([w for w, _ in own]), sum(phase for _, phase in own)
+    if "shared_seed" in parts[0]:
+        seed = int(parts[0]["shared_seed"], 16)
+        pooled = RandomFeatures(kernel, D, bandwidth, seed, orthogonal=False)
+        omega = pooled.weights(0, M)[0]
+        kept = parts[0]["kept"]
+        b = np.array(
+            [own[kept[j // block % len(holders)]][1][j] for j in range(M)]
+        )  # line 8 of Algorithm 3: only the phase of l' stays
+    return omega, 2 * np.pi * b
+
+
+def pooled_dsg(
+    parts, y, rows, loss, step, schedule, lam, block=1, error=0.0, rounding=0.0
+):
+    """Return alpha of equation 7 of [1], and a bound of what angles do to each.
+
+    One number at a time, as Algorithm 1 is written. With blocks, the gradient is the
+    mean over the instances, and each of the new features has its share.
+
+    The bound: where each feature is wrong by `error` at most and each sum of scores by
+    `rounding`, and C bounds L'', by the triangle inequality
+
+        |f~ - f| <= sqrt 2 sum_j e_j + error sum_j |alpha_j| + rounding,
+        e_t = gamma (sqrt 2 C |f~ - f| + error |L'|),    e_j <- (1 - gamma lambda) e_j.
+    """
+    X, _ = data()
+    omega, b = omega_and_b(parts, block)
+    alpha, e = [], []
+    for t in range(len(rows)):
+        gamma = step if schedule == "constant" else step / (t + 1)
+        new, new_error = np.zeros(block), np.zeros(block)
+        for i in rows[t]:
+            known = slice((t + 1) * block)
+            phi = math.sqrt(2) * np.cos(omega[known] @ X[i] + b[known])
+            old, own = phi[: t * block], phi[t * block :]
+            f = float(np.dot(alpha, old)) if t else 0.0
+            slope = DERIVATIVES[loss](f, y[i])
+            off = math.sqrt(2) * sum(e) + error * np.abs(alpha).sum() + rounding
+            new -= gamma * slope * own / block**2
+            new_error += (
+                gamma
+                * (math.sqrt(2) * CURVATURE[loss] * off + error * abs(slope))
+                / block**2
+            )
+        scale = 1 - gamma * lam
+        alpha = [*(scale * a for a in alpha), *new]
+        e = [*(scale * x for x in e), *new_error]
+    return np.array(alpha), np.array(e)
+
+
+def coefficients(parts, block=1):
+    """Return alpha of all features: a holder's turn comes every so many blocks."""
+    holders, M = parts[0]["holders"], parts[0]["n_features"]
+    alpha = np.full(M, np.nan)
+    for place, holder in enumerate(holders):
+        mine = np.arange(M) // block % len(holders) == place
+        alpha[mine] = parts[holder]["coef"][:, 0]
+    return alpha
+
+
+def instances(grid):
+    """Return the rows of each iteration as the server asked for their angles."""
+    found = {
+        values["stop"]: values["rows"]
+        for action, _, values in grid.sent
+        if "stop" in values and action != "fdskl_answer"
+    }
+    return [found[stop] for stop in sorted(found)]
+
+
+def pooled_labels(loss):
+    real = data()[1]
+    return real if loss == "square" else np.where(real > 0, 1.0, -1.0)
+
+
+def doubly_stochastic(loss="logistic", holders=None, count=3, **settings):
+    y = data()[1] if loss == "square" else None
+    return run(
+        parties(y, count, holders),
+        solver="doubly-stochastic",
+        loss=loss,
+        target="continuous" if loss == "square" else "binary",
+        **{"step": 0.05, "regularization": 0.1, "block": 1, **settings},
+    )
+
+
+def assert_pooled(found, loss, schedule, tolerance=1e-9, block=1):
+    _, parts, grid = found
+    y = pooled_labels(loss)
+    rows = instances(grid)
+    alpha, _ = pooled_dsg(parts, y, rows, loss, 0.05, schedule, 0.1, block)
+    error = np.abs(coefficients(parts, block) - alpha).max()
+    assert error <= tolerance * np.abs(alpha).max()
+
+
+def test_algorithm_1_equals_a_pooled_one_in_500_iterations():
+    """500 coefficients to 1e-9, without masks: what differs is the order of sums."""
+    found = doubly_stochastic(count=2, holders=[1], masking="plain", iterations=500)
+    assert found[0].metrics == {"features": 500, "bandwidth": 1.5}
+    assert found[0].ledger.round_trips == 1 + 1 + 500 + 2
+    assert_pooled(found, "logistic", "constant")
+
+
+def circle_error(bits, count):
+    """Return the bound of a feature's error: half a unit of a turn from each party."""
+    return math.sqrt(2) * 2 * np.pi * count / 2 ** (bits + 1)
+
+
+def test_algorithm_1_on_the_circle_in_500_iterations():
+    """16 bits: each within its bound of `pooled_dsg`, at most 0.2 % of the largest.
+
+    In fact within 0.01 %: the bound takes all errors to have one sign.
+    """
+    _, parts, grid = doubly_stochastic(iterations=500, step=0.01)
+    alpha, bound = pooled_dsg(
+        parts,
+        pooled_labels("logistic"),
+        instances(grid),
+        "logistic",
+        0.01,
+        "constant",
+        0.1,
+        error=circle_error(16, 3),
+        rounding=1.5 / group("ring", 2.0**32, 3).scale,
+    )
+    off = np.abs(coefficients(parts) - alpha)
+    assert (off <= bound).all()
+    assert bound.max() < 0.002 * np.abs(alpha).max()
+    assert off.max() > 0  # or the angles were not rounded
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("loss", list(CURVATURE))
+def test_all_losses_on_the_circle(loss, bits):
+    _, parts, grid = doubly_stochastic(loss, [0, 2], iterations=16, bits=bits)
+    alpha, bound = pooled_dsg(
+        parts,
+        pooled_labels(loss),
+        instances(grid),
+        loss,
+        0.05,
+        "constant",
+        0.1,
+        error=circle_error(bits, 3),
+        rounding=1.5 / group("ring", 2.0**32, 3).scale,
+    )
+    off = np.abs(coefficients(parts) - alpha)
+    assert (off <= bound).all()
+    assert bound.max() < (0.01 if bits == 16 else 2e-7) * np.abs(alpha).max()
+
+
+@pytest.mark.parametrize(
+    ("loss", "schedule", "holders", "count"),
+    [
+        ("square", "constant", [2], 3),
+        ("logistic", "diminishing", [0, 2], 3),
+        ("smooth_hinge", "constant", [1, 4], 5),
+        ("square", "diminishing", [0, 1], 2),
+        ("smooth_hinge", "diminishing", [1], 2),
+        ("logistic", "constant", [0, 1, 2, 3, 4], 5),
+    ],
+)
+def test_losses_schedules_label_holders_and_parties(loss, schedule, holders, count):
+    found = doubly_stochastic(
+        loss, holders, count, masking="plain", schedule=schedule, iterations=12
+    )
+    assert_pooled(found, loss, schedule)
+    coefs = [j for j, part in enumerate(found[1]) if "coef" in part]
+    assert coefs == holders == found[1][0]["holders"]
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+@pytest.mark.parametrize("holders", [[2], [0, 2]])
+def test_blocks_equal_the_pooled_block_form(holders, kernel):
+    found = doubly_stochastic(
+        "square", holders, masking="plain", kernel=kernel, iterations=7, block=5
+    )
+    assert_pooled(found, "square", "constant", block=5)
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+@pytest.mark.parametrize(
+    ("holders", "count"), [([2], 3), ([0, 2], 3), ([3], 5), ([1], 2)]
+)
+def test_the_papers_masking_equals_the_pooled_form(topology, holders, count):
+    """To the fixed point of the scores, 1e-9 each; the phases cancel to rounding."""
+    found = doubly_stochastic(
+        "square", holders, count, masking="paper", topology=topology, iterations=8
+    )
+    assert_pooled(found, "square", "constant", tolerance=1e-7)
+    for place, holder in enumerate(holders):
+        assert found[1][0]["kept"][place] != holder
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+@pytest.mark.parametrize(("holders", "count"), [([2], 3), ([0, 3], 5)])
+def test_topologies_give_the_same_bits(topology, holders, count):
+    settings = {"iterations": 4, "block": 3, "test_fraction": 0.2}
+    star, parts, _ = doubly_stochastic("logistic", holders, count, **settings)
+    other, its_parts, _ = doubly_stochastic(
+        "logistic", holders, count, topology=topology, **settings
+    )
+    same_parts(parts, its_parts)
+    assert star.metrics == other.metrics
+
+
+def test_instances_are_labelled_training_rows_of_the_holder_whose_turn_it_is():
+    _, _, grid = doubly_stochastic(
+        holders=[0, 2], iterations=6, block=8, test_fraction=0.25
+    )
+    held_out = split_rows(N, 0.25, 1)[1]
+    for t, rows in enumerate(instances(grid)):
+        assert not np.isin(rows, held_out).any()
+        assert (rows % 2 == t % 2).all()
+        assert len(np.unique(rows)) > 1
+
+
+def test_regularization_is_one_over_the_rows_by_default():
+    _, parts, grid = doubly_stochastic(
+        "square", masking="plain", iterations=6, regularization="auto"
+    )
+    args = parts, pooled_labels("square"), instances(grid), "square", 0.05, "constant"
+    alpha, _ = pooled_dsg(*args, 1 / N)
+    np.testing.assert_allclose(coefficients(parts), alpha, rtol=1e-9)
+
+
+# -- the exact solution ----------------------------------------------------------------
+
+
+def holder_stream(name, index=2, seed=1):
+    party = Party(np.zeros((1, 1)), index=index)
+    party.seed = seed
+    return party.rng(name)
+
+
+def pooled_angles(parts, rows, bits, count=3):
+    """Return the sum of all parties' elements, shape (n, M)."""
+    X = data()[0][rows]
+    M = parts[0]["n_features"]
+    blocks = zip(parts, split(X, count), strict=True)
+    total = sum(partial_angles(part, X, M, bits) for part, X in blocks)
+    return total % 1.0 if bits == 64 else total
+
+
+def classes_of(real, count):
+    """Return labels 0, 10, 20, .. by equal shares of the rows."""
+    edges = np.quantile(real, np.arange(1, count) / count)
+    return 10.0 * np.searchsorted(edges, real)
+
+
+def one_vs_rest(y):
+    classes = np.unique(y)
+    if len(classes) == 2:
+        return np.where(y == classes[1], 1.0, -1.0)[:, None]
+    return np.where(y[:, None] == classes, 1.0, -1.0)
+
+
+DIRECT = {
+    "logistic": {"loss": "logistic"},
+    "hinge": {"loss": "smooth_hinge", "regularization": 1e-3, "kernel": "laplacian"},
+    "square": {"loss": "square", "bits": 32},
+    "plain": {"loss": "square", "masking": "plain"},
+    "blocks": {"loss": "square", "block_bytes": 2000},
+    "ring": {"loss": "square", "topology": "ring", "block_bytes": 5000},
+    "tree": {"loss": "square", "topology": "tree"},
+    "multiclass": {"loss": "square", "target": "multiclass"},
+    "multiclass logistic": {
+        "loss": "logistic",
+        "target": "multiclass",
+        "regularization": 1e-2,
+    },
+    "continuous": {"loss": "square", "target": "continuous"},
+    "auto rows": {"loss": "square", "budget": 4000, "features": 0},
+}
+
+
+@pytest.mark.parametrize("variant", DIRECT)
+def test_direct_equals_the_exact_solution_on_pooled_angles(variant):
+    """Bit for bit: the same elements, the same order, the same generator."""
+    settings = {"features": 32, "test_fraction": 0.25, **DIRECT[variant]}
+    real = data()[1]
+    y = {"multiclass": classes_of(real, 4), "continuous": real}.get(
+        settings.get("target", ""), labels(real)
+    )
+    result, parts, grid = run(parties(y), **settings)
+    train, test = split_rows(N, 0.25, 1)
+    rows = next(v["rows"] for a, j, v in grid.sent if a == "fdskl_fit" and j == 2)
+    assert np.isin(rows, train).all()
+    assert (np.diff(rows.astype(int)) > 0).all()
+    M = result.metrics["features"]
+    assert result.metrics["rows"] == len(rows)
+    bits = 64 if settings.get("masking") else settings.get("bits", 16)
+    angles = pooled_angles(parts, rows, bits)
+    Y = y[:, None] if settings.get("target") == "continuous" else one_vs_rest(y)
+    lam = settings.get("regularization")
+    rng = holder_stream("cross-validation")
+    found = fit(angles, Y[rows], settings["loss"], lam, rng)
+    np.testing.assert_array_equal(parts[2]["coef"], found.coef / np.sqrt(M))
+    np.testing.assert_array_equal(parts[2]["intercept"], found.intercept)
+    assert result.metrics["regularization"] == found.regularization
+    assert result.metrics.get("cv_score") == found.cv_score
+    # Evaluation is the model that was trained, on the same elements of other rows.
+    if settings.get("budget"):
+        assert "test_error" in result.metrics
+        assert M * len(rows) * 2 <= 4000
+        return
+    scores = features(pooled_angles(parts, test, bits)) @ parts[2]["coef"]
+    scores += parts[2]["intercept"]
+    if settings.get("target") == "continuous":
+        loss = np.mean((scores[:, 0] - y[test]) ** 2)
+        assert result.metrics["test_loss"] == pytest.approx(loss, abs=1e-7)
+        return
+    classes = np.unique(y)
+    index = scores.argmax(axis=1) if len(classes) > 2 else scores[:, 0] > 0
+    error = np.mean(classes[index.astype(int)] != y[test])
+    assert result.metrics["test_error"] == error
+
+
+@pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
+@pytest.mark.parametrize("masking", ["circle", "plain", "paper"])
+def test_test_error_is_that_of_the_model_in_process(masking, solver):
+    """The model adds real turns; what the circle rounds moves no score over 0 here."""
+    topology = "tree" if masking == "paper" else "star"
+    settings = {"masking": masking, "topology": topology, "solver": solver}
+    settings |= {"iterations": 5, "block": 16, "features": 64}
+    holders = [2] if solver == "direct" else [0, 2]
+    result, _, _ = run(parties(holders=holders), test_fraction=0.5, **settings)
+    test = split_rows(N, 0.5, 1)[1]
+    if solver != "direct":  # the first holder knows every other label
+        test = test[test % 2 == 0]
+    X, real = data()
+    predicted = result.model.predict(split(X[test]))
+    assert set(predicted) == set(CLASSES)
+    assert result.metrics["test_error"] == np.mean(predicted != labels(real)[test])
+    assert 0 < result.metrics["test_error"] < 0.45
+
+
+def test_evaluation_has_a_quarter_of_the_budget_and_rows_at_random():
+    """1,024 bytes: 256 for rows of 16 features of 16 bits, 8 of the 30."""
+    _, _, grid = run(parties(), features=16, budget=1024, test_fraction=0.25)
+    asked = [v["rows"] for a, j, v in grid.sent if a == "fdskl_answer" and "stop" in v]
+    assert len(asked) == 3
+    test = split_rows(N, 0.25, 1)[1]
+    assert len(asked[0]) == 8
+    assert np.isin(asked[0], test).all()
+    assert set(asked[0].tolist()) != set(test[:8].tolist())
+
+
+def test_bandwidth_is_that_of_the_median_distance_of_pairs():
+    """1,000 pairs that all parties draw alike; the fixed point is finer than 1e-9."""
+    X, _ = data()
+    for kernel in ("gaussian", "laplacian"):
+        result, parts, grid = run(
+            parties(), bandwidth="median", kernel=kernel, features=8
+        )
+        i, j = draw_pairs(N, 1000, np.random.default_rng([1, 1000]))
+        power = 2 if kernel == "gaussian" else 1
+        expected = median_bandwidth((np.abs(X[i] - X[j]) ** power).sum(axis=1), kernel)
+        assert result.metrics["bandwidth"] == pytest.approx(expected, rel=1e-6)
+        assert {part["bandwidth"] for part in parts} == {result.model.bandwidth}
+        asked = [to for action, to, _ in grid.sent if action == "fdskl_bandwidth"]
+        assert asked == [2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "rows", "M"),
+    [
+        ({}, 10**6, 16000, 2000),  # 64 MB: eight rows a feature
+        ({}, 20000, 16000, 2000),
+        ({}, 8000, 8000, 2048),  # no more features than that
+        ({}, 500, 500, 2048),
+        ({"bits": 32}, 10**6, 11315, 1414),
+        ({"masking": "plain"}, 10**6, 8000, 1000),
+        ({"budget": 10**9}, 10**6, 244140, 2048),
+        ({"budget": 2000}, 10**6, 90, 11),
+        ({"rows": 1000}, 10**6, 1000, 2048),
+        ({"rows": 10**5}, 10**6, 10**5, 320),
+        ({"features": 100}, 10**6, 320000, 100),
+        ({"features": 100}, 5000, 5000, 100),
+        ({"features": 5000}, 10**6, 6400, 5000),
+        ({"rows": 30, "features": 20}, 40, 30, 20),
+    ],
+)
+def test_rows_and_features_within_the_budget(settings, n, rows, M):
+    strategy = FDSKL(**settings)
+    chosen, found = strategy._sample(np.arange(n), Run(0))
+    assert (len(chosen), found) == (rows, M)
+    bits = 64 if strategy.masking == "plain" else strategy.bits
+    assert rows * M * bits // 8 <= strategy.budget
+    assert len(np.unique(chosen)) == rows
+    assert (chosen < n).all()
+
+
+# -- costs -----------------------------------------------------------------------------
+
+
+def trips(result):
+    return {action: len(waits) for action, waits in result.ledger.waits.items()}
+
+
+def test_direct_takes_eight_round_trips_at_the_default_budget():
+    """Rows 16,000 x 2,000 features in 2 bytes are four blocks of 16 MB."""
+    rows, M = FDSKL()._sample(np.arange(10**6), Run(0))
+    blocks = list(row_blocks(rows, M, 16, FDSKL().block_bytes))
+    assert len(blocks) == 4
+    assert max(map(len, blocks)) * M * 2 <= 16_000_000
+    # The same in a thousandth of the budget, run:
+    result, _, _ = run(
+        parties(n=600),
+        bandwidth="median",
+        budget=64_000,
+        block_bytes=16_000,
+        loss="square",
+    )
+    assert trips(result) == {
+        "hello": 1,
+        "fdskl_distances": 1,
+        "fdskl_bandwidth": 1,
+        "fdskl_angles": 4,
+        "fdskl_fit": 1,
+    }
+    assert result.ledger.round_trips == 8
+    m, M = result.metrics["rows"], result.metrics["features"]
+    assert (m, M) == (507, 63)
+    for j in range(3):
+        name = f"party {j}"
+        entry = result.ledger.entry("fdskl_angles", name)
+        assert (entry.units_up, entry.messages) == (m * M, 4)
+        assert entry.units_down == m
+        assert result.ledger.entry("fdskl_distances", name).units_up == 1000
+        down = result.ledger.entry("fdskl_fit", name).units_down
+        assert down == (m * M + m if j == 2 else 0)
+    assert result.ledger.entry("fdskl_bandwidth", "party 2").units_down == 1000
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "count"), [(2 * 120 * 16, 1), (2 * 120 * 16 - 1, 2), (320, 12), (999, 4)]
+)
+def test_direct_takes_one_round_trip_a_block(bytes_, count):
+    result, _, _ = run(parties(), features=16, block_bytes=bytes_, loss="square")
+    assert trips(result) == {"hello": 1, "fdskl_angles": count, "fdskl_fit": 1}
+
+
+def test_bytes_of_a_partial_inner_product():
+    """At most 2.2 at 16 bits in blocks of 1 MB; in fact 2.00."""
+    result, _, _ = run(
+        parties(n=2048),
+        rows=2048,
+        features=512,
+        block_bytes=2**20,
+        loss="square",
+        regularization=1e-3,
+    )
+    assert trips(result)["fdskl_angles"] == 2
+    for j in range(3):
+        up = result.ledger.entry("fdskl_angles", f"party {j}").bytes_up
+        assert 2 <= up / (2048 * 512) <= 2.005
+    down = result.ledger.entry("fdskl_fit", "party 2").bytes_down
+    assert down / (2048 * 512) <= 2.01
+
+
+@pytest.mark.parametrize("holders", [[2], [0, 2]])
+def test_costs_of_the_doubly_stochastic_form(holders):
+    """T + 2 round trips; iteration t: block * (t + 1) block angles, block scores."""
+    T, B = 5, 3
+    result, _, _ = doubly_stochastic(
+        holders=holders, iterations=T, block=B, bandwidth="median"
+    )
+    assert trips(result) == {
+        "hello": 1,
+        "fdskl_distances": 1,
+        "fdskl_bandwidth": 1,
+        "fdskl_start": 1,
+        "fdskl_iterate": T + 2,
+    }
+    angles = sum(B * (t + 1) * B for t in range(T))
+    for j in range(3):
+        up = result.ledger.entry("fdskl_iterate", f"party {j}").units_up
+        assert up == angles + T * B
+        start = result.ledger.entry("fdskl_start", f"party {j}").units_up
+        assert start == (T * B if j in holders else 0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "count", "hops"),
+    [("ring", 3, 2), ("ring", 5, 4), ("tree", 3, 2), ("tree", 5, 3), ("tree", 2, 1)],
+)
+@pytest.mark.parametrize("masking", ["circle", "paper"])
+def test_hops_of_a_ring_and_a_tree(masking, topology, count, hops):
+    settings = {"masking": masking, "topology": topology}
+    size = 8 if masking == "paper" else 2
+    result, _, _ = run(
+        parties(count=count),
+        features=4,
+        block_bytes=4 * size * 60,
+        loss="square",
+        regularization=0.1,
+        **settings,
+    )
+    assert trips(result) == {"hello": 1, "fdskl_angles": 2 * hops, "fdskl_fit": 1}
+    holders = [0, count - 1]
+    result, _, _ = doubly_stochastic(
+        holders=holders, count=count, iterations=2, **settings
+    )
+    assert trips(result) == {
+        "hello": 1,
+        "fdskl_start": 1,
+        "fdskl_angles": 2 * hops * 2,
+        "fdskl_iterate": 2 + 1,
+    }
+
+
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_evaluation_is_counted_apart(topology):
+    settings = {"features": 16, "loss": "square", "test_fraction": 0.25}
+    result, _, _ = run(parties(), topology=topology, block_bytes=512, **settings)
+    blocks = 2  # of 30 rows of 32 bytes
+    star = topology == "star"
+    assert trips(result)["fdskl_answer"] == blocks + (2 if star else 1)
+    assert result.evaluation.round_trips == trips(result)["fdskl_answer"]
+
+
+# -- refusals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "hinge"}, "loss must be one of .*smooth_hinge.*, got 'hinge'"),
+        ({"kernel": "poly"}, "kernel must be one of gaussian, laplacian, got 'poly'"),
+        ({"solver": "svm"}, "solver must be one of direct, .*, got 'svm'"),
+        ({"target": "ranks"}, "target must be one of binary, .*, got 'ranks'"),
+        ({"masking": "ring"}, "masking must be one of circle, paper, plain, got 'r"),
+        ({"topology": "line"}, "topology must be one of star, ring, tree, got 'line'"),
+        ({"schedule": "fast"}, "schedule must be one of constant, .*, got 'fast'"),
+        ({"bandwidth": 0}, "bandwidth must be 'median' or a number above 0, got 0"),
+        ({"bandwidth": -1.0}, "bandwidth must be 'median' or a number above 0, got -1"),
+        ({"bandwidth": math.nan}, "bandwidth must be .* above 0, got nan"),
+        ({"bandwidth": math.inf}, "bandwidth must be .* above 0, got inf"),
+        ({"bandwidth": "mean"}, "bandwidth must be 'median' or .*, got 'mean'"),
+        ({"bandwidth": True}, "bandwidth must be 'median' or .*, got True"),
+        ({"regularization": 0}, "regularization must be 'auto' or .*, got 0"),
+        ({"regularization": "cv"}, "regularization must be 'auto' or .*, got 'cv'"),
+        ({"step": "auto"}, "step must be a number above 0, got 'auto'"),
+        ({"step": 0}, "step must be a number above 0, got 0"),
+        ({"budget": 0}, "budget must be a whole number from 1, got 0"),
+        ({"rows": -1}, "rows must be a whole number from 0, got -1"),
+        ({"features": 0.5}, r"features must be a whole number from 0, got 0\.5"),
+        ({"block_bytes": 0}, "block_bytes must be a whole number from 1, got 0"),
+        ({"iterations": 0}, "iterations must be a whole number from 1, got 0"),
+        ({"block": 0}, "block must be a whole number from 1, got 0"),
+        ({"bits": 8}, "bits must be 16 or 32, got 8"),
+        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1\.0"),
+        ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
+        ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
+        (
+            {"solver": "doubly-stochastic", "step": 3.0, "regularization": 0.5},
+            r"step times regularization must be at most 1 .*, got 3\.0 and 0\.5",
+        ),
+    ],
+)
+def test_settings_that_are_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FDSKL(**settings)
+
+
+DS = {"solver": "doubly-stochastic"}
+
+
+def without_labels():
+    return [Party(party.X, name=party.name) for party in parties()]
+
+
+def single(values):
+    y = np.full(N, 3.0)
+    y[: len(values)] = values
+    return parties(y)
+
+
+@pytest.mark.parametrize(
+    ("federation", "settings", "message"),
+    [
+        (without_labels, {}, "exactly one party must hold the labels, but none does"),
+        (without_labels, DS, "a party must hold the labels, but none does"),
+        (
+            lambda: parties(holders=[0, 2]),
+            {},
+            "exactly one party must hold the labels, but party 0, party 2 do",
+        ),
+        (
+            lambda: parties(np.where(np.arange(N) < 2, np.nan, labels(data()[1]))),
+            {},
+            "'party 2' must hold the labels of all 120 rows, 2 are missing",
+        ),
+        (
+            lambda: parties(holders=[0, 2]),
+            {**DS, "target": "multiclass"},
+            "'multiclass' needs one label holder, .*: got party 0, party 2",
+        ),
+        (
+            lambda: parties(count=2),
+            {"allow_two_parties": False},
+            "between two the sum shows each the other's part: it needs at least three "
+            "parties, or allow_two_parties",
+        ),
+        (
+            parties,
+            {"rows": 121},
+            "rows must be at most the 120 rows to train on, got 121",
+        ),
+        (
+            parties,
+            {"features": 100, "budget": 399},
+            "must pay for the angles of 2 rows with 100 features, 400 bytes, got 399",
+        ),
+        (
+            parties,
+            {"rows": 50, "features": 100, "budget": 9999},
+            "angles of 50 rows with 100 features, 10000 bytes, got 9999",
+        ),
+        (parties, {"budget": 3}, "budget must pay for the angles of 2 rows"),
+        (
+            parties,
+            {"features": 100, "block_bytes": 199},
+            "block_bytes must hold one row of 100 features, 200 bytes, got 199",
+        ),
+        (
+            parties,
+            {**DS, "block_bytes": 199, "test_fraction": 0.1, "bits": 32},
+            "block_bytes must hold one row of 2048 features, 8192 bytes, got 199",
+        ),
+        (
+            parties,
+            {**DS, "step": 121.0},
+            "step must be at most the 120 rows to train on with regularization 'auto'",
+        ),
+        (
+            parties,
+            {"test_fraction": 0.999},
+            "the run must have at least two rows to train on, got 0",
+        ),
+    ],
+)
+def test_what_the_server_refuses_after_the_greeting(federation, settings, message):
+    """By default the bandwidth would be the first question."""
+    grid = Recorder(federation())
+    strategy = FDSKL(**{"allow_two_parties": True, "seed": 0, **settings})
+    with pytest.raises(FederationError, match=message):
+        strategy.start(grid)
+    assert actions(grid) == {"hello"}
+
+
+@pytest.mark.parametrize("bandwidth", [1.0, "median"])
+@pytest.mark.parametrize("settings", [{}, DS])
+@pytest.mark.parametrize(
+    ("federation", "target", "message"),
+    [
+        (
+            lambda: parties(data()[1]),
+            "binary",
+            "labels must have two values for target 'binary', this party's have 120",
+        ),
+        (
+            lambda: parties(np.ones(N)),
+            "binary",
+            "labels must have two values for target 'binary', this party's have 1",
+        ),
+        (
+            lambda: parties(data()[1]),
+            "multiclass",
+            "labels must have from 2 to 100 values for target 'multiclass', this "
+            "party's have 120",
+        ),
+        (lambda: parties(np.ones(N)), "multiclass", "from 2 to 100 values .* have 1"),
+    ],
+)
+def test_labels_that_are_no_classes(federation, target, message, settings, bandwidth):
+    """The label holder says so in its first reply, whatever that is."""
+    grid = Recorder(federation())
+    with pytest.raises(PartyFailed, match=message) as caught:
+        FDSKL(target=target, bandwidth=bandwidth, **settings).start(grid)
+    assert caught.value.party == "party 2"
+    assert len(actions(grid)) == 2
+
+
+def test_a_label_holder_with_one_class_among_several():
+    y = labels(data()[1])
+    y[::2] = 3.0  # those that the first holder knows
+    with pytest.raises(PartyFailed, match=r"values .* this party's have 1:") as caught:
+        doubly_stochastic_of(parties(y, holders=[0, 2]))
+    assert (caught.value.party, caught.value.action) == ("party 0", "fdskl_start")
+
+
+def doubly_stochastic_of(federation, **settings):
+    return run(federation, solver="doubly-stochastic", iterations=2, **settings)
+
+
+def test_a_class_without_a_row_to_train_on():
+    """One label of the second class, among rows 0 .. 119; 2 rows are chosen."""
+    with pytest.raises(PartyFailed, match="class have one, among the 2 rows to train"):
+        run(single([7.0]), rows=2, features=4)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 6])
+def test_fewer_rows_than_folds(rows):
+    """Cross-validation leaves out each row once where five folds are too many."""
+    y = np.where(np.arange(N) % 2, *CLASSES)
+    result, _, grid = run(parties(y), seed=2, rows=rows, features=4)
+    chosen = next(v["rows"] for a, j, v in grid.sent if a == "fdskl_fit" and j == 2)
+    assert len(set(chosen % 2)) == 2  # or the seed gives no test
+    assert result.metrics["rows"] == rows
+
+
+def test_a_holder_whose_labels_are_all_held_out():
+    test = split_rows(N, 0.5, 1)[1]
+    real = labels(data()[1])
+    y = np.full(N, np.nan)
+    y[test] = real[test]
+    federation = parties()
+    federation[0] = Party(federation[0].X, y, name="party 0")
+    federation[2] = Party(federation[2].X, real, name="party 2")
+    with pytest.raises(PartyFailed, match="knows no label of a row that is not held"):
+        doubly_stochastic_of(federation, test_fraction=0.5)
+
+
+def test_rows_that_are_all_equal():
+    X = np.ones((20, 2))
+    federation = [Party(X), Party(X), Party(X, np.arange(20) % 2)]
+    with pytest.raises(PartyFailed, match="the median distance of rows must be pos"):
+        FDSKL().start(InProcessGrid(federation))
+
+
+def test_two_parties_are_warned(caplog):
+    run(parties(count=2), features=4, loss="square")
+    warned = [r.message for r in caplog.records if "between two the sum" in r.message]
+    assert len(warned) == 1
+
+
+def test_a_seed_is_warned_of(caplog):
+    run(parties(), features=4, loss="square")
+    assert "who knows it knows the features of all parties" in caplog.text
+    caplog.clear()
+    run(parties(), seed=None, features=4, loss="square")
+    assert not caplog.text
+
+
+# -- the same and other bits -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"features": 16, "rows": 50},
+        {"features": 16, "masking": "paper", "topology": "ring"},
+        {**DS, "iterations": 3, "block": 4},
+    ],
+)
+def test_a_run_with_a_seed_repeats_and_another_seed_is_another_run(settings):
+    first, second, other = (
+        run(parties(), seed=seed, test_fraction=0.2, **settings) for seed in (1, 1, 2)
+    )
+    same_parts(first[1], second[1])
+    assert first[0].metrics == second[0].metrics
+    assert first[0].model.model != second[0].model.model
+    seeds = [part["seed"] for part in first[1] + other[1]]
+    assert len(set(seeds)) == 6
+    assert not np.array_equal(first[1][2]["coef"], other[1][2]["coef"])
+
+
+def test_without_a_seed_no_feature_comes_twice():
+    seeds, coefs = set(), set()
+    for settings in ({"features": 8}, {"features": 8}, DS, DS):
+        _, parts, grid = run(parties(), seed=None, iterations=2, **settings)
+        assert len({part["seed"] for part in parts}) == 3
+        seeds |= {part["seed"] for part in parts}
+        coefs.add(parts[2]["coef"].tobytes())
+        sent = repr([values for _, _, values in grid.sent])
+        assert not any(part["seed"] in sent for part in parts)
+    assert (len(seeds), len(coefs)) == (12, 4)
+
+
+def test_simulate_gives_the_model_its_parts():
+    strategy = FDSKL(features=16, bandwidth=1.5, loss="square")
+    result = simulate(strategy, parties(), seed=1)
+    same_parts(result.model.parts, run(parties(), features=16, loss="square")[1])

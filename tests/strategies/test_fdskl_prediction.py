@@ -1,0 +1,429 @@
+"""Predictions for new rows: train, keep the parts, load them in another run."""
+
+import csv
+import math
+
+import numpy as np
+import pytest
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.model_parts import ModelPart, load_part, save_part
+from vfl_flower.secure_aggregation import group
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import FDSKL, FDSKLPrediction
+from vfl_flower.strategies.exchange import FederationError
+
+N, NEW = 150, 40
+SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
+
+
+def data(n=N, seed=0):
+    X = np.random.default_rng(seed).normal(size=(n, 6))
+    return X, X[:, 0] * X[:, 3] + X[:, 5]
+
+
+def split(X):
+    return {
+        count: np.split(X, np.cumsum(w)[:-1], axis=1) for count, w in SPLITS.items()
+    }
+
+
+def train(folder, count=3, holders=(2,), target="binary", names=True, **settings):
+    """Train; return the result, whose parts are also in a folder a party."""
+    X, real = data()
+    y = {"continuous": real, "multiclass": np.digitize(real, [-1, 1]) * 2.0}.get(
+        target, np.where(real > 0, 5.0, 2.0)
+    )
+    parties = []
+    for j, block in enumerate(split(X)[count]):
+        own = None
+        if j in holders:
+            known = np.arange(N) % len(holders) == list(holders).index(j)
+            own = np.where(known, y, np.nan)
+        parties.append(
+            Party(
+                block,
+                own,
+                name=f"party {j}",
+                columns=columns(j, block) if names else None,
+                state_dir=folder / str(j),
+            )
+        )
+    loss = "square" if target == "continuous" else "logistic"
+    settings = {"bandwidth": 2.0, "features": 48, "loss": loss, **settings}
+    strategy = FDSKL(target=target, allow_two_parties=True, **settings)
+    return simulate(strategy, parties, seed=3)
+
+
+def columns(j, block):
+    return [f"c{j}.{k}" for k in range(block.shape[1])]
+
+
+def new_parties(folder, count=3, ids=None, names=True, n=NEW):
+    """Return the parties with new rows, and the rows of each."""
+    blocks = split(data(n, seed=9)[0])[count]
+    return [
+        Party(
+            block,
+            ids=ids,
+            name=f"party {j}",
+            columns=columns(j, block) if names else None,
+            state_dir=folder / str(j),
+        )
+        for j, block in enumerate(blocks)
+    ], blocks
+
+
+def files(folder):
+    return sorted(folder.glob("*/predictions-*"))
+
+
+def written(folder):
+    """Return the header and the two columns of the only file of predictions."""
+    (path,) = files(folder)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    names, values = zip(*rows, strict=True)
+    return header, list(names), np.array(values, dtype=float)
+
+
+def score_bound(model, bits, count):
+    """Return by how much the circle and the fixed point move a score at most.
+
+    Half a unit of a turn from each party in each feature, and half a unit of the fixed
+    point from each.
+    """
+    coefs = sum(np.abs(p["coef"]).sum(axis=0) for p in model.parts if "coef" in p)
+    scale = group("ring", 2.0**32, count).scale
+    angle = math.sqrt(2) * 2 * np.pi * count / 2 ** (bits + 1)
+    return coefs.max() * angle + count / 2 / scale
+
+
+def assert_written(folder, result, blocks, bits=16, holder=2):
+    """Check the only file of predictions against the model with all parts together."""
+    (path,) = files(folder)
+    assert path.parent.name == str(holder)
+    header, rows, found = written(folder)
+    assert header == ["row", "prediction"]
+    assert rows == [str(i) for i in range(len(blocks[0]))]
+    model = result.model
+    bound = score_bound(model, bits, len(blocks))
+    scores, expected = model.decision_function(blocks), model.predict(blocks)
+    target = next(p for p in model.parts if "coef" in p)["target"]
+    if target == "continuous":
+        assert np.abs(found - expected).max() <= bound < 0.01
+        assert len(np.unique(found)) == len(found)
+        return
+    margin = np.abs(scores[:, 0])
+    if target == "multiclass":
+        margin = np.diff(np.sort(scores, axis=1)[:, -2:], axis=1)[:, 0] / 2
+    clear = margin > bound
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(found[clear], expected[clear])
+    assert len(np.unique(found)) > 1
+
+
+class Recorder(InProcessGrid):
+    """Keeps the actions that the server asked for."""
+
+    def __init__(self, parties):
+        super().__init__(parties)
+        self.asked = []
+
+    def push_messages(self, messages):
+        """Keep all."""
+        messages = list(messages)
+        for message in messages:
+            self.asked.append(message.metadata.message_type.partition(".")[2])
+        return super().push_messages(messages)
+
+
+DS = {"solver": "doubly-stochastic", "iterations": 6, "block": 8}
+
+
+@pytest.mark.parametrize(
+    ("training", "prediction"),
+    [
+        ({}, {}),
+        ({}, {"bits": 32}),
+        ({}, {"topology": "ring"}),
+        ({}, {"topology": "tree", "block_bytes": 1000}),
+        ({}, {"block_bytes": 96}),
+        ({}, {"block_bytes": 1000}),
+        ({"bits": 32, "target": "continuous"}, {}),
+        ({"target": "continuous", "kernel": "laplacian"}, {"bits": 32}),
+        ({"target": "multiclass"}, {"block_bytes": 2000}),
+        ({"count": 5, "topology": "tree"}, {"topology": "ring"}),
+        ({"count": 5, "holders": (1,)}, {"topology": "tree"}),
+        ({"count": 2, "holders": (0,)}, {}),
+        ({"count": 2, "holders": (1,)}, {"topology": "ring"}),
+        ({"masking": "plain"}, {"masking": "plain"}),
+        (DS, {}),
+        ({**DS, "holders": (0, 2)}, {}),
+        ({**DS, "holders": (0, 1, 2), "target": "continuous"}, {"block_bytes": 960}),
+        ({**DS, "holders": (0, 2)}, {"topology": "tree", "block_bytes": 2000}),
+        (
+            {"masking": "paper", "topology": "ring"},
+            {"masking": "paper", "topology": "tree"},
+        ),
+        (
+            {**DS, "masking": "paper", "topology": "tree", "holders": (0, 2)},
+            {"masking": "paper", "topology": "ring", "block_bytes": 8000},
+        ),
+    ],
+)
+def test_the_label_holder_gets_the_predictions_of_the_model(
+    tmp_path, training, prediction
+):
+    """In a new grid, from parties without labels; the others write nothing."""
+    settings = {"target": "binary", "count": 3, "holders": (2,), **training}
+    if settings["count"] == 2 or settings["target"] == "continuous":
+        settings["regularization"] = 0.01
+    result = train(tmp_path, **settings)
+    assert not files(tmp_path)
+    parties, blocks = new_parties(tmp_path, settings["count"])
+    strategy = FDSKLPrediction(result.model.model, allow_two_parties=True, **prediction)
+    found = simulate(strategy, parties)
+    bits = prediction.get("bits", 16)
+    assert_written(tmp_path, result, blocks, bits, settings["holders"][0])
+    assert found.metrics == {"rows": NEW}
+    assert (found.model.model, found.model.bandwidth) == (result.model.model, 2.0)
+    assert found.model.parts is None
+    star = prediction.get("topology", "star") == "star"
+    size = 8 if "masking" in prediction else bits // 8
+    block = prediction.get("block_bytes", 16_000_000)
+    count = math.ceil(NEW * 48 * size / block)
+    trips = found.ledger.waits
+    assert len(trips["fdskl_answer"]) == count + (2 if star else 1)
+    assert ("fdskl_angles" in trips) != star
+    assert len(trips["hello"]) == len(trips["fdskl_part"]) == 1
+
+
+def test_ids_are_written_beside_the_predictions(tmp_path):
+    result = train(tmp_path)
+    ids = np.array([f'flight "{i}", late' for i in range(NEW)])
+    parties, _ = new_parties(tmp_path, ids=ids)
+    simulate(FDSKLPrediction(result.model.model), parties)
+    header, rows, found = written(tmp_path)
+    assert header == ["id", "prediction"]
+    assert rows == ids.tolist()
+    assert set(found) == {2.0, 5.0}
+
+
+def test_one_row(tmp_path):
+    result = train(tmp_path)
+    parties, blocks = new_parties(tmp_path, n=1)
+    simulate(FDSKLPrediction(result.model.model), parties)
+    _, _, found = written(tmp_path)
+    np.testing.assert_array_equal(found, result.model.predict(blocks))
+
+
+def test_two_models_in_one_folder(tmp_path):
+    first, second = train(tmp_path), train(tmp_path, target="continuous")
+    parties, blocks = new_parties(tmp_path)
+    simulate(FDSKLPrediction(second.model.model), parties)
+    assert_written(tmp_path, second, blocks)
+    (path,) = files(tmp_path)
+    path.unlink()
+    simulate(FDSKLPrediction(first.model.model), parties)
+    assert_written(tmp_path, first, blocks)
+
+
+def test_names_of_columns_may_be_missing_in_training_or_now(tmp_path):
+    for names in (True, False):
+        folder = tmp_path / str(names)
+        result = train(folder, names=names)
+        parties, blocks = new_parties(folder, names=not names)
+        simulate(FDSKLPrediction(result.model.model), parties)
+        assert_written(folder, result, blocks)
+
+
+# -- refusals --------------------------------------------------------------------------
+
+
+def assert_refused(parties, strategy, message, party=None):
+    """Check that a run ends at a sentence before anybody sends an angle."""
+    grid = Recorder(parties)
+    kind = PartyFailed if party else FederationError
+    with pytest.raises(kind, match=message) as caught:
+        strategy.start(grid)
+    assert set(grid.asked) <= {"hello", "fdskl_part"}
+    assert "\n" not in str(caught.value)
+    if isinstance(caught.value, PartyFailed):
+        assert caught.value.party == party
+        assert caught.value.action == "fdskl_part"
+
+
+@pytest.fixture
+def trained(tmp_path):
+    result = train(tmp_path)
+    parties, _ = new_parties(tmp_path)
+    return tmp_path, FDSKLPrediction(result.model.model), parties, result.model.model
+
+
+@pytest.mark.parametrize("j", [0, 1, 2])
+def test_a_missing_part(trained, j):
+    folder, strategy, parties, model = trained
+    (folder / str(j) / f"{model}.npz").unlink()
+    message = f"this party has no part of model {model}"
+    assert_refused(parties, strategy, message, f"party {j}")
+
+
+def test_a_foreign_part(trained):
+    """That of another run, under the name of this one."""
+    folder, strategy, parties, model = trained
+    other = train(folder).model.model
+    (folder / "1" / f"{other}.npz").rename(folder / "1" / f"{model}.npz")
+    message = f"part of model {model} is one of model {other}: the file was renamed"
+    assert_refused(parties, strategy, message, "party 1")
+
+
+@pytest.mark.parametrize(("count", "a", "b"), [(3, 0, 2), (5, 0, 1)])
+def test_two_parties_whose_parts_changed_places(tmp_path, count, a, b):
+    """Their columns tell, and where there are as many, the place in the part."""
+    model = train(tmp_path, count, names=False).model.model
+    parties, _ = new_parties(tmp_path, count, names=False)
+    parties[a].state_dir, parties[b].state_dir = tmp_path / str(b), tmp_path / str(a)
+    message, party = "'party 0' must have the place of training, 1, got 0", None
+    if count == 3:
+        message, party = "new rows must have the 3 columns of training", "party 0"
+    assert_refused(parties, FDSKLPrediction(model), message, party)
+
+
+def test_a_damaged_part(trained):
+    folder, strategy, parties, model = trained
+    path = folder / "2" / f"{model}.npz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert_refused(parties, strategy, "is damaged: its checksum is wrong", "party 2")
+
+
+def test_a_part_of_another_strategy(trained):
+    folder, strategy, parties, model = trained
+    part = load_part(folder / "0", model)
+    assert part.strategy == "fdskl"
+    foreign = ModelPart(model, "mufc", part.settings, part.arrays)
+    save_part(folder / "0", foreign)
+    assert_refused(
+        parties, strategy, "must be one of strategy 'fdskl', got 'mufc'", "party 0"
+    )
+
+
+def test_no_state_dir(trained):
+    _, strategy, parties, _ = trained
+    parties[1].state_dir = None
+    assert_refused(parties, strategy, "this party has no state-dir", "party 1")
+
+
+def test_other_columns(trained):
+    folder, strategy, parties, _ = trained
+    wide = np.zeros((NEW, 4))
+    parties[2] = Party(wide, name="party 2", state_dir=folder / "2")
+    message = "new rows must have the 3 columns of training, in their order, got 4$"
+    assert_refused(parties, strategy, message, "party 2")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["c2.0", "other", "c2.2"], "in their order, got 3 without 'c2.1'"),
+        (["c2.0", "c2.2", "c2.1"], "new rows must have the 3 columns of training, in"),
+    ],
+)
+def test_other_names_of_columns_and_another_order(trained, names, message):
+    folder, strategy, parties, _ = trained
+    parties[2] = Party(
+        parties[2].X, name="party 2", columns=names, state_dir=folder / "2"
+    )
+    assert_refused(parties, strategy, message, "party 2")
+
+
+def test_parties_in_another_order(trained):
+    _, strategy, parties, _ = trained
+    message = "'party 1' must have the place of training, 1, got 0: set partition-id"
+    assert_refused([parties[1], parties[0], parties[2]], strategy, message)
+
+
+@pytest.mark.parametrize("holder", [0, 2])
+def test_a_party_of_training_is_missing(tmp_path, holder):
+    """Also where it has no coefficients: without its angles all would be wrong."""
+    result = train(tmp_path, holders=(holder,))
+    parties, _ = new_parties(tmp_path)
+    strategy = FDSKLPrediction(result.model.model, allow_two_parties=True)
+    message = "the 3 parties of training must take part, 2 do"
+    assert_refused(parties[:2], strategy, message)
+
+
+def test_a_party_more_than_in_training(tmp_path):
+    result = train(tmp_path, count=2, holders=(1,))
+    parties, _ = new_parties(tmp_path, count=2)
+    more = Party(np.zeros((NEW, 1)), name="party 2", state_dir=tmp_path / "2")
+    strategy = FDSKLPrediction(result.model.model)
+    assert_refused([*parties, more], strategy, "this party has no part", "party 2")
+
+
+def test_two_parties(tmp_path, caplog):
+    result = train(tmp_path, count=2, holders=(1,))
+    parties, _ = new_parties(tmp_path, count=2)
+    strategy = FDSKLPrediction(result.model.model)
+    message = "it needs at least three parties, or allow_two_parties"
+    assert_refused(parties, strategy, message)
+    caplog.clear()
+    simulate(FDSKLPrediction(result.model.model, allow_two_parties=True), parties)
+    assert "between two the sum shows each the other's part" in caplog.text
+
+
+def test_another_masking_than_in_training(tmp_path):
+    """Angles with phases that nobody takes off would give other scores in silence."""
+    paper = {"masking": "paper", "topology": "ring"}
+    shared, own = train(tmp_path, **paper), train(tmp_path)
+    parties, _ = new_parties(tmp_path)
+    assert_refused(
+        parties,
+        FDSKLPrediction(shared.model.model),
+        "masking must be paper as in training, got 'circle'",
+    )
+    assert_refused(
+        parties,
+        FDSKLPrediction(own.model.model, **paper),
+        "masking must be circle or plain as in training, got 'paper'",
+    )
+
+
+def test_a_block_without_room_for_a_row(trained):
+    _, _, parties, model = trained
+    message = "block_bytes must hold one row of 48 features, 96 bytes, got 95"
+    assert_refused(parties, FDSKLPrediction(model, block_bytes=95), message)
+
+
+@pytest.mark.parametrize("model", ["../../etc/passwd", "no-number", "ABCDEF0123456789"])
+def test_a_model_number_that_is_none(trained, model):
+    _, _, parties, _ = trained
+    message = "the id of a model must be 8 to 32 lower-case hexadecimal digits"
+    assert_refused(parties, FDSKLPrediction(model), message, "party 0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": ""}, "model must be the number of a trained model, got none"),
+        ({"bits": 64}, "bits must be 16 or 32, got 64"),
+        ({"block_bytes": 0}, "block_bytes must be a whole number from 1, got 0"),
+        ({"topology": "line"}, "topology must be one of star, ring, tree, got 'line'"),
+        ({"masking": "ring"}, "masking must be one of circle, paper, plain, got 'ring"),
+        ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
+    ],
+)
+def test_settings_that_are_out_of_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FDSKLPrediction(**{"model": "0123456789abcdef", **settings})
+
+
+def test_a_model_without_its_parts_says_where_they_are(tmp_path):
+    result = train(tmp_path)
+    parties, blocks = new_parties(tmp_path)
+    found = simulate(FDSKLPrediction(result.model.model), parties)
+    with pytest.raises(ValueError, match=f"parts of model {found.model.model} lie at"):
+        found.model.predict(blocks)
