@@ -109,7 +109,8 @@ class PartySource:
     impute : str
         ``mean`` or ``median`` of the column for missing values; ``none``: an error.
     share_rows : int or None
-        ``share-rows``: how many rows the party sends in the clear in one run at most.
+        ``share-rows``: how many rows leave the party in one run at most, in the clear
+        or as angles.
     state_dir : Path or None
         ``state-dir``: absolute folder in which the party keeps its parts of models.
     """

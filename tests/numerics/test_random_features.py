@@ -83,7 +83,8 @@ def test_any_partition_of_a_range_gives_the_same_bits(
 
 def test_the_draws_of_a_seed_stay_what_they_are():
     """A saved model is a seed: another stream would make it another model."""
-    omega, b = RandomFeatures("gaussian", 2, 1.0, 7).weights(64, 66)
+    part = RandomFeatures("gaussian", 2, 1.0, 7, orthogonal=True)
+    omega, b = part.weights(64, 66)
     np.testing.assert_allclose(omega, GAUSSIAN_7, rtol=1e-12)
     np.testing.assert_allclose(b, PHASES_7, rtol=1e-12)
     omega, _ = RandomFeatures("laplacian", 2, 1.0, 7).weights(64, 66)
@@ -134,7 +135,8 @@ def test_marginals(kernel, d, orthogonal):
 
 @pytest.mark.parametrize(("d", "p"), [(1, 1), (2, 2), (13, 13), (64, 64), (90, 64)])
 def test_blocks_are_orthogonal(d, p):
-    omega, _ = RandomFeatures("gaussian", d, 0.7, 3).weights(0, 2 * CHUNK)
+    part = RandomFeatures("gaussian", d, 0.7, 3, orthogonal=True)
+    omega, _ = part.weights(0, 2 * CHUNK)
     for chunk in (omega[:CHUNK], omega[CHUNK:]):
         for start in range(0, CHUNK, p):
             block = chunk[start : start + p]
@@ -147,7 +149,7 @@ def test_orthogonal_directions_are_those_of_gram_and_schmidt():
     independent, _ = RandomFeatures("gaussian", 4, 1.0, 3, orthogonal=False).weights(
         0, 4
     )
-    omega, _ = RandomFeatures("gaussian", 4, 1.0, 3).weights(0, 4)
+    omega, _ = RandomFeatures("gaussian", 4, 1.0, 3, orthogonal=True).weights(0, 4)
     basis = []
     for g in independent:
         q = g - sum((g @ e) * e for e in basis)

@@ -1,15 +1,12 @@
 """All that the server sends and gets, against the tables of who learns what."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from flwr.common.serde import message_to_proto
-from scipy.stats import chi2
+from transcripts import Recorder, found, is_uniform, patterns
 
 from vfl_flower import Party
-from vfl_flower.messages import unpack
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     leverage_factor,
@@ -17,8 +14,7 @@ from vfl_flower.numerics.coresets import (
     vrlr_sensitivities,
 )
 from vfl_flower.secure_aggregation import group
-from vfl_flower.simulations import InProcessGrid
-from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR, FDSKLPrediction
 
 WIDTHS, HOLDER = (2, 1, 3), 2
 NAMES = "airline", "weather", "registry"
@@ -37,48 +33,6 @@ def parties(X, y, labelled=True):
         Party(block, y if labelled and j == HOLDER else None, name=NAMES[j])
         for j, block in enumerate(blocks)
     ]
-
-
-@dataclass
-class Entry:
-    """One message: who, what, which way, and every byte of it."""
-
-    action: str
-    party: int
-    up: bool
-    values: dict
-    frame: dict
-    data: bytes
-
-
-class Recorder(InProcessGrid):
-    """Keeps every message, as the server packed it or unpacks it."""
-
-    def __init__(self, parties):
-        super().__init__(parties)
-        self.transcript: list[Entry] = []
-
-    def push_messages(self, messages):
-        """Keep what the server sends."""
-        messages = list(messages)
-        for message in messages:
-            self._keep(message, message.metadata.dst_node_id, up=False)
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids):
-        """Keep what the server gets."""
-        replies = super().pull_messages(message_ids)
-        for message in replies:
-            self._keep(message, message.metadata.src_node_id, up=True)
-        return replies
-
-    def _keep(self, message, node, up):
-        assert message.has_content()
-        action = message.metadata.message_type.partition(".")[2]
-        data = message_to_proto(message).SerializeToString()
-        values, frame = unpack(message.content)
-        party = self.get_node_ids().index(node)
-        self.transcript.append(Entry(action, party, up, values, frame, data))
 
 
 def record(strategy, federation=None, seed=6):
@@ -119,6 +73,27 @@ POOLED = [n for n in STRATEGIES if n.startswith(("central", "k-means"))]
 AT_HOME = [n for n in STRATEGIES if n not in POOLED]
 
 
+def kernel(solver="direct", **settings):
+    """Return a small FDSKL on real labels."""
+    size = {"features": 8} if solver == "direct" else {"iterations": 3, "block": 4}
+    given = {"target": "continuous", "test_fraction": 0.2, "block_bytes": 1200}
+    return FDSKL("square", solver=solver, **{**given, **size, **settings})
+
+
+FDSKL_STRATEGIES = {
+    "direct": kernel,
+    "direct, bandwidth": lambda: kernel(bandwidth=2.0, regularization=0.1),
+    "direct, ring": lambda: kernel(topology="ring"),
+    "direct, paper": lambda: kernel(topology="tree", masking="paper", block_bytes=6000),
+    "doubly": lambda: kernel("doubly-stochastic"),
+    "doubly, 32 bits": lambda: kernel("doubly-stochastic", bits=32, test_fraction=0.0),
+    "doubly, tree": lambda: kernel("doubly-stochastic", topology="tree"),
+    "doubly, paper": lambda: kernel(
+        "doubly-stochastic", topology="ring", masking="paper", block_bytes=6000
+    ),
+}
+
+
 def names(text=""):
     return set(text.split())
 
@@ -144,7 +119,7 @@ DOWN: dict[str, set[str]] = {
 }
 UP: dict[str, set[str]] = {
     "hello": names(
-        "name index n_parties n_rows n_columns has_labels ids_digest version public_key"
+        "name index n_parties n_rows n_columns n_labels ids_digest version public_key"
     ),
     "coresets_draw": names("rows"),
     "coresets_rows": names("X"),
@@ -167,7 +142,12 @@ MASKED = {
     "linear_residuals": names("residual"),
     "coresets_distances": names("distances"),
 }
-FRAME = names("session seed private_draws masking round parties index digest")
+FRAME = names("session seed private_draws masking round previous parties index digest")
+
+
+def asked(sums):
+    """Return the settings by which the server asks for sums."""
+    return {f"{kind}.{name}" for kind in ("sum", "bound", "group") for name in sums}
 
 
 def down(entry, strategy):
@@ -215,9 +195,8 @@ def test_messages_have_these_names_and_no_others(name):
         elif entry.action == "hello":
             assert set(entry.frame) == {"session", "digest"}
         else:
-            bounds = {f"bound.{array}" for array in masked}
             peers = names("peers") if entry.frame["round"] == 1 else set()
-            assert set(entry.frame) == FRAME | bounds | peers, entry
+            assert set(entry.frame) == FRAME | asked(masked) | peers, entry
 
 
 def test_every_step_of_coresets_is_in_a_transcript():
@@ -258,6 +237,23 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 "distances": "only sums",
             },
         ),
+        (
+            FDSKL,
+            {
+                "hello": "all of it",
+                "distances": "nothing: only the label",
+                "bandwidth": "the bandwidth",
+                "angles": "nothing",
+                "fit": "the score, and lambda",
+                "start": "the rows' numbers",
+                "iterate": "nothing",
+                "answer": "the mean error",
+            },
+        ),
+        (
+            FDSKLPrediction,
+            {"hello": "all of it", "part": "all of it", "answer": "nothing"},
+        ),
     ],
 )
 def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
@@ -269,16 +265,133 @@ def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
         )
 
 
+# -- messages of FDSKL --------------------------------------------------------------
+
+SETUP = names("target kernel bandwidth n_features holders block")
+SHARED = names("shared_seed widths kept")
+REQUEST = names("rows stop bits")
+SCORED = names("angles at")
+FDSKL_DOWN = {
+    "hello": (names(), []),
+    "fdskl_distances": (names("kernel target count"), []),
+    "fdskl_bandwidth": (names("kernel"), [names("distances")]),
+    "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
+    "fdskl_fit": (names(), [names("loss rows regularization"), names("offsets")]),
+    "fdskl_start": (names("iterations test_fraction") | SETUP, [SHARED]),
+    "fdskl_iterate": (
+        names("columns size loss regularization update keep"),
+        [REQUEST, SCORED, names("offsets"), names("scores")],
+    ),
+    "fdskl_answer": (
+        names("columns size evaluate last"),
+        [REQUEST, SCORED, names("offsets"), names("scores done")],
+    ),
+    "fdskl_part": (names(), []),
+}
+"""What each message has, and groups of names of which it may have some."""
+
+FDSKL_UP = {
+    "fdskl_bandwidth": names("bandwidth"),
+    "fdskl_fit": names("columns regularization converged cv_score"),
+    "fdskl_start": names("rows columns"),
+    "fdskl_answer": names("test_loss test_error"),
+}
+"""What a label holder sends in the clear; the other parties send nothing."""
+
+PART = names("index parties n_features holders columns kernel bandwidth kept")
+"""What each party sends in the clear of its part of a model."""
+
+
+def check_fdskl(transcript, holder):
+    """Hold each message against the tables, and each sum to how it is hidden."""
+    requests = {}
+    for e in transcript:
+        if not e.up:
+            requests[e.party] = e
+            sealed = {k.removeprefix("sealed.") for k in e.frame if "sealed." in k}
+            whole = {v.partition(".")[0] for v in e.values} - sealed
+            for name in sealed:
+                assert f"{name}.0" in e.values
+            _check_request(e, whole, sealed, holder)
+            continue
+        request = requests[e.party]
+        sums = {k.removeprefix("sum.") for k in request.frame if k.startswith("sum.")}
+        public = set(e.values) - sums
+        assert set(e.frame) == {"digest", "seconds", "clipped"}
+        assert e.frame["clipped"] == 0
+        assert sums <= set(e.values)
+        if e.action == "hello":
+            assert public == UP["hello"]
+        elif e.action == "fdskl_part":
+            assert public == PART
+        else:
+            assert e.party == holder or not public
+            assert public <= FDSKL_UP.get(e.action, set()), e
+
+
+def _check_request(e, whole, sealed, holder):
+    least, groups = FDSKL_DOWN[e.action]
+    relayed = {n for n in sealed if f"relay.{n}" in e.frame}
+    blocks = {n for n in sealed if n.startswith("angles_")} - relayed
+    seen = whole | sealed - relayed - blocks
+    assert least <= seen, e
+    for group_of in groups:
+        assert not group_of & seen or group_of <= seen, e
+    assert seen <= least.union(*groups), e
+    assert e.party == holder or not sealed - relayed  # sums are opened there alone
+    assert not blocks or e.action == "fdskl_fit"
+    if e.action == "hello":
+        assert set(e.frame) == {"session", "digest"}
+        return
+    sums = {k.removeprefix("sum.") for k in e.frame if k.startswith("sum.")}
+    ways = {k for k in e.frame if k.startswith(("to.", "relay."))}
+    assert {w.partition(".")[2] for w in ways} == sums
+    assert len(ways) == len(sums)  # each is for a party, none for the server
+    peers = names("peers") & set(e.frame)
+    rest = {f"sealed.{name}" for name in sealed} | peers | names("model") & set(e.frame)
+    assert set(e.frame) == FRAME | asked(sums) | ways | rest, e
+
+
+@pytest.mark.parametrize("name", FDSKL_STRATEGIES)
+def test_messages_of_fdskl_have_these_names_and_no_others(name):
+    _, transcript = record(FDSKL_STRATEGIES[name](), seed=None)
+    check_fdskl(transcript, HOLDER)
+    if "paper" not in name:
+        keys = {k for e in transcript for k in e.values}
+        assert not keys & names("shared_seed offsets kept")
+
+
+def test_messages_of_predictions_have_these_names_and_no_others(tmp_path):
+    X, y = data()
+    trained = parties(X, y)
+    for j, party in enumerate(trained):
+        party.state_dir = tmp_path / str(j)
+    result, _ = record(kernel(), trained, seed=None)
+    new = parties(*data(40, seed=1), labelled=False)
+    for party, old in zip(new, trained, strict=True):
+        party.state_dir = old.state_dir
+    grid = Recorder(new)
+    FDSKLPrediction(result.model.model).start(grid)
+    check_fdskl(grid.transcript, HOLDER)
+    assert {e.action for e in grid.transcript} == {
+        "hello",
+        "fdskl_part",
+        "fdskl_answer",
+    }
+    answers = [e for e in grid.transcript if e.up and e.action == "fdskl_answer"]
+    assert all(set(e.values) <= {"angles_2", "scores"} for e in answers)
+
+
+def test_every_step_of_fdskl_is_in_the_tables():
+    from vfl_flower.clients.base import STEPS
+
+    ours = {action for action in STEPS if action.startswith("fdskl_")}
+    assert ours == set(FDSKL_DOWN) - {"hello"}
+    for action in ours:
+        assert not STEPS[action].sums  # all of its sums are for a party
+
+
 # -- what sums hide -----------------------------------------------------------------
-
-
-def is_uniform(elements):
-    """Top bytes of 64-bit elements, by chi-square; false-alarm rate 1e-9."""
-    counts = np.bincount(elements.ravel() >> np.uint64(56), minlength=256)
-    expected = elements.size / 256
-    assert expected > 5
-    statistic = ((counts - expected) ** 2).sum() / expected
-    return chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255)
 
 
 @pytest.fixture(scope="module")
@@ -380,15 +493,20 @@ def test_addends_look_uniform(made, action, array):
         assert is_uniform(first[j] + first[(j + 1) % 3])
 
 
-@pytest.mark.parametrize("name", AT_HOME)
-def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(name):
-    made = STRATEGIES[name]
+@pytest.mark.parametrize(
+    "made",
+    [STRATEGIES[name] for name in AT_HOME]
+    + [FDSKL_STRATEGIES[name] for name in ("direct", "doubly", "doubly, tree")],
+)
+def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(made):
     (first, one), (second, two) = record(made()), record(made())
-    assert first.arrays.object_id == second.arrays.object_id
+    if not isinstance(made(), FDSKL):  # whose model has a number of its own
+        assert first.arrays.object_id == second.arrays.object_id
     assert first.metrics == second.metrics
     for a, b in zip(one, two, strict=True):
         assert (a.action, a.party, a.up) == (b.action, b.party, b.up)
-        for array in MASKED.get(a.action, set()) & set(a.values) if a.up else ():
+        masked = MASKED.get(a.action, names("angles_2 scores distances"))
+        for array in masked & set(a.values) if a.up else ():
             both = a.values[array], b.values[array]
             assert not both[0].size or not np.array_equal(*both)
     keys = [
@@ -416,20 +534,14 @@ def test_no_mask_is_used_twice():
 # -- values of the data -------------------------------------------------------------
 
 
-def patterns(values):
-    return {value.tobytes() for value in np.asarray(values, dtype="<f8").ravel()}
-
-
-def found(patterns, transcript):
-    return {p for p in patterns if any(p in entry.data for entry in transcript)}
-
-
-@pytest.mark.parametrize("name", AT_HOME)
-def test_no_value_of_the_data_is_in_a_message(name):
+@pytest.mark.parametrize(
+    "made", [STRATEGIES[name] for name in AT_HOME] + list(FDSKL_STRATEGIES.values())
+)
+def test_no_value_of_the_data_is_in_a_message(made):
     """No 8 bytes of a message are a number of X or y."""
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(N, 6)), rng.normal(size=N)
-    _, transcript = record(STRATEGIES[name](), parties(X, y))
+    _, transcript = record(made(), parties(X, y))
     assert len(patterns(X)) == X.size
     assert not found(patterns(X) | patterns(y), transcript)
 

@@ -57,7 +57,8 @@ class Party:
     secret : int
         The party's own part of the seed of its streams; 0 where the run repeats.
     share_rows : int or None
-        How many rows it sends in the clear in one run at most; None: any number.
+        Of how many rows it sends the values, or what is nearly as good, in one run at
+        most; None: any number.
     allow_plain : bool
         Whether the party takes part in protocols that do not protect it.
     encoding : dict or None
@@ -155,6 +156,26 @@ class Party:
     def n_labels(self) -> int:
         """Number of rows whose label this party knows."""
         return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
+
+    def share(self, rows: Array) -> None:
+        """Count rows of which more than sums leaves the party in this run.
+
+        Raises
+        ------
+        PartyError
+            They are more than `share_rows`.
+        """
+        if self.share_rows is None:
+            return
+        packed = self.state.get("shared", np.zeros(-(-self.n_rows // 8), np.uint8))
+        shared = np.unpackbits(packed, count=self.n_rows)
+        shared[rows] = 1
+        if shared.sum() > self.share_rows:
+            raise PartyError(
+                f"this party's share-rows lets {self.share_rows} rows leave it in one "
+                f"run, this one asks for {shared.sum()}"
+            )
+        self.state["shared"] = np.packbits(shared)
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the generator of one named stream of this party in this run.

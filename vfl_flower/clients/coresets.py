@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vfl_flower.clients.base import Party, PartyError, step
+from vfl_flower.clients.base import Party, step
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
@@ -140,13 +140,7 @@ def pooled_rows(
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Values:
     """Return rows of X, and at the label holder of y where `labels` are needed."""
-    sent = party.state.get("sent", 0) + len(rows)
-    if party.share_rows is not None and sent > party.share_rows:
-        raise PartyError(
-            f"this party's share-rows lets {party.share_rows} rows leave in the clear, "
-            f"the run asks for {sent}"
-        )
-    party.state["sent"] = sent
+    party.share(rows)
     X = np.asarray(party.X[rows], dtype=np.float64)
     if party.y is None or not labels:
         return {"X": X}

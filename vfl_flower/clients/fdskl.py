@@ -100,7 +100,7 @@ def _begin(party: Party, setup: Values) -> None:
         )
     classes = _classes(party, str(setup["target"]))
     seed = party.rng("features").bytes(16).hex()
-    party.state = {**setup, "n_columns": party.X.shape[1], "seed": seed}
+    party.state |= {**setup, "n_columns": party.X.shape[1], "seed": seed}
     party.state["n_parties"] = party.n_parties
     if "widths" in party.state:
         widths = party.state.pop("widths")
@@ -120,6 +120,7 @@ def _angles(
     of Algorithm 3), ``offsets_l``; `send` says which arrays to give.
     """
     model = party.part or party.state
+    party.share(rows)
     X = party.X[rows.astype(np.intp)]
     found: dict[str, Any] = {}
     wanted = [name for name in send if name.startswith("angles")]
@@ -204,8 +205,8 @@ def _part(
     party: Party, coef: Array | None = None, intercept: Array | None = None
 ) -> dict[str, Any]:
     """Return the party's part of the model; see ``numerics/kernel_model.py``."""
-    kept = ("classes", "alpha", "phi", "labels", "target")
-    part = {name: value for name, value in party.state.items() if name not in kept}
+    gone = ("classes", "alpha", "phi", "labels", "target", "shared")
+    part = {name: value for name, value in party.state.items() if name not in gone}
     part["index"], part["columns"] = party.index, list(party.columns or ())
     if coef is not None and intercept is not None:
         part |= {"coef": coef, "intercept": intercept}
@@ -251,35 +252,29 @@ def iterate(
     In this order: the step of the iteration whose scores have come (`update` is its
     size; lines 9 and 10); this party's part of the scores of `size` instances of the
     next (`at`, with their `angles` for a holder of coefficients; lines 6 and 7); and
-    the angles of the one after it (`request`; line 5).
+    the angles of the one after it (`request`; line 5). The only holder has all of the
+    scores itself, and takes the step at once: `size` is then 0.
     """
     state = party.state
     reply: dict[str, Any] = {}
-    holder = "alpha" in state
-    if update and holder:
+    alone = at is not None and not size
+    if update and "alpha" in state and not alone:
         if scores is None:
             state["alpha"] = (1 - update * regularization) * state["alpha"]
         else:
-            phi, y = state.pop("phi"), state.pop("labels")
-            old, new = dsg_update(
-                state["alpha"],
-                phi,
-                scores.reshape(len(y), -1),
-                y,
-                loss,
-                update,
-                regularization,
-            )
-            state["alpha"] = np.concatenate([old, new])
-    if size:
-        partial = np.zeros((size, columns))
-        if at is not None and angles is not None:
-            phi, count = _phi(angles, offsets, at), len(state["alpha"])
-            partial = phi[:, :count] @ state["alpha"]
-            if phi.shape[1] > count:  # this holder's turn: the new features are its own
-                y = _signs(party, state["target"], state["classes"], at)
-                state |= {"phi": phi[:, count:], "labels": y}
-        reply["scores"] = partial
+            _learn(state, scores, loss, update, regularization)
+    if at is not None and angles is not None:
+        phi, count = _phi(angles, offsets, at), len(state["alpha"])
+        partial = phi[:, :count] @ state["alpha"]
+        if phi.shape[1] > count:  # this holder's turn: the new features are its own
+            y = _signs(party, state["target"], state["classes"], at)
+            state |= {"phi": phi[:, count:], "labels": y}
+        if alone:
+            _learn(state, partial, loss, update, regularization)
+        else:
+            reply["scores"] = partial
+    elif size:
+        reply["scores"] = np.zeros((size, columns))
     if request:
         reply |= _angles(party, **request)
     if keep:
@@ -287,6 +282,20 @@ def iterate(
         zero = None if alpha is None else np.zeros(alpha.shape[1])
         party.part = _part(party, alpha, zero)
     return reply
+
+
+def _learn(
+    state: dict[str, Any],
+    scores: Array,
+    loss: str,
+    update: float,
+    regularization: float,
+) -> None:
+    """Lines 9 and 10: the step of the iteration whose scores are known."""
+    phi, y = state.pop("phi"), state.pop("labels")
+    scores = scores.reshape(len(y), -1)
+    old, new = dsg_update(state["alpha"], phi, scores, y, loss, update, regularization)
+    state["alpha"] = np.concatenate([old, new])
 
 
 # -- prediction -----------------------------------------------------------------------
@@ -332,23 +341,27 @@ def answer(
 ) -> Values:
     """Algorithm 2 for rows by blocks, of up to three blocks that overlap.
 
-    In this order: take the `scores` of the rows `done`; this party's part of the
-    scores of the rows `at`; the angles of the rows after them (`request`). At the
-    `last` one the receiver of the scores has all answers; where they `evaluate`, it
-    tells their mean error on the rows whose labels it knows.
+    In this order: this party's part of the scores of the rows `at`; take the `scores`
+    of the rows `done`; the angles of the rows after them (`request`). The only holder
+    has all of the scores of the rows `at` itself: `size` is then 0. At the `last` one
+    the receiver of the scores has all answers; where they `evaluate`, it tells their
+    mean error on the rows whose labels it knows.
     """
     own, state = party.part, party.state
     reply: dict[str, Any] = {}
+    if at is not None and angles is not None:
+        partial = _phi(angles, offsets, at) @ own["coef"] + own["intercept"]
+        if size:
+            reply["scores"] = partial
+        else:
+            scores, done = partial, at
+    elif size:
+        reply["scores"] = np.zeros((size, columns))
     if scores is not None and done is not None:
         found = answers(scores.reshape(-1, columns), own["target"], own["classes"])
         before = state.get("answers", np.zeros(0)), state.get("rows", np.zeros(0))
         state["answers"] = np.concatenate([before[0], found])
         state["rows"] = np.concatenate([before[1], done]).astype(np.uint32)
-    if size:
-        partial = np.zeros((size, columns))
-        if at is not None and angles is not None:
-            partial = _phi(angles, offsets, at) @ own["coef"] + own["intercept"]
-        reply["scores"] = partial
     if request:
         reply |= _angles(party, **request)
     if last and "answers" in state:

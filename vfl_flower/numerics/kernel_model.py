@@ -35,7 +35,11 @@ BLOCK_NUMBERS = 2**22
 def own_features(part: Mapping[str, Any]) -> RandomFeatures:
     """Return the random features that the party alone can compute."""
     return RandomFeatures(
-        part["kernel"], part["n_columns"], part["bandwidth"], int(part["seed"], 16)
+        part["kernel"],
+        part["n_columns"],
+        part["bandwidth"],
+        int(part["seed"], 16),
+        orthogonal=False,  # blocks would tell one party's columns from another's
     )
 
 

@@ -119,7 +119,7 @@ class RandomFeatures:
         bandwidth: float,
         seed: int,
         *,
-        orthogonal: bool = True,
+        orthogonal: bool = False,
     ) -> None:
         _check_kernel(kernel)
         if n_columns < 1:

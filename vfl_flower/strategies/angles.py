@@ -124,44 +124,43 @@ class Angles:
     ) -> list[dict[str, Any]]:
         """Algorithm 2 for `rows`, by blocks; return the last replies.
 
-        The first holder receives the scores. In a star three blocks overlap: while
-        angles of one are asked for, scores of the one before are, and answers of the
-        one before that come in.
+        The first holder receives the scores. In a star two blocks overlap, or three
+        with several holders: while angles of one are asked for, scores of the one
+        before are, and answers of the one before that come in.
         """
-        receiver = self.holders[0]
+        receiver, alone = self.holders[0], len(self.holders) == 1
         stars = self.topology == "star"
         pending: tuple[Array, dict[str, Sealed]] | None = None
         scored: tuple[Array, Sealed] | None = None
-        blocks = row_blocks(rows, n_features, self.bits, block_bytes)
+        blocks = list(row_blocks(rows, n_features, self.bits, block_bytes))
         replies: list[dict[str, Any]] = []
-        while True:
-            block = next(blocks, None)
+        trips = len(blocks) + stars + (not alone)
+        for k in range(trips):
             request: Values | None = None
-            if block is not None:
-                request = {"rows": block, "stop": n_features}
+            if k < len(blocks):
+                request = {"rows": blocks[k], "stop": n_features}
                 if not stars:
-                    pending, request = (block, self.relay(request)), None
+                    pending, request = (blocks[k], self.relay(request)), None
             each = self.of({}, rows)
             if pending is not None:
                 each = self.of(pending[1], pending[0])
             if scored is not None:
                 got = {"scores": scored[1], "done": scored[0]}
                 each[receiver] = {**each[receiver], **got}
-            last = block is None and pending is None
+            summed = pending is not None and not alone
             replies, sums, found = self.ask(
                 "fdskl_answer",
                 each,
-                {"scores": Sum(SCORE_BOUND, to=receiver)} if pending else {},
+                {"scores": Sum(SCORE_BOUND, to=receiver)} if summed else {},
                 request,
                 columns=columns,
-                size=len(pending[0]) if pending else 0,
+                size=len(pending[0]) if pending and summed else 0,
                 evaluate=evaluate,
-                last=last,
+                last=k == trips - 1,
             )
-            if last:
-                return replies
-            scored = (pending[0], sums["scores"]) if pending else None
-            pending = (block, found) if block is not None and stars else None
+            scored = (pending[0], sums["scores"]) if pending and summed else None
+            pending = (blocks[k], found) if request is not None else None
+        return replies
 
 
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:

@@ -73,6 +73,9 @@ class FDSKL(ProtocolStrategy):
                    label holder: their mean error
     =============  =====================================  ==========================
 
+    The label holder learns the model, and from the summed angles the other parties'
+    columns of these rows up to a linear map that it does not know: nearly a rotation.
+
     Parameters
     ----------
     loss : {"logistic", "smooth_hinge", "square"}
@@ -233,10 +236,7 @@ class FDSKL(ProtocolStrategy):
                 f"own classes: got {', '.join(parties[j].name for j in holders)}"
             )
         parties.refuse_two("FDSKL", self.allow_two_parties)
-        if self.seed is not None and self.masking == "circle":
-            log.warning(
-                "the run has a seed: who knows it knows the features of all parties"
-            )
+        self._warn(parties, holders)
         train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
         train = np.arange(parties.n_rows) if train is None else train
         if len(train) < 2:
@@ -286,6 +286,26 @@ class FDSKL(ProtocolStrategy):
         return model.to_record()
 
     # -- settings --------------------------------------------------------------------
+
+    def _warn(self, parties: Parties, holders: list[int]) -> None:
+        """Say where the label holder learns more than columns mixed by a linear map."""
+        if self.seed is not None:
+            log.warning(
+                "the run has a seed: who knows it knows the features of all parties"
+            )
+        if self.kernel == "laplacian":
+            log.warning(
+                "the angles of the laplacian kernel give the label holder the other "
+                "parties' columns one by one"
+            )
+        for holder in holders:
+            others = sum(p.n_columns for j, p in enumerate(parties) if j != holder)
+            if others < 3:
+                log.warning(
+                    "%r learns nearly all of the %d columns of the other parties",
+                    parties[holder].name,
+                    others,
+                )
 
     def _setup(
         self, parties: Parties, run: Run, holders: list[int], M: int
@@ -393,10 +413,12 @@ class FDSKL(ProtocolStrategy):
     def _doubly_stochastic(self, angles: Angles, n: int, setup: dict[str, Any]) -> int:
         """Algorithm 1, the label holders taking turns; return the columns of f.
 
-        In a star three iterations overlap, one a round trip: the angles of iteration t
-        are asked for together with the scores of t - 1 and the step of t - 2.
+        In a star iterations overlap, one a round trip: the angles of iteration t are
+        asked for together with the step of t - 1; with several holders with the scores
+        of t - 1 and the step of t - 2.
         """
         parties, holders = angles.parties, angles.holders
+        alone = len(holders) == 1
         picked = parties.ask(
             "fdskl_start",
             iterations=self.iterations,
@@ -409,7 +431,8 @@ class FDSKL(ProtocolStrategy):
         pending: tuple[int, Array, dict[str, Sealed]] | None = None
         scored: tuple[int, Sealed] | None = None
         stars = self.topology == "star"
-        for t in range(self.iterations + (2 if stars else 1)):
+        trips = self.iterations + stars + (not alone)
+        for t in range(trips):
             request: Values | None = None
             rows = np.zeros(0)
             if t < self.iterations:
@@ -421,8 +444,10 @@ class FDSKL(ProtocolStrategy):
             if scored:
                 active = holders[scored[0] % len(holders)]
                 each[active] = {**each[active], "scores": scored[1]}
-            sums = {}
-            if pending:
+            sums, learned = {}, scored[0] if scored else None
+            if pending and alone:
+                learned = pending[0]
+            elif pending:
                 active = holders[pending[0] % len(holders)]
                 sums["scores"] = Sum(SCORE_BOUND, to=active)
             _, found_scores, found = angles.ask(
@@ -431,13 +456,13 @@ class FDSKL(ProtocolStrategy):
                 sums,
                 request,
                 columns=columns,
-                size=len(pending[1]) if pending else 0,
+                size=len(pending[1]) if pending and sums else 0,
                 loss=self.loss,
                 regularization=regularization,
-                update=step(scored[0] + 1) if scored else 0.0,
-                keep=pending is None and request is None,
+                update=0.0 if learned is None else step(learned + 1),
+                keep=t == trips - 1,
             )
-            scored = (pending[0], found_scores["scores"]) if pending else None
+            scored = (pending[0], found_scores["scores"]) if pending and sums else None
             pending = (t, rows, found) if request is not None else None
         return columns
 

@@ -1,0 +1,742 @@
+"""What an attacker makes of its view of FDSKL: the label holder's, and the server's.
+
+The label holder's view is its columns, its memory and what it was sent and can open.
+The attacks on it are in the order of docs/papers/fdskl-security.md; each says what it
+finds, also where that is more than one would like.
+"""
+
+import hashlib
+import itertools
+import warnings
+from collections import Counter, defaultdict
+from functools import partial
+
+import numpy as np
+import pytest
+from faults import Fault, FaultyGrid
+from scipy.linalg import orthogonal_procrustes
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from transcripts import Recorder, found, is_uniform, patterns
+
+from vfl_flower import Party, sums
+from vfl_flower.client_app import kept_part
+from vfl_flower.numerics.kernel_model import own_features, partial_angles
+from vfl_flower.numerics.kernel_solvers import GRID
+from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
+from vfl_flower.secure_aggregation import PairwiseMasks, Relay, masks, relay
+from vfl_flower.strategies import FDSKL, FDSKLPrediction
+from vfl_flower.sums import PartySums
+
+HOLDER = 2
+
+
+def data(widths, n=300, seed=0, kind="exponential"):
+    """Return standardised, independent columns, and labels."""
+    rng = np.random.default_rng(seed)
+    shape = n, sum(widths)
+    X = rng.exponential(size=shape)
+    if kind == "binary":
+        X = (rng.random(shape) < rng.uniform(0.3, 0.7, shape[1])).astype(float)
+    if kind == "normal":
+        X = rng.normal(size=shape)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    return X, (X**2).sum(axis=1) > np.median((X**2).sum(axis=1))
+
+
+def make(X, y, widths, **settings):
+    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
+    last = len(widths) - 1
+    return [
+        Party(b, y if j == last else None, **settings) for j, b in enumerate(blocks)
+    ]
+
+
+class View:
+    """What one party has of a run, opened as far as it can."""
+
+    def __init__(self, grid, index=HOLDER):
+        node = grid.get_node_ids()[index]
+        self.party, state = grid._parties[node], grid._contexts[node].state
+        memory, self.part = state["session"], kept_part(state)
+        peers = memory["peers"]
+        keys = [peers[k : k + 32] for k in range(0, len(peers), 32)]
+        secrets_of = memory["private_key"], keys, index, memory["session"]
+        opener = PairwiseMasks(*secrets_of), Relay(*secrets_of), index
+        self.messages, self.frame = [], {}
+        for e in grid.transcript:
+            if e.party == index and not e.up and e.action != "hello":
+                values = dict(e.values)
+                PartySums(*opener, e.frame, True).open(values)
+                self.messages.append(values)
+                self.frame = e.frame
+
+    def value(self, name):
+        """Return the first value of a name."""
+        return next(m[name] for m in self.messages if name in m)
+
+    def angles(self):
+        """Return rows and the others' angles of them, in turns.
+
+        Constants of a feature are left on them. Of a doubly stochastic run, the later
+        half of the iterations, and the features that all of those have.
+        """
+        blocks = []
+        for message in self.messages:
+            own = {k: v for k, v in message.items() if k.startswith("angles")}
+            rows = message.get("at", message.get("rows"))
+            if not own or (len(own) == 1 and "update" not in message and "at" in own):
+                continue
+            summed = np.concatenate([own[k] for k in sorted(own)])
+            summed = summed.reshape(len(rows), -1)
+            M, bits = summed.shape[1], 8 * summed.itemsize
+            mine = partial_angles(self.part, self.party.X[rows], M, bits)
+            turns = (summed - mine) / (1.0 if bits == 64 else 2.0**bits)
+            blocks.append((rows.astype(int), turns))
+        blocks = blocks[len(blocks) // 2 :]
+        M = min(turns.shape[1] for _, turns in blocks)
+        rows = np.concatenate([rows for rows, _ in blocks])
+        rows, first = np.unique(rows, return_index=True)
+        return rows, np.vstack([turns[:, :M] for _, turns in blocks])[first]
+
+
+def watch(parties, seed=None, draws=0, **settings):
+    """Return the label holder's view of a run; `draws` repeats what parties draw.
+
+    Without a seed features come from the operating system: here from a generator, so
+    that an attack finds the same each time. The attacker does not know it.
+    """
+    strategy = FDSKL(**settings)
+    strategy.seed = seed
+    grid = Recorder(parties)
+    rng = np.random.default_rng(draws)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.token_bytes", rng.bytes)
+        patch.setattr(
+            "secrets.randbits", lambda bits: int(rng.integers(2 ** (bits - 1)))
+        )
+        strategy.start(grid)
+    return View(grid, len(parties) - 1)
+
+
+DIRECT = {"solver": "direct", "features": 256}
+DOUBLY = {"solver": "doubly-stochastic", "iterations": 16, "block": 16}
+
+
+# -- the attacks --------------------------------------------------------------------
+
+
+def wrap(turns):
+    return turns - np.rint(turns)
+
+
+def kernel_values(turns):
+    """Return mean_j cos(2 pi (a_ij - a_kj)), which estimates k(x_i, x_k)."""
+    phases = np.exp(2j * np.pi * turns)
+    return (phases @ phases.conj().T).real / turns.shape[1]
+
+
+def unroll(turns):
+    """Return angles with their whole turns, up to a constant a feature.
+
+    Differences of rows that are close are below half a turn: go from neighbour to
+    neighbour, those with the largest kernel values first.
+    """
+    distance = 1 + 1e-9 - kernel_values(turns)
+    np.fill_diagonal(distance, 0)
+    order, before = breadth_first_order(minimum_spanning_tree(distance), 0, False)
+    whole = np.zeros_like(turns)
+    for i in order[1:]:
+        whole[i] = whole[before[i]] + wrap(turns[i] - turns[before[i]])
+    return whole
+
+
+def low_rank(turns, d, share=1.0):
+    """Return angles with their whole turns, and T, V: T V^T is X Omega^T / 2 pi.
+
+    Angles with their whole turns are a matrix of rank d, so where rank d and the
+    neighbours differ, rank d is right. T and V are known up to one d x d matrix.
+    `share` is that of the features with the least spread, which have the fewest wrong
+    turns; they stay in order.
+    """
+    whole = unroll(turns)
+    spread = whole.std(axis=0)
+    best = np.sort(np.argsort(spread)[: int(share * len(spread))])
+    turns, whole = turns[:, best], whole[:, best]
+    turns, whole = turns - turns[0], whole - whole[0]
+    for _ in range(30):
+        mean = whole.mean(axis=0)
+        T, s, Vt = np.linalg.svd(whole - mean, full_matrices=False)
+        T, V = T[:, :d] * s[:d], Vt[:d].T
+        fitted = mean + T @ V.T
+        corrected = fitted + wrap(turns - fitted)
+        if np.abs(corrected - whole).max() < 0.5:
+            break
+        whole = corrected
+    return corrected, T, V
+
+
+def factors(turns, d, share=1.0):
+    return low_rank(turns, d, share)[1:]
+
+
+def rotated(T, V, bandwidth):
+    """Return columns up to a rotation: the frequencies are N(0, I / bandwidth^2)."""
+    return T @ np.linalg.cholesky(V.T @ V / len(V)) * 2 * np.pi * bandwidth
+
+
+def with_known_features(turns, omega):
+    """Return differences to the first row: the linear system of known features."""
+    return np.linalg.lstsq(omega / (2 * np.pi), (turns - turns[0]).T)[0].T
+
+
+def error(found, true):
+    """Return the error relative to a guess of the mean, whose error is 1."""
+    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
+    return np.linalg.norm(found - true) / np.linalg.norm(true)
+
+
+def up_to_linear(found, true):
+    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
+    return error(found @ np.linalg.lstsq(found, true)[0], true)
+
+
+def up_to_rotation(found, true):
+    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
+    return error(found @ orthogonal_procrustes(found, true)[0], true)
+
+
+def matched(found, true):
+    """Return |correlation| of each true column with its own found one."""
+    d = found.shape[1]
+    correlations = np.abs(np.corrcoef(found.T, true.T)[:d, d:])
+    return correlations[linear_sum_assignment(-correlations)]
+
+
+def ica(values):
+    """Return independent components and the matrix that mixes them."""
+    from sklearn.decomposition import FastICA
+
+    model = FastICA(whiten="unit-variance", random_state=0, max_iter=1000)
+    with warnings.catch_warnings():  # it does not converge where there is nothing
+        warnings.simplefilter("ignore")
+        return model.fit_transform(values), model.mixing_
+
+
+# -- (a) masking="paper": all know the features -------------------------------------
+
+
+@pytest.mark.parametrize("topology", ["ring", "tree"])
+@pytest.mark.parametrize("settings", [DIRECT, DOUBLY])
+def test_paper_shows_the_label_holder_differences_of_columns(topology, settings):
+    widths = 2, 3, 2
+    X, y = data(widths)
+    view = watch(make(X, y, widths), masking="paper", topology=topology, **settings)
+    rows, turns = view.angles()
+    shared = int(view.value("shared_seed"), 16)
+    every = RandomFeatures(
+        "gaussian",
+        sum(view.value("widths")),
+        view.part["bandwidth"],
+        shared,
+        orthogonal=False,
+    )
+    omega = every.weights(0, turns.shape[1])[0][:, :5]
+    true = X[rows, :5] - X[rows[0], :5]
+    differences = with_known_features(turns, omega)
+    assert len(rows) > 50
+    relative = np.linalg.norm(differences - true) / np.linalg.norm(true)
+    assert relative < 1e-6
+
+
+# -- (b) masking="circle": features are secrets --------------------------------------
+
+
+@pytest.fixture(scope="module", params=["direct", "doubly"])
+def default(request):
+    """Return view, rows, others' angles and others' true columns; two others."""
+    widths = 2, 2, 2
+    X, y = data(widths)
+    view = watch(
+        make(X, y, widths), **(DIRECT if request.param == "direct" else DOUBLY)
+    )
+    rows, turns = view.angles()
+    return view, rows, turns, X[rows, :4]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_linear_attack_is_no_better_than_a_guess_of_the_mean(default, whole):
+    """One-sided, over 400 guesses of features: false-alarm rate below 1e-6.
+
+    The squared error of a guess that has nothing to do with the features is 1 + |C|^2
+    plus a term that is 0 on average: below 1 by 5 standard errors of the mean is an
+    attack that works.
+    """
+    view, _, turns, true = default
+    turns = unroll(turns) if whole else wrap(turns - turns[0])
+    errors = []
+    for seed in range(400):
+        part = RandomFeatures("gaussian", 4, view.part["bandwidth"], seed)
+        omega = part.weights(0, turns.shape[1])[0]
+        errors.append(error(with_known_features(turns, omega), true) ** 2)
+    assert np.mean(errors) > 1 - 5 * np.std(errors) / 20
+    assert min(errors) > 0.5
+
+
+def test_features_that_a_run_seed_would_give_are_not_those_of_others(default):
+    """Without a seed a party's features depend on its secret, not on the frame's."""
+    view, _, turns, true = default
+    omegas = []
+    for j in (0, 1):
+        other = Party(true[:, :2], index=j)
+        other.seed = view.frame["seed"]
+        seed = int(other.rng("features").bytes(16).hex(), 16)
+        part = RandomFeatures("gaussian", 2, view.part["bandwidth"], seed)
+        omegas.append(part.weights(0, turns.shape[1])[0])
+    whole = unroll(turns)
+    assert error(with_known_features(whole, np.hstack(omegas)), true) > 0.5
+
+
+def test_a_run_seed_shows_the_label_holder_the_columns():
+    """As the class says: who knows the seed knows the features of all."""
+    widths = 2, 2, 2
+    X, y = data(widths)
+    view = watch(make(X, y, widths), seed=3, **DIRECT)
+    rows, turns = view.angles()
+    omegas = []
+    for j in (0, 1):
+        other = Party(X[:, :2], index=j)
+        other.seed = view.frame["seed"]
+        seed = int(other.rng("features").bytes(16).hex(), 16)
+        part = RandomFeatures("gaussian", 2, view.part["bandwidth"], seed)
+        omegas.append(part.weights(0, turns.shape[1])[0])
+    whole, _, _ = low_rank(turns, 4)
+    assert error(with_known_features(whole, np.hstack(omegas)), X[rows, :4]) < 1e-4
+
+
+def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
+    """Secret features hide which map, not that there is one: here a guess has 1."""
+    view, _, turns, true = default
+    T, V = factors(turns, 4)
+    assert up_to_linear(T, true) < 1e-4
+    assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), true) < 0.25
+
+
+def test_a_few_rows_that_the_label_holder_knows_give_it_all_others(default):
+    _, _, turns, true = default
+    T, _ = factors(turns, 4)
+    T = np.column_stack([T, np.ones(len(T))])
+    solution = np.linalg.lstsq(T[:8], true[:8])[0]
+    assert error((T @ solution)[8:], true[8:]) < 1e-2
+
+
+def test_angles_alone_do_not_say_which_rotation():
+    """X and X R with features Omega R give the same angles, and are as likely."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 3))
+    R = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    part = RandomFeatures("gaussian", 3, 2.0, seed=1, orthogonal=True)
+    omega = part.weights(0, 63)[0]
+    turned = omega @ R
+    np.testing.assert_allclose((X @ R) @ turned.T, X @ omega.T, atol=1e-12)
+    for one in (omega, turned):  # blocks of three, orthogonal, in N(0, I / 4)
+        gram = one[:3] @ one[:3].T
+        np.testing.assert_allclose(gram, np.diag(np.diag(gram)), atol=1e-12)
+    np.testing.assert_allclose(
+        np.linalg.norm(turned, axis=1), np.linalg.norm(omega, axis=1)
+    )
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
+    monkeypatch, orthogonal
+):
+    """v_j^T S v_k = 0 for all pairs of one block, for one S a party.
+
+    So the features are independent, where there is no such S.
+    """
+    if orthogonal:
+        drawn = partial(RandomFeatures, orthogonal=True)
+        monkeypatch.setattr("vfl_flower.numerics.kernel_model.RandomFeatures", drawn)
+    widths = 2, 2, 2
+    X, y = data(widths)
+    _, turns = watch(make(X, y, widths), **DIRECT).angles()
+    T, V = factors(turns, 4)
+    above = np.triu_indices(4)
+    equations = []
+    for a, b in zip(V[::2], V[1::2], strict=True):
+        both = np.outer(a, b) + np.outer(b, a)
+        both[np.diag_indices(4)] /= 2
+        equations.append(both[above])
+    _, sizes, solutions = np.linalg.svd(np.array(equations))
+    if not orthogonal:
+        assert sizes[-1] > 0.1 * sizes[0]  # no solution
+        return
+    assert sizes[-2] < 1e-3 * sizes[-3]  # two solutions: two other parties
+    S = np.zeros((2, 4, 4))
+    S[:, above[0], above[1]] = S[:, above[1], above[0]] = solutions[-2:]
+    values, vectors = np.linalg.eig(np.linalg.solve(S[1], S[0]))
+    apart = T @ vectors[:, np.argsort(values.real)].real
+    blocks = [apart[:, :2], apart[:, 2:]]
+    errors = np.array(
+        [[up_to_linear(b, X[:, k : k + 2]) for k in (0, 2)] for b in blocks]
+    )
+    best = min(errors[0, 0] + errors[1, 1], errors[0, 1] + errors[1, 0])
+    assert best < 1e-2
+    assert errors.max() > 0.9
+
+
+@pytest.mark.parametrize(("widths", "allowed"), [((1, 2), True), ((1, 1, 2), False)])
+def test_one_or_two_columns_of_others(widths, allowed):
+    """One: up to sign and shift. Two: up to a turn, which their marginals give away."""
+    X, y = data(widths)
+    d = sum(widths[:-1])
+    view = watch(make(X, y, widths), allow_two_parties=allowed, **DIRECT)
+    rows, turns = view.angles()
+    T, V = factors(turns, d)
+    guess = rotated(T, V, view.part["bandwidth"])
+    if d > 1:
+        guess, _ = ica(guess)
+    assert (matched(guess, X[rows, :d]) > 0.95).all()
+
+
+@pytest.mark.parametrize("kind", ["binary", "exponential"])
+def test_marginals_that_are_not_normal_give_the_columns_themselves(kind):
+    """Beside it, the same of columns drawn from the same marginals."""
+    widths = 3, 3, 2
+    X, y = data(widths, n=500, kind=kind)
+    view = watch(make(X, y, widths), **DIRECT)
+    rows, turns = view.angles()
+    T, V = factors(turns, 6)
+    components, _ = ica(rotated(T, V, view.part["bandwidth"]))
+    true = X[rows, :6]
+    permuted = np.random.default_rng(0).permuted(true, axis=0)
+    assert (matched(components, true) > 0.95).all()
+    assert (matched(permuted, true) < 0.3).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shown"), [("laplacian", True), ("gaussian", False)]
+)
+def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown):
+    """Normal columns: only the features could tell one direction from another."""
+    widths = 2, 2, 2
+    X, y = data(widths, n=400, kind="normal")
+    view = watch(make(X, y, widths), kernel=kernel, solver="direct", features=2048)
+    rows, turns = view.angles()
+    T, V = factors(turns, 4, share=0.6 if shown else 1.0)
+    assert up_to_linear(T, X[rows, :4]) < 1e-3
+    correlations = matched(T @ ica(np.vstack([V, -V]))[1], X[rows, :4])
+    assert (correlations.min() > 0.95) == shown
+
+
+def test_kernel_values_are_estimated_as_by_so_many_features(default):
+    """Root mean squared error at most that of M independent features, and 20 %."""
+    view, _, turns, true = default
+    squared = ((true[:, None] - true[None]) ** 2).sum(axis=2)
+    kernel = np.exp(-squared / (2 * view.part["bandwidth"] ** 2))
+    pairs = np.triu_indices(len(true), 1)
+    estimates, kernel = kernel_values(turns)[pairs], kernel[pairs]
+    variance = ((1 + kernel**4) / 2 - kernel**2) / turns.shape[1]
+    assert np.mean((estimates - kernel) ** 2) < 1.44 * np.mean(variance)
+    assert np.corrcoef(estimates, kernel)[0, 1] > 0.95
+
+
+def test_label_holder_gets_distances_of_pairs_exactly(default):
+    """Of 1,000 pairs over the others' columns, for the median."""
+    view, _, _, _ = default
+    widths = 2, 2, 2
+    X, _ = data(widths)
+    distances = next(m["distances"] for m in view.messages if "distances" in m)
+    i, j = draw_pairs(300, 1000, np.random.default_rng([view.frame["seed"], 1000]))
+    others = distances - ((X[i, 4:] - X[j, 4:]) ** 2).sum(axis=1)
+    true = ((X[i, :4] - X[j, :4]) ** 2).sum(axis=1)
+    np.testing.assert_allclose(others, true, rtol=1e-6, atol=1e-6)
+
+
+def test_other_parties_get_nothing_to_open():
+    X, y = data((2, 2, 2))
+    grid = Recorder(make(X, y, (2, 2, 2)))
+    FDSKL(test_fraction=0.2, **DIRECT).start(grid)
+    opened = {k for j in (0, 1) for m in View(grid, j).messages for k in m}
+    assert not opened & {"angles", "scores", "distances", "at", "angles_0"}
+
+
+# -- (c) masks ------------------------------------------------------------------------
+
+STAR = {"solver": "direct", "features": 32, "test_fraction": 0.2}
+STEPS = {"solver": "doubly-stochastic", "iterations": 5, "block": 8}
+RUNS = {
+    "star": STAR,
+    "ring": {**STAR, "topology": "ring"},
+    "tree": {**STAR, "topology": "tree", "bits": 32},
+    "paper": {**STAR, "topology": "tree", "masking": "paper"},
+    "doubly": {**STEPS, "test_fraction": 0.2, "bits": 32},
+    "doubly, ring": {**STEPS, "test_fraction": 0.2, "topology": "ring"},
+}
+
+
+def hidden(transcript):
+    """Return what each party sent into sums, by action, name and party, in order."""
+    requests, sent = {}, defaultdict(list)
+    for e in transcript:
+        if not e.up:
+            requests[e.party] = e
+            continue
+        for name, array in e.values.items():
+            if f"sum.{name}" in requests[e.party].frame:
+                relayed = f"relay.{name}" in requests[e.party].frame
+                sent[e.action, name, e.party, relayed].append(array.ravel())
+    return sent
+
+
+@pytest.mark.parametrize("kind", ["data", "constant"])
+@pytest.mark.parametrize("run", ["star", "doubly", "ring"])
+def test_all_that_the_server_gets_into_sums_is_uniform(run, kind):
+    """Below 150 chi-square tests in all, each at 1e-9: false alarms below 1e-6.
+
+    Sums that only one party can open, also those that the server passes on; encrypted
+    messages by their bytes.
+    """
+    widths = 2, 2, 2
+    X, y = data(widths, n=2000)
+    settings = RUNS[run]
+    if kind == "constant":
+        X[:] = 1.0
+        settings = {**settings, "bandwidth": 1.0}
+    federation = make(X, y, widths)
+    if run == "doubly":  # each knows half of the labels, so their scores are summed
+        half = np.arange(len(y)) % 2 == 0
+        for j in (0, 2):
+            labels = np.where(half == (j == 0), y, np.nan)
+            federation[j] = Party(federation[j].X, labels)
+    grid = Recorder(federation)
+    FDSKL(**settings).start(grid)
+    streams = defaultdict(list)
+    for (_, name, party, relayed), arrays in hidden(grid.transcript).items():
+        streams[name, party, relayed] += arrays
+    for e in grid.transcript:
+        for key in () if e.up else [k for k in e.frame if k.startswith("sealed.")]:
+            name = key.removeprefix("sealed.")
+            parts = [v for k, v in e.values.items() if k.rpartition(".")[0] == name]
+            streams[name, "server"] += [part.ravel() for part in parts]
+    wanted = {"angles_2"} | ({"distances"} if kind == "data" else set())
+    wanted |= {"angles_0", "scores"} if run == "doubly" else set()
+    assert wanted <= {name for name, *_ in streams}
+    assert len(streams) < 25
+    for key, arrays in streams.items():
+        whole = np.concatenate(arrays)
+        assert is_uniform(whole.view(np.uint8)), key
+        if whole.size > 2560 and not key[-1]:
+            assert is_uniform(whole), key  # the top bytes
+
+
+def test_a_masked_message_is_uniform_where_a_bare_one_is_not():
+    """As a control: the same angles without masks, of equal rows, are no noise."""
+    widths = 2, 2, 2
+    X, y = data(widths)
+    X[:] = 1.0
+    plain = watch(make(X, y, widths), masking="plain", bandwidth=1.0, **DIRECT)
+    turns = next(m for m in plain.messages if "angles_0" in m)["angles_0"]
+    assert not is_uniform(np.floor(turns % 1 * 2**16).astype(np.uint16))
+
+
+class Keys:
+    """Every key that is derived, every stream, and every message that is sealed."""
+
+    def __init__(self, monkeypatch):
+        self.contexts = defaultdict(set)  # key -> secret and context
+        self.streams = Counter()  # key and nonce
+        self.sealed = defaultdict(list)  # key and nonce -> messages
+        self.masked = defaultdict(set)  # party and context -> values
+        derive, chacha, aead = masks.derive_key, masks.ChaCha20, relay.ChaCha20Poly1305
+        mask, keys = sums.masked, self
+
+        def derive_key(secret, parts):
+            key = derive(secret, parts)
+            keys.contexts[key].add((secret, tuple(parts)))
+            return key
+
+        def stream(key, nonce):
+            keys.streams[key, nonce] += 1
+            return chacha(key, nonce)
+
+        class Sealing:
+            def __init__(self, key):
+                self.key, self.cipher = key, aead(key)
+
+            def encrypt(self, nonce, data, extra):
+                keys.sealed[self.key, nonce].append(hashlib.sha256(data).digest())
+                return self.cipher.encrypt(nonce, data, extra)
+
+            def decrypt(self, nonce, data, extra):
+                return self.cipher.decrypt(nonce, data, extra)
+
+        def masked(values, group, own, *context):
+            about = own._index, own._run_id, *context
+            content = np.ascontiguousarray(values).tobytes()
+            keys.masked[about].add(hashlib.sha256(content).digest())
+            return mask(values, group, own, *context)
+
+        monkeypatch.setattr(masks, "derive_key", derive_key)
+        monkeypatch.setattr(relay, "derive_key", derive_key)
+        monkeypatch.setattr(masks, "ChaCha20", stream)
+        monkeypatch.setattr(relay, "ChaCha20Poly1305", Sealing)
+        monkeypatch.setattr(sums, "masked", masked)
+
+    def check(self):
+        """No key has two uses, no use two contents, nor a context two values."""
+        for contexts in self.contexts.values():
+            assert len(contexts) == 1
+        found = [context for (context,) in self.contexts.values()]
+        assert len(set(found)) == len(found)
+        # A key is of a stream or of a message, by the label it is derived with.
+        assert {k for k, _ in self.streams}.isdisjoint(k for k, _ in self.sealed)
+        for messages in self.sealed.values():
+            assert len(set(messages)) == 1
+        for values in self.masked.values():
+            assert len(values) == 1
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    return Keys(monkeypatch)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("seed", [None, 5])
+def test_no_key_is_used_twice(keys, run, seed):
+    """In one run and between two, also of one seed: a stream has its two ends."""
+    widths = 2, 2, 2
+    X, y = data(widths, n=60)
+    for _ in range(2):
+        strategy = FDSKL(**{**RUNS[run], "seed": seed})
+        strategy.start(Recorder(make(X, y, widths)))
+    keys.check()
+    # A mask is put on at both ends of a pair; a pad is put on and taken off again.
+    assert set(keys.streams.values()) == {2}
+    assert all(len(messages) == 1 for messages in keys.sealed.values())
+    assert bool(keys.sealed) == ("topology" in RUNS[run])
+
+
+def test_predictions_share_no_key_with_training(keys, tmp_path):
+    widths = 2, 2, 2
+    X, y = data(widths, n=60)
+    trained = make(X, y, widths)
+    new = make(X[:20], None, widths)
+    for j, party in enumerate(trained):
+        party.state_dir = new[j].state_dir = tmp_path / str(j)
+    model = FDSKL(**STAR).start(Recorder(trained)).model.model
+    for topology in ("star", "tree"):
+        FDSKLPrediction(model, topology=topology).start(Recorder(new))
+    keys.check()
+    assert set(keys.streams.values()) == {2}
+
+
+@pytest.mark.parametrize("kind", ["damage reply array", "duplicate", "unavailable"])
+@pytest.mark.parametrize("run", ["star", "tree", "doubly, ring"])
+def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
+    """Each step of each party fails once: the same keys, for the same content."""
+    widths = 2, 2, 2
+    X, y = data(widths, n=60)
+    grid = FaultyGrid(make(X, y, widths), [Fault(kind)], clock)
+    FDSKL(**RUNS[run]).start(grid)
+    assert grid.struck >= 3 * 4
+    keys.check()
+    for one, other in grid.twins:
+        arrays = [m.content["arrays"] for m in (one, other)]
+        for name in arrays[0]:
+            assert arrays[0][name].data == arrays[1][name].data
+
+
+# -- (d) the server's view ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_messages_are_of_one_size_whatever_the_data(run, monkeypatch):
+    """Other columns, other labels: the same messages, settings and bytes of each."""
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2 ** (bits - 1) + 12345)
+    widths = 2, 2, 2
+    shapes = []
+    for seed in (0, 1):
+        X, y = data(widths, n=60, seed=seed)
+        X, y = (X, y) if not seed else (X**3 + 5, ~y)
+        grid = Recorder(make(X, y, widths))
+        FDSKL(**RUNS[run]).start(grid)
+        shapes.append(
+            [
+                (
+                    e.action,
+                    e.party,
+                    e.up,
+                    e.size,
+                    sorted((k, type(v), np.shape(v)) for k, v in e.values.items()),
+                    sorted(e.frame),
+                )
+                for e in grid.transcript
+            ]
+        )
+    assert shapes[0] == shapes[1]
+
+
+NUMBERS = "bandwidth", "regularization", "cv_score", "converged", "test_loss"
+"""Real numbers among the settings that parties send."""
+
+
+@pytest.mark.parametrize("run", [r for r in RUNS if r != "paper"])
+def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
+    """Nor a score, a frequency or a seed, as the numbers they are.
+
+    Patterns of 8 bytes or more: fewer than 10^4 in fewer than 10^6 bytes, most of them
+    noise, so that false alarms are below 1e-9.
+    """
+    widths = 2, 2, 2
+    X, _ = data(widths, n=60)
+    y = np.sin(np.arange(60.0)) * 7 + X[:, 0]
+    grid = Recorder(make(X, y, widths))
+    given = {**RUNS[run], "loss": "square", "target": "continuous"}
+    FDSKL(**given).start(grid)
+    parts = grid.parts()
+    M = parts[0]["n_features"]
+    bits = given.get("bits", 16)
+    blocks = np.split(X, 3, axis=1)
+    own = [partial_angles(p, b, M, bits) for p, b in zip(parts, blocks, strict=True)]
+    turns = sum(partial_angles(p, b, M, 64) for p, b in zip(parts, blocks, strict=True))
+    phi = np.sqrt(2) * np.cos(2 * np.pi * turns)
+    coef, intercept = parts[HOLDER]["coef"], parts[HOLDER]["intercept"]
+    scores = phi @ coef + intercept
+    real = np.concatenate(
+        [X.ravel(), y, (y - scores[:, 0]), scores.ravel(), coef.ravel()]
+        + [own_features(p).weights(0, M)[k].ravel() for p in parts for k in (0, 1)]
+        + [intercept[intercept != 0]]
+    )
+    single = real.astype("<f4")
+    wanted = patterns(real) | {
+        single[k : k + 3].tobytes() for k in range(len(real) - 2)
+    }
+    for angles in [*own, sum(own), *itertools.starmap(np.add, [own[:2], own[1:]])]:
+        wanted |= {row[k : k + 8].tobytes() for row in angles for k in (0, 8)}
+    wanted |= {bytes.fromhex(p["seed"]) for p in parts}
+    wanted |= {p["seed"].encode() for p in parts}
+    assert not found(wanted, grid.transcript)
+    # The numbers among the settings, each for what it is.
+    model = np.sqrt(M) * coef, coef, intercept, scores, y, y - scores[:, 0]
+    secret = np.abs(np.concatenate([np.ravel(v) for v in model]))
+    for e in grid.transcript:
+        for name, value in e.values.items() if e.up else ():
+            if isinstance(value, float):
+                assert name in NUMBERS
+                assert np.abs(secret - abs(value)).min() > 1e-13
+                assert name != "converged" or value in (0.0, 1.0)
+                assert name != "regularization" or value in GRID
+
+
+def test_the_search_sees_what_is_not_hidden():
+    """With masking="plain" it finds angles and scores, or it would show nothing."""
+    widths = 2, 2, 2
+    X, y = data(widths, n=60)
+    grid = Recorder(make(X, y, widths))
+    FDSKL(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
+    parts, blocks = grid.parts(), np.split(X, 3, axis=1)
+    own = partial_angles(parts[0], blocks[0], 32, 64)
+    assert found(patterns(own), grid.transcript)

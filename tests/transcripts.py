@@ -1,0 +1,81 @@
+"""A grid that keeps every message, and what tests look for in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.common.serde import message_to_proto
+from scipy.stats import chi2
+
+from vfl_flower import Party
+from vfl_flower.messages import n_bytes, unpack
+from vfl_flower.simulations import InProcessGrid
+from vfl_flower.typing import Array
+
+
+@dataclass
+class Entry:
+    """One message: who, what, which way, and every byte of it."""
+
+    action: str
+    party: int
+    up: bool
+    values: dict[str, Any]
+    frame: dict[str, Any]
+    data: bytes
+    size: int
+
+
+class Recorder(InProcessGrid):
+    """Keeps every message, as the server packed it or unpacks it."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self.transcript: list[Entry] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep what the server sends."""
+        messages = list(messages)
+        for message in messages:
+            self._keep(message, message.metadata.dst_node_id, up=False)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Keep what the server gets."""
+        replies = super().pull_messages(message_ids)
+        for message in replies:
+            self._keep(message, message.metadata.src_node_id, up=True)
+        return replies
+
+    def _keep(self, message: Message, node: int, up: bool) -> None:
+        assert message.has_content()
+        action = message.metadata.message_type.partition(".")[2]
+        data = message_to_proto(message).SerializeToString()
+        values, frame = unpack(message.content)
+        party = self.get_node_ids().index(node)
+        size = n_bytes(message.content)
+        self.transcript.append(Entry(action, party, up, values, frame, data, size))
+
+
+def is_uniform(elements: Array) -> bool:
+    """Top bytes of unsigned elements, by chi-square; false-alarm rate 1e-9."""
+    top = elements.ravel() >> elements.dtype.type(8 * elements.itemsize - 8)
+    counts = np.bincount(top.astype(np.uint8), minlength=256)
+    expected = elements.size / 256
+    assert expected > 5
+    statistic = ((counts - expected) ** 2).sum() / expected
+    return bool(chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255))
+
+
+def patterns(values: Array) -> set[bytes]:
+    """Return the 8 bytes of each number."""
+    return {value.tobytes() for value in np.asarray(values, dtype="<f8").ravel()}
+
+
+def found(patterns: set[bytes], transcript: Sequence[Entry]) -> set[bytes]:
+    """Return the patterns that are in a message."""
+    return {p for p in patterns if any(p in entry.data for entry in transcript)}
