@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import context_from_proto, context_to_proto
+from transcripts import Recorder
 
 from vfl_flower import (
     FederationError,
@@ -33,7 +34,7 @@ from vfl_flower.client_app import (
     make_client_app,
 )
 from vfl_flower.clients.base import STEPS, PartyError, Step
-from vfl_flower.messages import pack, unpack
+from vfl_flower.messages import digest, pack, unpack
 from vfl_flower.model_parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation import group, unmask_sum
 from vfl_flower.simulations import InProcessGrid
@@ -288,6 +289,24 @@ def test_same_round_gets_the_same_reply(server):
 def test_same_round_gets_the_same_masked_reply(server):
     first = server.values("total")
     np.testing.assert_equal(server.values("total"), first)
+
+
+@pytest.mark.parametrize("action", ["counter", "total"])
+def test_same_round_with_another_reply_is_refused(server, action):
+    """Under one mask the two replies would show their difference."""
+    before = digest(pack(server.values(action, 1)))
+    party = server.grid._parties[1000]
+    true, party.X = party.X, party.X + 1
+    error = server.error(action, 1)
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "round 1 has another reply than before: the party's data have changed during "
+        "the run",
+    )
+    party.X = true
+    assert digest(pack(server.values(action, 1))) == before
+    party.X = true + 1  # new rounds have new masks
+    server.values(action, 2)
 
 
 def test_same_round_after_a_failed_one_gets_the_same_reply_or_none(server):
@@ -709,8 +728,22 @@ def asked_of(model: str = MODEL) -> dict[str, Any]:
 def test_a_later_run_recalls_the_part(server, kept):
     later = Server()
     later.grid._parties[1000].state_dir = kept
+    later.grid._parties[1000].encoding = {"scales": [1.0, 2.0]}
     assert later.values("probing", **asked_of()) == {"seed": "a1"}
     assert kept_by(later) == {}  # it lies in the folder
+
+
+@pytest.mark.parametrize("encoding", [None, {}, {"scales": [1.0, 3.0]}])
+def test_new_rows_of_another_encoding_are_refused(server, kept, encoding):
+    later = Server()
+    later.grid._parties[1000].state_dir = kept
+    later.grid._parties[1000].encoding = encoding
+    error = later.error("probing", **asked_of())
+    assert (error.code, error.reason) == (
+        REFUSED,
+        "new rows must be encoded as those of training: set task to 'predict' and "
+        "model in the run config, or load them with the encoding of the part",
+    )
 
 
 @pytest.mark.parametrize(
@@ -719,7 +752,7 @@ def test_a_later_run_recalls_the_part(server, kept):
         (
             "0123456789abcdef",
             "this party has no part of model 0123456789abcdef; its state-dir has parts "
-            "of 1 other models",
+            "of 1 other ones",
         ),
         (
             "../" + MODEL,
@@ -904,9 +937,9 @@ def test_config_of_a_node_that_cannot_be_right(clock):
     )
 
 
-def limited(share_rows):
+def limited(share_rows, kind=InProcessGrid):
     """Return a grid of two SuperNodes, the first with ``share-rows``."""
-    grid = InProcessGrid([Party(np.ones((9, 1)))] * 2)
+    grid = kind([Party(np.ones((9, 1)))] * 2)
     for index, context in enumerate(grid._contexts.values()):
         context.node_config = {"partition-id": index, "num-partitions": 2}
         context.run_config = {"data": "synthetic:n=40,d=4", "seed": 1}
@@ -917,28 +950,41 @@ def limited(share_rows):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asked"),
+    ("arguments", "drawn"),
     [
-        ({"size": 12}, 12),
-        ({"size": 12, "protocol": "paper"}, 12),
-        ({"size": 9, "check_size": 3}, 12),
+        ({"size": 30}, 30),
+        ({"size": 30, "protocol": "paper"}, 30),
+        ({"size": 20, "check_size": 10}, 30),
         ({"size": 12, "sampling": "uniform"}, 12),
         ({"sampling": "full"}, 40),
     ],
 )
-def test_a_party_bounds_the_rows_that_leave_it(arguments, asked):
-    CoresetVRLR(**arguments).start(limited(asked))
+def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
+    """Each row once: what is drawn twice, or again by the second draw, counts once."""
+    grid = limited(40, Recorder)
+    CoresetVRLR(**arguments, seed=4).start(grid)
+    sent = [
+        e.values["X"]
+        for e in grid.transcript
+        if e.up and not e.party
+        if "X" in e.values
+    ]
+    rows = np.concatenate(sent)
+    asked = len(np.unique(rows, axis=0))
+    assert len(rows) == drawn
+    assert (asked < drawn) == ("size" in arguments and "sampling" not in arguments)
+    CoresetVRLR(**arguments, seed=4).start(limited(asked))
     with pytest.raises(PartyFailed) as caught:
-        CoresetVRLR(**arguments).start(limited(asked - 1))
+        CoresetVRLR(**arguments, seed=4).start(limited(asked - 1))
     assert caught.value.reason == (
-        f"this party's share-rows lets {asked - 1} rows leave in the clear, the run "
+        f"this party's share-rows lets {asked - 1} rows leave it in one run, this one "
         f"asks for {asked}"
     )
 
 
 def test_blocks_of_rows_are_added_up(monkeypatch):
     monkeypatch.setattr(sampling, "MESSAGE_NUMBERS", 40)
-    with pytest.raises(PartyFailed, match=r"lets 39 rows leave .* asks for 40"):
+    with pytest.raises(PartyFailed, match=r"lets 39 rows leave it .* asks for 40"):
         CoresetVRLR(sampling="full").start(limited(39))
 
 
@@ -1000,9 +1046,13 @@ def test_rows_to_train_on_are_encoded_anew(node):
     [
         (
             {"state-dir": ""},
-            "this party has no state-dir, so it keeps no part of a model",
+            "party-0: it has no state-dir, so it keeps no part of a model",
         ),
         ({"state-dir": "state"}, "state-dir must be an absolute path"),
+        (
+            {"state-dir": "/dev/null/state"},
+            "party-0: this party's state-dir cannot be written to",
+        ),
     ],
 )
 def test_a_node_that_cannot_predict(node, change, sentence):
@@ -1019,7 +1069,7 @@ def test_a_node_that_cannot_predict(node, change, sentence):
         (
             "0123456789abcdef",
             "this party has no part of model 0123456789abcdef; its state-dir has parts "
-            "of 1 other models",
+            "of 1 other ones",
         ),
     ],
 )
@@ -1027,4 +1077,4 @@ def test_a_model_that_the_node_does_not_have(node, model, sentence):
     node.run_config["model"] = model
     with pytest.raises(PartyError) as caught:
         load_from_context(node)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == f"party-0: {sentence}"

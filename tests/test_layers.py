@@ -141,7 +141,7 @@ def test_only_two_modules_touch_the_files_of_a_party():
 
 ASKING = {
     **dict.fromkeys(("ask", "ask_each", "ask_exactly", "secure_sum"), 0),
-    **{"relay_sums": 0, "ask_one": 1},
+    **{"relay_sums": 0, "ask_one": 1, "relay": 1},
 }
 """Methods that send messages, and which of their arguments is the action."""
 
@@ -150,7 +150,11 @@ def asked() -> set[str]:
     """Return the actions that strategies ask for."""
     names, handed_on = set(), []
     for call in calls_of("strategies", *ASKING):
-        action = call.args[ASKING[call.func.attr]]
+        assert "action" not in {keyword.arg for keyword in call.keywords}
+        place = ASKING[call.func.attr]
+        if len(call.args) <= place:  # the default, which is read below
+            continue
+        action = call.args[place]
         if isinstance(action, ast.Constant):
             names.add(action.value)
         else:  # ``ask`` and its kin hand on what they were given
@@ -161,6 +165,8 @@ def asked() -> set[str]:
             if isinstance(node, ast.FunctionDef) and node.name in ASKING:
                 place = ASKING[node.name] + 1
                 assert node.args.args[place].arg == "action"
+                given = map(ast.literal_eval, node.args.defaults)
+                names |= {value for value in given if value is not None}
                 inside = {ast.unparse(inner) for inner in ast.walk(node)}
                 handed_on = [c for c in handed_on if ast.unparse(c) not in inside]
     assert not handed_on, [ast.unparse(call) for call in handed_on]

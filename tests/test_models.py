@@ -28,7 +28,7 @@ PARTS = [
         **{"coef": np.arange(-4.0, 4.0)[:, None], "intercept": np.array([0.5])},
     },
 ]
-KERNEL = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], PARTS)
+KERNEL = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True, PARTS)
 MODELS = [LINEAR, CLUSTERS, KERNEL]
 
 
@@ -81,7 +81,7 @@ def test_kernel_prediction():
 
 
 def test_kernel_model_whose_parts_lie_at_the_parties(tmp_path):
-    apart = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1])
+    apart = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True)
     for model in (apart, KernelModel.load(apart.save(tmp_path / "m.npz"))):
         assert_same(model, apart)
         assert model.parts is None
@@ -92,6 +92,17 @@ def test_kernel_model_whose_parts_lie_at_the_parties(tmp_path):
                 "the parts of model 0123456789abcdef lie at the parties: predict with "
                 "a run of task 'predict' and model '0123456789abcdef'"
             )
+
+
+def test_kernel_model_whose_parts_are_gone():
+    """Where a party has no folder for it, no later run can predict."""
+    gone = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1])
+    with pytest.raises(ValueError, match="are gone") as caught:
+        gone.predict(blocks(gone))
+    assert str(caught.value) == (
+        "the parts of model 0123456789abcdef are gone with its run: not all parties "
+        "had a state-dir"
+    )
 
 
 def test_parts_come_back_as_they_were(tmp_path):
@@ -209,6 +220,17 @@ def test_others_may_read_the_file_as_any_other(tmp_path):
     assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
+def test_only_its_owner_may_read_a_file_with_the_secrets_of_parties(tmp_path):
+    before = os.umask(0)
+    try:
+        saved = KERNEL.save(tmp_path / "m.npz")
+        assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+        plain = LINEAR.save(tmp_path / "l.npz")
+        assert stat.S_IMODE(plain.stat().st_mode) == 0o666
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_round_trip_through_flower(model):
     record = model.to_record()
@@ -224,7 +246,7 @@ def test_more_than_ten_parties_stay_in_order(tmp_path):
     parts = [{"seed": f"{j:x}", "index": j} for j in range(12)]
     for model in (
         LinearModel([np.array([float(j)]) for j in range(12)], 1.0),
-        KernelModel("ab", "gaussian", 1.0, 4, [1] * 12, parts),
+        KernelModel("ab", "gaussian", 1.0, 4, [1] * 12, parts=parts),
     ):
         assert_same(type(model).load(model.save(tmp_path / "m.npz")), model)
         assert_same(type(model).from_arrays(model.to_record()), model)

@@ -1,17 +1,28 @@
 """From a run config to strategies, and from their results to a report."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from vfl_flower import Party
+from vfl_flower import FederationError, Party
 from vfl_flower.config import RUN_DEFAULTS, check_run_config
 from vfl_flower.server_app import main, make_strategies
 from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies import FDSKL, STRATEGIES, CoresetVKMC, CoresetVRLR
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Take off what a run does to the package's log, for the tests that follow."""
+    log = logging.getLogger("vfl_flower")
+    level, handlers = log.level, list(log.handlers)
+    yield
+    log.setLevel(level)
+    log.handlers[:] = handlers
 
 
 def made(**config):
@@ -124,6 +135,35 @@ def test_compare_with_a_second_draw():
 def test_refused(config, sentence, compare):
     with pytest.raises(ValueError, match=sentence):
         made(**{"compare": compare} | config)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"iterations": 5}, "iterations has no effect with solver 'direct', got 5"),
+        ({"step": 0.5}, "step has no effect with solver 'direct', got 0.5"),
+        (
+            {"solver": "doubly-stochastic", "features": 64},
+            "features has no effect with solver 'doubly-stochastic', got 64",
+        ),
+        (
+            {"solver": "doubly-stochastic", "budget": 9},
+            "budget has no effect with solver 'doubly-stochastic', got 9",
+        ),
+    ],
+)
+def test_a_key_of_the_other_solver_is_refused(config, sentence):
+    with pytest.raises(ValueError, match="has no effect") as caught:
+        made(strategy="fdskl", **config)
+    assert str(caught.value) == sentence
+
+
+def test_a_run_that_fails_leaves_no_empty_folder(tmp_path):
+    X = np.ones((9, 1))
+    unlabelled = InProcessGrid([Party(X, name="a"), Party(X, name="b")])
+    with pytest.raises(FederationError, match="exactly one party must hold"):
+        main(unlabelled, context(**{"size": 5, "output-dir": str(tmp_path)}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def parties():

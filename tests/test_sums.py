@@ -330,7 +330,7 @@ def test_a_sum_that_is_not_for_the_server(sums, sentence, clock, monkeypatch):
     "change",
     [
         lambda seal: seal.replace(" 1 ", " 2 "),  # another round
-        lambda seal: seal.replace(" part ", " other "),
+        lambda seal: seal.replace(" part ", " part_1 "),
         lambda seal: seal.replace("sealing", "relaying"),
         lambda seal: seal.replace("circle32", "circle16"),
     ],
@@ -345,6 +345,23 @@ def test_a_pad_of_another_context_opens_noise(change, clock):
     found, expected = read(parties, part=other)["part"], pooled(range(3), "part", 6, 32)
     # One of six agrees by chance in 1 of 10,000 times, of those with 16 bits.
     assert np.count_nonzero(found == expected.astype(found.dtype)) <= 1
+
+
+@pytest.mark.parametrize("other", ["other", "part1part", "parts_1", "p"])
+def test_a_sum_of_another_name_is_refused(other, clock):
+    parties = greet()
+    sealed = ask(parties, "circle32", 1).sealed["part"]
+    with pytest.raises(PartyFailed) as caught:
+        parties.ask_one(1, "reading", **{other: sealed})
+    assert caught.value.reason == f"a sum of another name was given as {other!r}"
+
+
+@pytest.mark.parametrize("name", ["part", "part_0", "part_12"])
+def test_a_number_behind_a_name_says_whose_or_which_block(name, clock):
+    parties = greet()
+    sealed = ask(parties, "circle32", 1).sealed["part"]
+    found = parties.ask_one(1, "reading", **{name: sealed})[name]
+    np.testing.assert_array_equal(found, pooled(range(3), "part", 5, 32))
 
 
 @pytest.mark.parametrize(
@@ -672,6 +689,48 @@ def test_a_message_of_another_sender(sender, sentence, clock):
             {"up_2": (Sum(8.0), spanning("ring", range(3), 2))},
         )
     assert caught.value.reason.startswith(sentence)
+
+
+class Misleading(InProcessGrid):
+    """A server that tells parties other receivers of a sum, by a function of each."""
+
+    def __init__(self, key: str, told: Any) -> None:
+        super().__init__(some())
+        self.key, self.told = key, told
+
+    def push_messages(self, messages):
+        """Change the receiver in each message that has one."""
+        messages = list(messages)
+        for message in messages:
+            values, frame = unpack(message.content)
+            if self.key in frame:
+                del frame["digest"]
+                frame[self.key] = self.told(frame["index"])
+                message.content = pack(values, frame)
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
+def test_a_server_that_tells_each_of_another_receiver_gets_noise(name, clock):
+    """No party would put its pad on: so the masks bind the receiver."""
+    grid = Misleading("to.part", lambda index: (index + 1) % 3)
+    sealed = ask(greet(grid), name, 1, size=2**15).sealed["part"]
+    own = group(name, 2.0**10, 3)
+    bare, _ = own.encode(pooled(range(3), "part", 2**15, bits_of(name)))
+    assert_uniform(own.subtract(sealed.parts[0], bare))
+
+
+@pytest.mark.parametrize("key", ["to.part", "relay.up_2"])
+@pytest.mark.parametrize("receiver", [-1, 3])
+def test_a_sum_is_for_a_party_that_there_is(key, receiver, clock):
+    parties = greet(Misleading(key, lambda index: receiver))
+    tree = {"up_2": (Sum(8.0), spanning("ring", range(3), 2))}
+    with pytest.raises(PartyFailed) as caught:
+        ask(parties, "ring", 1) if key == "to.part" else relay(parties, tree)
+    assert caught.value.reason == (
+        f"the sum {key.partition('.')[2]!r} must be for one of the 3 parties, got "
+        f"{receiver}"
+    )
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])

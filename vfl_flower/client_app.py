@@ -24,10 +24,17 @@ from flwr.clientapp import ClientApp
 
 from vfl_flower import __version__, clients
 from vfl_flower.clients.base import STEPS, Party, PartyError, Step
-from vfl_flower.config import party_source
+from vfl_flower.config import PartySource, party_source
 from vfl_flower.data import load_party, read_ids
-from vfl_flower.messages import CorruptMessage, pack, unpack
-from vfl_flower.model_parts import ModelPart, load_part, save_part, write_private
+from vfl_flower.data.files import who_of
+from vfl_flower.messages import CorruptMessage, digest, pack, unpack
+from vfl_flower.model_parts import (
+    ModelPart,
+    check_folder,
+    load_part,
+    save_part,
+    write_private,
+)
 from vfl_flower.secure_aggregation import (
     PairwiseMasks,
     Relay,
@@ -109,7 +116,7 @@ def answer(
             sums.open(values)
             reply = dict(step.function(party, **values))
             clipped = sums.hide(step, reply)
-            memory.leave(frame, party)
+            memory.leave(frame, party, digest(pack(reply)))
             if party.part is not part:
                 memory.keep_part(party, step)
             if party.predictions is not None:
@@ -148,7 +155,13 @@ def recall(party: Party, step: Step, frame: Frame) -> None:
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it keeps no part of a model")
     part = load_part(party.state_dir, str(frame["model"]), _algorithm(step))
-    party.part = {**part.settings, **part.arrays}
+    settings = dict(part.settings)
+    if settings.pop("encoding") != party.encoding:
+        raise PartyError(
+            "new rows must be encoded as those of training: set task to 'predict' and "
+            "model in the run config, or load them with the encoding of the part"
+        )
+    party.part = {**settings, **part.arrays}
 
 
 def write_predictions(party: Party, frame: Frame) -> None:
@@ -254,8 +267,21 @@ class Memory:
         secrets_of = (known["private_key"], keys, party.index, int(frame["session"]))
         return PairwiseMasks(*secrets_of), Relay(*secrets_of)
 
-    def leave(self, frame: Frame, party: Party) -> None:
-        """Keep what the step left in ``party.state``, and that the round is done."""
+    def leave(self, frame: Frame, party: Party, reply: bytes) -> None:
+        """Keep what the step left in ``party.state``, and that the round is done.
+
+        Raises
+        ------
+        PartyError
+            The round was asked again and its reply is another one: under the same
+            masks the two would show their difference.
+        """
+        again = frame["round"] == self._session["round"]
+        if again and reply != self._session["reply"]:
+            raise PartyError(
+                f"round {frame['round']} has another reply than before: the party's "
+                "data have changed during the run"
+            )
         content = pack(party.state)
         for kind in ("arrays", "settings"):
             # Only now, since a round that failed in its step may be asked again, and
@@ -268,6 +294,7 @@ class Memory:
             self.state[f"after.{kind}"] = content[kind]
         names = ["round", "digest", *_sums(frame)]
         self._session.update({name: frame[name] for name in names})
+        self._session["reply"] = reply
 
     def keep_part(self, party: Party, step: Step) -> None:
         """Keep ``party.part``, here and in the party's ``state-dir``."""
@@ -308,20 +335,27 @@ def load_from_context(context: Context) -> Party:
         source = party_source(context.node_config, context.run_config)
     except ValueError as error:
         raise PartyError(str(error)) from None
-    encoding = None
-    if context.run_config.get("task") == "predict":
-        if source.state_dir is None:
-            raise PartyError(
-                "this party has no state-dir, so it keeps no part of a model"
-            )
-        part = load_part(source.state_dir, str(context.run_config.get("model", "")))
-        encoding = part.settings["encoding"]
-    party = load_party(source, encoding=encoding)
+    party = load_party(source, encoding=_encoding(source, context.run_config))
     party.state_dir = source.state_dir
     party.row_ids = lambda: read_ids(source)
     party.n_parties = source.count or 0
     party.share_rows = source.share_rows
     return party
+
+
+def _encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
+    """Look at the ``state-dir``; return how new rows, if they are, must be encoded."""
+    try:
+        if source.state_dir is not None:
+            check_folder(source.state_dir)
+        if run_config.get("task") != "predict":
+            return None
+        if source.state_dir is None:
+            raise PartyError("it has no state-dir, so it keeps no part of a model")
+        part = load_part(source.state_dir, str(run_config.get("model", "")))
+    except PartyError as error:  # in the greeting the server has no name for it yet
+        raise PartyError(f"{who_of(source)}: {error}") from None
+    return part.settings["encoding"]
 
 
 app = make_client_app(load_from_context)

@@ -80,6 +80,24 @@ def save_part(folder: Path, part: ModelPart) -> None:
     logger.info("part of model %s written to %s", part.model, target)
 
 
+def check_folder(folder: Path) -> None:
+    """Make a ``state-dir`` where it is missing, before the work whose result it gets.
+
+    Raises
+    ------
+    PartyError
+        It cannot be made, or not be written to.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        logger.error("cannot write to %s", folder)
+        raise PartyError("this party's state-dir cannot be written to")
+
+
 def write_private(target: Path, data: bytes, what: str) -> None:
     """Write a file of the party's user alone, whole or not at all.
 
@@ -147,7 +165,7 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
         logger.error("no file %s", path)
         raise PartyError(
             f"this party has no part of model {model}; its state-dir has parts of "
-            f"{len(list_parts(folder))} other models"
+            f"{len(list_parts(folder))} other ones"
         ) from None
     except OSError as error:
         logger.error("cannot read %s: %s", path, error.strerror)

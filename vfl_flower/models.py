@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,11 @@ class Model:
     def number(self) -> str | None:
         """Number under which parties keep their parts of the model; None: no parts."""
         return None
+
+    @property
+    def note(self) -> str:
+        """What a report should say of the model besides, or nothing."""
+        return ""
 
     def arrays(self) -> Arrays:
         """Return what defines the model, by name."""
@@ -57,10 +64,15 @@ class Model:
         target = target if target.suffix else target.with_suffix(".npz")
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         part = target.with_name(f"{target.name}.part")
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)  # its mode would stay
+        with open(part, "wb", opener=self._opener) as file:
             np.savez(file, **header, **self.arrays())  # type: ignore[arg-type]
         os.replace(part, target)
         return target
+
+    def _opener(self, path: str, flags: int) -> int:
+        """Open a file; one with the secrets of parties for its owner alone."""
+        return os.open(path, flags, 0o666 if self.number is None else 0o600)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -71,8 +83,11 @@ class Model:
         ValueError
             The file holds another kind of model, or is of a later version.
         """
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (zipfile.BadZipFile, zlib.error, EOFError):
+            raise ValueError("the file is damaged, or no saved model") from None
         kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
         if (kind, version) != (cls.kind, FORMAT):
             raise ValueError(
@@ -225,6 +240,8 @@ class KernelModel(Model):
         M.
     widths : list of int
         Number of columns of each party.
+    kept : bool
+        Whether all parties have a ``state-dir`` and have kept their parts in it.
     parts : list of dict, optional
         One a party; see ``numerics/kernel_model.py``.
     """
@@ -236,12 +253,22 @@ class KernelModel(Model):
     bandwidth: float
     n_features: int
     widths: list[int]
+    kept: bool = False
     parts: list[dict[str, Any]] | None = field(default=None, repr=False)
 
     @property
     def number(self) -> str:
         """Number under which parties keep their parts of the model."""
         return self.model
+
+    @property
+    def note(self) -> str:
+        """Say where the model is."""
+        if self.kept:
+            return f"model {self.model}: its parts are in the parties' state-dirs"
+        return (
+            f"model {self.model} cannot predict later: not all parties have a state-dir"
+        )
 
     def decision_function(self, blocks: Sequence[Array]) -> Array:
         """Return the scores f(x) of new rows.
@@ -267,6 +294,9 @@ class KernelModel(Model):
             raise ValueError(
                 f"the parts of model {self.model} lie at the parties: predict with a "
                 f"run of task 'predict' and model '{self.model}'"
+                if self.kept
+                else f"the parts of model {self.model} are gone with its run: not all "
+                "parties had a state-dir"
             )
         return decision_function(self.parts, _check_blocks(blocks, self.widths))
 
@@ -289,6 +319,7 @@ class KernelModel(Model):
             "bandwidth": np.array(self.bandwidth),
             "n_features": np.array(self.n_features),
             "widths": np.array(self.widths),
+            "kept": np.array(self.kept),
         }
         for j, part in enumerate(self.parts or []):
             named |= {f"part_{j}.{name}": np.array(v) for name, v in part.items()}
@@ -310,5 +341,6 @@ class KernelModel(Model):
             float(found["bandwidth"]),
             int(found["n_features"]),
             [int(width) for width in found["widths"]],
+            bool(found["kept"]),
             parts if all(parts) else None,
         )

@@ -53,14 +53,15 @@ def write_report(
         result.model.save(folder / f"model-{name}.npz")
     first = next(iter(results))
     table = markdown_table(*summary_rows(results))
+    note = results[first].model.note
+    kept = f"\n\n{note}" if note else ""
     ledger = results[first].ledger.table()
     write_text(
         folder / "report.md",
-        f"# {settings.get('strategy', 'Result')}\n\n{table}\n\n## Ledger of {first}\n\n"
+        f"# {settings.get('strategy', 'Result')}\n\n{table}{kept}\n\n"
+        f"## Ledger of {first}\n\n"
         f"```\n{ledger}\n```\n",
     )
-    number = results[first].model.number
-    kept = f"\n\nthe parties keep their parts of model {number}" if number else ""
     return f"{table}\n\nledger of {first}:\n{ledger}{kept}\n\nresults in {folder}"
 
 

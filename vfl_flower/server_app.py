@@ -32,9 +32,13 @@ def main(grid: Grid, context: Context) -> None:
     folder = output_dir(config) / started
     folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     results, text = {}, ""
-    for name, strategy in strategies.items():
-        results[name] = strategy.start(grid, timeout=config["timeout"])
-        text = write_report(folder, results, config)
+    try:
+        for name, strategy in strategies.items():
+            results[name] = strategy.start(grid, timeout=config["timeout"])
+            text = write_report(folder, results, config)
+    finally:
+        if not results:
+            folder.rmdir()  # nothing was written
     print(text, flush=True)
 
 

@@ -61,6 +61,9 @@ class PartySums:
         """
         for key in [key for key in self.frame if key.startswith(SEALED)]:
             name = key.removeprefix(SEALED)
+            for seal in self.frame[key]:
+                if _stem(str(seal).split()[2]) != _stem(name):
+                    raise PartyError(f"a sum of another name was given as {name!r}")
             total, own = None, None
             for place, seal in enumerate(self.frame[key]):
                 own, part = self._open(values.pop(f"{name}.{place}"), str(seal))
@@ -107,6 +110,12 @@ class PartySums:
                     f"{step.action} sends {name!r} only into a sum for a party, and "
                     "the server asked for it itself"
                 )
+            for receiver in (to, next_one):
+                if receiver is not None and not 0 <= receiver < self.masks.parties:
+                    raise PartyError(
+                        f"the sum {name!r} must be for one of the {self.masks.parties} "
+                        f"parties, got {receiver}"
+                    )
             number = self.frame[f"sum.{name}"]
             # Masks that cancel only where all were told of the same receiver.
             goal = name if to is None else f"{name} to {to}"
@@ -145,6 +154,11 @@ class PartySums:
         number = self.frame["round"]
         data = self.relay.seal(receiver, hidden.tobytes(), step.action, name, number)
         return np.frombuffer(data, dtype=own.dtype)
+
+
+def _stem(name: str) -> str:
+    """Return ``angles`` for ``angles_2``: the number says whose, or which block."""
+    return name.rstrip("0123456789").removesuffix("_")
 
 
 def _added(own: Group, name: str, a: Array, b: Array) -> Array:

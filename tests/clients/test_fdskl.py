@@ -54,6 +54,7 @@ def test_no_angle_score_or_distance_is_for_the_server():
         "fdskl_angles": ("angles_*", "offsets_*"),
         "fdskl_fit": (),
         "fdskl_start": (),
+        "fdskl_test_angles": ("angles_*", "offsets_*"),
         "fdskl_iterate": ("angles_*", "scores"),
         "fdskl_part": (),
         "fdskl_answer": ("angles_*", "scores"),
@@ -66,10 +67,10 @@ def test_no_angle_score_or_distance_is_for_the_server():
 
 @pytest.mark.parametrize(("kernel", "power"), [("gaussian", 2), ("laplacian", 1)])
 def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
-    i, j = draw_pairs(12, 50, np.random.default_rng([7, 50]))
+    i, j = draw_pairs(12, 1000, np.random.default_rng([7, 1000]))
     for index in range(3):
         own = party(index)
-        found = fdskl.distances(own, kernel, "binary", 50)["distances"]
+        found = fdskl.distances(own, kernel, "binary")["distances"]
         expected = (np.abs(own.X[i] - own.X[j]) ** power).sum(axis=1)
         np.testing.assert_allclose(found, expected)
         assert not own.state
@@ -77,11 +78,40 @@ def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
 
 def test_bandwidth_by_hand():
     """Median 8: sqrt(8 / 2), or 8 itself."""
-    three = np.array([2.0, 8.0, 100.0])
-    assert fdskl.bandwidth(party(), "gaussian", three) == {"bandwidth": 2.0}
-    assert fdskl.bandwidth(party(), "laplacian", three) == {"bandwidth": 8.0}
+    pairs = np.repeat([2.0, 8.0, 100.0], [499, 2, 499])
+    assert fdskl.bandwidth(party(), "gaussian", distances=pairs, resolution=0.0) == {
+        "bandwidth": 2.0
+    }
+    assert fdskl.bandwidth(party(), "laplacian", distances=pairs, resolution=0.0) == {
+        "bandwidth": 8.0
+    }
     with pytest.raises(PartyError, match="median distance of rows must be positive"):
-        fdskl.bandwidth(party(), "gaussian", np.zeros(3))
+        fdskl.bandwidth(party(), "gaussian", distances=np.zeros(1000), resolution=0.0)
+
+
+def test_distances_that_overflow_are_refused_by_the_party():
+    own = party(0)
+    own.X = own.X * 1e200
+    with pytest.raises(PartyError, match="distances of rows are finite: standardise"):
+        fdskl.distances(own, "gaussian", "binary")
+
+
+def test_a_median_near_the_step_of_the_sum_is_refused():
+    """A million steps of the fixed point: the bandwidth is then right to 1e-6."""
+    pairs, step = np.full(1000, 8.0), 2.0**-17
+    assert fdskl.bandwidth(party(), "gaussian", distances=pairs, resolution=step) == {
+        "bandwidth": 2.0
+    }
+    message = "'median' needs distances above .*: standardise the columns, or give a"
+    with pytest.raises(PartyError, match=message):
+        fdskl.bandwidth(party(), "gaussian", distances=pairs, resolution=1.001 * step)
+
+
+@pytest.mark.parametrize("count", [1, 999, 1001])
+def test_the_median_of_other_than_1000_distances_is_refused(count):
+    """That of one would be the distance of one pair of rows."""
+    with pytest.raises(PartyError, match=f"^distances must be 1000, got {count}$"):
+        fdskl.bandwidth(party(), "gaussian", distances=np.ones(count), resolution=0.0)
 
 
 # -- angles ----------------------------------------------------------------------------
@@ -122,6 +152,61 @@ def test_each_holder_has_features_of_its_own():
     np.testing.assert_array_equal(found["angles_2"], every[:, 1::2])
 
 
+def test_angles_of_rows_that_are_not_trained_on_are_those_of_the_model():
+    own = party(1)
+    expected = ask(own, rows=(3, 5), holders=[0, 2], block=1, bits=32)
+    rows = np.array([3, 5])
+    found = fdskl.held_out_angles(own, rows, 4, 32)
+    np.testing.assert_equal(found, expected)
+    fdskl.fit(own)
+    own.state = {}
+    np.testing.assert_equal(fdskl.held_out_angles(own, rows, 4, 32), expected)
+    assert list(fdskl.held_out_angles(own, rows, 4, 32, ["angles_2"])) == ["angles_2"]
+    assert not own.state
+
+
+def test_share_rows_counts_rows_once_and_not_those_of_a_lone_holder():
+    own = party(0, share_rows=3)
+    ask(own, rows=(0, 1, 0))
+    ask(own, rows=(1, 2))
+    message = "share-rows lets 3 rows leave it in one run, this one asks for 4$"
+    with pytest.raises(PartyError, match=message):
+        ask(own, rows=(3,))
+    with pytest.raises(PartyError, match=message):
+        fdskl.held_out_angles(own, np.array([3]), 4, 16)
+    with pytest.raises(PartyError, match=message):
+        fdskl.answer(own, 1, 0, rows=np.array([3]), stop=4, bits=16)
+    fdskl.fit(own)
+    assert "shared" not in own.part
+    ask(party(2, labels(), share_rows=0))
+    with pytest.raises(PartyError, match=r"asks for 2$"):
+        ask(party(2, labels() == 7.0, share_rows=0), holders=[0, 2])
+
+
+@pytest.mark.parametrize(
+    ("codes", "target", "holders", "good"),
+    [
+        ((0, 1), "binary", [0, 2], True),
+        ((-1, 1), "binary", [0, 2], True),
+        ((1, 2), "binary", [0, 2], False),
+        ((0, 2), "binary", [0, 2], False),
+        ((-1, 0), "binary", [0, 2], False),
+        ((1, 2), "binary", [2], True),
+        ((1, 2), "continuous", [0, 2], True),
+    ],
+)
+def test_codes_of_classes_at_several_holders(codes, target, holders, good):
+    own = party(2, np.where(labels() == 7.0, codes[1], codes[0]).astype(float))
+    call = {"target": target, "holders": holders}
+    if good:
+        ask(own, **call)
+        return
+    message = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
+    with pytest.raises(PartyError, match=message):
+        ask(own, **call)
+    assert not own.state
+
+
 def test_only_what_is_to_be_sent_is_computed():
     settings = {"holders": [0, 2], "block": 1, "shared_seed": "9", "widths": [2, 2, 2]}
     own = party(1, allow_plain=True)
@@ -154,7 +239,7 @@ def test_shared_features_are_refused_outside_one_process():
 def test_labels_are_looked_at_before_the_first_reply(y, target, message):
     for call in (
         lambda own: ask(own, target=target),
-        lambda own: fdskl.distances(own, "gaussian", target, 5),
+        lambda own: fdskl.distances(own, "gaussian", target),
         lambda own: fdskl.start(own, 2, 0.0, **{**SETUP, "target": target}),
     ):
         own = party(2, y)
@@ -184,7 +269,7 @@ def test_missing_labels_are_no_class():
 def test_parties_without_labels_keep_their_features():
     own = party(0)
     ask(own)
-    assert fdskl.fit(own) == {}
+    assert fdskl.fit(own) == {"kept": False}
     assert own.part == {
         "kernel": "gaussian",
         "bandwidth": 2.0,
@@ -218,7 +303,23 @@ def test_fit_is_ridge_by_hand():
     w = np.linalg.solve(Z.T @ Z + penalty, Z.T @ np.arange(12.0))
     np.testing.assert_allclose(own.part["coef"][:, 0], w[:4] / 2)  # of phi, not z
     np.testing.assert_allclose(own.part["intercept"], w[4:])
-    assert reply == {"columns": 1, "regularization": 0.1, "converged": 1.0}
+    assert reply == {
+        "columns": 1,
+        "kept": False,
+        "regularization": 0.1,
+        "converged": 1.0,
+    }
+
+
+def test_whether_a_part_outlives_the_run_is_told(tmp_path):
+    """The folder is not; nothing is written here."""
+    own = party(0, state_dir=tmp_path / "none")
+    ask(own)
+    assert fdskl.fit(own) == {"kept": True}
+    own = party(0, state_dir=tmp_path / "none")
+    ask(own)
+    assert fdskl.iterate(own, 1, 0, "square", 0.1, keep=True) == {"kept": True}
+    assert not list(tmp_path.iterdir())
 
 
 def test_fit_takes_blocks_in_the_order_of_their_numbers():
@@ -243,14 +344,34 @@ def test_fit_of_classes_without_a_row():
     own = party(2, y)
     ask(own)
     angles = np.random.default_rng(0).random(20)
-    message = "each class have one, among the 5 rows to train on"
+    message = "each class must have a label among the 5 rows to train on"
     with pytest.raises(PartyError, match=message):
         fdskl.fit(own, "square", 0.1, np.arange(5, dtype=np.uint32), angles_0=angles)
     assert not own.part
 
 
+def test_classes_are_those_of_the_rows_trained_on():
+    """Of 3, 5 and 7 the first ten rows have the first and the last."""
+    y = np.where(np.arange(12) >= 10, 5.0, labels())
+    own = party(2, y)
+    ask(own, target="multiclass")
+    angles, rows = np.random.default_rng(0).random(40), np.arange(10, dtype=np.uint32)
+    reply = fdskl.fit(own, "square", 0.1, rows, angles_0=angles)
+    assert reply["columns"] == 2
+    assert own.part["classes"].tolist() == [3.0, 7.0]
+    assert own.part["coef"].shape == (4, 2)
+
+
+def test_one_class_among_the_rows_trained_on():
+    own = party(2, np.where(np.arange(12) >= 10, 5.0, 3.0))
+    ask(own, target="multiclass")
+    angles, rows = np.random.default_rng(0).random(40), np.arange(10, dtype=np.uint32)
+    with pytest.raises(PartyError, match="each class must have a label among the 10 "):
+        fdskl.fit(own, "square", 0.1, rows, angles_0=angles)
+
+
 def test_fit_of_values_that_are_all_equal():
-    with pytest.raises(PartyError, match=r"labels must differ, .* among the 12 rows"):
+    with pytest.raises(PartyError, match="labels must differ among the 12 rows"):
         fitted(np.ones(12))
 
 
@@ -275,6 +396,37 @@ def test_instances_are_known_labels_that_are_not_held_out():
     expected = set(range(0, 40, 2)) - set(held_out.tolist())
     assert set(rows.ravel().tolist()) == expected
     assert fdskl.start(party(0, n=40), 30, 0.25, **SETUP) == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "holders", "scale"),
+    [
+        (1.0, "continuous", [0, 2], 16.0),  # the largest is 11
+        (1e9, "continuous", [0, 2], 2.0**34),
+        (1e-9, "continuous", [0, 2], 2.0**-26),
+        (16 / 11, "continuous", [0, 2], 16.0),
+        (-16.001 / 11, "continuous", [0, 2], 32.0),
+        (1.0, "binary", [0, 2], 1.0),
+        (1e9, "continuous", [2], 1.0),
+    ],
+)
+def test_the_size_of_labels_is_told_to_a_power_of_two(size, target, holders, scale):
+    """Only where scores are added up; kept with the part, for predictions."""
+    y = np.arange(12.0) * size if target == "continuous" else labels() == 7.0
+    own = party(2, y)
+    setup = {**SETUP, "target": target, "holders": holders}
+    assert fdskl.start(own, 1, 0.0, **setup)["scale"] == scale
+    fdskl.iterate(own, 1, 0, "square", 0.1, keep=True)
+    assert own.part["scale"] == fdskl.part(own)["scale"] == scale
+
+
+def test_the_size_is_of_labels_that_are_known_and_not_held_out():
+    held_out = split_rows(40, 0.25, 7)[1]
+    y = np.ones(40)
+    y[held_out] = 1e6
+    y[np.setdiff1d(np.arange(40), held_out)[0]] = np.nan
+    setup = {**SETUP, "target": "continuous", "holders": [0, 2]}
+    assert fdskl.start(party(2, y, n=40), 3, 0.25, **setup)["scale"] == 1.0
 
 
 def test_a_holder_of_labels_that_are_all_held_out():
@@ -307,7 +459,7 @@ def test_two_steps_by_hand():
     reply = iterate(size=1, update=0.5, scores=np.array([0.0]), **second)
     np.testing.assert_allclose(own.state["alpha"], [[3 * ROOT]])
     np.testing.assert_allclose(reply["scores"], [[6.0]])
-    assert iterate(update=0.25, scores=np.array([6.0]), keep=True) == {}
+    assert iterate(update=0.25, scores=np.array([6.0]), keep=True) == {"kept": False}
     expected = [[3 * ROOT * 39 / 40], [2.5 * ROOT]]
     np.testing.assert_allclose(own.part["coef"], expected)
     assert own.part["intercept"].tolist() == [0.0]
@@ -316,7 +468,7 @@ def test_two_steps_by_hand():
 
 
 def test_another_holders_step_only_scales():
-    own = party(2, labels())
+    own = party(2, labels() == 7.0)
     ask(own, holders=[0, 2], block=1)
     own.state["alpha"] = np.array([[2.0]])
     fdskl.iterate(own, 1, 0, "square", 0.1, update=0.5)
@@ -344,6 +496,7 @@ def test_a_part_is_told_without_its_secrets():
         "n_features": 4,
         "holders": [2],
         "columns": 1,
+        "scale": 1.0,
         "kernel": "gaussian",
         "bandwidth": 2.0,
         "parties": 3,
@@ -392,18 +545,19 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
     done = np.array([4, 5, 1, 0], dtype=np.uint32)
     scores = np.array([-1.0, 2.0, 1.0, 1.0])
     reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
-    assert reply == {"test_error": pytest.approx(1 / 3)}
+    assert reply == {"test_error": pytest.approx(1 / 3), "test_rows": 3}
     assert own.predictions is None
     own.state = {}
     done = np.array([1], dtype=np.uint32)
-    assert fdskl.answer(own, 1, 0, scores[:1], done, evaluate=True, last=True) == {}
+    reply = fdskl.answer(own, 1, 0, scores[:1], done, evaluate=True, last=True)
+    assert reply == {"test_rows": 0}
 
 
 def test_a_mean_squared_error_by_hand():
     own, _, _ = fitted()
     done, scores = np.array([2, 3], dtype=np.uint32), np.array([2.5, 1.0])
     reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
-    assert reply == {"test_loss": (0.25 + 4) / 2}
+    assert reply == {"test_loss": (0.25 + 4) / 2, "test_rows": 2}
 
 
 def test_scores_of_a_holder_are_its_part_of_f():

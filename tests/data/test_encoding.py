@@ -243,6 +243,37 @@ def test_a_typed_column_must_be_text_where_training_had_text(write, tmp_path, co
     assert words in refusal(tmp_path / "n.feather", encoding)
 
 
+@pytest.mark.parametrize("of", ["csv", "npz"])
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ([1.7e308, 1.7e308, 1.6e308], {}),  # the mean
+        ([1.7e308, -1.7e308, 1.0], {"standardize": True}),  # the scale
+        ([1e200, -1e200, 1.0], {"standardize": True}),
+    ],
+)
+def test_values_too_large_to_be_filled_or_scaled(write, tmp_path, values, options, of):
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": values})
+    path = tmp_path / "n.csv"
+    if of == "csv":
+        write_frame(frame, path)
+        words = "column 'b' of party 'n' has values too large"
+    else:
+        path = path.with_suffix(".npz")
+        np.savez(path, X=frame.to_numpy())
+        words = "of party 'n' has values too large to be filled or scaled"
+    assert words in refusal(path, **options)
+
+
+def test_new_rows_too_large_for_the_scale_of_training(write):
+    encoding = load(write("a\n1e-9\n2e-9\n"), standardize=True).encoding
+    words = "column 'a' of party 'n' has values too large"
+    assert words in refusal(write("a\n1e308\n", "n.csv"), encoding)
+    missing = "a,b\n1e308,1\n,2\n-1e308,3\n"
+    path = write(missing, "m.csv")
+    assert "impute is none" in refusal(path, impute="none", standardize=True)
+
+
 def test_missing_values_where_training_allowed_none(write):
     encoding = load(write("a,t\n1,x\n2,y\n"), impute="none").encoding
     assert load(write("a,t\n3,z\n", "n.csv"), encoding).X.tolist() == [[3, 0, 0]]

@@ -18,6 +18,7 @@ from vfl_flower.numerics.random_features import RandomFeatures
 
 WIDTHS = (2, 1, 3)
 M = 70  # more than a chunk of generated features
+ROWS = np.array([7, 0, 7], dtype=np.uint32)  # in any order, and again
 SEEDS = "0a" * 16, "1b" * 16, "2c" * 16
 
 
@@ -63,9 +64,12 @@ def all_weights(found):
 
 
 def test_seeds_are_hexadecimal():
+    """Of independent features: orthogonal ones would tell parties' columns apart."""
     part = parts()[0]
     omega, b = own_features(part).weights(0, M)
-    expected = RandomFeatures("gaussian", 2, 1.5, int("0a" * 16, 16)).weights(0, M)
+    seed = int("0a" * 16, 16)
+    own = RandomFeatures("gaussian", 2, 1.5, seed, orthogonal=False)
+    expected = own.weights(0, M)
     np.testing.assert_array_equal(omega, expected[0])
     np.testing.assert_array_equal(b, expected[1])
     # Leading zeros are lost on no way.
@@ -78,8 +82,12 @@ def test_partial_angles_are_those_of_the_partys_features(bits):
     for part, own in zip(parts(), X, strict=True):
         found = partial_angles(part, own, M, bits)
         np.testing.assert_array_equal(found, own_features(part).angles(own, 0, M, bits))
-        tail = partial_angles(part, own, M, bits, start=30)
-        np.testing.assert_array_equal(found[:, 30:], tail)
+        np.testing.assert_array_equal(
+            partial_angles(part, own, 30, bits),
+            own_features(part).angles(own, 0, 30, bits),
+        )
+        some = partial_angles(part, own, M, bits, ROWS)
+        np.testing.assert_array_equal(some, found[ROWS])
 
 
 def test_shared_angles_are_real_turns_of_one_omega():
@@ -94,8 +102,10 @@ def test_shared_angles_are_real_turns_of_one_omega():
     phases = sum(all_weights(found)[1])
     np.testing.assert_allclose(total, X @ omega.T / (2 * np.pi) + phases, atol=1e-12)
     assert np.abs(total).max() > 1
-    head = partial_angles(found[1], own[1], M, 64, start=40)
-    np.testing.assert_allclose(head, partial_angles(found[1], own[1], M, 64)[:, 40:])
+    every = partial_angles(found[1], own[1], M, 64)
+    np.testing.assert_allclose(partial_angles(found[1], own[1], 40, 64), every[:, :40])
+    some = partial_angles(found[1], own[1], M, 64, ROWS)
+    np.testing.assert_allclose(some, every[ROWS], atol=1e-15)
 
 
 def test_owned_features_by_hand():

@@ -345,6 +345,40 @@ def test_any_type_and_layout(bits, tmp_path):
     assert part.angles(whole[:0], 3, 130, bits).shape == (0, 127)
 
 
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_rows_are_those_of_a_copy(bits, tmp_path):
+    part, X = RandomFeatures("laplacian", 4, 2.0, 9), gaussian(5000, 4)
+    np.save(tmp_path / "X.npy", X)
+    own = np.load(tmp_path / "X.npy", mmap_mode="r")
+    rows = np.random.default_rng(0).integers(5000, size=4500)  # some more than once
+    for some in (rows, rows[:1], rows[:0]):
+        np.testing.assert_array_equal(
+            part.angles(own, 3, 130, bits, some), part.angles(X[some], 3, 130, bits)
+        )
+
+
+def test_one_row_of_many_fills_no_tile():
+    part, X = RandomFeatures("gaussian", 90, 9.0, 9), gaussian(20_000, 90)
+    part.angles(X, 0, 64, 16, np.array([3]))
+    tracemalloc.start()
+    part.angles(X, 0, 64, 16, np.array([3]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e6  # the draw of 64 x 90 numbers takes 0.3e6
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_columns_beyond_float32_have_their_angles(bits):
+    """X / s is as before and its products are small; an overflow would be a warning."""
+    X = gaussian(50, 3)
+    usual = RandomFeatures("gaussian", 3, 1.0, 9).angles(X, 0, 70, bits)
+    for scale in (2.0**126, 2.0**130, 2.0**900, 2.0**-900):
+        part = RandomFeatures("gaussian", 3, scale, 9)
+        angles = part.angles(X * scale, 0, 70, bits)
+        turn = 1.0 if bits == 64 else 2.0**bits
+        assert gap(angles, usual, turn) <= (1 if bits < 64 else 1e-12)
+
+
 def test_memory_beyond_the_angles_is_a_few_tiles():
     X = gaussian(20_000, 30)
     part = RandomFeatures("gaussian", 30, 5.0, 9)
@@ -407,6 +441,11 @@ def test_a_bandwidth_by_hand():
         assert median_bandwidth(sum(parts), kernel) == s
 
 
+def test_a_median_of_2_to_the_20_steps_is_enough():
+    for kernel, s in (("gaussian", 2**9.5), ("laplacian", 2.0**20)):
+        assert median_bandwidth(np.full(3, 2.0**20), kernel, 1.0) == pytest.approx(s)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int64])
 def test_distances_in_blocks_of_any_type(dtype):
     X = np.random.default_rng(0).integers(0, 200, (500, 3)).astype(dtype)
@@ -467,6 +506,9 @@ def test_wrong_arguments_are_named(change, message):
         ((np.zeros((3, 2)), -1, 4, 16), "a range from 0 up, got -1 to 4"),
         ((np.array([[1.0, np.nan]]), 0, 4, 16), "X must be finite"),
         ((np.array([[1.0, -np.inf]]), 0, 4, 64), "X must be finite"),
+        ((np.full((1, 2), 1.7e308), 0, 64, 16), "whose products with the frequencies"),
+        ((np.zeros((3, 2)), 0, 4, 16, np.array([3])), "row numbers of X, from 0 to 2"),
+        ((np.zeros((3, 2)), 0, 4, 16, np.array([0.0])), "row numbers of X"),
     ],
 )
 def test_wrong_angles_are_refused(args, message):
@@ -500,6 +542,22 @@ def test_a_seed_is_not_shown():
             (np.zeros((3, 1)), np.array([[0], [3]]), "gaussian"),
             "row numbers of X, from 0 to 2",
         ),
+        (
+            pair_distances,
+            (np.array([[1e160], [0.0]]), np.array([[0], [1]]), "gaussian"),
+            "whose distances of rows are finite",
+        ),
+        (
+            pair_distances,
+            (np.array([[1.7e308], [-1.7e308]]), np.array([[0], [1]]), "laplacian"),
+            "whose distances of rows are finite",
+        ),
+        (
+            median_bandwidth,
+            (np.full(3, 1e-10), "gaussian", 2.0**-30),
+            "distances above 9.8e-04: standardise the columns, or give a bandwidth",
+        ),
+        (median_bandwidth, (np.zeros(3), "gaussian", 2.0**-30), "distances above"),
         (median_bandwidth, (np.zeros(3), "gaussian"), "rows of most pairs are equal"),
         (median_bandwidth, (np.array([np.nan]), "laplacian"), "finite, got nan"),
         (median_bandwidth, (np.zeros(0), "laplacian"), "finite, got nan"),

@@ -11,7 +11,7 @@ from vfl_flower import Party
 from vfl_flower.clients.base import STEPS, Step
 from vfl_flower.messages import pack, unpack
 from vfl_flower.simulations import InProcessGrid, simulate
-from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR
 
 
 @pytest.fixture
@@ -81,7 +81,11 @@ def test_nothing_passes_by_sharing_memory(grid, monkeypatch):
     (key,) = grid.send_and_receive([hello(1000)])
     frame = {"session": 1, "seed": 0, "masking": "ring", "round": 1, "index": 0}
     other = unpack(grid.send_and_receive([hello(1001)])[0].content)[0]["public_key"]
-    frame |= {"parties": 2, "peers": unpack(key.content)[0]["public_key"] + other}
+    frame |= {
+        "previous": 0,
+        "parties": 2,
+        "peers": unpack(key.content)[0]["public_key"] + other,
+    }
     sent = np.zeros(3)
     message = Message(pack({"x": sent}, frame), 1000, "train.keep")
     (reply,) = grid.send_and_receive([message])
@@ -183,6 +187,56 @@ def test_ledger_without_extras(three):
     assert ledger.messages == 9
     # G_j and 12 rows each; the 12 rows to each; scores, 2 columns each and 12 labels.
     assert ledger.units == 3 * 13 + 3 * 12 + 3 * (12 + 24) + 12
+
+
+# -- parts of models -------------------------------------------------------------------
+
+
+def kernel(**settings) -> FDSKL:
+    return FDSKL(features=16, bandwidth=2.0, regularization=0.1, **settings)
+
+
+def labelled(three: list[Party], **settings) -> list[Party]:
+    *others, last = three
+    return [*others, Party(last.X, np.sign(last.y), name="registry", **settings)]
+
+
+def test_a_model_in_parts_predicts_in_this_process(three):
+    parties = labelled(three)
+    result = simulate(kernel(), parties, seed=3)
+    parts = result.model.parts
+    assert [part["index"] for part in parts] == [0, 1, 2]
+    assert ["coef" in part for part in parts] == [False, False, True]
+    predicted = result.model.predict([party.X for party in parties])
+    assert set(predicted) == {-1.0, 1.0}
+    for party in parties:
+        assert party.part == {}
+        assert party.predictions is None
+
+
+def test_the_server_has_no_part(three):
+    grid = InProcessGrid(labelled(three))
+    result = kernel(seed=3).start(grid)
+    assert result.model.parts is None
+    assert not [name for name in result.arrays if name.startswith("part_")]
+    assert all(grid.parts())
+
+
+def test_a_run_without_parts_leaves_none(three):
+    grid = InProcessGrid(three)
+    CoresetVRLR(size=12).start(grid)
+    assert grid.parts() == [{}, {}, {}]
+
+
+def test_parts_are_those_of_the_last_run(three):
+    grid = InProcessGrid(labelled(three))
+    kernel().start(grid)
+    first = grid.parts()
+    kernel().start(grid)
+    seeds = {part["seed"] for part in [*first, *grid.parts()]}
+    assert len(seeds) == 6
+    CoresetVRLR(size=12).start(grid)
+    assert grid.parts() == [{}, {}, {}]
 
 
 def test_data_that_strategies_write_to_would_be_noticed():

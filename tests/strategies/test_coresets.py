@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from vfl_flower import Party, PartyFailed
+from vfl_flower.clients.base import PartyError
 from vfl_flower.messages import unpack
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
@@ -959,3 +960,50 @@ def test_a_party_that_fails_is_named_without_a_value():
     federation[1].X[5] = np.nan  # after the checks, as a file that changes would be
     with pytest.raises(PartyFailed, match="'party-1' failed in 'coresets_totals'"):
         simulate(CoresetVRLR(50), federation, seed=0)
+
+
+# -- share-rows: of how many rows a party sends the values ---------------------------
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: CoresetVRLR(40),
+        lambda: CoresetVRLR(30, check_size=20),
+        lambda: CoresetVKMC(3, 40),
+        lambda: CoresetVKMC(3, 40, protocol="paper"),
+    ],
+)
+def test_share_rows_counts_each_row_once(made):
+    """Rows are drawn with replacement, and the second draw has some of the first."""
+    X, y = data(60)
+    _, sent = run(made(), parties(X, y), seed=5)
+    pooled = ("coresets_scores", "coresets_rows")
+    rows = [v["rows"] for a, v in sent if a in pooled and "rows" in v]
+    distinct = len(np.unique(np.concatenate(rows)))
+    assert distinct < 40
+    for limit in (distinct, distinct - 1):
+        federation = parties(X, y)
+        federation[1].share_rows = limit
+        if limit == distinct:
+            run(made(), federation, seed=5)
+            continue
+        with pytest.raises(PartyFailed) as caught:
+            run(made(), federation, seed=5)
+    assert (caught.value.party, caught.value.reason) == (
+        "party-1",
+        f"this party's share-rows lets {distinct - 1} rows leave it in one run, this "
+        f"one asks for {distinct}",
+    )
+
+
+def test_rows_add_up_over_messages_and_not_over_runs():
+    party = Party(np.ones((20, 1)))
+    party.share_rows = 5
+    party.share(np.array([3, 3, 19, 0]))
+    party.share(np.array([0, 19, 7, 8]))
+    with pytest.raises(PartyError, match=r"lets 5 rows .* asks for 6"):
+        party.share(np.array([9, 3]))
+    party.share(np.array([3, 7, 8]))  # what was refused does not count
+    party.state = {}
+    party.share(np.arange(5))

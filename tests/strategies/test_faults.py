@@ -27,7 +27,8 @@ _regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
 _two = {"allow_two_parties": True}
 _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
 _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
-_kernel |= {"bandwidth": 2.0, "features": 4} | _two
+_kernel |= {"bandwidth": 2.0} | _two
+_four = {"features": 4}
 _steps = {"solver": "doubly-stochastic", "iterations": 2, "block": 2}
 MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
@@ -45,11 +46,14 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "distdim": CoresetVKMC(**_clusters, solver="distdim"),
     "distdim full": CoresetVKMC(**_clusters, solver="distdim", sampling="full"),
     "fdskl": FDSKL(
-        **_kernel | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
+        **_kernel | _four | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
     ),
-    "fdskl ring": FDSKL(**_kernel, topology="ring", block_bytes=96),
-    "fdskl paper": FDSKL(**_kernel, masking="paper", topology="tree"),
+    "fdskl ring": FDSKL(
+        **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
+    ),
+    "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
     "fdskl steps": FDSKL(**_kernel | _steps),
+    "fdskl holders": FDSKL(**_kernel | _steps),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
 }
 
@@ -95,6 +99,7 @@ def new_parties(count: int = 2) -> list[Party]:
         own = Path(folder.name) / str(party.name)
         arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
         settings = {k: v for k, v in part.items() if k not in arrays}
+        settings["encoding"] = party.encoding
         save_part(own, ModelPart(MODEL, "fdskl", settings, arrays))
         found.append(Party(party.X, name=party.name, state_dir=own))
     return found
@@ -103,9 +108,17 @@ def new_parties(count: int = 2) -> list[Party]:
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
+@cache
+def holders(count: int = 2) -> list[Party]:
+    """Return the parties, each with all labels: they add up their scores."""
+    y = parties(count)[-1].y
+    return [Party(party.X, y, name=party.name) for party in parties(count)]
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
-    return (new_parties if "predict" in variant else parties)(count)
+    made = {"fdskl predict": new_parties, "fdskl holders": holders}
+    return made.get(variant, parties)(count)
 
 
 def start(

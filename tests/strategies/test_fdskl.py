@@ -27,7 +27,9 @@ from vfl_flower.strategies.exchange import FederationError
 N, D = 120, 6
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
 CLASSES = 3.0, 7.0
-"""Labels of the two classes: neither 0 and 1 nor -1 and +1."""
+"""Labels of the two classes of a lone holder: neither 0 and 1 nor -1 and +1."""
+CODES = 0.0, 1.0
+"""Labels of the two classes where several parties hold labels."""
 
 
 @cache
@@ -38,8 +40,8 @@ def data(n=N):
     return X, real
 
 
-def labels(real):
-    return np.where(real > 0, CLASSES[1], CLASSES[0])
+def labels(real, classes=CLASSES):
+    return np.where(real > 0, classes[1], classes[0])
 
 
 def split(X, count=3):
@@ -49,8 +51,8 @@ def split(X, count=3):
 def parties(y=None, count=3, holders=None, n=N):
     """Return parties of which each of the holders knows every other label."""
     X, real = data(n)
-    y = labels(real) if y is None else y
     holders = [count - 1] if holders is None else holders
+    y = labels(real, CLASSES if len(holders) == 1 else CODES) if y is None else y
     found = []
     for j, block in enumerate(split(X, count)):
         own = None
@@ -187,7 +189,7 @@ def instances(grid):
     found = {
         values["stop"]: values["rows"]
         for action, _, values in grid.sent
-        if "stop" in values and action != "fdskl_answer"
+        if "stop" in values and action not in FDSKL.evaluation_actions
     }
     return [found[stop] for stop in sorted(found)]
 
@@ -328,6 +330,88 @@ def test_topologies_give_the_same_bits(topology, holders, count):
     assert star.metrics == other.metrics
 
 
+@pytest.mark.parametrize("masking", ["circle", "paper"])
+def test_labels_of_any_size_are_learned_as_well(masking):
+    """Scores of several holders are added in the unit of the largest label.
+
+    The paper's angles are real numbers, so that all the error is that of the sum of
+    scores: half of 1 / 2^44 of the largest label at most from each party.
+    """
+    settings = {"masking": masking, "iterations": 16, "loss": "square"}
+    settings |= {"topology": "ring"} if masking == "paper" else {"bits": 32}
+    settings |= {"step": 0.05, "regularization": 0.1, "block": 1}
+    real, found, error = data()[1], {}, circle_error(32, 3)
+    for size in (1.0, 1e9, 1e-9):
+        federation = parties(real * size, holders=[0, 2])
+        _, parts, grid = run(federation, target="continuous", **DS, **settings)
+        args = parts, real * size, instances(grid), "square", 0.05, "constant", 0.1
+        alpha, bound = pooled_dsg(*args, error=0.0 if masking == "paper" else error)
+        found[size] = coefficients(parts) / size
+        off = np.abs(coefficients(parts) - alpha).max() / np.abs(alpha).max()
+        limit = bound.max() / np.abs(alpha).max() + 1e-12
+        assert off <= limit < 1e-7
+    largest = np.abs(found[1.0]).max()
+    for size in (1e9, 1e-9):
+        assert np.abs(found[size] - found[1.0]).max() <= 1e-12 * largest
+
+
+def test_labels_that_are_all_zero_at_all_holders():
+    federation = parties(np.zeros(N), holders=[0, 2])
+    settings = {"loss": "square", "target": "continuous", "iterations": 3, "block": 2}
+    _, parts, _ = run(federation, **DS, **settings)
+    assert not coefficients(parts, 2).any()
+
+
+def test_scores_that_grow_over_the_bound_of_their_sum_end_the_run():
+    """A step of 100 diverges; 2^16 times the largest label, to a power of two."""
+    largest = np.abs(data()[1]).max()
+    bound = 2.0**16 * 2.0 ** math.ceil(math.log2(largest))
+    message = f"scores must be below {bound:.0f} in size for the sum of several label"
+    with pytest.raises(FederationError, match=message):
+        doubly_stochastic("square", [0, 2], step=100.0, regularization="auto")
+
+
+def test_a_lone_holder_adds_up_no_scores_and_asks_for_no_bound():
+    _, parts, grid = doubly_stochastic("square", [2], iterations=12)
+    largest = 1e5 * np.abs(data()[1]).max()  # over any bound in the unit of labels
+    asked = [values for action, _, values in grid.sent if action == "fdskl_iterate"]
+    assert {values["size"] for values in asked} == {0}
+    assert not any("scores" in name for values in asked for name in values)
+    result, parts, _ = doubly_stochastic(
+        "square", [2], iterations=12, step=100.0, regularization="auto"
+    )
+    assert np.abs(parts[2]["coef"]).max() > largest
+    assert result.ledger.clipped == 0
+
+
+@pytest.mark.parametrize("other", [(0.0, 1.0), (-1.0, 1.0)])
+def test_codes_of_classes_mean_the_same_at_all_holders(other):
+    """1 is the second class whether the first is called 0 or -1."""
+    y = labels(data()[1], CODES)
+    mixed = np.where((np.arange(N) % 2 == 1) & (y == 0), other[0], y)
+    first, second = (
+        run(parties(y, holders=[0, 2]), iterations=4, **DS)[1] for y in (y, mixed)
+    )
+    for j in (0, 2):
+        np.testing.assert_array_equal(first[j]["coef"], second[j]["coef"])
+    assert second[2]["classes"].tolist() == list(other)
+
+
+@pytest.mark.parametrize("bandwidth", [1.5, "median"])
+@pytest.mark.parametrize("bad", [(1.0, 2.0), (3.0, 7.0), (0.0, 2.0), (-1.0, 0.0)])
+@pytest.mark.parametrize("holder", [0, 2])
+def test_other_codes_of_classes_at_a_holder_among_several(holder, bad, bandwidth):
+    """{0, 1} here and {1, 2} there: 1 would be the second class and the first."""
+    y = labels(data()[1], CODES)
+    mine = np.arange(N) % 2 == [0, 2].index(holder)
+    y[mine] = labels(data()[1], bad)[mine]
+    message = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
+    with pytest.raises(PartyFailed, match=message) as caught:
+        doubly_stochastic_of(parties(y, holders=[0, 2]), bandwidth=bandwidth)
+    assert caught.value.party == f"party {holder}"
+    assert caught.value.action == "fdskl_start"
+
+
 def test_instances_are_labelled_training_rows_of_the_holder_whose_turn_it_is():
     _, _, grid = doubly_stochastic(
         holders=[0, 2], iterations=6, block=8, test_fraction=0.25
@@ -446,16 +530,22 @@ def test_test_error_is_that_of_the_model_in_process(masking, solver):
     """The model adds real turns; what the circle rounds moves no score over 0 here."""
     topology = "tree" if masking == "paper" else "star"
     settings = {"masking": masking, "topology": topology, "solver": solver}
-    settings |= {"iterations": 8, "block": 16, "features": 64}
-    holders = [2] if solver == "direct" else [0, 2]
+    if solver == "direct":
+        holders, classes = [2], CLASSES
+        settings |= {"features": 64}
+    else:
+        holders, classes = [0, 2], CODES
+        settings |= {"iterations": 8, "block": 16}
     result, _, _ = run(parties(holders=holders), test_fraction=0.5, **settings)
     test = split_rows(N, 0.5, 1)[1]
     if solver != "direct":  # the first holder knows every other label
         test = test[test % 2 == 0]
     X, real = data()
     predicted = result.model.predict(split(X[test]))
-    assert set(predicted) == set(CLASSES)
-    assert result.metrics["test_error"] == np.mean(predicted != labels(real)[test])
+    assert set(predicted) == set(classes)
+    wrong = predicted != labels(real, classes)[test]
+    assert result.metrics["test_error"] == np.mean(wrong)
+    assert result.metrics["test_rows"] == len(test)
     assert 0 < result.metrics["test_error"] < 0.45
 
 
@@ -632,7 +722,7 @@ def test_hops_of_a_ring_and_a_tree(masking, topology, count, hops):
     assert trips(result) == {
         "hello": 1,
         "fdskl_start": 1,
-        "fdskl_angles": 2 * hops * 2,
+        "fdskl_angles": 2 * hops,  # not times the holders: their trees go at once
         "fdskl_iterate": 2 + 1,
     }
 
@@ -643,8 +733,13 @@ def test_evaluation_is_counted_apart(topology):
     result, _, _ = run(parties(), topology=topology, block_bytes=512, **settings)
     blocks = 2  # of 30 rows of 32 bytes
     star = topology == "star"
-    assert trips(result)["fdskl_answer"] == blocks + star
-    assert result.evaluation.round_trips == trips(result)["fdskl_answer"]
+    found = trips(result)
+    assert found["fdskl_answer"] == blocks + star
+    assert found.get("fdskl_test_angles", 0) == (0 if star else 2 * blocks)
+    trained = 1 + found["fdskl_angles"] + found["fdskl_fit"]
+    evaluated = found["fdskl_answer"] + found.get("fdskl_test_angles", 0)
+    assert result.evaluation.round_trips == evaluated
+    assert result.ledger.round_trips == trained + evaluated
 
 
 # -- refusals --------------------------------------------------------------------------
@@ -694,6 +789,91 @@ def test_settings_that_are_out_of_range(settings, message):
 DS = {"solver": "doubly-stochastic"}
 
 
+@pytest.mark.parametrize(
+    ("solver", "argument", "value"),
+    [
+        ("direct", "iterations", 33),
+        ("direct", "block", 1),
+        ("direct", "step", 0.5),
+        ("direct", "schedule", "diminishing"),
+        ("doubly-stochastic", "budget", 1000),
+        ("doubly-stochastic", "rows", 10),
+        ("doubly-stochastic", "features", 10),
+    ],
+)
+def test_arguments_of_the_other_solver(solver, argument, value):
+    message = f"{argument} has no effect with solver '{solver}', got {value!r}$"
+    with pytest.raises(ValueError, match=message):
+        FDSKL(solver=solver, **{argument: value})
+    other = {"direct": "doubly-stochastic", "doubly-stochastic": "direct"}[solver]
+    assert getattr(FDSKL(solver=other, **{argument: value}), argument) == value
+
+
+@pytest.mark.parametrize("masking", ["plain", "paper"])
+def test_bits_have_no_effect_without_a_circle(masking):
+    message = f"bits has no effect with masking '{masking}', got 32"
+    with pytest.raises(ValueError, match=message):
+        FDSKL(masking=masking, topology="ring", bits=32)
+    assert FDSKL(masking=masking, topology="ring", bits=16).bits == 16  # the default
+
+
+def test_a_block_holds_the_angles_of_an_iteration():
+    """Blocks of 64 rows and 2,048 features of 16 bits are 262,144 bytes."""
+    settings = {**DS, "block_bytes": 64 * 2048 * 2}
+    run(parties(), **settings)
+    with pytest.raises(FederationError, match=r"64 rows of 2048 .*, got 262143"):
+        run(parties(), **settings | {"block_bytes": 64 * 2048 * 2 - 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "holders"),
+    [
+        ({"rows": 50, "features": 4}, [2]),
+        ({**DS, "iterations": 4}, [2]),
+        ({**DS, "iterations": 4}, [0, 2]),
+    ],
+)
+def test_share_rows_bounds_the_rows_whose_angles_leave_a_party(settings, holders):
+    """Those of training and those held out, each once; a lone holder keeps its own."""
+    settings = {**settings, "test_fraction": 0.25}
+    _, _, grid = run(parties(holders=holders), **settings)
+    asked = {
+        int(i)
+        for action, j, values in grid.sent
+        if j == 1 and "stop" in values
+        for i in values["rows"]
+    }
+    assert len(asked) > 50
+    for j in range(3):
+        federation = parties(holders=holders)
+        federation[j].share_rows = len(asked)
+        run(federation, **settings)
+        federation[j].share_rows = len(asked) - 1
+        if holders == [j]:
+            run(federation, **settings)
+            continue
+        message = f"lets {len(asked) - 1} rows leave it in one run, this one asks for "
+        with pytest.raises(PartyFailed, match=message) as caught:
+            run(federation, **settings)
+        assert caught.value.party == f"party {j}"
+
+
+def test_a_rare_class_without_a_row_to_train_on_is_no_class():
+    """The model has the classes of its rows, and is wrong in the others."""
+    real = data()[1]
+    y = classes_of(real, 3)
+    y[[5, 17]] = 90.0, 91.0
+    settings = {"target": "multiclass", "loss": "square", "rows": 40, "features": 8}
+    result, parts, grid = run(parties(y), test_fraction=0.25, **settings)
+    rows = next(v["rows"] for a, j, v in grid.sent if a == "fdskl_fit" and j == 2)
+    chosen = np.unique(y[rows])
+    assert len(chosen) < len(np.unique(y))  # or the seed gives no test
+    assert parts[2]["classes"].tolist() == chosen.tolist()
+    assert parts[2]["coef"].shape == (8, len(chosen))
+    predicted = result.model.predict(split(data()[0]))
+    assert set(predicted) <= set(chosen)
+
+
 def without_labels():
     return [Party(party.X, name=party.name) for party in parties()]
 
@@ -707,17 +887,18 @@ def single(values):
 @pytest.mark.parametrize(
     ("federation", "settings", "message"),
     [
-        (without_labels, {}, "exactly one party must hold the labels, but none does"),
+        (without_labels, {}, "a party must hold the labels, but none does"),
         (without_labels, DS, "a party must hold the labels, but none does"),
         (
             lambda: parties(holders=[0, 2]),
             {},
-            "exactly one party must hold the labels, but party 0, party 2 do",
+            "solver 'direct' needs one party with the labels of all 120 rows, got "
+            "'party 0' with 60, 'party 2' with 60: 'doubly-stochastic' takes several",
         ),
         (
             lambda: parties(np.where(np.arange(N) < 2, np.nan, labels(data()[1]))),
             {},
-            "'party 2' must hold the labels of all 120 rows, 2 are missing",
+            "one party with the labels of all 120 rows, got 'party 2' with 118: ",
         ),
         (
             lambda: parties(holders=[0, 2]),
@@ -738,14 +919,14 @@ def single(values):
         (
             parties,
             {"features": 100, "budget": 399},
-            "must pay for the angles of 2 rows with 100 features, 400 bytes, got 399",
+            "pay for the angles of 20 rows with 100 features, 4000 bytes, got 399",
         ),
         (
             parties,
             {"rows": 50, "features": 100, "budget": 9999},
             "angles of 50 rows with 100 features, 10000 bytes, got 9999",
         ),
-        (parties, {"budget": 3}, "budget must pay for the angles of 2 rows"),
+        (parties, {"budget": 3}, "budget must pay for the angles of 20 rows with 1 f"),
         (
             parties,
             {"features": 100, "block_bytes": 199},
@@ -753,8 +934,13 @@ def single(values):
         ),
         (
             parties,
-            {**DS, "block_bytes": 199, "test_fraction": 0.1, "bits": 32},
-            "block_bytes must hold one row of 2048 features, 8192 bytes, got 199",
+            {**DS, "block_bytes": 524287, "bits": 32},
+            "must hold 64 rows of 2048 features, 524288 bytes, got 524287",
+        ),
+        (
+            parties,
+            {**DS, "block": 1, "block_bytes": 63},
+            "block_bytes must hold one row of 32 features, 64 bytes, got 63",
         ),
         (
             parties,
@@ -764,7 +950,7 @@ def single(values):
         (
             parties,
             {"test_fraction": 0.999},
-            "the run must have at least two rows to train on, got 0",
+            r"must leave at least two rows to train on, got 0\.999 of 120 rows",
         ),
     ],
 )
@@ -813,7 +999,9 @@ def test_labels_that_are_no_classes(federation, target, message, settings, bandw
 def test_a_label_holder_with_one_class_among_several():
     y = labels(data()[1])
     y[::2] = 3.0  # those that the first holder knows
-    with pytest.raises(PartyFailed, match=r"values .* this party's have 1:") as caught:
+    with pytest.raises(
+        PartyFailed, match=r"two values .* this party's have 1$"
+    ) as caught:
         doubly_stochastic_of(parties(y, holders=[0, 2]))
     assert (caught.value.party, caught.value.action) == ("party 0", "fdskl_start")
 
@@ -824,7 +1012,7 @@ def doubly_stochastic_of(federation, **settings):
 
 def test_a_class_without_a_row_to_train_on():
     """One label of the second class, among rows 0 .. 119; 2 rows are chosen."""
-    with pytest.raises(PartyFailed, match="class have one, among the 2 rows to train"):
+    with pytest.raises(PartyFailed, match="class must have a label among the 2 rows"):
         run(single([7.0]), rows=2, features=4)
 
 
@@ -840,7 +1028,7 @@ def test_fewer_rows_than_folds(rows):
 
 def test_a_holder_whose_labels_are_all_held_out():
     test = split_rows(N, 0.5, 1)[1]
-    real = labels(data()[1])
+    real = labels(data()[1], CODES)
     y = np.full(N, np.nan)
     y[test] = real[test]
     federation = parties()
@@ -853,7 +1041,7 @@ def test_a_holder_whose_labels_are_all_held_out():
 def test_rows_that_are_all_equal():
     X = np.ones((20, 2))
     federation = [Party(X), Party(X), Party(X, np.arange(20) % 2)]
-    with pytest.raises(PartyFailed, match="the median distance of rows must be pos"):
+    with pytest.raises(PartyFailed, match="'median' needs distances above"):
         FDSKL().start(InProcessGrid(federation))
 
 
@@ -896,8 +1084,9 @@ def test_a_run_with_a_seed_repeats_and_another_seed_is_another_run(settings):
 
 def test_without_a_seed_no_feature_comes_twice():
     seeds, coefs = set(), set()
-    for settings in ({"features": 8}, {"features": 8}, DS, DS):
-        _, parts, grid = run(parties(), seed=None, iterations=2, **settings)
+    steps = {**DS, "iterations": 2}
+    for settings in ({"features": 8}, {"features": 8}, steps, steps):
+        _, parts, grid = run(parties(), seed=None, **settings)
         assert len({part["seed"] for part in parts}) == 3
         seeds |= {part["seed"] for part in parts}
         coefs.add(parts[2]["coef"].tobytes())

@@ -15,6 +15,15 @@ from vfl_flower.strategies.exchange import FederationError
 
 N, NEW = 150, 40
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
+HOPS = {
+    ("ring", 2): 1,
+    ("ring", 3): 2,
+    ("ring", 5): 4,
+    ("tree", 2): 1,
+    ("tree", 3): 2,
+    ("tree", 5): 3,
+}
+"""Round trips in which the angles of a block travel, to however many holders."""
 
 
 def data(n=N, seed=0):
@@ -28,11 +37,21 @@ def split(X):
     }
 
 
-def train(folder, count=3, holders=(2,), target="binary", names=True, **settings):
+def train(
+    folder,
+    count=3,
+    holders=(2,),
+    target="binary",
+    names=True,
+    size=1.0,
+    encoding=None,
+    **settings,
+):
     """Train; return the result, whose parts are also in a folder a party."""
     X, real = data()
-    y = {"continuous": real, "multiclass": np.digitize(real, [-1, 1]) * 2.0}.get(
-        target, np.where(real > 0, 5.0, 2.0)
+    classes = (5.0, 2.0) if len(holders) == 1 else (1.0, -1.0)
+    y = {"continuous": real * size, "multiclass": np.digitize(real, [-1, 1]) * 2.0}.get(
+        target, np.where(real > 0, *classes)
     )
     parties = []
     for j, block in enumerate(split(X)[count]):
@@ -49,8 +68,10 @@ def train(folder, count=3, holders=(2,), target="binary", names=True, **settings
                 state_dir=folder / str(j),
             )
         )
+        parties[-1].encoding = encoding
     loss = "square" if target == "continuous" else "logistic"
-    settings = {"bandwidth": 2.0, "features": 48, "loss": loss, **settings}
+    features = {} if "solver" in settings else {"features": 48}
+    settings = {"bandwidth": 2.0, "loss": loss, **features, **settings}
     strategy = FDSKL(target=target, allow_two_parties=True, **settings)
     return simulate(strategy, parties, seed=3)
 
@@ -194,11 +215,36 @@ def test_the_label_holder_gets_the_predictions_of_the_model(
     size = 8 if "masking" in prediction else bits // 8
     block = prediction.get("block_bytes", 16_000_000)
     count = math.ceil(NEW * 48 * size / block)
-    trips = found.ledger.waits
+    trips = {action: len(waits) for action, waits in found.ledger.waits.items()}
     several = len(settings["holders"]) > 1
-    assert len(trips["fdskl_answer"]) == count + star + several
-    assert ("fdskl_angles" in trips) != star
-    assert len(trips["hello"]) == len(trips["fdskl_part"]) == 1
+    hops = 0 if star else trips.pop("fdskl_test_angles") / count
+    assert hops == (0 if star else HOPS[prediction["topology"], settings["count"]])
+    answers = count + star + several
+    assert trips == {"hello": 1, "fdskl_part": 1, "fdskl_answer": answers}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e9, 1e-9])
+def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
+    """To the angles of 32 bits, 3e-9 of a turn: the sum of scores is no coarser."""
+    settings = {"holders": (0, 2), "target": "continuous", "bits": 32, **DS}
+    result = train(tmp_path, size=size, **settings)
+    parties, blocks = new_parties(tmp_path)
+    simulate(FDSKLPrediction(result.model.model, bits=32), parties)
+    found, expected = written(tmp_path)[2], result.model.predict(blocks)
+    assert np.abs(found - expected).max() <= 1e-8 * np.abs(expected).max()
+    assert np.abs(expected).max() > 0.1 * size
+
+
+def test_no_score_is_asked_for_where_there_is_one_holder(tmp_path):
+    result = train(tmp_path, **DS)
+    parties, _ = new_parties(tmp_path)
+    found = simulate(FDSKLPrediction(result.model.model), parties)
+    assert found.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 48
+    result = train(tmp_path, holders=(0, 2), **DS)
+    for path in files(tmp_path):
+        path.unlink()
+    found = simulate(FDSKLPrediction(result.model.model), parties)
+    assert found.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 49
 
 
 def test_ids_are_written_beside_the_predictions(tmp_path):
@@ -339,6 +385,39 @@ def test_other_names_of_columns_and_another_order(trained, names, message):
         parties[2].X, name="party 2", columns=names, state_dir=folder / "2"
     )
     assert_refused(parties, strategy, message, "party 2")
+
+
+OWN = {"format": 1, "columns": [{"name": "a", "levels": ["x", "y"], "mean": [0.5]}]}
+OTHER = {"format": 1, "columns": [{"name": "a", "levels": ["y", "x"], "mean": [0.5]}]}
+
+
+@pytest.mark.parametrize(("before", "now"), [(OWN, OTHER), (OWN, None), (None, OTHER)])
+def test_rows_with_another_encoding(tmp_path, before, now):
+    """Without a word the levels of a column would be taken for one another."""
+    model = train(tmp_path, encoding=before).model.model
+    parties, _ = new_parties(tmp_path)
+    for j, party in enumerate(parties):
+        party.encoding = now if j == 1 else before
+    message = "new rows must be encoded as those of training: set task to 'predict'"
+    assert_refused(parties, FDSKLPrediction(model), message, "party 1")
+    parties[1].encoding = before
+    simulate(FDSKLPrediction(model), parties)
+    assert files(tmp_path)
+
+
+def test_share_rows_bounds_predictions_too(tmp_path):
+    model = train(tmp_path).model.model
+    parties, _ = new_parties(tmp_path)
+    parties[0].share_rows = NEW - 1
+    message = (
+        f"share-rows lets {NEW - 1} rows leave it in one run, this one asks for 40"
+    )
+    with pytest.raises(PartyFailed, match=message) as caught:
+        simulate(FDSKLPrediction(model), parties)
+    assert caught.value.party == "party 0"
+    parties[0].share_rows, parties[2].share_rows = NEW, 0  # it keeps its own
+    simulate(FDSKLPrediction(model), parties)
+    assert files(tmp_path)
 
 
 def test_parties_in_another_order(trained):

@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import warnings
 from collections import Counter, defaultdict
-from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +20,9 @@ from transcripts import Recorder, found, is_uniform, patterns
 
 from vfl_flower import Party, sums
 from vfl_flower.client_app import kept_part
-from vfl_flower.numerics.kernel_model import own_features, partial_angles
+from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
 from vfl_flower.numerics.kernel_solvers import GRID
-from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
+from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs, features
 from vfl_flower.secure_aggregation import PairwiseMasks, Relay, masks, relay
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
 from vfl_flower.sums import PartySums
@@ -356,7 +355,10 @@ def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
     So the features are independent, where there is no such S.
     """
     if orthogonal:
-        drawn = partial(RandomFeatures, orthogonal=True)
+
+        def drawn(*args, **_):
+            return RandomFeatures(*args, orthogonal=True)
+
         monkeypatch.setattr("vfl_flower.numerics.kernel_model.RandomFeatures", drawn)
     widths = 2, 2, 2
     X, y = data(widths)
@@ -452,6 +454,32 @@ def test_label_holder_gets_distances_of_pairs_exactly(default):
     others = distances - ((X[i, 4:] - X[j, 4:]) ** 2).sum(axis=1)
     true = ((X[i, :4] - X[j, :4]) ** 2).sum(axis=1)
     np.testing.assert_allclose(others, true, rtol=1e-6, atol=1e-6)
+
+
+def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
+    """f(x) less its own part is the other's: of three holders it would be a sum."""
+    widths = 2, 2, 2
+    X, y = data(widths)
+    federation = make(X, None, widths)
+    half, y = np.arange(len(y)) % 2 == 0, y.astype(float)
+    for j, mine in ((0, half), (2, ~half)):
+        federation[j] = Party(federation[j].X, np.where(mine, y, np.nan))
+    grid = Recorder(federation)
+    FDSKL(**DOUBLY, bits=32, test_fraction=0.2).start(grid)
+    view, parts = View(grid, 0), grid.parts()
+    asked = [m for m in view.messages if "size" in m and "update" not in m]
+    at = next(m for m in asked if "at" in m)
+    got = next(m for m in asked if "done" in m)
+    rows, M = got["done"].astype(int), view.part["n_features"]
+    assert np.array_equal(rows, at["at"])
+    angles = at["angles"].reshape(len(rows), -1)
+    own = features(angles) @ view.part["coef"] + view.part["intercept"]
+    learned = got["scores"].reshape(own.shape) - own
+    blocks = np.split(X[rows], 3, axis=1)
+    turns = sum(partial_angles(p, b, M, 64) for p, b in zip(parts, blocks, strict=True))
+    theirs = features(turns[:, owned(parts[2], M, 2)] % 1.0) @ parts[2]["coef"]
+    assert np.ptp(theirs) > 0.1
+    np.testing.assert_allclose(learned, theirs, atol=1e-5)
 
 
 def test_other_parties_get_nothing_to_open():
@@ -679,7 +707,7 @@ def test_messages_are_of_one_size_whatever_the_data(run, monkeypatch):
     assert shapes[0] == shapes[1]
 
 
-NUMBERS = "bandwidth", "regularization", "cv_score", "converged", "test_loss"
+NUMBERS = ["bandwidth", "regularization", "cv_score", "converged", "test_loss", "scale"]
 """Real numbers among the settings that parties send."""
 
 
@@ -729,6 +757,7 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
                 assert np.abs(secret - abs(value)).min() > 1e-13
                 assert name != "converged" or value in (0.0, 1.0)
                 assert name != "regularization" or value in GRID
+                assert name != "scale" or np.log2(value) % 1 == 0
 
 
 def test_the_search_sees_what_is_not_hidden():

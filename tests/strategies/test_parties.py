@@ -291,8 +291,8 @@ def test_labels_in_two_halves_are_refused_where_one_holder_is_needed(clock):
 # -- two parties -----------------------------------------------------------------------
 
 BETWEEN_TWO = (
-    "FDSKL gives parties sums over all, and between two the sum shows each the other's "
-    "part"
+    "FDSKL gives the parties sums over all, and between two the sum shows each the "
+    "other's part"
 )
 
 
@@ -362,15 +362,15 @@ def test_label_holder_is_asked_for_before_any_training(labels, clock):
         (
             CoresetVRLR(size=3, solver="cg"),
             2,
-            "solver 'cg' gives parties sums over all, and between two the sum shows "
-            "each the other's part: it needs at least three parties, or "
+            "solver 'cg' gives the parties sums over all, and between two the sum "
+            "shows each the other's part: it needs at least three parties, or "
             "allow_two_parties",
         ),
         (
             CoresetVRLR(size=3, solver="saga"),
             2,
-            "solver 'saga' gives parties sums over all, and between two the sum shows "
-            "each the other's part: it needs at least three parties, or "
+            "solver 'saga' gives the parties sums over all, and between two the sum "
+            "shows each the other's part: it needs at least three parties, or "
             "allow_two_parties",
         ),
     ],

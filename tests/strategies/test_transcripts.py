@@ -1,6 +1,7 @@
 """All that the server sends and gets, against the tables of who learns what."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -248,6 +249,7 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 "start": "the rows' numbers",
                 "iterate": "nothing",
                 "answer": "the mean error",
+                "last of": "all of it",
             },
         ),
         (
@@ -265,6 +267,34 @@ def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
         )
 
 
+SAID = {
+    "hello": "name index row column labels SHA-256 version key",
+    "distances": "distances 1,000 masked",
+    "bandwidth": "bandwidth",
+    "angles": "masked",
+    "fit": "lambda score converged classes part",
+    "start": "instances columns scale",
+    "iterate": "angles masked part",
+    "answer": "mean rows",
+    "part": "place parties kernel bandwidth features holders columns scale phase",
+}
+"""Words of the tables of the papers' pages for what is sent, by the row's name."""
+
+
+@pytest.mark.parametrize("page", ["fdskl", "fdskl-security"])
+def test_tables_of_the_pages_say_what_is_sent(page):
+    path = Path(__file__).parents[2] / f"docs/papers/{page}.md"
+    rows = [line.split("|")[1:] for line in path.read_text().splitlines()]
+    sent = {
+        cells[0].split(",")[0].split("(")[0].strip(): cells[1]
+        for cells in rows
+        if len(cells) >= 5
+    }
+    for row, words in SAID.items():
+        missing = [word for word in words.split() if word not in sent[row]]
+        assert not missing, (row, missing)
+
+
 # -- messages of FDSKL --------------------------------------------------------------
 
 SETUP = names("target kernel bandwidth n_features holders block")
@@ -273,9 +303,10 @@ REQUEST = names("rows stop bits")
 SCORED = names("angles at")
 FDSKL_DOWN = {
     "hello": (names(), []),
-    "fdskl_distances": (names("kernel target count"), []),
-    "fdskl_bandwidth": (names("kernel"), [names("distances")]),
+    "fdskl_distances": (names("kernel target"), []),
+    "fdskl_bandwidth": (names("kernel resolution"), [names("distances")]),
     "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
+    "fdskl_test_angles": (REQUEST | names("send"), []),
     "fdskl_fit": (names(), [names("loss rows regularization"), names("offsets")]),
     "fdskl_start": (names("iterations test_fraction") | SETUP, [SHARED]),
     "fdskl_iterate": (
@@ -293,16 +324,19 @@ FDSKL_DOWN = {
 FDSKL_UP = {
     "fdskl_bandwidth": names("bandwidth"),
     "fdskl_fit": names("columns regularization converged cv_score"),
-    "fdskl_start": names("rows columns"),
-    "fdskl_answer": names("test_loss test_error"),
+    "fdskl_start": names("rows columns scale"),
+    "fdskl_answer": names("test_error test_loss test_rows"),
 }
 """What a label holder sends in the clear; the other parties send nothing."""
 
-PART = names("index parties n_features holders columns kernel bandwidth kept")
+EACH = dict.fromkeys(("fdskl_fit", "fdskl_iterate"), names("kept"))
+"""What each party sends in the clear, of these in the last message of training."""
+
+PART = names("index parties n_features holders columns kernel bandwidth kept scale")
 """What each party sends in the clear of its part of a model."""
 
 
-def check_fdskl(transcript, holder):
+def check_fdskl(transcript, *holders):
     """Hold each message against the tables, and each sum to how it is hidden."""
     requests = {}
     for e in transcript:
@@ -312,7 +346,7 @@ def check_fdskl(transcript, holder):
             whole = {v.partition(".")[0] for v in e.values} - sealed
             for name in sealed:
                 assert f"{name}.0" in e.values
-            _check_request(e, whole, sealed, holder)
+            _check_request(e, whole, sealed, holders)
             continue
         request = requests[e.party]
         sums = {k.removeprefix("sum.") for k in request.frame if k.startswith("sum.")}
@@ -325,11 +359,15 @@ def check_fdskl(transcript, holder):
         elif e.action == "fdskl_part":
             assert public == PART
         else:
-            assert e.party == holder or not public
+            public -= EACH.get(e.action, set())
+            assert e.party in holders or not public
             assert public <= FDSKL_UP.get(e.action, set()), e
+        if len(holders) == 1:  # it computes scores itself
+            assert not {n for n in {*sums, *request.values} if "scores" in n}
+            assert not request.values.get("size")
 
 
-def _check_request(e, whole, sealed, holder):
+def _check_request(e, whole, sealed, holders):
     least, groups = FDSKL_DOWN[e.action]
     relayed = {n for n in sealed if f"relay.{n}" in e.frame}
     blocks = {n for n in sealed if n.startswith("angles_")} - relayed
@@ -338,7 +376,7 @@ def _check_request(e, whole, sealed, holder):
     for group_of in groups:
         assert not group_of & seen or group_of <= seen, e
     assert seen <= least.union(*groups), e
-    assert e.party == holder or not sealed - relayed  # sums are opened there alone
+    assert e.party in holders or not sealed - relayed  # sums are opened there alone
     assert not blocks or e.action == "fdskl_fit"
     if e.action == "hello":
         assert set(e.frame) == {"session", "digest"}
@@ -358,7 +396,42 @@ def test_messages_of_fdskl_have_these_names_and_no_others(name):
     check_fdskl(transcript, HOLDER)
     if "paper" not in name:
         keys = {k for e in transcript for k in e.values}
-        assert not keys & names("shared_seed offsets kept")
+        assert not keys & names("shared_seed offsets")
+        assert not any("kept" in e.values for e in transcript if not e.up)
+    kept = [e for e in transcript if e.up and "kept" in e.values]
+    assert [(e.party, e.values["kept"]) for e in kept] == [(j, False) for j in range(3)]
+
+
+@pytest.mark.parametrize("topology", ["star", "tree"])
+@pytest.mark.parametrize("target", ["continuous", "binary"])
+def test_messages_of_several_label_holders(topology, target):
+    """Their scores go through sums, whose bound tells all the largest scale."""
+    X, y = data()
+    y = y if target == "continuous" else np.sign(y)
+    federation = parties(X, y, labelled=False)
+    first = np.arange(N) % 2 == 0
+    for j, mine in ((0, first), (HOLDER, ~first)):
+        federation[j] = Party(federation[j].X, np.where(mine, y, np.nan))
+    settings = {"topology": topology, "target": target}
+    _, transcript = record(kernel("doubly-stochastic", **settings), federation, None)
+    check_fdskl(transcript, 0, HOLDER)
+    picked = {e.party: e for e in transcript if e.up and e.action == "fdskl_start"}
+    for j in (0, HOLDER):
+        held = np.unique(picked[j].values["rows"])
+        labels = np.abs(federation[j].y)
+        assert not np.isnan(labels[held]).any()
+        scale = picked[j].values["scale"]
+        assert np.log2(scale) % 1 == 0
+        # Of all labels to train on, of which the picked ones are some.
+        assert labels[held].max() <= scale < 2 * np.nanmax(labels)
+    largest = max(picked[j].values["scale"] for j in (0, HOLDER))
+    bounds = {e.frame["bound.scores"] for e in transcript if "bound.scores" in e.frame}
+    assert bounds == {2.0**16 * largest}
+    assert picked[1].values == {}
+    last = [e for e in transcript if e.up and e.action == "fdskl_answer"][-3:]
+    told = [set(e.values) & names("test_error test_loss test_rows") for e in last]
+    error = "test_loss" if target == "continuous" else "test_error"
+    assert told == [{error, "test_rows"}, set(), set()]  # the first holder alone
 
 
 def test_messages_of_predictions_have_these_names_and_no_others(tmp_path):
@@ -380,6 +453,30 @@ def test_messages_of_predictions_have_these_names_and_no_others(tmp_path):
     }
     answers = [e for e in grid.transcript if e.up and e.action == "fdskl_answer"]
     assert all(set(e.values) <= {"angles_2", "scores"} for e in answers)
+
+
+@pytest.mark.parametrize("name", ["direct, ring", "doubly, tree"])
+def test_angles_of_held_out_rows_are_asked_as_such(name):
+    """Those along a ring or a tree; in a star they ride on ``fdskl_answer``."""
+    _, transcript = record(FDSKL_STRATEGIES[name]())
+    rows = {"fdskl_angles": set(), "fdskl_test_angles": set()}
+    for e in transcript:
+        if not e.up and e.action in rows:
+            rows[e.action] |= set(e.values["rows"].tolist())
+    train, test = rows.values()
+    assert len(test) == N // 5
+    assert train
+    assert not train & test
+
+
+def test_distances_are_of_a_thousand_pairs():
+    """Not of as many as the server wants: the median of one would be that one."""
+    from vfl_flower.clients.fdskl import PAIRS
+
+    _, transcript = record(kernel())
+    sent = replies(transcript, "fdskl_distances", "distances")
+    assert [array.shape for array in sent] == [(PAIRS,)] * 3
+    assert PAIRS == 1000
 
 
 def test_every_step_of_fdskl_is_in_the_tables():

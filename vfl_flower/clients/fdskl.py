@@ -7,6 +7,7 @@ of the model is all that stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,9 +44,10 @@ def _classes(party: Party, target: str) -> Array:
         return np.zeros(0)
     found = np.unique(party.y[~np.isnan(party.y)])
     if target == "binary" and len(found) != 2:
+        hint = ": set target to 'multiclass' or 'continuous'" if len(found) > 2 else ""
         raise PartyError(
             "labels must have two values for target 'binary', this party's have "
-            f"{len(found)}: set target to 'multiclass' or 'continuous'"
+            f"{len(found)}{hint}"
         )
     if target == "multiclass" and not 2 <= len(found) <= MAX_CLASSES:
         raise PartyError(
@@ -68,20 +70,31 @@ def _signs(party: Party, target: str, classes: Array, rows: Array) -> Array:
 # -- bandwidth ------------------------------------------------------------------------
 
 
+PAIRS = 1000
+"""Pairs of rows whose median distance gives the bandwidth."""
+
+
 @step("fdskl_distances", sealed=("distances",))
-def distances(party: Party, kernel: str, target: str, count: int) -> Values:
-    """Return this party's part of the distances of `count` pairs of rows."""
+def distances(party: Party, kernel: str, target: str) -> Values:
+    """Return this party's part of the distances of pairs of rows."""
     _classes(party, target)  # refuses before anything is sent
-    rng = np.random.default_rng([party.seed, count])  # the same pairs at all parties
-    pairs = draw_pairs(party.n_rows, count, rng)
-    return {"distances": pair_distances(party.X, pairs, kernel)}
+    rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
+    pairs = draw_pairs(party.n_rows, PAIRS, rng)
+    try:
+        return {"distances": pair_distances(party.X, pairs, kernel)}
+    except ValueError as error:
+        raise PartyError(str(error)) from None
 
 
 @step("fdskl_bandwidth")
-def bandwidth(party: Party, kernel: str, distances: Array) -> Values:
+def bandwidth(
+    party: Party, kernel: str, distances: Array, resolution: float = 0.0
+) -> Values:
     """Return the bandwidth that the median of the summed distances gives."""
+    if len(distances) != PAIRS:  # the median of one would be that one
+        raise PartyError(f"distances must be {PAIRS}, got {len(distances)}")
     try:
-        return {"bandwidth": median_bandwidth(distances, kernel)}
+        return {"bandwidth": median_bandwidth(distances, kernel, resolution)}
     except ValueError as error:
         raise PartyError(str(error)) from None
 
@@ -89,7 +102,10 @@ def bandwidth(party: Party, kernel: str, distances: Array) -> Values:
 # -- angles (Algorithm 3) -------------------------------------------------------------
 
 
-def _begin(party: Party, setup: Values) -> None:
+_CODES = ([0.0, 1.0], [-1.0, 1.0])
+
+
+def _begin(party: Party, setup: dict[str, Any]) -> None:
     """Draw the seed of the party's features, and check its labels, once a run."""
     if party.part or "seed" in party.state:
         return
@@ -99,6 +115,12 @@ def _begin(party: Party, setup: Values) -> None:
             "label holder can compute differences between its rows"
         )
     classes = _classes(party, str(setup["target"]))
+    several = party.y is not None and len(setup["holders"]) > 1
+    if several and setup["target"] == "binary" and list(classes) not in _CODES:
+        raise PartyError(
+            "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
+            "so that they mean the same at all"
+        )
     seed = party.rng("features").bytes(16).hex()
     party.state |= {**setup, "n_columns": party.X.shape[1], "seed": seed}
     party.state["n_parties"] = party.n_parties
@@ -120,12 +142,13 @@ def _angles(
     of Algorithm 3), ``offsets_l``; `send` says which arrays to give.
     """
     model = party.part or party.state
-    party.share(rows)
-    X = party.X[rows.astype(np.intp)]
+    if model["holders"] != [party.index]:  # else they leave it to no one
+        party.share(rows)
+    rows = rows.astype(np.intp)
     found: dict[str, Any] = {}
     wanted = [name for name in send if name.startswith("angles")]
     if wanted or not send:
-        angles = partial_angles(model, X, stop, bits)
+        angles = partial_angles(model, party.X, stop, bits, rows)
     for holder in model["holders"]:
         mine = owned(model, stop, holder) if len(model["holders"]) > 1 else slice(None)
         if not send or f"angles_{holder}" in send:
@@ -149,12 +172,25 @@ def angles(
     return _angles(party, rows, stop, bits, send)
 
 
+@step("fdskl_test_angles", sealed=("angles_*", "offsets_*"))
+def held_out_angles(
+    party: Party, rows: Array, stop: int, bits: int, send: Sequence[str] = ()
+) -> Values:
+    """Give the same for rows that are not trained on."""
+    return _angles(party, rows, stop, bits, send)
+
+
+def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
+    """Return the summed angles of rows, shape (n, M_l), without removed phases."""
+    angles = angles.reshape(len(rows), -1)
+    if angles.dtype.kind == "f":
+        angles = (angles if offsets is None else angles - offsets) % 1.0
+    return angles
+
+
 def _phi(angles: Array, offsets: Array | None, rows: Array) -> Array:
     """Return the features of rows from their summed angles, shape (n, M_l)."""
-    angles = angles.reshape(len(rows), -1)
-    if angles.dtype.kind == "f":  # whole turns and removed phases
-        angles = (angles if offsets is None else angles - offsets) % 1.0
-    return features(angles)
+    return features(_summed(angles, offsets, rows))
 
 
 # -- the exact solution ---------------------------------------------------------------
@@ -175,25 +211,27 @@ def fit(
     cross-validation.
     """
     model = party.state
+    kept = {"kept": party.state_dir is not None}
     if rows is None:
         party.part = _part(party)
-        return {}
+        return kept
     M = int(model["n_features"])
     names = sorted(blocks, key=lambda name: int(name.rpartition("_")[2]))
-    summed = np.concatenate([blocks.pop(name) for name in names]).reshape(-1, M)
-    if summed.dtype.kind == "f":
-        summed = (summed if offsets is None else summed - offsets) % 1.0
+    summed = np.concatenate([blocks.pop(name) for name in names])
+    summed = _summed(summed, offsets, rows)
+    if model["target"] == "multiclass":  # a rare class may have no row among these
+        model["classes"] = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
     Y = _signs(party, model["target"], model["classes"], rows)
     if (np.ptp(Y, axis=0) == 0).any():
-        raise PartyError(
-            "labels must differ, and each class have one, among the "
-            f"{len(rows)} rows to train on"
-        )
+        real = model["target"] == "continuous"
+        rule = "labels must differ" if real else "each class must have a label"
+        raise PartyError(f"{rule} among the {len(rows)} rows to train on")
     rng, folds = party.rng("cross-validation"), min(5, len(rows))
     found = fit_angles(summed, Y, loss, regularization or None, rng, folds=folds)
     party.part = _part(party, found.coef / np.sqrt(M), found.intercept)
     score = {} if found.cv_score is None else {"cv_score": found.cv_score}
     return {
+        **kept,
         "columns": Y.shape[1],
         "regularization": found.regularization,
         "converged": float(found.converged),
@@ -227,9 +265,16 @@ def start(party: Party, iterations: int, test_fraction: float, **setup: Any) -> 
     known[split_rows(party.n_rows, test_fraction, party.seed)[1]] = False
     if not known.any():
         raise PartyError("this party knows no label of a row that is not held out")
-    shape = (iterations, int(party.state["block"]))
+    target, shape = party.state["target"], (iterations, int(party.state["block"]))
     rows = party.rng("instances").choice(np.flatnonzero(known), size=shape)
-    return {"rows": rows.astype(np.uint32), "columns": party.state["alpha"].shape[1]}
+    several = target == "continuous" and len(party.state["holders"]) > 1
+    largest = np.abs(party.y[known]).max() if several else 1.0
+    party.state["scale"] = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
+    return {
+        "rows": rows.astype(np.uint32),
+        "columns": party.state["alpha"].shape[1],
+        "scale": party.state["scale"],
+    }
 
 
 @step("fdskl_iterate", sealed=("angles_*", "scores"))
@@ -281,6 +326,7 @@ def iterate(
         alpha = state.get("alpha")
         zero = None if alpha is None else np.zeros(alpha.shape[1])
         party.part = _part(party, alpha, zero)
+        reply["kept"] = party.state_dir is not None
     return reply
 
 
@@ -318,6 +364,7 @@ def part(party: Party) -> Values:
         "n_features": own["n_features"],
         "holders": list(own["holders"]),
         "columns": len(own["intercept"]) if "coef" in own else 0,
+        "scale": own.get("scale", 1.0),
         "kernel": own["kernel"],
         "bandwidth": own["bandwidth"],
         "parties": own["n_parties"],
@@ -361,7 +408,8 @@ def answer(
         found = answers(scores.reshape(-1, columns), own["target"], own["classes"])
         before = state.get("answers", np.zeros(0)), state.get("rows", np.zeros(0))
         state["answers"] = np.concatenate([before[0], found])
-        state["rows"] = np.concatenate([before[1], done]).astype(np.uint32)
+        if evaluate:
+            state["rows"] = np.concatenate([before[1], done]).astype(np.uint32)
     if request:
         reply |= _angles(party, **request)
     if last and "answers" in state:
@@ -379,7 +427,7 @@ def _errors(party: Party, rows: Array, found: Array) -> dict[str, float]:
     known = ~np.isnan(y)
     y, found = y[known], found[known]
     if not len(y):
-        return {}
+        return {"test_rows": 0}
     if party.part["target"] == "continuous":
-        return {"test_loss": float(np.mean((found - y) ** 2))}
-    return {"test_error": float(np.mean(found != y))}
+        return {"test_loss": float(np.mean((found - y) ** 2)), "test_rows": len(y)}
+    return {"test_error": float(np.mean(found != y)), "test_rows": len(y)}

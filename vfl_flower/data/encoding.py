@@ -89,7 +89,7 @@ def encode(
             numbers = values if levels is None else (values == code).astype(np.float64)
             if fitted:
                 _fit(own, numbers, gaps, source)
-            X[:, k] = _applied(own, code, numbers, gaps)
+            X[:, k] = _applied(own, code, numbers, gaps, who)
             k += 1
         if missing and own["fill"]:
             filled.append(f"{missing} missing values of column {name!r} became {fill}")
@@ -131,7 +131,7 @@ def encode_arrays(
             raise _other_kind(own, who)
         if fitted:
             _fit(own, X[:, k], gaps, source)
-        X[:, k] = _applied(own, 0, X[:, k], gaps)
+        X[:, k] = _applied(own, 0, X[:, k], gaps, who)
     return encoding
 
 
@@ -184,6 +184,8 @@ def _new(name: str, levels: list[str] | None) -> dict[str, Any]:
     return {"name": name, "levels": levels, "fill": [], "mean": [], "scale": []}
 
 
+# Sums and squares of values of some 1e154 or more are infinite, and refused below.
+@np.errstate(over="ignore", invalid="ignore")
 def _fit(own: dict[str, Any], numbers: Array, gaps: Array, source: PartySource) -> None:
     """Add to a source column's encoding what one column that it became needs."""
     if source.impute != "none":
@@ -197,16 +199,25 @@ def _fit(own: dict[str, Any], numbers: Array, gaps: Array, source: PartySource) 
         own["scale"].append(0.0 if constant else float(numbers.std()))
 
 
-def _applied(own: dict[str, Any], code: int, numbers: Array, gaps: Array) -> Array:
+@np.errstate(over="ignore", invalid="ignore")
+def _applied(
+    own: dict[str, Any], code: int, numbers: Array, gaps: Array, who: str
+) -> Array:
     """Return one column with its gaps filled and scaled; zeros where it is constant."""
+    found = [own[key][code] for key in ("fill", "mean", "scale") if own[key]]
     if own["fill"]:
         numbers = np.where(gaps, own["fill"][code], numbers)
-    if not own["scale"]:
-        return numbers
-    if own["scale"][code] == 0:
-        return np.zeros(len(numbers))
-    scaled: Array = (numbers - own["mean"][code]) / own["scale"][code]
-    return scaled
+    if own["scale"] and own["scale"][code] == 0:
+        numbers = np.zeros(len(numbers))
+    elif own["scale"]:
+        numbers = (numbers - own["mean"][code]) / own["scale"][code]
+    bare = gaps.any() and not own["fill"]  # which the caller refuses
+    if not (bare or (np.isfinite(found).all() and np.isfinite(numbers).all())):
+        raise PartyError(
+            f"column {own['name']!r} of {who} has values too large to be filled or "
+            "scaled"
+        )
+    return numbers
 
 
 def _codes(column: Any, levels: Sequence[str]) -> Array:

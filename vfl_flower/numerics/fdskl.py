@@ -20,17 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from vfl_flower.numerics.kernel_solvers import LOSSES, Fit, Loss, fit, named, predict
+from vfl_flower.numerics.kernel_solvers import LOSSES, named
 from vfl_flower.typing import Array
 
 __all__ = [
     "LOSSES",
     "SCHEDULES",
-    "Fit",
-    "Loss",
     "dsg_update",
-    "fit",
-    "predict",
     "step_sizes",
     "theorem4_iterations",
     "theorem4_step",

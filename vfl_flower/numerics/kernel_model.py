@@ -15,6 +15,7 @@ A part is a mapping from names to settings and arrays:
 ``intercept``       only at a holder, shape (C,), in the unit of y
 ``target``          only at a holder: ``binary``, ``multiclass``, ``continuous``
 ``classes``         only at a holder: the label of each class
+``scale``           only at one of several holders: size of its labels, a power of two
 ==================  ====================================================================
 """
 
@@ -44,7 +45,11 @@ def own_features(part: Mapping[str, Any]) -> RandomFeatures:
 
 
 def partial_angles(
-    part: Mapping[str, Any], X: Array, stop: int, bits: int, start: int = 0
+    part: Mapping[str, Any],
+    X: Array,
+    stop: int,
+    bits: int,
+    rows: Array | None = None,
 ) -> Array:
     """Return a party's part of the angles of rows (line 3 of Algorithm 3).
 
@@ -53,21 +58,23 @@ def partial_angles(
     part : mapping
         The party's part of the model.
     X : Array, shape (n, d_l)
-        Its columns of the rows.
-    start, stop : int
-        Features start to stop - 1.
+        Its columns.
+    stop : int
+        Features 0 to stop - 1.
     bits : {16, 32, 64}
         Type of the angles; see :meth:`RandomFeatures.angles`. With shared features
         they are real turns, whole turns included, and `bits` is 64.
+    rows : Array of int, shape (m,), optional
+        Rows of `X`; default: all.
 
     Returns
     -------
-    Array, shape (n, stop - start)
+    Array, shape (m, stop)
         Fractions of a turn, or turns.
     """
     own = own_features(part)
     if "shared_seed" not in part:
-        return own.angles(X, start, stop, bits)
+        return own.angles(X, 0, stop, bits, rows)
     every = RandomFeatures(
         part["kernel"],
         part["all_columns"],
@@ -75,10 +82,11 @@ def partial_angles(
         int(part["shared_seed"], 16),
         orthogonal=False,
     )
-    omega, _ = every.weights(start, stop)
+    omega, _ = every.weights(0, stop)
     first = part["first_column"]
+    X = X if rows is None else X[rows]
     turns = X @ (omega[:, first : first + part["n_columns"]].T / (2 * np.pi))
-    return np.asarray(turns + own.weights(start, stop)[1])
+    return np.asarray(turns + own.weights(0, stop)[1])
 
 
 def owned(part: Mapping[str, Any], stop: int, holder: int) -> Array:

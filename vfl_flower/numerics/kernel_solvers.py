@@ -17,9 +17,9 @@ angles, once for the principal axes of the centred features,
 .. math:: U = (Z - 1 \mu^T) V, \quad U^T U = \mathrm{diag}(s), \quad w = V a,
 
 and then once or twice an iteration. On these axes the square loss is solved for all
-:math:`\lambda` at once, and for the others :math:`h s / n + \lambda`, with h the
-largest curvature of the loss, bounds the Hessian: dividing by it makes the number of
-iterations small whatever :math:`\lambda`.
+:math:`\lambda` at once, and for the others :math:`h s / n + \lambda`, with h the mean
+curvature of the loss, stands for the Hessian: dividing by it makes the number of
+iterations small unless :math:`\lambda` is tiny and the classes are apart.
 
 References
 ----------
@@ -48,6 +48,9 @@ GRID = 10.0 ** np.arange(-10, 3.25, 0.5)
 
 PATH = 10.0 ** np.arange(0, -10.5, -1)
 """Strengths that the other losses are tried with, in this order: 1 to 1e-10."""
+
+CV_TOL, CV_ITER = 3e-2, 30
+"""`tol` and `max_iter` of the fits that only rank strengths; see `fit`."""
 
 Score = tuple[float, float]
 """Of rows left out: what decides, and what decides between equals; small is good."""
@@ -112,7 +115,7 @@ LOSSES = {
     "smooth_hinge": Loss(
         value=_hinge_value,
         derivative=lambda u, y: -y * _clipped(u, y),
-        second=lambda u, y: ((y * u > 0) & (y * u < 1)).astype(float),
+        second=lambda u, y: ((y * u >= 0) & (y * u < 1)).astype(float),
         slope=1.0,
         curvature=1.0,
         binary=True,
@@ -228,17 +231,19 @@ def fit(
     folds : int
         From 2 to n; more cost little, since all share the features.
     tol : float
-        The iteration ends where the gradient is no longer, in the norm of the inverse
-        of the bound of the Hessian; at f = 0 it is at most 1 for both losses.
+        The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
+        objective, for each column: g is the gradient, and B the Hessian were the
+        curvature of the loss the same in each row. It is about twice the gap to the
+        optimum. From some 1e-8 down rounding ends the iteration first.
     max_iter : int
-        Largest number of iterations.
+        Largest number of steps, of two passes over the features each.
     block_bytes : int
         Size of a block of features.
 
     Returns
     -------
     Fit
-        The optimum; `converged` is False where `max_iter` was too small.
+        The optimum; `converged` is False where `max_iter` was too small, or `tol`.
 
     Raises
     ------
@@ -253,7 +258,8 @@ def fit(
     summed loss, as scikit-learn's ``RidgeCV`` does.
 
     `PATH` is left where neither the errors nor the loss of rows left out got better
-    in two strengths on end: smaller ones take the most iterations.
+    in two strengths on end, or in one whose fits took `CV_ITER` steps and were not at
+    the optimum: smaller ones take the most steps.
 
     Memory beyond the angles: two square matrices of the smaller of n and M, another
     two while their eigenvectors are computed, and some columns of n for each class
@@ -422,8 +428,8 @@ def _blocks(angles: Array, M: int, block_bytes: int) -> Iterator[tuple[slice, Ar
 
 def _wrong(scores: Array, Y: Array) -> Array:
     """Return which rows are misclassified; the last axis is the columns."""
-    if Y.shape[-1] == 1:
-        return np.asarray((scores * Y <= 0)[..., 0])
+    if Y.shape[-1] == 1:  # a score of 0 is of the class -1, as in the answers
+        return np.asarray(((scores > 0) != (Y > 0))[..., 0])
     return np.asarray(scores.argmax(axis=-1) != Y.argmax(axis=-1))
 
 
@@ -467,7 +473,7 @@ def _ridge(
 
 def _cross_validate(
     axes: _Axes, Y: Array, loss: Loss, folds: int, rng: np.random.Generator
-) -> tuple[tuple[Array, Array], dict[float, Score]]:
+) -> tuple[Array, dict[float, Score]]:
     """Try the strengths of `PATH`, each from the solution of the one before.
 
     Folds and classes are columns of one problem. Each fold has about the same share of
@@ -475,8 +481,8 @@ def _cross_validate(
 
     Returns
     -------
-    start : tuple of Array, shapes (r + 1, C) and (n, C)
-        Mean solution of the folds at the best strength, and its scores.
+    start : Array, shape (r + 1, C)
+        Mean solution of the folds at the best strength.
     path : dict
         Score of each strength that was tried.
     """
@@ -488,20 +494,19 @@ def _cross_validate(
     trained = fold[:, None] != np.arange(folds)
     W = np.repeat(trained / trained.sum(axis=0), C, axis=1)
     targets = np.tile(Y, folds)
-    state: tuple[Array, Array] | None = None
+    X: Array | None = None
     path: dict[float, Score] = {}
     idle, least = 0, (math.inf, math.inf)
     for lam in PATH.tolist():
-        X, F, _ = _minimise(axes, targets, W, loss, lam, state, tol=1e-2, max_iter=100)
-        state = X, F
+        X, F, reached = _minimise(axes, targets, W, loss, lam, X, CV_TOL, CV_ITER)
         left_out = F.reshape(n, folds, C)[np.arange(n), fold]
         score = float(_wrong(left_out, Y).mean()), float(loss.value(left_out, Y).mean())
         if not path or score < min(path.values()):
-            start = tuple(a.reshape(-1, folds, C).mean(axis=1) for a in state)
+            start = X.reshape(-1, folds, C).mean(axis=1)
         path[lam] = score
         idle = 0 if score[0] < least[0] or score[1] < least[1] else idle + 1
         least = min(least[0], score[0]), min(least[1], score[1])
-        if idle == 2:
+        if idle == 2 or (idle and not reached):
             break
     return start, path
 
@@ -512,16 +517,16 @@ def _minimise(
     W: Array,
     loss: Loss,
     lam: float,
-    start: tuple[Array, Array] | None,
+    start: Array | None,
     tol: float,
     max_iter: int,
 ) -> tuple[Array, Array, bool]:
     r"""Minimise :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`, each k.
 
-    Nonlinear conjugate gradients (Polak and Ribiere, restarted where beta < 0),
-    preconditioned by the bound of the Hessian. Each column has its own direction and
-    step, so it gets the solution that it would get alone. f is linear in x, so the
-    line search takes no pass over the features.
+    L-BFGS on all columns at once, since they share the passes over the features, each
+    column as a share of its objective at the start. The variable is scaled by the root
+    of B, the Hessian were the curvature of the loss the same in each row. It begins
+    anew where that curvature has become another: it goes to 0 with the loss.
 
     Parameters
     ----------
@@ -531,8 +536,8 @@ def _minimise(
         Labels, and weights of the rows, which add up to 1 in each column.
     loss, lam, tol, max_iter
         See `fit`.
-    start : tuple of Array, shapes (r + 1, K) and (n, K), optional
-        x and its f; default 0.
+    start : Array, shape (r + 1, K), optional
+        x; default 0.
 
     Returns
     -------
@@ -543,60 +548,56 @@ def _minimise(
     converged : bool
         Of all columns.
     """
+    from scipy.optimize import minimize
+
     penalty = np.append(np.full(len(axes.s), lam), 0.0)[:, None]
-    bound = loss.curvature * np.append(axes.s / axes.n, 1.0)[:, None] + penalty
+    spread = np.append(axes.s / axes.n, 1.0)[:, None]
+    X = np.zeros((len(spread), Y.shape[1])) if start is None else start
 
-    def gradient(X: Array, F: Array, Y: Array, W: Array) -> Array:
+    def evaluate(X: Array) -> tuple[Array, Array, Array, Array]:
+        """Return the objectives, their gradients, f and the diagonals of B."""
+        F = axes.forward(X[:-1]) + X[-1]
         R = W * loss.derivative(F, Y)
-        return np.asarray(np.vstack([axes.backward(R), R.sum(axis=0)]) + penalty * X)
+        G = np.vstack([axes.backward(R), R.sum(axis=0)]) + penalty * X
+        value = (W * loss.value(F, Y)).sum(axis=0) + (penalty * X**2).sum(axis=0) / 2
+        curvature = (W * loss.second(F, Y)).sum(axis=0)
+        # No less than one row's: a hinge may have none.
+        B = np.maximum(curvature, loss.curvature / axes.n) * spread + penalty
+        return value, G, F, B
 
-    X, F = np.zeros((len(bound), Y.shape[1])), np.zeros_like(Y)
-    if start is not None:
-        X, F = start[0].copy(), start[1].copy()
-    G = gradient(X, F, Y, W)
-    live, P = np.arange(Y.shape[1]), np.zeros_like(X)
-    for _ in range(max_iter):
-        size = (G**2 / bound).sum(axis=0)
-        going = size > tol**2
-        live, G, P, size = live[going], G[:, going], P[:, going], size[going]
-        if not len(live):
-            return X, F, True
-        P -= G / bound
-        P = np.where((P * G).sum(axis=0) < 0, P, -G / bound)
-        D = axes.forward(P[:-1]) + P[-1]
-        x, f, y, w = X[:, live], F[:, live], Y[:, live], W[:, live]
-        ridge = (penalty * x * P).sum(axis=0), (penalty * P**2).sum(axis=0)
-        t = _line_search(loss, f, D, y, w, *ridge)
-        X[:, live], F[:, live] = x + t * P, f + t * D
-        old, G = G, gradient(X[:, live], F[:, live], y, w)
-        P *= np.maximum(0.0, ((G - old) * G / bound).sum(axis=0) / size)
-    return X, F, False
+    now, calls = evaluate(X), 0
+    origin, (unit, _, _, B) = X, now
 
+    def close() -> bool:
+        value, G, _, B = now
+        return bool(((G**2 / B).sum(axis=0) <= tol**2 * value).all())
 
-def _line_search(
-    loss: Loss, F: Array, D: Array, Y: Array, W: Array, slope: Array, curve: Array
-) -> Array:
-    """Return where W . L(F + t D, Y) + t slope + t^2 curve / 2 is least, shape (K,).
+    def scaled(z: Array) -> tuple[float, Array]:
+        nonlocal X, now, calls
+        root = np.sqrt(B / unit)
+        if z.any():  # 0 is the origin, and known
+            X = origin + z.reshape(X.shape) / root
+            now, calls = evaluate(X), calls + 1
+        return float((now[0] / unit).sum()), (now[1] / unit / root).ravel()
 
-    Newton's method, with bisection where it would leave the bracket.
-    """
-    t, low, high = (
-        np.zeros_like(slope),
-        np.zeros_like(slope),
-        np.full_like(slope, np.inf),
-    )
-    for i in range(40):
-        u = F + t * D
-        first = (W * loss.derivative(u, Y) * D).sum(axis=0) + slope + t * curve
-        if i == 0:
-            small = 1e-3 * np.abs(first)
-        done = np.abs(first) <= small
-        if done.all():
+    def stop(intermediate_result: object) -> None:
+        other = np.abs(np.log(now[3][-1] / B[-1])).max() > math.log(4)
+        if other or calls >= max_iter or close():
+            raise StopIteration
+
+    while not close() and calls < max_iter:
+        origin, (unit, _, _, B) = X, now
+        found = minimize(
+            scaled,
+            np.zeros(X.size),
+            jac=True,
+            method="L-BFGS-B",
+            callback=stop,
+            options={"ftol": 0, "gtol": 0, "maxiter": max_iter, "maxfun": max_iter},
+        )
+        best = origin + found.x.reshape(X.shape) / np.sqrt(B / unit)
+        if (best != X).any():  # a line search failed, and X is where it last looked
+            X, now = best, evaluate(best)
+        if not found.nit:  # rounding hides every descent
             break
-        low, high = np.where(first < 0, t, low), np.where(first > 0, t, high)
-        second = (W * loss.second(u, Y) * D**2).sum(axis=0) + curve
-        newton = t - first / np.maximum(second, np.finfo(np.float64).tiny)
-        middle = np.where(np.isinf(high), 2 * t + 1, (low + high) / 2)
-        inside = (newton > low) & (newton < high)
-        t = np.where(done, t, np.where(inside, newton, middle))
-    return t
+    return X, now[2], close()

@@ -178,7 +178,9 @@ class RandomFeatures:
         wanted = slice(start - first * CHUNK, stop - first * CHUNK)
         return omega[wanted] / self.bandwidth, b.ravel()[wanted]
 
-    def angles(self, X: Array, start: int, stop: int, bits: int) -> Array:
+    def angles(
+        self, X: Array, start: int, stop: int, bits: int, rows: Array | None = None
+    ) -> Array:
         """Return the partial angles omega_j^T x + b_j as fractions of a turn.
 
         Parameters
@@ -190,22 +192,25 @@ class RandomFeatures:
             Range of features, 0 <= start < stop.
         bits : {16, 32, 64}
             Type of the angles.
+        rows : Array of int, shape (m,), optional
+            Rows of `X` to use, in this order, repeats allowed. Default: all, m = n.
 
         Returns
         -------
-        Array, shape (n, stop - start)
+        Array, shape (m, stop - start)
             16 or 32 bits: unsigned integers of that size, in units of 2^-bits of a
             turn, the nearest; sums wrap. 64: float64 turns in [0, 1).
 
         Raises
         ------
         ValueError
-            `X` is no real matrix of d columns, holds a value that is not finite, or
-            `bits` or the range is none of the above.
+            `X` is no real matrix of d columns, one of its values or of its products
+            with the frequencies is not finite, or `bits`, the range or `rows` is none
+            of the above.
 
         Notes
         -----
-        Made in tiles of 4 or 8 MiB: memory beyond the result is some 20 MB,
+        Made in tiles of 4 or 8 MiB at most: memory beyond the result is some 20 MB,
         whatever the rows, features and columns.
 
         At 16 bits the products are in float32 where the largest of the block cannot
@@ -224,10 +229,10 @@ class RandomFeatures:
                 f"shape {X.shape} and dtype {X.dtype}"
             )
         _check_range(start, stop)
-        n, d = X.shape
+        n, d = len(RowBlocks(X, rows=rows)), self.n_columns
         unit = 1.0 if bits == 64 else 2.0**bits  # of angles, in a turn
         most = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
-        r = max(1, min(2048, most))
+        r = max(1, min(2048, most, n))
         c = max(1, min(TILE // r, most) // CHUNK) * CHUNK
         buffers = [
             (np.ones((r, d + 1), dtype=real), np.empty(r * c, dtype=real))
@@ -235,10 +240,11 @@ class RandomFeatures:
         ]
         A, P = buffers[1]
         tiles = [slice(i, min(i + r, n)) for i in range(0, n, r)]
+        sources: list[Any] = tiles if rows is None else [rows[tile] for tile in tiles]
         largest = np.zeros(d + 1)
-        for rows in tiles:
-            own = A[: rows.stop - rows.start]
-            own[:, :d] = X[rows]
+        for tile, source in zip(tiles, sources, strict=True):
+            own = A[: tile.stop - tile.start]
+            own[:, :d] = X[source]
             np.maximum(largest, np.abs(own).max(axis=0), out=largest)
         if not np.isfinite(largest).all():
             raise ValueError("X must be finite")
@@ -249,15 +255,23 @@ class RandomFeatures:
             W = np.empty((d + 1, high - low))  # the last row meets the ones in A
             np.multiply(omega.T, unit / (2 * np.pi), out=W[:d])
             np.multiply(b, unit, out=W[d])
-            bound = (largest * np.abs(W.T)).sum(axis=1).max()
-            A, P = buffers[0 if bits == 16 and bound < 2**20 else 1]
+            with np.errstate(over="ignore"):
+                bound = (largest * np.abs(W.T)).sum(axis=1).max()
+            if not bound < math.inf:
+                raise ValueError(
+                    "X must be of a size whose products with the frequencies are finite"
+                )
+            # Neither may leave the range of float32, even where their product is small.
+            factors = max(largest.max(), np.abs(W).max())
+            single = bits == 16 and bound < 2**20 and factors < 2**60
+            A, P = buffers[0 if single else 1]
             W = W.astype(A.dtype, copy=False)
-            for rows in tiles:
-                own = A[: rows.stop - rows.start]
-                own[:, :d] = X[rows]
+            for tile, source in zip(tiles, sources, strict=True):
+                own = A[: tile.stop - tile.start]
+                own[:, :d] = X[source]
                 product = P[: len(own) * (high - low)].reshape(len(own), -1)
                 np.matmul(own, W, out=product)
-                _wrap(product, out[rows, low - start : high - start], bound < 2**51)
+                _wrap(product, out[tile, low - start : high - start], bound < 2**51)
         return out
 
 
@@ -353,24 +367,31 @@ def pair_distances(X: Array, pairs: Array, kernel: str) -> Array:
     Raises
     ------
     ValueError
-        The kernel is unknown, `X` is no real matrix, or `pairs` are no pairs of its
-        row numbers.
+        The kernel is unknown, `X` is no real matrix, `pairs` are no pairs of its row
+        numbers, or a distance is not finite.
     """
     _check_kernel(kernel)
     if pairs.ndim != 2 or len(pairs) != 2:
         raise ValueError(f"pairs must be of shape (2, P), got {pairs.shape}")
     power = 2 if kernel == "gaussian" else 1
     first, second = RowBlocks(X, rows=pairs[0]), RowBlocks(X, rows=pairs[1])
-    return np.concatenate(
-        [np.zeros(0)]
-        + [
-            (np.abs(a - b) ** power).sum(axis=1)
-            for a, b in zip(first, second, strict=True)
-        ]
-    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        distances = np.concatenate(
+            [np.zeros(0)]
+            + [
+                (np.abs(a - b) ** power).sum(axis=1)
+                for a, b in zip(first, second, strict=True)
+            ]
+        )
+    if not np.isfinite(distances).all():
+        raise ValueError(
+            "X must be of a size whose distances of rows are finite: standardise the "
+            "columns, or give a bandwidth"
+        )
+    return distances
 
 
-def median_bandwidth(distances: Array, kernel: str) -> float:
+def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> float:
     """Return the bandwidth by the median heuristic.
 
     Parameters
@@ -379,6 +400,8 @@ def median_bandwidth(distances: Array, kernel: str) -> float:
         Distances of row pairs, summed over the parties (see `pair_distances`).
     kernel : {"gaussian", "laplacian"}
         The kernel.
+    resolution : float
+        Step of the distances, where a sum in fixed point gave them, in their unit.
 
     Returns
     -------
@@ -389,10 +412,15 @@ def median_bandwidth(distances: Array, kernel: str) -> float:
     Raises
     ------
     ValueError
-        The kernel is unknown, or the median is 0 or not finite.
+        The kernel is unknown, or the median is 0, not finite, or below 2^20 steps.
     """
     _check_kernel(kernel)
     median = float(np.median(distances)) if len(distances) else math.nan
+    if median < (least := 2**20 * resolution):
+        raise ValueError(
+            f"bandwidth 'median' needs distances above {least:.1e}: standardise the "
+            "columns, or give a bandwidth"
+        )
     if median == 0:
         raise ValueError(
             "the median distance of rows must be positive, got 0: "

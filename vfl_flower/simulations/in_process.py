@@ -167,6 +167,11 @@ def simulate(
     if seed is not None:
         strategy = copy.copy(strategy)
         strategy.seed = seed
+    if strategy.n_parties not in (0, len(parties)):
+        raise ValueError(
+            f"n_parties must be 0 or the {len(parties)} parties given, got "
+            f"{strategy.n_parties}"
+        )
     grid = InProcessGrid(parties)
     result = strategy.start(grid, timeout=timeout)
     if isinstance(result.model, KernelModel) and all(grid.parts()):

@@ -19,8 +19,8 @@ from vfl_flower.typing import Array, Values
 MASKINGS = ("circle", "paper", "plain")
 """Angles modulo a turn under masks; Algorithm 3 of the paper; or bare."""
 
-SCORE_BOUND = 2.0**32
-"""Largest score of a row that goes through a fixed-point sum, in the unit of y."""
+_SCORE_BOUND = 2.0**16
+"""Largest score of a row in a sum of several label holders, in their largest label."""
 
 _REAL = Sum(bound=2.0**60, group="plain")
 
@@ -42,7 +42,9 @@ class Angles:
     shared : bool
         Whether the phases are taken off along a second tree, as in the paper.
     kept : tuple of int
-        For each holder the party whose phase stays.
+        For each holder the party whose phase stays; only where `shared`.
+    scale : float
+        Size of labels, where several holders add up their scores.
     """
 
     parties: Parties
@@ -51,6 +53,11 @@ class Angles:
     topology: str = "star"
     shared: bool = False
     kept: tuple[int, ...] = ()
+    scale: float = 1.0
+
+    def scores(self, holder: int) -> dict[str, Sum]:
+        """Return the sum of the holders' scores, for one of them."""
+        return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
 
     @property
     def bits(self) -> int:
@@ -81,27 +88,30 @@ class Angles:
             wanted |= {f"angles_{j}": Sum(1.0, self.group, to=j) for j in self.holders}
             asked = {**request, "bits": self.bits}
         replies = self.parties.ask_each(action, each, sums=wanted, **values, **asked)
+        if replies.clipped:
+            raise FederationError(
+                f"scores must be below {_SCORE_BOUND * self.scale:g} in size for the "
+                f"sum of several label holders, {replies.clipped} are not: the steps "
+                "are too large, or the labels far apart"
+            )
         found = replies.sealed
         angles = {n: found.pop(n) for n in list(found) if n.startswith("angles_")}
         return list(replies), found, angles
 
-    def relay(self, request: Values) -> dict[str, Sealed]:
+    def relay(self, request: Values, action: str = "fdskl_angles") -> dict[str, Sealed]:
         """Let the angles of a `request` travel from party to party: T1, and T2."""
         everyone = list(range(len(self.parties)))
-        found: dict[str, Sealed] = {}
-        for holder, kept in zip(self.holders, self.kept, strict=True):
-            trees: dict[str, tuple[Sum, Tree]] = {}
+        trees: dict[str, tuple[Sum, Tree]] = {}
+        for place, holder in enumerate(self.holders):
             if self.shared:
+                kept = self.kept[place]
                 first, second = two_trees(self.topology, everyone, holder, kept)
                 trees[f"angles_{holder}"] = (_REAL, first)
                 trees[f"offsets_{holder}"] = (_REAL, second)
             else:
                 tree = spanning(self.topology, everyone, holder)
                 trees[f"angles_{holder}"] = (Sum(1.0, self.group), tree)
-            found |= self.parties.relay_sums(
-                "fdskl_angles", trees, bits=self.bits, **request
-            )
-        return found
+        return self.parties.relay_sums(action, trees, bits=self.bits, **request)
 
     def of(self, found: Mapping[str, Sealed], rows: Array) -> list[dict[str, Any]]:
         """Return what each party gets of the angles of `rows`: a holder its own."""
@@ -140,7 +150,8 @@ class Angles:
             if k < len(blocks):
                 request = {"rows": blocks[k], "stop": n_features}
                 if not stars:
-                    pending, request = (blocks[k], self.relay(request)), None
+                    found = self.relay(request, "fdskl_test_angles")
+                    pending, request = (blocks[k], found), None
             each = self.of({}, rows)
             if pending is not None:
                 each = self.of(pending[1], pending[0])
@@ -151,7 +162,7 @@ class Angles:
             replies, sums, found = self.ask(
                 "fdskl_answer",
                 each,
-                {"scores": Sum(SCORE_BOUND, to=receiver)} if summed else {},
+                self.scores(receiver) if summed else {},
                 request,
                 columns=columns,
                 size=len(pending[0]) if pending and summed else 0,
@@ -170,13 +181,13 @@ def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Arr
     yield from np.array_split(rows, max(1, math.ceil(size / block_bytes)))
 
 
-def check_block(M: int, bits: int, block_bytes: int) -> None:
-    """Raise ``FederationError`` unless a block holds the angles of one row."""
-    row = M * bits // 8
-    if block_bytes < row:
+def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
+    """Raise ``FederationError`` unless a block holds the angles of `rows` rows."""
+    least = rows * M * bits // 8
+    if block_bytes < least:
         raise FederationError(
-            f"block_bytes must hold one row of {M} features, {row} bytes, got "
-            f"{block_bytes}"
+            f"block_bytes must hold {'one row' if rows == 1 else f'{rows} rows'} of "
+            f"{M} features, {least} bytes, got {block_bytes}"
         )
 
 

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,6 @@ from vfl_flower.numerics.random_features import KERNELS
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.strategies.angles import (
     MASKINGS,
-    SCORE_BOUND,
     Angles,
     check_block,
     check_topology,
@@ -43,8 +44,8 @@ log = logging.getLogger("vfl_flower")
 SOLVERS = ("direct", "doubly-stochastic")
 TARGETS = ("binary", "multiclass", "continuous")
 
-PAIRS = 1000
-"""Pairs of rows whose median distance gives the bandwidth."""
+LEAST_ROWS = 20
+"""Rows below which a budget is refused rather than spent."""
 
 MOST_FEATURES = 2048
 """Features that the budget is spent on at most: the solver takes their third power."""
@@ -65,16 +66,25 @@ class FDSKL(ProtocolStrategy):
     bandwidth      the label holder: their median         the bandwidth
     angles         omega_j^T x_j + b_j, masked            nothing
     fit            the label holder: a cross-validation   the score, and lambda
-                   score, lambda
+                   score, lambda, number of classes,
+                   whether it converged
     start          label holders: numbers of their        the rows' numbers
-                   instances (``doubly-stochastic``)
-    iterate        angles; its part of scores; masked     nothing
+                   instances, columns of f, and the
+                   scale of labels (a power of two)
+                   (``doubly-stochastic``)
+    iterate        angles; of several label holders its   nothing
+                   part of scores; masked
     answer         the same for rows held out; then the   the mean error
-                   label holder: their mean error
+                   first label holder: their mean error
+                   and number
+    last of        whether it keeps its part              all of it
+    training
     =============  =====================================  ==========================
 
     The label holder learns the model, and from the summed angles the other parties'
     columns of these rows up to a linear map that it does not know: nearly a rotation.
+    Of several label holders each learns f(x) of the rows that it picks, so of exactly
+    two the other's part of it; all parties learn the picked rows and the largest scale.
 
     Parameters
     ----------
@@ -99,11 +109,11 @@ class FDSKL(ProtocolStrategy):
         Bytes of angles that a party sends to train the direct solver.
     rows, features : int
         Rows and random features of the direct solver; 0: chosen within the budget,
-        four to eight rows a feature and at most 2,048 features.
+        eight rows a feature or, where that leaves some, more features, at most 2,048.
     bits : {16, 32}
         Of an angle, with ``masking="circle"``.
     block_bytes : int
-        Bytes of angles that a party sends in one round trip.
+        Bytes of angles that a party sends in one round trip, at most.
     topology : {"star", "ring", "tree"}
         How sums travel. In Flower each hop is a round trip, so a star is the fastest;
         in the others parties encrypt their messages to each other.
@@ -155,7 +165,7 @@ class FDSKL(ProtocolStrategy):
 
     model_class = KernelModel
     maskings = MASKINGS
-    evaluation_actions = ("fdskl_answer",)
+    evaluation_actions = ("fdskl_answer", "fdskl_test_angles")
 
     def __init__(
         self,
@@ -200,6 +210,8 @@ class FDSKL(ProtocolStrategy):
             ("block", block, 1),
         ):
             check_whole(name, value, least)
+        if rows == 1:
+            raise ValueError("rows must be 0 or at least 2, got 1")
         if bits not in (16, 32):
             raise ValueError(f"bits must be 16 or 32, got {bits}")
         if not 0 <= test_fraction < 1:
@@ -209,6 +221,19 @@ class FDSKL(ProtocolStrategy):
                 f"loss must be 'square' for target 'continuous', got {loss!r}"
             )
         check_topology(topology, masking)
+        given: dict[str, dict[str, Any]] = {
+            "doubly-stochastic": {
+                "iterations": iterations,
+                "block": block,
+                "step": step,
+                "schedule": schedule,
+            },
+            "direct": {"budget": budget, "rows": rows, "features": features},
+        }
+        for other in set(SOLVERS) - {solver}:
+            _check_unchanged(given[other], f"solver {solver!r}")
+        if masking != "circle":
+            _check_unchanged({"bits": bits}, f"masking {masking!r}")
         if (
             solver == "doubly-stochastic"
             and regularization != "auto"
@@ -229,7 +254,16 @@ class FDSKL(ProtocolStrategy):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on rows held out."""
         direct = self.solver == "direct"
-        holders = [parties.label_holder] if direct else parties.label_holders
+        holders = parties.label_holders
+        if direct and [parties[j].n_labels for j in holders] != [parties.n_rows]:
+            raise FederationError(
+                "solver 'direct' needs one party with the labels of all "
+                f"{parties.n_rows} rows, got "
+                + ", ".join(
+                    f"{parties[j].name!r} with {parties[j].n_labels}" for j in holders
+                )
+                + ": 'doubly-stochastic' takes several"
+            )
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
                 "target 'multiclass' needs one label holder, since each would have its "
@@ -241,14 +275,20 @@ class FDSKL(ProtocolStrategy):
         train = np.arange(parties.n_rows) if train is None else train
         if len(train) < 2:
             raise FederationError(
-                f"the run must have at least two rows to train on, got {len(train)}"
+                "test_fraction must leave at least two rows to train on, got "
+                f"{self.test_fraction} of {parties.n_rows} rows"
+            )
+        if self.test_fraction and not len(test):
+            log.warning(
+                "test_fraction holds out no row: %g of %d rows",
+                self.test_fraction,
+                parties.n_rows,
             )
         M = self.iterations * self.block
         if direct:
             train, M = self._sample(train, run)
         bits = self.bits if self.masking == "circle" else 64
-        if direct or len(test):
-            check_block(M, bits, self.block_bytes)
+        check_block(M, bits, self.block_bytes, 1 if direct else self.block)
         if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
             raise FederationError(
                 f"step must be at most the {len(train)} rows to train on with "
@@ -263,16 +303,16 @@ class FDSKL(ProtocolStrategy):
             [party.n_columns for party in parties],
         )
         run.record(0, model.to_record())
+        log.info("model %s", model.number)
         angles = self._angles(parties, holders, setup)
         if direct:
             metrics = self._direct(angles, train, setup)
-            columns = int(metrics.pop("columns"))
-        else:
-            columns = self._doubly_stochastic(angles, len(train), setup)
-            metrics = {}
-        metrics |= {"features": M, "bandwidth": model.bandwidth}
-        if direct:
             metrics["rows"] = len(train)
+        else:
+            metrics = self._doubly_stochastic(angles, len(train), setup)
+        columns, model.kept = int(metrics.pop("columns")), bool(metrics.pop("kept"))
+        angles = replace(angles, scale=metrics.pop("scale", 1.0))
+        metrics |= {"features": M, "bandwidth": model.bandwidth}
         if len(test):
             if direct:
                 most = max(1, self.budget // 4 // (M * bits // 8))
@@ -341,7 +381,7 @@ class FDSKL(ProtocolStrategy):
             f"circle{self.bits}" if circle else "plain",
             self.topology,
             shared=self.masking == "paper",
-            kept=tuple(setup.get("kept", holders)),
+            kept=tuple(setup.get("kept", ())),
         )
 
     def _bandwidth(self, parties: Parties, holder: int) -> float:
@@ -355,10 +395,13 @@ class FDSKL(ProtocolStrategy):
             {"distances": Sum(_DISTANCE_BOUND, to=holder)},
             kernel=self.kernel,
             target=self.target,
-            count=PAIRS,
         ).sealed["distances"]
         reply = parties.ask_one(
-            holder, "fdskl_bandwidth", kernel=self.kernel, distances=sealed
+            holder,
+            "fdskl_bandwidth",
+            kernel=self.kernel,
+            resolution=_DISTANCE_BOUND * len(parties) * 2.0**-62,
+            distances=sealed,
         )
         return float(reply["bandwidth"])
 
@@ -374,10 +417,11 @@ class FDSKL(ProtocolStrategy):
             )
         if not self.features:
             M = max(1, min(MOST_FEATURES, products // max(m, 1)))
-        if m < 2 or m * M > products:
+        least = self.rows or min(n, LEAST_ROWS)
+        if m < least or m * M > products:
             raise FederationError(
-                f"budget must pay for the angles of {max(m, 2)} rows with {M} "
-                f"features, {max(m, 2) * M * size} bytes, got {self.budget}"
+                f"budget must pay for the angles of {least} rows with {M} features, "
+                f"{least * M * size} bytes, got {self.budget}"
             )
         rows = run.rng("rows").choice(train, size=m, replace=False, shuffle=False)
         return np.sort(rows), M
@@ -408,10 +452,13 @@ class FDSKL(ProtocolStrategy):
             **found,
         }
         each = [given if j == holder else {} for j in range(len(angles.parties))]
-        return dict(angles.parties.ask_each("fdskl_fit", each)[holder])
+        replies = angles.parties.ask_each("fdskl_fit", each)
+        return {**replies[holder], "kept": all(replies.each("kept"))}
 
-    def _doubly_stochastic(self, angles: Angles, n: int, setup: dict[str, Any]) -> int:
-        """Algorithm 1, the label holders taking turns; return the columns of f.
+    def _doubly_stochastic(
+        self, angles: Angles, n: int, setup: dict[str, Any]
+    ) -> dict[str, float]:
+        """Algorithm 1, the label holders taking turns.
 
         In a star iterations overlap, one a round trip: the angles of iteration t are
         asked for together with the step of t - 1; with several holders with the scores
@@ -426,10 +473,13 @@ class FDSKL(ProtocolStrategy):
             **setup,
         )
         columns = int(picked[holders[0]]["columns"])
+        scale = max(picked[holder]["scale"] for holder in holders)
+        angles = replace(angles, scale=scale)
         step = step_sizes(self.step, self.schedule)
         regularization = _number(self.regularization, 1 / n)
         pending: tuple[int, Array, dict[str, Sealed]] | None = None
         scored: tuple[int, Sealed] | None = None
+        replies: list[dict[str, Any]] = []
         stars = self.topology == "star"
         trips = self.iterations + stars + (not alone)
         for t in range(trips):
@@ -449,8 +499,8 @@ class FDSKL(ProtocolStrategy):
                 learned = pending[0]
             elif pending:
                 active = holders[pending[0] % len(holders)]
-                sums["scores"] = Sum(SCORE_BOUND, to=active)
-            _, found_scores, found = angles.ask(
+                sums = angles.scores(active)
+            replies, found_scores, found = angles.ask(
                 "fdskl_iterate",
                 each,
                 sums,
@@ -464,7 +514,16 @@ class FDSKL(ProtocolStrategy):
             )
             scored = (pending[0], found_scores["scores"]) if pending and sums else None
             pending = (t, rows, found) if request is not None else None
-        return columns
+        kept = all(reply["kept"] for reply in replies)
+        return {"columns": columns, "scale": scale, "kept": kept}
+
+
+def _check_unchanged(arguments: Mapping[str, Any], where: str) -> None:
+    """Raise ``ValueError`` where an argument that has no effect was changed."""
+    defaults = inspect.signature(FDSKL).parameters
+    for name, value in arguments.items():
+        if value != defaults[name].default:
+            raise ValueError(f"{name} has no effect with {where}, got {value!r}")
 
 
 def _number(value: float | str, default: float) -> float:

@@ -177,8 +177,8 @@ class Parties(Sequence[PartyInfo]):
         if len(self) > 2:
             return
         reason = (
-            f"{what} gives the parties sums over all, and between two the sum shows each "
-            "the other's part"
+            f"{what} gives the parties sums over all, and between two the sum shows "
+            "each the other's part"
         )
         if not allowed:
             raise FederationError(

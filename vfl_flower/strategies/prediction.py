@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -25,8 +24,10 @@ class FDSKLPrediction(ProtocolStrategy):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, key                       all of it
-    part           kernel, bandwidth, number of features  all of it
-    answer         angles; its part of scores; masked     nothing
+    part           place, kernel, bandwidth, sizes,       all of it
+                   label holders, scale of labels
+    answer         angles; of several label holders its   nothing
+                   part of scores; masked
     =============  =====================================  ==========================
 
     The first holder of coefficients, in party order, writes the predictions to a file
@@ -75,10 +76,6 @@ class FDSKLPrediction(ProtocolStrategy):
         """Return what every message tells: of which model the parties need parts."""
         return {"model": self.model}
 
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name."""
-        return {**super().settings(), "model": self.model}
-
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Look at the parts, then answer for all rows in blocks."""
         parties.refuse_two("FDSKL", self.allow_two_parties)
@@ -108,7 +105,8 @@ class FDSKLPrediction(ProtocolStrategy):
             f"circle{self.bits}" if self.masking == "circle" else "plain",
             self.topology,
             shared=shared,
-            kept=tuple(first["kept"] or holders),
+            kept=tuple(first["kept"]),
+            scale=max(float(replies[j]["scale"]) for j in holders),
         )
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = int(replies[holders[0]]["columns"])
@@ -126,6 +124,7 @@ class FDSKLPrediction(ProtocolStrategy):
             float(first["bandwidth"]),
             M,
             [party.n_columns for party in parties],
+            kept=True,
         )
         run.record(1, model.to_record(), {"rows": parties.n_rows})
         return model.to_record()
