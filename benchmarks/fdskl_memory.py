@@ -79,7 +79,7 @@ class ProcessGrid(InProcessGrid):
         self._pipes = dict(zip(self.get_node_ids(), pipes, strict=True))
         self._asked: dict[str, Connection] = {}
 
-    def _push(self, message) -> str:  # noqa: ANN001
+    def _push(self, message) -> str:
         self._pushed += 1
         number = message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
         pipe = self._pipes[message.metadata.dst_node_id]
@@ -87,7 +87,7 @@ class ProcessGrid(InProcessGrid):
         self._asked[number] = pipe
         return number
 
-    def pull_messages(self, message_ids):  # noqa: ANN001, ANN201
+    def pull_messages(self, message_ids):
         """Wait for the replies."""
         return [
             message_from_proto(
