@@ -41,9 +41,13 @@ from vfl_flower.simulations.tables import (
     DRAWN,
     Columns,
     Experiment,
+    MissingData,
     Published,
     Solver,
+    load_npz,
+    markdown,
     run_experiment,
+    standardise,
     versions,
     write_results,
 )
@@ -51,10 +55,6 @@ from vfl_flower.typing import Array
 
 TASKS = ("regression", "k-means")
 QUICK_SIZES, QUICK_REPEATS, QUICK_ROWS = (200, 600), 2, 20_000
-
-
-class MissingData(Exception):
-    """A data set cannot be had, with a sentence that says why."""
 
 
 # The solvers of [1], and our own: CG, and coresets from k-means++ seeding alone.
@@ -77,7 +77,7 @@ CLUSTERING = {
 
 def _kc_house(folder: Path | None, quick: bool) -> Iterator[Experiment]:
     """King County house sales, T = 2, nine columns each, as in the published code."""
-    X, y = _npz(folder, "kc_house")
+    X, y = load_npz(folder, "kc_house")
     sizes = (100, 200, 400, 600, 1000, 2000, 4000)
     yield Experiment(
         name="kc_house, plain regression",
@@ -160,7 +160,7 @@ def _flights(folder: Path | None, quick: bool) -> Iterator[Experiment]:
 
 def _covtype(folder: Path | None, quick: bool) -> Iterator[Experiment]:
     """Forest cover types, T = 3, 18 columns each."""
-    X, _ = _npz(folder, "covtype")
+    X, _ = load_npz(folder, "covtype")
     X = _thinned(X, quick)
     X[:, :10] = _standardised(X[:, :10])
     published: Published = {
@@ -283,7 +283,7 @@ def _generated(folder: Path | None, quick: bool) -> Iterator[Experiment]:
     """Make data of the size of YearPredictionMSD: 90 columns, T = 3 and 5."""
     n, n_test = (QUICK_ROWS, 2000) if quick else (463_715, 51_630)
     X, y = generate(n + n_test, 90, seed=0)
-    _standardise(X)
+    standardise(X)
     test = (X[n:], y[n:])
     source = "the paper on YearPredictionMSD: another data set of the same size"
     made = (
@@ -330,32 +330,13 @@ LOADERS: dict[str, Callable[[Path | None, bool], Iterator[Experiment]]] = {
 }
 
 
-def _npz(folder: Path | None, name: str) -> tuple[Array, Array]:
-    if folder is None:
-        raise MissingData(
-            f"set VFL_FLOWER_DATA or --data-dir to a folder with {name}.npz"
-        )
-    path = folder / f"{name}.npz"
-    if not path.is_file():
-        raise MissingData(f"there is no {name}.npz in {folder}")
-    with np.load(path, allow_pickle=False) as file:
-        return file["X"].astype(np.float64), file["y"].astype(np.float64)
-
-
 def _thinned(rows: Array, quick: bool) -> Array:
     return rows[:: max(1, len(rows) // QUICK_ROWS)] if quick else rows
 
 
-def _standardise(X: Array) -> None:
-    """Give the columns mean 0 and standard deviation 1, in place; constants are 0."""
-    for column in X.T:
-        column -= column.mean()
-        column /= column.std() or 1.0
-
-
 def _standardised(X: Array) -> Array:
     copy = np.array(X)
-    _standardise(copy)
+    standardise(copy)
     return copy
 
 
@@ -424,14 +405,14 @@ def run_all(
                     experiment = replace(experiment, sizes=chosen)
                 times = min(repeats, QUICK_REPEATS) if quick else repeats
                 results["experiments"].append(run_experiment(experiment, times, seed))
-                write_results(results, output)
+                write_results(results, markdown(results), output / "coresets")
             if not found:
                 results["skipped"][name] = f"it has no {' or '.join(tasks)} experiment"
         except MissingData as reason:
             results["skipped"][name] = str(reason)
         if name in results["skipped"]:
             print(f"{name} skipped: {results['skipped'][name]}", flush=True)
-    write_results(results, output)
+    write_results(results, markdown(results), output / "coresets")
     return results
 
 

@@ -1,9 +1,12 @@
-"""The tables of an experiment: its cells, their costs, how they are written down.
+"""What the experiments share, and the tables of those with coresets.
 
-Everything runs through :func:`~vfl_flower.simulations.simulate` with masked sums; the
-cost of a model on all rows (or on rows held out) is evaluated on pooled data outside of
-the run, which is not communication. The data sets and the command line are in
-:mod:`vfl_flower.simulations.coresets`.
+Shared: a data set that is split by columns, how it is read, how results are written.
+
+Of the coresets: the cells of a table and their costs; the data sets and the command
+line are in :mod:`vfl_flower.simulations.coresets`. Everything runs through
+:func:`~vfl_flower.simulations.simulate` with masked sums; the cost of a model on all
+rows (or on rows held out) is evaluated on pooled data outside of the run, which is not
+communication.
 
 [1] L. Huang, Z. Li, J. Sun, H. Zhao, "Coresets for Vertical Federated Learning:
     Regularized Linear Regression and K-Means Clustering", NeurIPS 2022.
@@ -35,6 +38,56 @@ from vfl_flower.typing import Array
 
 DRAWN = ("coreset", "uniform")
 SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
+
+
+class MissingData(Exception):
+    """A data set cannot be had, with a sentence that says why."""
+
+
+def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
+    """Read a data set.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Of the data; None: not given.
+    name : str
+        ``<name>.npz`` holds X, shape (n, d), and y, shape (n,).
+
+    Returns
+    -------
+    X, y : Array of float64
+        Rows and labels.
+
+    Raises
+    ------
+    MissingData
+        There is no folder or no file.
+    """
+    if folder is None:
+        raise MissingData(
+            f"set VFL_FLOWER_DATA or --data-dir to a folder with {name}.npz"
+        )
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        raise MissingData(f"there is no {name}.npz in {folder}")
+    with np.load(path, allow_pickle=False) as file:
+        return file["X"].astype(np.float64), file["y"].astype(np.float64)
+
+
+def standardise(X: Array, n: int | None = None) -> None:
+    """Give the columns mean 0 and standard deviation 1, in place; constants are 0.
+
+    Parameters
+    ----------
+    X : Array of float64, shape (n', d)
+        Rows.
+    n : int, optional
+        Mean and deviation are those of the first n rows; default: of all.
+    """
+    for column in X.T:
+        column -= column[:n].mean()
+        column /= column[:n].std() or 1.0
 
 
 @dataclass(frozen=True)
@@ -521,7 +574,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_results(results: Mapping[str, Any], output: Path) -> None:
-    """Write ``coresets.json`` and ``coresets.md``, whole or not at all."""
-    write_text(output / "coresets.json", json.dumps(results, indent=1))
-    write_text(output / "coresets.md", markdown(results))
+def write_results(results: Mapping[str, Any], page: str, stem: Path) -> None:
+    """Write ``<stem>.json`` and the page ``<stem>.md``, each whole or not at all."""
+    write_text(stem.with_suffix(".json"), json.dumps(results, indent=1))
+    write_text(stem.with_suffix(".md"), page)

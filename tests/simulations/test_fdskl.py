@@ -1,0 +1,328 @@
+"""The runner of the FDSKL experiments, on tiny data."""
+
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from vfl_flower.simulations import fdskl as experiments
+from vfl_flower.simulations.baselines import central_dsg
+from vfl_flower.simulations.fdskl import (
+    BLOCKS,
+    STEPS,
+    direct_wins,
+    errors,
+    errors_page,
+    iterations,
+    load,
+    main,
+    run,
+    scaling,
+    scaling_page,
+    score,
+    topologies,
+    topologies_page,
+    tuned,
+)
+from vfl_flower.simulations.tables import MissingData, load_npz, standardise
+
+N, D, BUDGETS = 240, 7, (20_000, 40_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    logging.getLogger("vfl_flower").setLevel(logging.ERROR)
+    yield
+    logging.getLogger("vfl_flower").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Make a folder of two data sets, whose +1 no linear model can find."""
+    path = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for name, labels in (("ijcnn1", (-1, 1)), ("covtype", (5, 2))):
+        X = rng.normal(3, 2, size=(N, D)).astype(np.float32)
+        y = np.where(np.prod(X[:, [0, 3]] - 3, axis=1) > 0, labels[1], labels[0])
+        np.savez(path / f"{name}.npz", X=X, y=y)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return load("ijcnn1", folder, 0, 180, 60)
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    quietly = {"tell": lambda line: None}
+    return {
+        name: errors(name, folder, rows=N, seeds=2, budgets=BUDGETS, **quietly)
+        for name in ("ijcnn1", "covtype")
+    }
+
+
+def test_rows_are_drawn_split_and_standardised(folder):
+    data = load("covtype", folder, 1, 180, 60)
+    assert data.widths == (3, 2, 2)
+    np.testing.assert_allclose(data.X.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(data.X.std(axis=0), 1)
+    X_test, y_test = data.test
+    assert X_test.shape == (60, D)
+    assert np.abs(X_test.mean(axis=0)).max() > 1e-3  # by the training rows
+    raw, labels = load_npz(folder, "covtype")
+    both = np.vstack([data.X, X_test])
+    order = np.random.default_rng(1).permutation(N)
+    slopes = raw[order].std(axis=0) / both.std(axis=0)
+    np.testing.assert_allclose(
+        np.diff(raw[order], axis=0), np.diff(both, axis=0) * slopes
+    )
+    expected = np.where(labels[order] == 2, 1, -1)
+    np.testing.assert_array_equal(np.append(data.y, y_test), expected)
+    assert [party.y is None for party in data.parties()] == [True, True, False]
+
+
+def test_fewer_rows_than_asked_are_split_three_to_one(folder):
+    data = load("ijcnn1", folder, 0, 15_000, 5000)
+    assert (len(data.X), len(data.test[1])) == (180, 60)
+
+
+def test_missing_data_are_a_reason(folder):
+    with pytest.raises(MissingData, match=r"there is no a9a\.npz in"):
+        load("a9a", folder, 0, 1, 1)
+    with pytest.raises(MissingData, match="set VFL_FLOWER_DATA or --data-dir"):
+        load("a9a", None, 0, 1, 1)
+
+
+def test_constant_columns_become_zero():
+    X = np.array([[1.0, 5.0], [3.0, 5.0], [5.0, 5.0]])
+    standardise(X, 2)
+    np.testing.assert_array_equal(X, [[-1, 0], [1, 0], [3, 0]])
+
+
+@pytest.mark.parametrize("block", [1, 16, 64])
+@pytest.mark.parametrize("budget", [100_000, 64_000_000])
+def test_iterations_are_what_the_budget_pays_for(budget, block):
+    """Two bytes an angle, of B rows with t B features in iteration t."""
+
+    def cost(T):
+        return sum(2 * block * t * block for t in range(1, T + 1))
+
+    T = iterations(budget, block)
+    assert cost(T) <= budget < cost(T + 1)
+
+
+def test_one_iteration_at_least():
+    assert iterations(1, 64) == 1
+
+
+def test_both_solvers_send_what_the_budget_says(data):
+    """A party sends so many bytes up, besides the frames of its messages."""
+    for arguments in (
+        {"budget": 200_000},
+        {"solver": "doubly-stochastic", "block": 16, "step": 3.0}
+        | {"iterations": iterations(200_000, 16)},
+    ):
+        one = score("x", data, 0, **arguments)
+        # Three parties up, one sum down; what else there is depends on the round trips.
+        assert 0.75 < one.bytes / (4 * 200_000) < 1.25, arguments
+        assert one.error < 50
+
+
+def test_score_holds_what_the_ledger_counted(data):
+    one = score("x", data, 0, budget=200_000)
+    assert (one.name, one.round_trips) == ("x", 5)
+    M, n = one.settings["features"], one.settings["rows"]
+    assert M * n * 2 <= 200_000
+    assert one.bytes > (3 + 1) * 2 * M * n
+
+
+def test_tuning_takes_the_best_pair(data):
+    best = tuned(data, BUDGETS[0], 0)
+    X_test, y_test = data.test
+    again = [
+        central_dsg(
+            data.split(data.X),
+            data.y,
+            data.split(X_test),
+            y_test,
+            block=block,
+            step=step,
+            iterations=iterations(BUDGETS[0], block),
+            regularization=1 / 180,
+        ).error
+        for block in BLOCKS
+        for step in STEPS
+    ]
+    assert best.error == min(again)
+    assert best.settings["iterations"] == iterations(BUDGETS[0], best.settings["block"])
+
+
+def test_each_method_is_scored_on_each_split(found):
+    entry = found["covtype"]
+    assert (entry["n"], entry["n_test"], entry["widths"]) == (180, 60, [3, 2, 2])
+    names = [one["name"] for one in entry["scores"] if one["seed"] == 0]
+    assert names == [
+        "FDSKL direct, 0.02 MB",
+        "FDSKL direct, 0.04 MB",
+        "FDSKL direct, square loss, 0.04 MB",
+        "FDSKL direct, square loss, 0.04 MB x 4 in float64",
+        "FDSKL doubly stochastic, 0.02 MB",
+        "FDSKL doubly stochastic, 0.04 MB",
+        "DSG, pooled",
+        "SVC, pooled",
+        "PP-SVMV",
+        "FD-SVRG",
+        "linear, pooled",
+        "gradient boosting, pooled",
+    ]
+    second = [one["name"] for one in entry["scores"] if one["seed"] == 1]
+    assert second == [name for name in names if name != "PP-SVMV"]
+
+
+def test_the_methods_are_compared_on_equal_terms(found):
+    for entry in found.values():
+        of = {one["name"]: one for one in entry["scores"] if one["seed"] == 1}
+        name = "FDSKL direct, square loss, 0.04 MB"
+        coarse, exact = of[name], of[f"{name} x 4 in float64"]
+        assert coarse["settings"] == exact["settings"]
+        assert exact["bytes"] > 2 * coarse["bytes"]
+        assert abs(coarse["error"] - exact["error"]) <= 100 / 60  # one row
+        tuned = of["FDSKL doubly stochastic, 0.04 MB"]["settings"]
+        pooled = of["DSG, pooled"]["settings"]
+        assert (tuned["block"], tuned["step"]) == (pooled["block"], pooled["step"])
+        assert tuned["features"] == pooled["block"] * pooled["iterations"]
+        assert of["FDSKL direct, 0.04 MB"]["error"] < of["linear, pooled"]["error"]
+
+
+def test_pp_svmv_beyond_its_memory_is_left_out(data):
+    chosen = {20_000: {"block": 16, "step": 1.0}}
+    names = [
+        one.name
+        for one in experiments.scores(data, 0, [20_000], chosen, 8 * 180**2 - 1)
+    ]
+    assert "SVC, pooled" in names
+    assert "PP-SVMV" not in names
+
+
+def test_page_has_a_line_for_each_method(found):
+    lines = errors_page(found, BUDGETS).splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    for name in ("ijcnn1", "covtype"):
+        assert f"### {name}" in lines
+        assert sum(row[:1] == [name] for row in rows) == 1  # of the summary
+    for name, sent, splits in (
+        ("FDSKL direct, 0.02 MB", True, "2"),
+        ("PP-SVMV", True, "1"),
+        ("SVC, pooled", False, "2"),
+    ):
+        of = [row for row in rows if row[:1] == [name]]
+        assert len(of) == 2  # one a data set
+        for _, error, size, trips, _, count, _ in of:
+            assert ("(" in error) == (splits == "2")
+            assert (size != "pooled") == bool(trips) == sent
+            assert count == splits
+
+
+def test_sentence_names_the_sizes_that_direct_loses():
+    def entry(*errors):
+        names = [
+            f"FDSKL {solver}, {size} MB"
+            for solver in ("direct", "doubly stochastic")
+            for size in (1, 2)
+        ]
+        return {
+            "scores": [
+                {"name": name, "error": error}
+                for name, error in zip(names, errors, strict=True)
+            ]
+        }
+
+    budgets = [1_000_000, 2_000_000]
+    assert direct_wins(entry(1, 2, 3, 4), budgets).endswith("at 1 MB, 2 MB.")
+    assert direct_wins(entry(1, 2, 3, 2), budgets).endswith("at 1 MB, not at 2 MB.")
+    assert direct_wins(entry(5, 5, 3, 2), budgets).endswith(
+        "at no size, not at 1 MB, 2 MB."
+    )
+
+
+def test_topologies_have_the_hops_of_their_shape():
+    """A chain of T parties has T - 1 hops, a binary tree ceil(log2 T), a star one."""
+    found = topologies((3, 5), rows=32, features=16, tell=lambda line: None)
+    hops = {(one["parties"], one["topology"]): one["round_trips"] for one in found}
+    assert hops == {
+        (3, "star"): 1,
+        (3, "ring"): 2,
+        (3, "tree"): 2,
+        (5, "star"): 1,
+        (5, "ring"): 4,
+        (5, "tree"): 3,
+    }
+    for one in found:
+        # Each party sends its block once; a star adds at the server, others pass on.
+        size = 32 * 16 * 2
+        assert one["bytes_up"] >= one["parties"] * size
+        down = 1 if one["topology"] == "star" else one["parties"]
+        assert one["bytes_down"] >= down * size
+    errors = {one["error"] for one in found if one["parties"] == 5}
+    assert len(errors) == 1  # the sums are the same
+    assert len(topologies_page(found).splitlines()) == 2 + 2 + 2
+
+
+def test_scaling_shows_where_pp_svmv_ends(folder):
+    found = scaling(
+        "covtype",
+        folder,
+        sizes=(50, 100, 1000),
+        test=60,
+        memory_limit=8 * 50**2,
+        tell=lambda line: None,
+    )
+    assert [one["n"] for one in found] == [50, 100]  # 1000 rows there are not
+    assert found[0]["pp_svmv"]["settings"]["rows"] == 50
+    assert "must fit in memory_limit" in found[1]["pp_svmv"]
+    page = scaling_page("covtype", found)
+    assert page.count("out of memory") == 1
+
+
+def test_command_writes_json_and_tables(folder, tmp_path, capsys):
+    arguments = ["errors", "--datasets", "ijcnn1", "mushrooms", "--rows", "100"]
+    arguments += ["--seeds", "1", "--budgets", "40000", "20000"]
+    arguments += ["--data-dir", str(folder), "--output-dir", str(tmp_path / "out")]
+    main(arguments)
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "fdskl-errors.json",
+        "fdskl-errors.md",
+    ]
+    found = json.loads((tmp_path / "out" / "fdskl-errors.json").read_text())
+    assert set(found) == {"settings", "versions", "skipped", "errors"}
+    assert found["settings"]["budgets"] == [20_000, 40_000]
+    assert found["errors"]["ijcnn1"]["n"] == 75
+    page = (tmp_path / "out" / "fdskl-errors.md").read_text()
+    assert "**mushrooms** was skipped: there is no mushrooms.npz in" in page
+    assert list(found["skipped"]) == ["mushrooms"]
+    told = capsys.readouterr().out
+    assert page in told
+    assert f"results in {tmp_path / 'out'}" in told
+
+
+def test_scaling_without_its_data_is_skipped(tmp_path):
+    page = run("scaling", tmp_path, tmp_path)
+    assert "**covtype** was skipped: there is no covtype.npz in" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--rows", "7"], "--rows must be at least 8, got 7"),
+        (["--budgets", "1", "0"], "--budgets must be at least 1, got 0"),
+        (["--sizes", "0"], "--sizes must be at least 1, got 0"),
+    ],
+)
+def test_command_refuses_what_cannot_be(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["errors", *arguments])
+    assert message in capsys.readouterr().err
