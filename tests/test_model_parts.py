@@ -267,7 +267,7 @@ def test_no_part_of_that_model_says_how_many_there_are(folder, caplog):
         folder, "ffffffff"
     )
     save_part(folder, PART)
-    assert "has parts of 1 other models" in refusal(folder, "ffffffff")
+    assert "has parts of 1 other ones" in refusal(folder, "ffffffff")
     assert str(folder / "ffffffff.npz") in caplog.text
 
 
