@@ -1,7 +1,7 @@
 """Fixtures that every folder of tests may use."""
 
-import numpy as np
 import hypothesis
+import numpy as np
 import pytest
 from faults import Clock
 
@@ -29,6 +29,7 @@ def three() -> list[Party]:
         Party(X[:, 2 * j : 2 * j + 2], name=name, y=y if j == 2 else None)
         for j, name in enumerate(names)
     ]
+
 
 # How long an example takes is the machine's business: see benchmarks/.
 hypothesis.settings.register_profile("no clock", deadline=None)
