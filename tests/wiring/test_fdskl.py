@@ -10,7 +10,6 @@ from vfl_flower.config import check_run_config, party_source
 from vfl_flower.data import load_party
 from vfl_flower.server_app import make_strategies
 from vfl_flower.simulations import simulate
-from vfl_flower.simulations.flower_run import RunFailed
 
 NAMES = ("airline", "weather", "registry")
 CONFIG = {
@@ -83,8 +82,6 @@ def test_train_and_predict(project, tmp_path, deployment):
     with deployment(texts(nodes(tmp_path / "new", state))) as running:
         task = ['strategy="fdskl"', 'task="predict"', "n-parties=3"]
         running.run(project, [*task, f'model="{found["model"]}"', run_config[-1]])
-        with pytest.raises(RunFailed, match="no part of model 0123456789abcdef"):
-            running.run(project, [*task, 'model="0123456789abcdef"'])
     assert [path.parent.name for path in state.rglob("*.csv")] == [NAMES[-1]]
     (written,) = state.rglob("predictions-*.csv")
     with written.open(newline="") as file:

@@ -17,6 +17,7 @@ from vfl_flower.clients.base import Party, PartyError, step
 from vfl_flower.numerics.fdskl import dsg_update
 from vfl_flower.numerics.kernel_model import (
     answers,
+    linear_scores,
     own_features,
     owned,
     partial_angles,
@@ -397,7 +398,8 @@ def answer(
     own, state = party.part, party.state
     reply: dict[str, Any] = {}
     if at is not None and angles is not None:
-        partial = _phi(angles, offsets, at) @ own["coef"] + own["intercept"]
+        summed = _summed(angles, offsets, at)
+        partial = linear_scores(summed, own["coef"]) + own["intercept"]
         if size:
             reply["scores"] = partial
         else:

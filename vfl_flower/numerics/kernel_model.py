@@ -29,8 +29,8 @@ import numpy as np
 from vfl_flower.numerics.random_features import RandomFeatures, features
 from vfl_flower.typing import Array
 
-BLOCK_NUMBERS = 2**22
-"""Numbers of a block of features: 32 MB."""
+BLOCK_NUMBERS = 2**19
+"""Numbers of a block of features: 4 MB."""
 
 
 def own_features(part: Mapping[str, Any]) -> RandomFeatures:
@@ -122,7 +122,7 @@ def decision_function(
             partial_angles(part, X[rows], M, 64)
             for part, X in zip(parts, blocks, strict=True)
         )
-        total = 0.0
+        total: float | Array = 0.0
         for place, holder in enumerate(parts[0]["holders"]):
             mine = owned(parts[0], M, holder)
             own = turns[:, mine]
@@ -130,10 +130,33 @@ def decision_function(
                 others = [p for k, p in enumerate(parts) if k != p["kept"][place]]
                 for part in others:
                     own = own - own_features(part).weights(0, M)[1][mine]
-            total = total + features(own % 1.0) @ parts[holder]["coef"]
+            total = total + linear_scores(own % 1.0, parts[holder]["coef"])
             total = total + parts[holder]["intercept"]
         scores.append(total)
     return np.concatenate(scores)
+
+
+def linear_scores(angles: Array, coef: Array) -> Array:
+    """Return phi(x) coef of rows, by blocks.
+
+    Parameters
+    ----------
+    angles : Array, shape (n, M)
+        Summed angles, fractions of a turn or turns.
+    coef : Array, shape (M, C)
+        Coefficients, in the unit of y.
+
+    Returns
+    -------
+    Array, shape (n, C)
+        In the unit of y.
+    """
+    size = max(1, BLOCK_NUMBERS // max(1, angles.shape[1]))
+    found = np.empty((len(angles), coef.shape[1]))
+    for start in range(0, len(angles), size):
+        rows = slice(start, start + size)
+        found[rows] = features(angles[rows]) @ coef
+    return found
 
 
 def answers(scores: Array, target: str, classes: Array) -> Array:
