@@ -1,0 +1,322 @@
+"""DSPGD: its steps against dense matrices, its convergence, and what surrounds it."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.linalg import subspace_angles
+from scipy.spatial.distance import cdist
+from sklearn.datasets import load_digits
+
+from vfl_flower.numerics.kernel_kmeans import (
+    compose,
+    default_threshold,
+    eigenpairs,
+    embed,
+    feature_range,
+    first_features,
+    gamma,
+    moments,
+    movement,
+    pooled_fkkm,
+    principal_angle,
+    recovery_error,
+    shrink,
+    stack,
+    step_size,
+)
+from vfl_flower.numerics.lanczos import block_lanczos, lanczos
+from vfl_flower.numerics.random_features import CHUNK, RandomFeatures, features
+
+SEED = 11
+
+
+def blobs(N, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return 3 * rng.standard_normal((4, d))[rng.integers(4, size=N)] + rng.normal(
+        size=(N, d)
+    )
+
+
+def kernel_of(X):
+    return np.exp(-gamma(*moments(X)) * cdist(X, X, "sqeuclidean"))
+
+
+def draws(X, D, D_1, seed=SEED, rows=None):
+    part = RandomFeatures(
+        "gaussian", X.shape[1], 1 / math.sqrt(2 * gamma(*moments(X))), seed
+    )
+    rows = X if rows is None else rows
+    return lambda t: features(part.angles(rows, *feature_range(t, D, D_1), 64))
+
+
+def positive_part(Z, cut):
+    values, vectors = np.linalg.eigh(Z)
+    return (vectors * np.maximum(values - cut, 0)) @ vectors.T
+
+
+# --- the steps
+
+
+def test_step_sizes_are_those_of_the_paper_for_equal_numbers_of_features():
+    assert [step_size(t, 20, 20) for t in (1, 2, 5)] == [1, 1 / 2, 1 / 5]
+    assert [step_size(t, 20, 60) for t in (1, 2, 3)] == [1, 1 / 4, 1 / 5]
+
+
+@pytest.mark.parametrize(("D", "D_1"), [(20, 20), (64, 64), (50, 84), (100, 130)])
+def test_iterations_share_no_chunk_of_features(D, D_1):
+    ranges = [feature_range(t, D, D_1) for t in range(1, 6)]
+    assert [stop - start for start, stop in ranges] == [D_1, D, D, D, D]
+    for (_, stop), (start, _) in itertools.pairwise(ranges):
+        assert start % CHUNK == 0
+        assert 0 <= start - stop < CHUNK
+
+
+@pytest.mark.parametrize("D_1", [12, 30])
+def test_the_iterates_are_those_of_the_dense_algorithm(D_1):
+    """Z_{t+1} = sum_i (lambda_i - eta lambda)_+ u_i u_i^T of R_t, in N x N matrices."""
+    X, D, s, lam = blobs(40), 12, 3, 1.7
+    draw = draws(X, D, D_1)
+    Z = np.zeros((40, 40))
+    for t, it in enumerate(pooled_fkkm(draw, 6, s, lam), start=1):
+        A, eta = draw(t), step_size(t, D, D_1)
+        R = (1 - eta) * Z + eta * A @ A.T / A.shape[1]
+        np.testing.assert_allclose(it.eta, eta)
+        np.testing.assert_allclose(it.W @ it.W.T, R, atol=1e-12)
+        values, vectors = np.linalg.eigh(R)
+        U, top = vectors[:, -s:], values[-s:] + (1 - eta) * lam
+        np.testing.assert_allclose(it.H @ it.H.T, (U * top) @ U.T, atol=1e-11)
+        Z = positive_part(R, eta * lam)
+        B = it.W @ shrink(it.values, it.vectors, eta * lam)
+        np.testing.assert_allclose(B @ B.T, Z, atol=1e-11)
+
+
+@pytest.mark.parametrize("parts", [[40], [20, 20], [1, 30, 9]])
+def test_users_with_the_sum_of_their_grams_do_the_same(parts):
+    X, D, T, s, lam = blobs(40), 12, 5, 3, 1.7
+    cuts = np.cumsum(parts)[:-1]
+    draw = draws(X, D, D)
+    B = [np.empty((n, 0)) for n in parts]
+    for t, it in enumerate(pooled_fkkm(draw, T, s, lam), start=1):
+        eta = step_size(t, D, D)
+        A = np.split(draw(t), cuts)
+        W = [stack(a, b, eta) for a, b in zip(A, B, strict=True)]
+        G = sum(w.T @ w for w in W)
+        values, vectors = eigenpairs(G, eta * lam, s)
+        R = embed(values, vectors, eta, lam, s)
+        H = np.vstack([w @ R for w in W])
+        np.testing.assert_allclose(H @ H.T, it.H @ it.H.T, atol=1e-11)
+        B = [w @ shrink(values, vectors, eta * lam) for w in W]
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_lanczos_gives_the_same_embedding(p):
+    X, D, T, s, lam = blobs(60), 20, 4, 3, 2.0
+    rng = np.random.default_rng(0)
+    for it in pooled_fkkm(draws(X, D, D), T, s, lam):
+        G = it.W.T @ it.W
+        start = rng.standard_normal((len(G), p))
+        options = {"rng": rng, "at_least": s, "tol": 1e-10}
+        if p == 1:
+            found = lanczos(lambda c, G=G: G @ c, start[:, 0], it.eta * lam, **options)
+        else:
+            found = block_lanczos(lambda C, G=G: G @ C, start, it.eta * lam, **options)
+        H = it.W @ embed(found.values, found.vectors, it.eta, lam, s)
+        assert found.converged
+        assert principal_angle(H, it.H) < 1e-6
+
+
+def test_worked_example():
+    """At eta = 1/2, lambda = 2: 5 and 1 lose 1; the second is at the cut."""
+    values, vectors = np.array([5.0, 1.0]), np.eye(2)
+    np.testing.assert_allclose(shrink(values, vectors, 1.0), [[math.sqrt(4 / 5)], [0]])
+    np.testing.assert_allclose(
+        embed(values, vectors, 0.5, 2.0, 2), np.diag([math.sqrt(6 / 5), math.sqrt(2)])
+    )
+    W = stack(np.array([[2.0, 4.0]]), np.array([[3.0]]), 1 / 3)
+    np.testing.assert_allclose(
+        W, [[2 / math.sqrt(6), 4 / math.sqrt(6), 3 * math.sqrt(2 / 3)]]
+    )
+
+
+def test_eigenpairs_leave_out_zeros_and_keep_what_is_asked_for():
+    G = np.diag([1.0, 4.0, 0.0, 2.0])
+    assert eigenpairs(G, 1.5)[0].tolist() == [4, 2]
+    assert eigenpairs(G, 1.5, at_least=3)[0].tolist() == [4, 2, 1]
+    values, vectors = eigenpairs(G, -1.0, at_least=4)
+    assert values.tolist() == [4, 2, 1]
+    np.testing.assert_allclose(abs(vectors), np.eye(4)[:, [1, 3, 0]])
+    assert eigenpairs(np.zeros((2, 2)), 0.0, 2)[0].shape == (0,)
+
+
+# --- the map for new rows
+
+
+@pytest.mark.parametrize("D_1", [12, 30])
+def test_the_composed_map_is_exact_for_rows_of_training(D_1):
+    X, D, T, s = blobs(50), 12, 6, 3
+    draw = draws(X, D, D_1)
+    P = np.zeros((0, 0))
+    for it in pooled_fkkm(draw, T, s, 1.7):
+        Q = compose(P, embed(it.values, it.vectors, it.eta, 1.7, s), it.eta)
+        P = compose(P, shrink(it.values, it.vectors, it.eta * 1.7), it.eta)
+    assert Q.shape == (D_1 + (T - 1) * D, s)
+    every = np.hstack([draw(t) for t in range(1, T + 1)])
+    np.testing.assert_allclose(every @ Q, it.H, atol=1e-12)
+    new = draws(X, D, D_1, rows=X[[7]])
+    h = np.hstack([new(t) for t in range(1, T + 1)]) @ Q
+    np.testing.assert_allclose(h, it.H[[7]], atol=1e-12)
+
+
+def test_new_rows_fall_beside_the_exact_extension():
+    """H H_new^T is near the kernel between training and new rows of four blobs."""
+    X = blobs(400)
+    known, new = X[:300], X[300:]
+    D, T, s = 50, 20, 4
+    P = np.zeros((0, 0))
+    for it in pooled_fkkm(draws(known, D, D), T, s):
+        Q = compose(P, embed(it.values, it.vectors, it.eta, it.threshold, s), it.eta)
+        P = compose(P, shrink(it.values, it.vectors, it.eta * it.threshold), it.eta)
+    draw = draws(known, D, D, rows=new)
+    h = np.hstack([draw(t) for t in range(1, T + 1)]) @ Q
+    K = np.exp(-gamma(*moments(known)) * cdist(new, known, "sqeuclidean"))
+    U = np.linalg.eigh(kernel_of(known))[1]
+    K_s = K @ U[:, -s:] @ U[:, -s:].T  # the extension of Nystroem
+    assert np.linalg.norm(h @ it.H.T - K_s) < 0.15 * np.linalg.norm(K_s)
+
+
+# --- the threshold, convergence and the stop
+
+
+def test_the_threshold_is_the_next_eigenvalue_less_the_mean_behind():
+    """8, 4, 3 | 1, 0.5, 0 with s = 2: 3 - 0.5; the trace stands in for the tail."""
+    values = np.array([8.0, 4, 3, 1, 0.5, 0])
+    assert default_threshold(values, values.sum(), 6, 2) == 2.5
+    assert default_threshold(values[:3], values.sum(), 6, 2) == 2.5
+    assert default_threshold(np.array([8.0, 4]), 12.0, 6, 2) == 0
+    assert first_features(20, 20) == 100
+    assert first_features(120, 20) == 120
+    with pytest.raises(ValueError, match="2 components needs 4 features, got 3"):
+        default_threshold(values, 16.5, 3, 2)
+
+
+def test_the_threshold_is_nearly_right_where_the_eigenvalue_is_too_large():
+    """On digits, 12 draws: below the s-th eigenvalue always, the plain one not."""
+    X, s = load_digits().data[:600], 20
+    true = np.linalg.eigvalsh(kernel_of(X))[::-1]
+    D = first_features(20, s)
+    corrected, plain = [], []
+    for seed in range(12):
+        A = draws(X, 20, D, seed)(1)
+        G = A.T @ A / D
+        values = np.linalg.eigvalsh(G)[::-1]
+        plain.append(values[s])
+        corrected.append(default_threshold(values, G.trace(), D, s))
+    assert max(plain) > true[s - 1]
+    assert max(corrected) < true[s - 1]
+    assert 0.75 < np.mean(corrected) / true[s] < 1.05
+
+
+def test_the_error_falls_as_one_over_t():
+    X, s, T = blobs(300), 4, 40
+    values, vectors = np.linalg.eigh(kernel_of(X))
+    values, vectors = values[-s:], vectors[:, -s:]
+    errors = [
+        [
+            recovery_error(it.H, values, vectors)
+            for it in pooled_fkkm(draws(X, 50, 50, seed), T, s)
+        ]
+        for seed in range(5)
+    ]
+    t = np.arange(2, T + 1)
+    slope = np.polyfit(np.log(t), np.log(np.mean(errors, axis=0)[1:]), 1)[0]
+    assert -1.3 < slope < -0.75
+
+
+def test_movement_is_the_angle_between_the_subspaces():
+    X, s, lam = blobs(80), 3, 2.0
+    U = scale = None
+    compared = 0
+    for it in pooled_fkkm(draws(X, 20, 20), 8, s, lam):
+        u = it.W @ it.vectors[:, :s]
+        if U is not None:
+            both = min(s, len(scale))
+            expected = math.sin(subspace_angles(U[:, :both], u[:, :both])[0])
+            found = movement(it.values, it.vectors, scale, it.eta, s)
+            assert found == pytest.approx(expected, abs=1e-7)
+            compared += both == s
+        U = u
+        cut = it.eta * lam
+        scale = it.values[it.values > cut] - cut
+    assert compared >= 5
+    assert movement(it.values, it.vectors, np.zeros(0), it.eta, s) == 1
+
+
+# --- bandwidth, error, angle
+
+
+def test_gamma_is_that_of_all_pairs_whatever_the_parts():
+    X = blobs(50) * [1, 2, 3, 0.1, 1, 0] + [5, 0, 0, 0, 0, 1e6]
+    squares = ((X[:, None] - X[None]) ** 2).sum()
+    expected = 50**2 / (2 * squares)
+    assert gamma(*moments(X)) == pytest.approx(expected, rel=1e-12)
+    parts = [moments(rows) for rows in (X[:1], X[1:30], X[30:])]
+    total = [sum(part[i] for part in parts) for i in range(3)]
+    assert gamma(*total) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_common_shift_saves_gamma_from_cancellation():
+    X = blobs(50)
+    expected = gamma(*moments(X))
+    far = X + 1e8
+    assert gamma(*moments(far, 1e8)) == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="or too far from 0"):
+        gamma(*moments(far))
+
+
+@pytest.mark.parametrize(
+    ("sums", "message"),
+    [
+        (moments(np.full((4, 2), 0.1)), "a column that varies"),
+        (moments(np.ones((1, 2))), "a column that varies"),
+        ((0, np.zeros(2), np.zeros(2)), "at least one row"),
+        ((3, np.array([np.nan]), np.ones(1)), "finite sums"),
+    ],
+)
+def test_gamma_needs_rows_that_differ(sums, message):
+    with pytest.raises(ValueError, match=message):
+        gamma(*sums)
+
+
+def test_recovery_error_is_that_of_dense_matrices():
+    rng = np.random.default_rng(0)
+    K = kernel_of(blobs(30))
+    values, vectors = np.linalg.eigh(K)
+    values, vectors = values[-3:], vectors[:, -3:]
+    K_s = (vectors * values) @ vectors.T
+    H = rng.standard_normal((30, 5))
+    expected = np.linalg.norm(H @ H.T - K_s) ** 2 / 30**2
+    assert recovery_error(H, values, vectors) == pytest.approx(expected, rel=1e-12)
+    exact = vectors * np.sqrt(values)
+    assert (
+        recovery_error(
+            exact @ np.linalg.qr(rng.normal(size=(3, 3)))[0], values, vectors
+        )
+        < 1e-28
+    )
+
+
+@pytest.mark.parametrize("angle", [1e-9, 1e-3, 0.7, math.pi / 2])
+def test_principal_angle_is_accurate_for_small_ones(angle):
+    U = np.eye(6)[:, :2]
+    V = U.copy()
+    V[:, 1] = [0, math.cos(angle), math.sin(angle), 0, 0, 0]
+    mixed = V @ np.array([[2.0, 1], [0, 3]])
+    assert principal_angle(U, mixed) == pytest.approx(angle, rel=1e-6)
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.5, math.nan])
+def test_a_step_out_of_range_is_refused(eta):
+    with pytest.raises(ValueError, match="eta must be above 0 and at most 1"):
+        stack(np.ones((2, 3)), np.ones((2, 0)), eta)

@@ -1,0 +1,189 @@
+"""Lanczos: its identity, its orthogonality, and the eigenpairs of eigh."""
+
+import numpy as np
+import pytest
+from scipy.linalg import eigh
+
+from vfl_flower.numerics.lanczos import block_lanczos, lanczos
+
+
+def symmetric(eigenvalues, seed=0):
+    n = len(eigenvalues)
+    U, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((n, n)))
+    return (U * eigenvalues) @ U.T
+
+
+SPECTRA = {
+    "random": np.random.default_rng(3).uniform(0, 1, 60) ** 4,
+    "clustered": np.r_[1 + 1e-5 * np.arange(3), 0.5, 0.01 * np.arange(40) / 40],
+    "rank-deficient": np.r_[3.0, 2.0, 1.0, 0.6, 0.2, np.zeros(35)],
+    "decaying": 2.0 ** -np.arange(50.0),
+    "indefinite": np.linspace(-2, 1, 40),
+}
+
+
+def run(A, p, threshold, seed=1, **options):
+    rng = np.random.default_rng(seed)
+    start = rng.standard_normal((len(A), p))
+    if p == 1:
+        return lanczos(lambda c: A @ c, start[:, 0], threshold, rng=rng, **options)
+    return block_lanczos(lambda C: A @ C, start, threshold, rng=rng, **options)
+
+
+def assert_identity(A, found):
+    q = found.Q.shape[1]
+    p = found.residual.shape[1]
+    E = np.eye(q)[:, q - p :]
+    scale = np.abs(np.linalg.eigvalsh(A)).max()
+    right = found.Q @ found.T + found.residual @ E.T
+    np.testing.assert_allclose(A @ found.Q, right, atol=1e-12 * scale)
+    np.testing.assert_allclose(found.Q.T @ found.Q, np.eye(q), atol=1e-12)
+    np.testing.assert_allclose(found.Q.T @ found.residual, 0, atol=1e-12 * scale)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_pairs_above_the_threshold_are_those_of_eigh(name, p):
+    A = symmetric(SPECTRA[name])
+    threshold = 0.1
+    found = run(A, p, threshold, tol=1e-10)
+    values, vectors = eigh(A)
+    above = values > threshold
+    assert found.converged
+    assert_identity(A, found)
+    np.testing.assert_allclose(found.values, values[above][::-1], atol=1e-11)
+    U = vectors[:, above]
+    np.testing.assert_allclose(found.vectors @ found.vectors.T, U @ U.T, atol=2e-5)
+    np.testing.assert_allclose(
+        A @ found.vectors, found.vectors * found.values, atol=1e-9
+    )
+
+
+def test_t_is_tridiagonal_or_a_band():
+    A = symmetric(SPECTRA["random"])
+    for p in (1, 3):
+        T = run(A, p, 0.1).T
+        i, j = np.indices(T.shape)
+        assert not T[abs(i - j) > p].any()
+        np.testing.assert_array_equal(T, T.T)
+
+
+def test_ends_before_the_space_is_exhausted():
+    A = symmetric(SPECTRA["decaying"])
+    one, block = run(A, 1, 0.1), run(A, 4, 0.1)
+    assert one.steps < 20
+    assert block.steps < one.steps
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_every_copy_of_a_multiple_eigenvalue_after_breakdowns(p):
+    """Parts of T, each with every distinct eigenvalue left, until none is above."""
+    A = symmetric(np.r_[[5.0] * 4, [2.0] * 3, [1.0] * 20, [0.0] * 13])
+    found = run(A, p, 1.5)
+    assert found.converged
+    np.testing.assert_allclose(found.values, [5, 5, 5, 5, 2, 2, 2], atol=1e-12)
+    assert_identity(A, found)
+    if p == 1:  # parts of 4, 4, 4, 3 and 2 distinct eigenvalues
+        assert found.steps == 4 + 4 + 4 + 3 + 2
+
+
+def test_one_large_eigenvalue_that_the_start_hardly_sees_is_found():
+    """The first Ritz value is far below the threshold, with a small residual."""
+    n = 2000
+    u = np.zeros(n)
+    u[7] = 1
+    weak = np.linspace(0, 1e-6, n)
+    found = lanczos(
+        lambda c: u * (u @ c) + weak * c, np.ones(n), 0.5, rng=np.random.default_rng(0)
+    )
+    np.testing.assert_allclose(found.values, [1], atol=1e-6)
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_multiples_of_the_unit_matrix_exhaust_the_space(p):
+    found = run(2 * np.eye(7), p, 1.0)
+    assert found.converged
+    assert found.Q.shape == (7, 7)
+    np.testing.assert_allclose(found.values, np.full(7, 2.0))
+    assert len(run(2 * np.eye(7), p, 3.0).values) == 0
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_zero_matrix_and_one_row(p):
+    found = run(np.zeros((5, 5)), p, 0.5)
+    assert found.converged
+    assert found.steps == 1
+    assert len(found.values) == 0
+    found = run(np.array([[3.0]]), 1, 1.0)
+    np.testing.assert_allclose(found.values, [3.0])
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_the_largest_are_found_below_the_threshold_too(p):
+    A = symmetric(SPECTRA["random"])
+    values = eigh(A, eigvals_only=True)[::-1]
+    found = run(A, p, np.inf, at_least=5)
+    assert found.converged
+    np.testing.assert_allclose(found.values, values[:5], atol=1e-12)
+    assert len(run(A, p, values[7] - 1e-6, at_least=5).values) == 8
+    every = run(A[:4, :4], 1, np.inf, at_least=9)
+    assert every.converged
+    assert len(every.values) == 4
+
+
+def test_max_steps_ends_it_unconverged():
+    A = symmetric(SPECTRA["random"])
+    found = run(A, 1, 0.1, max_steps=3)
+    assert not found.converged
+    assert found.steps == 3
+    assert_identity(A, found)
+
+
+def test_dependent_columns_of_a_start_are_replaced():
+    A = symmetric(SPECTRA["decaying"])
+    start = np.ones((50, 3))
+    found = block_lanczos(
+        lambda C: A @ C, start, 0.1, rng=np.random.default_rng(0), tol=1e-10
+    )
+    np.testing.assert_allclose(found.values, [1, 0.5, 0.25, 0.125], atol=1e-12)
+    assert_identity(A, found)
+
+
+def test_start_and_products_are_left_as_they_are():
+    A = symmetric(SPECTRA["random"])
+    start = np.ones(60)
+    products = []
+
+    def matvec(c):
+        products.append((A @ c, A @ c))
+        return products[-1][0]
+
+    lanczos(matvec, start, 0.1, rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(start, 1)
+    for given, copy in products:
+        np.testing.assert_array_equal(given, copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"start": np.ones((4, 1))}, "start must be a vector"),
+        ({"start": np.zeros(4)}, "finite and not 0"),
+        ({"start": np.full(4, np.nan)}, "finite and not 0"),
+        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"tol": 0.0}, "tol must be positive"),
+        ({"matvec": lambda c: c[:2]}, r"of shape \(4, 1\)"),
+        ({"matvec": lambda c: c * np.inf}, "must be finite"),
+    ],
+)
+def test_bad_input(change, message):
+    given = {"matvec": lambda c: np.arange(4) * c, "start": np.ones(4), **change}
+    matvec, start = given.pop("matvec"), given.pop("start")
+    with pytest.raises(ValueError, match=message), np.errstate(invalid="ignore"):
+        lanczos(matvec, start, 1.0, rng=np.random.default_rng(0), **given)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (4, 0)])
+def test_bad_block(shape):
+    with pytest.raises(ValueError, match="1 <= p <= n"):
+        block_lanczos(lambda C: C, np.ones(shape), 1.0, rng=np.random.default_rng(0))

@@ -1,0 +1,162 @@
+"""The embedding of federated kernel k-means for any row, from a user's part of it.
+
+A part is a mapping: ``kernel``, ``gamma``, ``degree``, ``offset``, ``D`` and ``D_1``
+say which features, ``seed`` (a secret of the users) draws them, ``shift`` and ``scale``
+come before them where columns are standardized, ``P`` maps those of all iterations to
+the embedding, and ``centers`` are the clusters' in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kernel_kmeans import CONSTANT, feature_range, gamma
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.maclaurin import MaclaurinFeatures
+from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.typing import Array
+
+KERNELS = ("gaussian", "laplacian", "polynomial")
+"""exp(-gamma |x - x'|_2^2), exp(-gamma |x - x'|_1), (gamma x^T x' + offset)^degree."""
+
+BLOCK_BYTES = 2**25
+"""Largest size of a block of features, and of scaled rows: the weights are drawn anew
+for each block."""
+
+
+def bandwidth(kernel: str, gamma: float) -> float:
+    """Return the bandwidth of `RandomFeatures` for gamma, in the unit of the columns.
+
+    Parameters
+    ----------
+    kernel : {"gaussian", "laplacian"}
+        See `KERNELS`.
+    gamma : float
+        Above 0, in the inverse square of the unit, or in its inverse.
+    """
+    return 1 / math.sqrt(2 * gamma) if kernel == "gaussian" else 1 / gamma
+
+
+def default_gamma(kernel: str, N: int, sum_x: Array, sum_squares: Array) -> float:
+    """Return gamma from sums over all rows.
+
+    Parameters
+    ----------
+    kernel : str
+        One of `KERNELS`.
+    N : int
+        Number of rows of all users.
+    sum_x, sum_squares : Array of float64, shape (d,)
+        Sums of the columns and of their squares.
+
+    Returns
+    -------
+    float
+        Gaussian: that of the paper, see :func:`kernel_kmeans.gamma`. Laplacian: the
+        inverse of the mean of |x - x'|_1 if the columns were normal, 2 / sqrt(pi)
+        standard deviations each. Polynomial: the inverse of the mean of |x|^2.
+
+    Raises
+    ------
+    ValueError
+        The sums are not finite, or no column varies.
+    """
+    if kernel == "polynomial":
+        mean = float(sum_squares.sum() / N)
+        if not 0 < mean < math.inf:
+            raise ValueError("gamma needs a column that is not 0, and finite sums")
+        return 1 / mean
+    found = gamma(N, sum_x, sum_squares)
+    if kernel == "gaussian":
+        return found
+    deviations = np.sqrt(variances(N, sum_x, sum_squares))
+    return 1 / float(2 / math.sqrt(math.pi) * deviations.sum())
+
+
+def variances(N: int, sum_x: Array, sum_squares: Array) -> Array:
+    """Return the columns' variances, 0 where only rounding is left of one; shape (d,).
+
+    See :func:`kernel_kmeans.moments` for the arguments.
+    """
+    square = sum_squares / N
+    found = square - (sum_x / N) ** 2
+    return np.where(found > CONSTANT * square, found, 0.0)
+
+
+def feature_blocks(
+    setup: Mapping[str, Any], X: Array, start: int, stop: int
+) -> Iterator[Array]:
+    """Yield the random features start .. stop - 1 of rows, by blocks.
+
+    Parameters
+    ----------
+    setup : mapping
+        A user's part of the model, as far as it says which features.
+    X : Array, shape (n, d)
+        Rows.
+    start, stop : int
+        Range of features.
+
+    Yields
+    ------
+    Array of float64, shape (b, stop - start)
+        a_j(x), with E[a_j(x) a_j(x')] = K(x, x').
+    """
+    kernel, seed = setup["kernel"], int(setup["seed"], 16)
+    d, g, scaled = X.shape[1], float(setup["gamma"]), "scale" in setup
+    widest = max(stop - start, d if scaled or kernel == "polynomial" else 1)
+    if kernel == "polynomial":
+        products = MaclaurinFeatures(d, setup["degree"], setup["offset"], seed)
+    else:
+        draws = RandomFeatures(kernel, d, bandwidth(kernel, g), seed, orthogonal=True)
+    size = max(1, BLOCK_BYTES // (8 * widest))
+    for first in range(0, len(X), size):
+        rows = X[first : first + size]
+        if scaled:
+            rows = (rows - setup["shift"]) * setup["scale"]
+        if kernel == "polynomial":
+            yield products.features(rows * math.sqrt(g), start, stop)
+        else:
+            turns = draws.angles(rows, start, stop, 64)
+            yield features(turns, out=turns)
+
+
+def embed_rows(part: Mapping[str, Any], X: Array) -> Array:
+    """Return h(x) = [a_1(x) .. a_T(x)] P of rows, of training or new ones.
+
+    Parameters
+    ----------
+    part : mapping
+        A user's part of the model.
+    X : Array, shape (n, d)
+        Rows, encoded as those of training.
+
+    Returns
+    -------
+    Array of float64, shape (n, s)
+        Rows whose products estimate K_s.
+    """
+    P, D, D_1 = part["P"], int(part["D"]), int(part["D_1"])
+    H = np.zeros((len(X), P.shape[1]))
+    seen, t = 0, 1
+    while seen < len(P):
+        start, stop = feature_range(t, D, D_1)
+        own = P[seen : seen + stop - start]
+        done = 0
+        for A in feature_blocks(part, X, start, stop):
+            H[done : done + len(A)] += A @ own
+            done += len(A)
+        seen, t = seen + stop - start, t + 1
+    return H
+
+
+def label_rows(part: Mapping[str, Any], X: Array) -> Array:
+    """Return the clusters of rows by a user's part of the model alone, shape (n,)."""
+    H = embed_rows(part, X)
+    blocks = [assign(rows, part["centers"])[0] for rows in RowBlocks(H)]
+    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.int64)
