@@ -8,9 +8,7 @@ leave the party without its values.
 from __future__ import annotations
 
 import copy
-import csv
 import importlib
-import io
 import logging
 import pkgutil
 import secrets
@@ -23,7 +21,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower import __version__, clients
-from vfl_flower.clients.base import STEPS, Party, PartyError, Step
+from vfl_flower.clients.base import STEPS, Party, PartyError, Step, digest_ids
 from vfl_flower.config import PartySource, party_source
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.data.files import who_of
@@ -33,14 +31,9 @@ from vfl_flower.model_parts import (
     check_folder,
     load_part,
     save_part,
-    write_private,
+    write_predictions,
 )
-from vfl_flower.secure_aggregation import (
-    PairwiseMasks,
-    Relay,
-    new_private_key,
-    public_key,
-)
+from vfl_flower.secure_aggregation import new_private_key, public_key
 from vfl_flower.sums import PartySums
 from vfl_flower.typing import Values
 
@@ -102,7 +95,9 @@ def answer(
         memory = Memory(context.state)
         party = copy.copy(load(context))
         if step.action == HELLO:
-            reply = dict(hello(party)) | {"public_key": memory.open(frame["session"])}
+            reply = dict(hello(party, **values)) | {
+                "public_key": memory.open(frame["session"])
+            }
             clipped = 0
         else:
             keys = memory.enter(frame, party)
@@ -112,7 +107,7 @@ def answer(
             if "model" in frame:
                 recall(party, step, frame)
             part = party.part
-            sums = PartySums(*keys, int(frame["index"]), frame, allow_plain)
+            sums = PartySums(keys, frame, allow_plain)
             sums.open(values)
             reply = dict(step.function(party, **values))
             clipped = sums.hide(step, reply)
@@ -120,7 +115,7 @@ def answer(
             if party.part is not part:
                 memory.keep_part(party, step)
             if party.predictions is not None:
-                write_predictions(party, frame)
+                keep_predictions(party, frame)
         seconds = time.perf_counter() - start
         content = pack(reply, {"seconds": seconds, "clipped": clipped})
         return Message(content, reply_to=message)
@@ -136,9 +131,11 @@ def answer(
     return Message(Error(code, reason), reply_to=message)
 
 
-def hello(party: Party) -> Values:
+def hello(party: Party, partition: str = "vertical") -> Values:
     """Say who this party is: the only facts that reach the server unasked."""
+    names = party.columns if partition == "horizontal" else None
     return {
+        "columns_digest": digest_ids(np.array(names)) if names else "",
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
         "n_parties": party.n_parties,
@@ -164,20 +161,20 @@ def recall(party: Party, step: Step, frame: Frame) -> None:
     party.part = {**settings, **part.arrays}
 
 
-def write_predictions(party: Party, frame: Frame) -> None:
+def keep_predictions(party: Party, frame: Frame) -> None:
     """Write the party's predictions to a CSV file in its ``state-dir``."""
     if party.predictions is None or party.state_dir is None:
         return
+    session = f"{frame['session']:016x}"
+    model = frame.get("model", session)  # of this run, if it trains
+    name = f"{model}-{session}" if "model" in frame else model
     ids = party.row_ids() if party.row_ids else party.ids
-    model, session = frame["model"], f"{frame['session']:016x}"
-    path = party.state_dir / f"predictions-{model}-{session}.csv"
-    numbers = range(len(party.predictions)) if ids is None else ids
-    text = io.StringIO()
-    rows = csv.writer(text)
-    rows.writerow(["row" if ids is None else "id", "prediction"])
-    rows.writerows(zip(numbers, party.predictions.tolist(), strict=True))
-    write_private(path, text.getvalue().encode(), f"the predictions of model {model}")
-    log.warning("%d predictions are in %s", len(party.predictions), path)
+    write_predictions(
+        party.state_dir / f"predictions-{name}.csv",
+        ids,
+        party.predictions,
+        f"the predictions of model {model}",
+    )
 
 
 def _algorithm(step: Step) -> str:
@@ -228,8 +225,8 @@ class Memory:
             )
         return public_key(self._session["private_key"])
 
-    def enter(self, frame: Frame, party: Party) -> tuple[PairwiseMasks, Relay]:
-        """Check the round, give the party its memory and return the run's secrets."""
+    def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes], int, int]:
+        """Check the round, give the party its memory and return the run's keys."""
         known = self._session
         if known is None or known["session"] != frame["session"]:
             raise PartyError("this party was restarted and has lost the run's state")
@@ -264,8 +261,7 @@ class Memory:
         party.state = _kept(self.state, "before" if again else "after")
         peers = bytes(known["peers"])
         keys = [peers[start : start + 32] for start in range(0, len(peers), 32)]
-        secrets_of = (known["private_key"], keys, party.index, int(frame["session"]))
-        return PairwiseMasks(*secrets_of), Relay(*secrets_of)
+        return known["private_key"], keys, party.index, int(frame["session"])
 
     def leave(self, frame: Frame, party: Party, reply: bytes) -> None:
         """Keep what the step left in ``party.state``, and that the round is done.
@@ -323,6 +319,12 @@ def _kept(state: RecordDict, name: str) -> dict[str, Any]:
 def kept_part(state: RecordDict) -> dict[str, Any]:
     """Return the part of the model that the run of this state has trained, or none."""
     return _kept(state, "part")
+
+
+def run_of(state: RecordDict) -> str:
+    """Return the number of the run of this state, or of the model that it trains."""
+    records: Mapping[str, Any] = state
+    return f"{records['session']['session']:016x}" if "session" in state else ""
 
 
 def _sums(frame: Frame) -> list[str]:

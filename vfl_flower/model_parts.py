@@ -8,6 +8,7 @@ user may read it.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import numpy as np
 
 from vfl_flower import __version__
 from vfl_flower.clients.base import PartyError
-from vfl_flower.typing import Arrays
+from vfl_flower.typing import Array, Arrays
 
 logger = logging.getLogger("vfl_flower")
 
@@ -133,6 +135,31 @@ def write_private(target: Path, data: bytes, what: str) -> None:
         raise PartyError(
             f"{what} cannot be written to this party's state-dir: {error.strerror}"
         ) from None
+
+
+def write_predictions(
+    target: Path, ids: Iterable[Any] | None, predictions: Array, what: str
+) -> None:
+    """Write predictions to a CSV file of the party's user alone; see `write_private`.
+
+    Parameters
+    ----------
+    target : Path
+        The file.
+    ids : iterable, length n, or None
+        Ids of the rows; None: their numbers, from 0.
+    predictions : Array, shape (n,)
+        Labels or values.
+    what : str
+        What the error calls the file.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["row" if ids is None else "id", "prediction"])
+    names = range(len(predictions)) if ids is None else ids
+    rows.writerows(zip(names, predictions.tolist(), strict=True))
+    write_private(target, text.getvalue().encode(), what)
+    logger.warning("%d predictions are in %s", len(predictions), target)
 
 
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:

@@ -344,3 +344,156 @@ class KernelModel(Model):
             bool(found["kept"]),
             parts if all(parts) else None,
         )
+
+
+@dataclass
+class KernelKMeansModel(Model):
+    """Clusters of a kernel, whose labels and whose map of rows lie at the parties.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    kernel : str
+        ``"gaussian"``, ``"laplacian"`` or ``"polynomial"``.
+    gamma : float
+        Of the kernel.
+    n_columns : int
+        d, of the rows that it takes.
+    eigenvalues_ : Array, shape (s,)
+        Estimates of the largest eigenvalues of the kernel matrix.
+    cluster_centers_ : Array, shape (k, s)
+        In the space of the embedding, whose squared unit is the kernel's.
+    inertia_ : float
+        Sum of the squared distances to the closest centre there.
+    kept : bool
+        Whether all parties have a ``state-dir`` and have kept their parts in it.
+    missing : list of str
+        Parties that failed, without which it was trained.
+    parts : list of dict, optional
+        One a party, where all are in one process; see ``numerics/kernel_embedding.py``.
+    """
+
+    kind: ClassVar[str] = "kernel k-means"
+
+    model: str
+    kernel: str
+    gamma: float
+    n_columns: int
+    eigenvalues_: Array
+    cluster_centers_: Array
+    inertia_: float
+    kept: bool = False
+    missing: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def number(self) -> str:
+        """Number under which parties keep their parts of the model."""
+        return self.model
+
+    @property
+    def note(self) -> str:
+        """Say where the labels are, and who is missing."""
+        where = (
+            f"model {self.model}: labels and parts are in the parties' state-dirs"
+            if self.kept
+            else f"the labels of model {self.model} are gone with the run: not all "
+            "parties have a state-dir"
+        )
+        without = f"; without {', '.join(self.missing)}" if self.missing else ""
+        return where + without
+
+    @property
+    def labels_(self) -> list[Array]:
+        """Clusters of the rows of training, an array of shape (n_m,) a party.
+
+        Raises
+        ------
+        ValueError
+            They are at the parties.
+        """
+        return [np.asarray(part["labels"]) for part in self._parts()]
+
+    def transform(self, X: Array) -> Array:
+        """Return the embedding of rows, shape (n, s): products estimate the kernel's.
+
+        Parameters
+        ----------
+        X : Array, shape (n, d)
+            Rows, of training or new ones; in the unit of those of training.
+
+        Raises
+        ------
+        ValueError
+            The rows have other columns, the parts are not here, or they hold no map.
+        """
+        from vfl_flower.numerics.kernel_embedding import embed_rows
+
+        return embed_rows(self._map(X), np.asarray(X))
+
+    def predict(self, X: Array) -> Array:
+        """Return the clusters of rows, shape (n,); see :meth:`transform`."""
+        from vfl_flower.numerics.kernel_embedding import label_rows
+
+        return label_rows(self._map(X), np.asarray(X))
+
+    def _parts(self) -> list[dict[str, Any]]:
+        if self.parts is None:
+            raise ValueError(
+                f"the labels and parts of model {self.model} lie at the parties"
+            )
+        return self.parts
+
+    def _map(self, X: Array) -> dict[str, Any]:
+        part = self._parts()[0]
+        if "P" not in part:
+            raise ValueError(
+                "only a model of split rows, trained with cem, labels new rows"
+            )
+        shape = np.shape(X)
+        if len(shape) != 2 or shape[1] != self.n_columns:
+            raise ValueError(
+                f"X must be a matrix of {self.n_columns} columns, got shape {shape}"
+            )
+        return part
+
+    def arrays(self) -> Arrays:
+        """Return the settings and, where they are here, ``part_<m>.<name>``."""
+        named = {
+            "model": np.array(self.model),
+            "kernel": np.array(self.kernel),
+            "gamma": np.array(self.gamma),
+            "n_columns": np.array(self.n_columns),
+            "eigenvalues": self.eigenvalues_,
+            "centers": self.cluster_centers_,
+            "inertia": np.array(self.inertia_),
+            "kept": np.array(self.kept),
+            "missing": np.array(self.missing, dtype=str),
+            "parties": np.array(len(self.parts or [])),
+        }
+        for m, part in enumerate(self.parts or []):
+            named |= {f"part_{m}.{name}": np.array(v) for name, v in part.items()}
+        return named
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        found = _plain(arrays)
+        parts = []
+        for m in range(int(found["parties"])):
+            head = f"part_{m}."
+            part = {k[len(head) :]: v for k, v in found.items() if k.startswith(head)}
+            parts.append({k: v if v.ndim else v.item() for k, v in part.items()})
+        return cls(
+            str(found["model"]),
+            str(found["kernel"]),
+            float(found["gamma"]),
+            int(found["n_columns"]),
+            found["eigenvalues"],
+            found["centers"],
+            float(found["inertia"]),
+            bool(found["kept"]),
+            found["missing"].tolist(),
+            parts or None,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,8 @@ class PartySums:
 
     Parameters
     ----------
-    masks, relay : PairwiseMasks, Relay
-        The party's, for this run.
-    index : int
-        Place of the party.
+    keys : tuple
+        Private key, public keys of all, place of the party, and number of the run.
     frame : mapping
         Settings of the frame.
     allow_plain : bool
@@ -38,15 +37,23 @@ class PartySums:
 
     def __init__(
         self,
-        masks: PairwiseMasks,
-        relay: Relay,
-        index: int,
+        keys: tuple[bytes, list[bytes], int, int],
         frame: Mapping[str, Any],
         allow_plain: bool,
     ) -> None:
-        self.masks, self.relay, self.index = masks, relay, index
+        self._keys, self.index, self.parties = keys, keys[2], len(keys[1])
         self.frame, self.allow_plain = frame, allow_plain
         self._received: dict[str, Array] = {}
+
+    @cached_property
+    def masks(self) -> PairwiseMasks:
+        """The party's masks in this run."""
+        return PairwiseMasks(*self._keys)
+
+    @cached_property
+    def relay(self) -> Relay:
+        """The party's way to send to another one what the server cannot read."""
+        return Relay(*self._keys)
 
     def open(self, values: dict[str, Any]) -> None:
         """Put the sums that are sealed for this party in the place of what hides them.
@@ -66,6 +73,9 @@ class PartySums:
                     raise PartyError(f"a sum of another name was given as {name!r}")
             total, own = None, None
             for place, seal in enumerate(self.frame[key]):
+                if str(seal).startswith("secret "):
+                    values[name] = self._unsealed(values.pop(f"{name}.{place}"), seal)
+                    continue
                 own, part = self._open(values.pop(f"{name}.{place}"), str(seal))
                 total = part if total is None else _added(own, name, total, part)
             if own is None or total is None:
@@ -76,17 +86,21 @@ class PartySums:
                 values[name] = own.decode(total)
 
     def _open(self, array: Array, seal: str) -> tuple[Group, Array]:
-        kind, action, name, number, of_group, bound, sender = seal.split()
-        own = group(of_group, float.fromhex(bound), self.masks.parties)
+        kind, action, name, number, of_group, bound, _ = seal.split()
+        own = group(of_group, float.fromhex(bound), self.parties)
         if kind == "pad":
             pad = self.masks.pad(own, array.size, action, name, int(number))
             return own, own.subtract(array.ravel(), pad, out=pad)
-        sealed = array.tobytes()
+        return own, np.frombuffer(self._unsealed(array, seal), dtype=own.dtype)
+
+    def _unsealed(self, array: Array, seal: str) -> bytes:
+        _, action, name, number, *_, sender = seal.split()
         try:
-            data = self.relay.open(int(sender), sealed, action, name, int(number))
+            return self.relay.open(
+                int(sender), array.tobytes(), action, name, int(number)
+            )
         except ValueError as error:  # its sentence names step and sender, no more
             raise PartyError(str(error)) from None
-        return own, np.frombuffer(data, dtype=own.dtype)
 
     def hide(self, step: Step, reply: dict[str, Any]) -> int:
         """Hide in place what `step` sends only into sums.
@@ -129,7 +143,18 @@ class PartySums:
             if next_one is not None:
                 hidden = self._relayed(step, name, own, hidden.ravel(), int(next_one))
             reply[name] = hidden
+        for name in [name for name in step.secrets if name in reply]:
+            self._seal_for_all(step, name, reply)
         return clipped
+
+    def _seal_for_all(self, step: Step, name: str, reply: dict[str, Any]) -> None:
+        """Put encrypted bytes, one for each other party, in the place of a secret."""
+        secret = reply.pop(name)
+        for j in range(self.parties):
+            if j != self.index:
+                number = self.frame["round"]
+                data = self.relay.seal(j, secret, step.action, name, number)
+                reply[f"{name}.{j}"] = np.frombuffer(data, dtype=np.uint8)
 
     def _group(self, step: Step, name: str) -> Group:
         bound = self.frame.get(f"bound.{name}")

@@ -36,10 +36,13 @@ def test_is_a_grid(grid):
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_parties(three, count):
-    with pytest.raises(ValueError, match=f"at least two parties, got {count}"):
-        InProcessGrid(three[:count])
-    with pytest.raises(ValueError, match=f"at least two parties, got {count}"):
+    with pytest.raises(ValueError, match=f"needs at least 2 parties, got {count}"):
         simulate(CoresetVRLR(size=4), three[:count])
+
+
+def test_a_grid_without_parties():
+    with pytest.raises(ValueError, match="needs parties, got none"):
+        InProcessGrid([])
 
 
 def test_a_reply_comes_once_and_only_to_whom_asks(grid):

@@ -63,6 +63,9 @@ class Party:
         Whether the party takes part in protocols that do not protect it.
     encoding : dict or None
         How the columns of its file became those of `X`; kept with its part of a model.
+    cache : dict
+        What a step computes for the next one of the same process, to be computed again
+        where it is not there.
     part : dict
         The party's part of a model: what a training step leaves in it is kept, and is
         here again when the model predicts.
@@ -96,6 +99,7 @@ class Party:
     share_rows: int | None = field(default=None, init=False)
     allow_plain: bool = field(default=False, init=False)
     encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     predictions: Array | None = field(default=None, init=False, repr=False)
@@ -209,12 +213,15 @@ class Step:
         says so, not the server. ``angles_*`` stands for all that begin so.
     sealed : tuple of str
         Those of them of which only a party may learn the sum, not the server.
+    secrets : tuple of str
+        Bytes in the reply for all other parties, which leave it encrypted for each.
     """
 
     action: str
     function: StepFunction
     sums: tuple[str, ...] = ()
     sealed: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
     def hides(self, name: str) -> bool:
         """Return whether `name` leaves the party only under a mask."""
@@ -229,7 +236,11 @@ STEPS: dict[str, Step] = {}
 
 
 def step(
-    action: str, *, sums: Sequence[str] = (), sealed: Sequence[str] = ()
+    action: str,
+    *,
+    sums: Sequence[str] = (),
+    sealed: Sequence[str] = (),
+    secrets: Sequence[str] = (),
 ) -> Callable[[StepFunction], StepFunction]:
     """Register a plain function as the client's side of `action`.
 
@@ -243,6 +254,8 @@ def step(
     sealed : sequence of str
         Arrays in the reply of which one party may learn the sum, and the server not
         even that.
+    secrets : sequence of str
+        Bytes in the reply for all other parties and not for the server.
 
     Examples
     --------
@@ -254,7 +267,9 @@ def step(
     def register(function: StepFunction) -> StepFunction:
         if action in STEPS:
             raise ValueError(f"action {action!r} has a step already")
-        STEPS[action] = Step(action, function, tuple(sums), tuple(sealed))
+        STEPS[action] = Step(
+            action, function, tuple(sums), tuple(sealed), tuple(secrets)
+        )
         return function
 
     return register

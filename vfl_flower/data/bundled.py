@@ -102,7 +102,7 @@ def _group(d: int, j: int, count: int) -> slice:
 
 
 def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:
-    """Return the party's columns of a data set of scikit-learn."""
+    """Return the party's columns, or rows, of a data set of scikit-learn."""
     import sklearn.datasets
 
     who = who_of(source)
@@ -126,10 +126,24 @@ def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party
         own = chosen[_share(source, len(chosen))]
     else:
         own, _ = check_columns(names, encoding, who)
-    X = np.empty((len(bunch.data), len(own)))
+    data, target = (_rows(source, whole) for whole in (bunch.data, bunch.target))
+    X = np.empty((len(data), len(own)))
     for k, name in enumerate(own):
-        X[:, k] = bunch.data[:, names.index(name)]
-    return _share_party(source, X, bunch.target.astype(np.float64), own, encoding)
+        X[:, k] = data[:, names.index(name)]
+    return _share_party(source, X, target.astype(np.float64), own, encoding)
+
+
+def _rows(source: PartySource, values: Array) -> Array:
+    """Return the party's rows where rows are split, or all."""
+    if not source.rows:
+        return values
+    index, count = _place(source)
+    if count > len(values):
+        raise PartyError(
+            f"num-partitions must be at most the {len(values)} rows of the data, got "
+            f"{count}"
+        )
+    return values[index::count]
 
 
 @dataclass(frozen=True)
@@ -145,7 +159,7 @@ class _Regression:
 def from_synthetic(
     source: PartySource, seed: int, encoding: Encoding | None = None
 ) -> Party:
-    r"""Return the party's columns of a Gaussian linear regression.
+    r"""Return the party's columns, or rows, of a Gaussian linear regression.
 
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
     have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with
@@ -166,13 +180,14 @@ def from_synthetic(
     common = np.sqrt(p.correlation) * normal(p.n, 0) if p.correlation else 0.0
     theta = normal(p.d, 1)
     y = p.noise * normal(p.n, 2)
-    X = np.empty((p.n, len(own)))
+    X = np.empty((len(_rows(source, y)), len(own)))
     for j in range(p.d) if labels else own:
         x = np.sqrt(1 - p.correlation) * normal(p.n, 3, j) + common
         if j in own:
-            X[:, j - own.start] = x
+            X[:, j - own.start] = _rows(source, x)
         if labels:
             y += theta[j] * x
+    y = _rows(source, y)
     names = [f"x{j}" for j in own]
     if encoding is not None:
         features, _ = check_columns(names, encoding, who_of(source))
@@ -208,6 +223,8 @@ def _parse_synthetic(source: PartySource) -> _Regression:
 def _share(source: PartySource, d: int) -> slice:
     """Return which of d columns are the party's."""
     index, count = _place(source)
+    if source.rows:
+        return slice(0, d)
     if count > d:
         raise PartyError(
             f"num-partitions must be at most the {d} columns of the data, got {count}"
@@ -227,7 +244,7 @@ def _share_party(
     encoding = encode_arrays(X, columns, source, who_of(source), encoding)
     party = Party(
         X,
-        y=y if index == count - 1 else None,
+        y=y if source.rows or index == count - 1 else None,
         name=source.name,
         columns=columns,
         index=index,

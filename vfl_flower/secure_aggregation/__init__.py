@@ -9,6 +9,7 @@ from vfl_flower.secure_aggregation.groups import (
     group,
 )
 from vfl_flower.secure_aggregation.keys import new_private_key, public_key
+from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs, split_limbs
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
 from vfl_flower.secure_aggregation.relay import Relay
 from vfl_flower.secure_aggregation.trees import (
@@ -24,6 +25,7 @@ from vfl_flower.secure_aggregation.trees import (
 )
 
 __all__ = [
+    "LIMB",
     "TOPOLOGIES",
     "Circle",
     "Group",
@@ -37,11 +39,13 @@ __all__ = [
     "different_tree",
     "exposed",
     "group",
+    "join_limbs",
     "masked",
     "new_private_key",
     "public_key",
     "ring",
     "spanning",
+    "split_limbs",
     "totally_different",
     "two_trees",
     "unmask_sum",

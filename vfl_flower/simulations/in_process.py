@@ -22,9 +22,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from vfl_flower.client_app import kept_part, make_client_app
+from vfl_flower.client_app import kept_part, make_client_app, run_of
 from vfl_flower.clients.base import Party
-from vfl_flower.models import KernelModel
+from vfl_flower.models import KernelKMeansModel, KernelModel
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy
 
 
@@ -39,12 +39,12 @@ class InProcessGrid(Grid):
     Raises
     ------
     ValueError
-        There are fewer than two.
+        There are none.
     """
 
     def __init__(self, parties: Sequence[Party]) -> None:
-        if len(parties) < 2:
-            raise ValueError(f"a run needs at least two parties, got {len(parties)}")
+        if not parties:
+            raise ValueError("a run needs parties, got none")
         run_id = secrets.randbits(62)
         TaskIdentity.run_id = run_id
         TaskIdentity.node_id = 1
@@ -62,9 +62,13 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._pushed = 0
 
-    def parts(self) -> list[dict[str, Any]]:
-        """Return the parties' parts of the model that was trained last."""
-        return [kept_part(context.state) for context in self._contexts.values()]
+    def parts(self, model: str = "") -> list[dict[str, Any]]:
+        """Return the parties' parts of the model that was trained last.
+
+        With a `model` only those of the parties that took part in its run.
+        """
+        states = [context.state for context in self._contexts.values()]
+        return [kept_part(s) for s in states if not model or model == run_of(s)]
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is one run."""
@@ -136,7 +140,7 @@ def simulate(
     strategy : ProtocolStrategy
         What to run; it is not changed.
     parties : sequence of Party
-        One a party, in party order; at least two.
+        One a party, in party order; nearly all strategies need two.
     seed : int, optional
         Seed of the run in the place of the strategy's own.
     timeout : float
@@ -167,6 +171,11 @@ def simulate(
     if seed is not None:
         strategy = copy.copy(strategy)
         strategy.seed = seed
+    if len(parties) < strategy.least_parties:
+        raise ValueError(
+            f"{type(strategy).__name__} needs at least {strategy.least_parties} "
+            f"parties, got {len(parties)}"
+        )
     if strategy.n_parties not in (0, len(parties)):
         raise ValueError(
             f"n_parties must be 0 or the {len(parties)} parties given, got "
@@ -174,6 +183,7 @@ def simulate(
         )
     grid = InProcessGrid(parties)
     result = strategy.start(grid, timeout=timeout)
-    if isinstance(result.model, KernelModel) and all(grid.parts()):
-        result.model.parts = grid.parts()
+    if isinstance(result.model, (KernelModel, KernelKMeansModel)):
+        parts = grid.parts(result.model.model)
+        result.model.parts = parts if parts and all(parts) else None
     return result

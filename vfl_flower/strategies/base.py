@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.ledger import Ledger
 from vfl_flower.models import Model
+from vfl_flower.strategies.exchange import PartyFailed
 from vfl_flower.strategies.parties import Parties
 from vfl_flower.typing import Values
 
@@ -63,10 +65,17 @@ class Run:
     ----------
     seed : int
         Seed of the run.
+    missing : list of str
+        Parties that failed, without which the run has begun again.
     """
 
-    def __init__(self, seed: int, evaluate_fn: EvaluateFn | None = None) -> None:
-        self.seed = seed
+    def __init__(
+        self,
+        seed: int,
+        evaluate_fn: EvaluateFn | None = None,
+        missing: Sequence[str] = (),
+    ) -> None:
+        self.seed, self.missing = seed, list(missing)
         self._evaluate_fn = evaluate_fn
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
@@ -119,6 +128,10 @@ class ProtocolStrategy(Strategy):
 
     model_class: type[Model]
     maskings: tuple[str, ...] = MASKINGS
+    partition = "vertical"
+    """What parties hold: other columns ("vertical"), or other rows ("horizontal")."""
+    allow_missing = False
+    """Whether a run begins again without a party that failed."""
     evaluation_actions: tuple[str, ...] = ()
     """Steps that evaluate the model and do not train it."""
 
@@ -127,10 +140,12 @@ class ProtocolStrategy(Strategy):
     ) -> None:
         check_choice("masking", masking, self.maskings)
         check_whole("n_parties", n_parties, 0)
-        if n_parties == 1:
-            raise ValueError("n_parties must be 0 or at least 2, got 1")
         check_seed(seed)
         self.masking, self.n_parties, self.seed = masking, n_parties, seed
+        if 0 < n_parties < self.least_parties:
+            raise ValueError(
+                f"n_parties must be 0 or at least {self.least_parties}, got {n_parties}"
+            )
 
     @abstractmethod
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -203,18 +218,30 @@ class ProtocolStrategy(Strategy):
         self.summary()
         check_seed(self.seed)
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        ledger, run = Ledger(), Run(seed, evaluate_fn)
-        parties = Parties(
-            grid,
-            ledger,
-            seed=seed,
-            private_draws=self.seed is None,
-            timeout=timeout,
-            masking="plain" if self.masking == "plain" else "ring",
-            n_parties=self.n_parties,
-            frame=self.frame(),
-        )
-        arrays = self.protocol(parties, run)
+        ledger, missing = Ledger(), dict[int, str]()
+        while True:
+            run = Run(seed, evaluate_fn, list(missing.values()))
+            try:
+                parties = Parties(
+                    grid,
+                    ledger,
+                    seed=seed,
+                    private_draws=self.seed is None,
+                    timeout=timeout,
+                    masking="plain" if self.masking == "plain" else "ring",
+                    n_parties=self.n_parties,
+                    least=self.least_parties,
+                    partition=self.partition,
+                    without=list(missing),
+                    frame=self.frame(),
+                )
+                arrays = self.protocol(parties, run)
+                break
+            except PartyFailed as failure:
+                if not self.allow_missing or not failure.nodes:
+                    raise
+                log.warning("%s; the run begins again without it", failure)
+                missing |= failure.nodes
         return ProtocolResult(
             arrays=arrays,
             train_metrics_clientapp=run.train_metrics,
@@ -224,6 +251,11 @@ class ProtocolStrategy(Strategy):
             evaluation=ledger.of(*self.evaluation_actions),
             seed=self.seed,
         )
+
+    @property
+    def least_parties(self) -> int:
+        """The fewest parties that make a run."""
+        return 2
 
     def frame(self) -> Values:
         """Return what every message of the run tells the parties."""
@@ -295,3 +327,21 @@ def check_seed(seed: int | None) -> None:
         check_whole("seed", seed, 0)
         if seed >= 2**63:
             raise ValueError(f"seed must be below 2^63, got {seed}")
+
+
+def check_positive(name: str, value: float | str, word: str | None = None) -> None:
+    """Raise ``ValueError`` unless `value` is a positive number or the one word."""
+    if value == word:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < float(value) < math.inf:
+        other = f"{word!r} or " if word else ""
+        raise ValueError(f"{name} must be {other}a number above 0, got {value!r}")
+
+
+def check_unchanged(strategy: type, arguments: Mapping[str, Any], where: str) -> None:
+    """Raise ``ValueError`` where an argument that has no effect was changed."""
+    defaults = inspect.signature(strategy).parameters
+    for name, value in arguments.items():
+        if value != defaults[name].default:
+            raise ValueError(f"{name} has no effect with {where}, got {value!r}")

@@ -38,11 +38,20 @@ class PartyFailed(FederationError):
     ----------
     party, action, reason : str
         Which party, in which step, and why.
+    nodes : dict of int to str
+        Names of the nodes that failed, by Flower's numbers.
     """
 
-    def __init__(self, party: str, action: str, reason: str) -> None:
+    def __init__(
+        self,
+        party: str,
+        action: str,
+        reason: str,
+        nodes: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(f"party {party!r} failed in {action!r}: {reason}")
         self.party, self.action, self.reason = party, action, reason
+        self.nodes = dict(nodes or {})
 
 
 class Exchange:
@@ -111,14 +120,17 @@ class Exchange:
                     pending |= self._push(action, [node], names, contents)
                 else:
                     reason = reply.reason or f"Flower's error code {reply.code}"
-                    raise PartyFailed(names[node], action, reason)
+                    raise PartyFailed(names[node], action, reason, {node: names[node]})
             if len(replies) == len(contents):
                 break
             now = time.monotonic()
             if now > deadline:
-                silent = [names[node] for node in contents if node not in replies]
+                silent = {node: names[node] for node in contents if node not in replies}
                 raise PartyFailed(
-                    ", ".join(silent), action, f"no reply within {self.timeout:g} s"
+                    ", ".join(silent.values()),
+                    action,
+                    f"no reply within {self.timeout:g} s",
+                    silent,
                 )
             time.sleep(min(poll, max(0.0, deadline - now)))
             poll = min(poll * POLL_GROWTH, LAST_POLL)
@@ -150,7 +162,10 @@ class Exchange:
             number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
                 raise PartyFailed(
-                    names[node], action, "the SuperLink did not take the message"
+                    names[node],
+                    action,
+                    "the SuperLink did not take the message",
+                    {node: names[node]},
                 )
             pushed[number] = node
         return pushed

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Mapping
@@ -32,6 +31,8 @@ from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
     check_choice,
+    check_positive,
+    check_unchanged,
     check_whole,
 )
 from vfl_flower.strategies.exchange import FederationError
@@ -198,9 +199,9 @@ class FDSKL(ProtocolStrategy):
         check_choice("solver", solver, SOLVERS)
         check_choice("target", target, TARGETS)
         check_choice("schedule", schedule, SCHEDULES)
-        _check_positive("bandwidth", bandwidth, "median")
-        _check_positive("regularization", regularization, "auto")
-        _check_positive("step", step, None)
+        check_positive("bandwidth", bandwidth, "median")
+        check_positive("regularization", regularization, "auto")
+        check_positive("step", step)
         for name, value, least in (
             ("budget", budget, 1),
             ("rows", rows, 0),
@@ -231,9 +232,9 @@ class FDSKL(ProtocolStrategy):
             "direct": {"budget": budget, "rows": rows, "features": features},
         }
         for other in set(SOLVERS) - {solver}:
-            _check_unchanged(given[other], f"solver {solver!r}")
+            check_unchanged(FDSKL, given[other], f"solver {solver!r}")
         if masking != "circle":
-            _check_unchanged({"bits": bits}, f"masking {masking!r}")
+            check_unchanged(FDSKL, {"bits": bits}, f"masking {masking!r}")
         if (
             solver == "doubly-stochastic"
             and regularization != "auto"
@@ -518,23 +519,5 @@ class FDSKL(ProtocolStrategy):
         return {"columns": columns, "scale": scale, "kept": kept}
 
 
-def _check_unchanged(arguments: Mapping[str, Any], where: str) -> None:
-    """Raise ``ValueError`` where an argument that has no effect was changed."""
-    defaults = inspect.signature(FDSKL).parameters
-    for name, value in arguments.items():
-        if value != defaults[name].default:
-            raise ValueError(f"{name} has no effect with {where}, got {value!r}")
-
-
 def _number(value: float | str, default: float) -> float:
     return default if isinstance(value, str) else float(value)
-
-
-def _check_positive(name: str, value: float | str, word: str | None) -> None:
-    """Raise ``ValueError`` unless `value` is a positive number or the one word."""
-    if value == word:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < float(value) < math.inf:
-        other = f"{word!r} or " if word else ""
-        raise ValueError(f"{name} must be {other}a number above 0, got {value!r}")

@@ -59,7 +59,14 @@ class Parties(Sequence[PartyInfo]):
     masking : str
         ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
     n_parties : int
-        How many parties to wait for; 0: those that are connected, at least two.
+        How many parties to wait for; 0: those that are connected, at least `least`.
+    least : int
+        The fewest parties that make a run.
+    partition : {"vertical", "horizontal"}
+        What parties hold: other columns of the same rows, or other rows of the same
+        columns.
+    without : sequence of int
+        Nodes that do not take part, although they are connected.
     frame : Values
         What every message tells the parties besides.
 
@@ -86,8 +93,12 @@ class Parties(Sequence[PartyInfo]):
         timeout: float = 3600.0,
         masking: str = "ring",
         n_parties: int = 0,
+        least: int = 2,
+        partition: str = "vertical",
+        without: Sequence[int] = (),
         frame: Values | None = None,
     ) -> None:
+        self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout, self.masking = timeout, masking
         self._exchange = Exchange(grid, ledger, timeout)
@@ -103,7 +114,7 @@ class Parties(Sequence[PartyInfo]):
         self._last: list[int] = []  # round in which each party was last asked
         self._peers = b""
         self._infos: list[PartyInfo] = []
-        self._hello(self._wait_for_nodes(n_parties))
+        self._hello(self._wait_for_nodes(max(0, n_parties - len(without))))
 
     @overload
     def __getitem__(self, index: int) -> PartyInfo: ...
@@ -119,7 +130,9 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows, n, which is the same at all parties."""
+        """Number of rows, n: the same at all parties, or with split rows their sum."""
+        if self._partition == "horizontal":
+            return sum(info.n_rows for info in self)
         return self[0].n_rows
 
     @property
@@ -236,6 +249,33 @@ class Parties(Sequence[PartyInfo]):
     def ask_one(self, party: int, action: str, **values: Any) -> dict[str, Any]:
         """Ask one party in one round trip and return its reply; see :meth:`ask`."""
         return self._round_trip(action, {party: (values, {})})[party]
+
+    def passed_on(
+        self, sender: int, action: str, name: str, reply: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return what each party gets of a secret that one has for all others.
+
+        Parameters
+        ----------
+        sender : int
+            The party, which was asked in the last round trip.
+        action, name : str
+            The step, and what its reply calls the secret.
+        reply : mapping
+            Its reply, with the secret encrypted for each.
+
+        Returns
+        -------
+        list of dict
+            For :meth:`ask_each`, in party order; the sender gets nothing.
+        """
+        seal = f"secret {action} {name} {self._round} - - {sender}"
+        return [
+            {}
+            if j == sender
+            else {name: Sealed(j, (np.asarray(reply[f"{name}.{j}"]),), (seal,))}
+            for j in range(len(self))
+        ]
 
     def _ask(
         self,
@@ -420,7 +460,10 @@ class Parties(Sequence[PartyInfo]):
         addend = replies[j].pop(name, None)
         if not isinstance(addend, np.ndarray) or addend.dtype != own.dtype:
             raise PartyFailed(
-                self[j].name, action, f"its reply lacks the masked array {name!r}"
+                self[j].name,
+                action,
+                f"its reply lacks the masked array {name!r}",
+                {self[j].node_id: self[j].name},
             )
         return addend
 
@@ -432,14 +475,16 @@ class Parties(Sequence[PartyInfo]):
                     action,
                     f"{name!r} has shape {addend.shape}, that of {self[0].name!r} has "
                     f"{addends[0].shape}",
+                    {info.node_id: info.name},
                 )
 
     # -- hello ----------------------------------------------------------------------
 
     def _wait_for_nodes(self, n_parties: int) -> list[int]:
-        wanted, deadline = max(2, n_parties), time.monotonic() + self.timeout
+        wanted = max(self._least, n_parties)
+        deadline = time.monotonic() + self.timeout
         poll = FIRST_POLL
-        while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
+        while len(nodes := self._nodes()) < wanted:
             if poll == FIRST_POLL:
                 log.info("waiting for %d parties, %d connected", wanted, len(nodes))
             if time.monotonic() > deadline:
@@ -456,9 +501,12 @@ class Parties(Sequence[PartyInfo]):
             )
         return nodes
 
+    def _nodes(self) -> list[int]:
+        return sorted(set(self.grid.get_node_ids()) - self._without)
+
     def _hello(self, nodes: list[int]) -> None:
         unnamed = {node: f"node {node}" for node in nodes}
-        content = pack({}, {"session": self._frame["session"]})
+        content = pack({"partition": self._partition}, {"session": self.session})
         replies = dict(
             zip(
                 nodes,
@@ -474,16 +522,17 @@ class Parties(Sequence[PartyInfo]):
                     f"server, {__version__}: {name!r} has {found}"
                 )
         announced = max(reply["n_parties"] for reply in replies.values())
+        announced -= len(self._without)
         if announced > len(nodes):  # the others are still to connect
             self._hello(self._wait_for_nodes(announced))
             return
-        order = order_of(replies)
+        order = order_of(replies, gaps=bool(self._without))
         names = {
             node: replies[node]["name"] or f"party-{place}"
             for place, node in enumerate(order)
         }
         self.ledger.rename({unnamed[node]: name for node, name in names.items()})
-        check_alike(order, names, replies)
+        check_alike(order, names, replies, self._partition)
         self._infos = [
             PartyInfo(
                 node,
@@ -494,11 +543,15 @@ class Parties(Sequence[PartyInfo]):
             )
             for node in order
         ]
+        shared, digest = "row ids", "ids_digest"
+        if self._partition == "horizontal":
+            shared, digest = "column names", "columns_digest"
         log.info(
-            "%d parties: %s; row ids %s",
+            "%d parties: %s; %s %s",
             len(self),
             ", ".join(info.name for info in self),
-            "are the same" if replies[order[0]]["ids_digest"] else "were not compared",
+            shared,
+            "are the same" if replies[order[0]][digest] else "were not compared",
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         self._last = [0] * len(order)

@@ -117,8 +117,11 @@ class Replies(Sequence[dict[str, Any]]):
         return [reply[name] for reply in self.values]
 
 
-def order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Order nodes by the index they gave, or by name where none gave one."""
+def order_of(replies: Mapping[int, Mapping[str, Any]], gaps: bool = False) -> list[int]:
+    """Order nodes by the index they gave, or by name where none gave one.
+
+    With `gaps` the indices of others may be missing between theirs.
+    """
     given = {node: reply["index"] for node, reply in replies.items()}
     if all(index == -1 for index in given.values()):
         unnamed = sum(not reply["name"] for reply in replies.values())
@@ -128,6 +131,8 @@ def order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
                 f"{unnamed} have neither"
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))
+    if gaps and len(set(given.values()) - {-1}) == len(replies):
+        return sorted(replies, key=lambda node: given[node])
     if sorted(given.values()) != list(range(len(replies))):
         raise FederationError(
             f"the partition-ids of {len(replies)} parties must be 0 to "
@@ -140,12 +145,46 @@ def check_alike(
     order: list[int],
     names: Mapping[int, str],
     replies: Mapping[int, Mapping[str, Any]],
+    partition: str,
 ) -> None:
-    """Raise unless names differ, and rows and ids are the same at all."""
+    """Raise unless names differ, and what parties share is the same at all."""
     first, *others = order
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
+    if partition == "horizontal":
+        _check_columns(first, others, names, replies)
+    else:
+        _check_rows(first, others, names, replies)
+
+
+def _check_columns(
+    first: int,
+    others: list[int],
+    names: Mapping[int, str],
+    replies: Mapping[int, Mapping[str, Any]],
+) -> None:
+    for node in others:
+        columns = [replies[n]["n_columns"] for n in (first, node)]
+        if columns[0] != columns[1]:
+            raise FederationError(
+                f"all parties must hold the same columns: {names[first]!r} has "
+                f"{columns[0]}, {names[node]!r} has {columns[1]}"
+            )
+        digests = {replies[n]["columns_digest"] for n in (first, node)} - {""}
+        if len(digests) > 1:
+            raise FederationError(
+                "all parties must hold the same columns in the same order: the names "
+                f"of {names[node]!r} differ from those of {names[first]!r}"
+            )
+
+
+def _check_rows(
+    first: int,
+    others: list[int],
+    names: Mapping[int, str],
+    replies: Mapping[int, Mapping[str, Any]],
+) -> None:
     for node in others:
         rows = [replies[n]["n_rows"] for n in (first, node)]
         if rows[0] != rows[1]:

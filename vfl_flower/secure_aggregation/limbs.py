@@ -1,0 +1,64 @@
+"""Sums of numbers of any size: exact, where one bound for all would lose the small.
+
+The fixed point of a sum has one resolution for all its entries, that of its bound. Sums
+of columns differ by any factor, and nobody knows by which before they are added. So a
+number is cut into limbs at fixed places, like digits, and each limb is a small integer
+that is added exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+LIMB = 2.0**40
+"""Bound of a limb's size, the same at all places."""
+
+PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
+"""Values of the limbs: numbers up to 2^120, to within 2^-80."""
+
+
+def split_limbs(values: Array) -> Array:
+    """Cut numbers into limbs.
+
+    Parameters
+    ----------
+    values : Array of float64, any shape
+        Below 2^120 in size.
+
+    Returns
+    -------
+    Array of float64, shape (5, ...)
+        Integers below 2^40 in size, such that their sum, times `PLACES`, is the number
+        cut off at 2^-80.
+
+    Raises
+    ------
+    ValueError
+        A number is too large, or not finite.
+
+    Examples
+    --------
+    >>> split_limbs(np.array([-1.5]))[2:4].ravel().tolist()
+    [-1.0, -549755813888.0]
+    """
+    if not (np.abs(values) < PLACES[0] * LIMB).all():
+        raise ValueError("values must be finite and below 2^120 in size")
+    rest, limbs = np.asarray(values, dtype=np.float64), []
+    for place in PLACES:
+        limbs.append(np.trunc(rest / place))
+        rest = rest - limbs[-1] * place  # exact: it only takes bits away
+    return np.stack(limbs)
+
+
+def join_limbs(sums: Array) -> Array:
+    """Return the sums of the numbers whose limbs were added up.
+
+    Parameters
+    ----------
+    sums : Array of float64, shape (5, ...)
+        Sums of limbs.
+    """
+    places = zip(np.rint(sums)[::-1], PLACES[::-1], strict=True)
+    return np.asarray(sum(limb * place for limb, place in places))
