@@ -29,7 +29,7 @@ ALLOWED = {
     "config": set(),
     "models": {"numerics"},
     "data": {"data", "clients", "config"},
-    "clients": {"clients", "numerics"},
+    "clients": {"clients", "numerics", "secure_aggregation"},
     "strategies": {
         *("strategies", "numerics", "secure_aggregation"),
         *("messages", "ledger", "models"),
@@ -40,6 +40,7 @@ ALLOWED = {
         *("clients", "config", "data", "messages", "secure_aggregation"),
         *("sums", "model_parts"),
     },
+    "label": {"clients", "config", "data", "model_parts", "numerics"},
     "report": {"strategies"},
     "server_app": {"strategies", "config", "report"},
 }

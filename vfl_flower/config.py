@@ -45,7 +45,7 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "n-clusters": 10,
     "local-clustering": "lloyd",
     "approximation": 2.0,
-    "n-init": 10,
+    "n-init": 0,
     "target": "binary",
     "loss": "logistic",
     "kernel": "gaussian",
@@ -57,15 +57,34 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "bits": 16,
     "block-bytes": 16_000_000,
     "topology": "star",
-    "iterations": 32,
+    "iterations": 0,
     "block": 64,
     "step": 1.0,
     "schedule": "constant",
+    "partition": "",
+    "n-components": 20,
+    "n-features": 50,
+    "gamma": "auto",
+    "eigensolver": "gram",
+    "threshold": "auto",
+    "subspace-tol": 0.01,
+    "coreset-size": 1000,
+    "degree": 3,
+    "offset": 1.0,
+    "cem": True,
+    "block-size": 8,
+    "allow-missing": False,
 }
 """Every key of the run config with its default, as in ``pyproject.toml``."""
 
-_OR_NUMBER = frozenset({"bandwidth", "regularization"})
+_OR_NUMBER = frozenset({"bandwidth", "regularization", "gamma", "threshold"})
 """Keys whose default is a word, and which take a number in its place."""
+
+_OWN = {"solver": "", "partition": "", "iterations": 0, "n_init": 0}
+"""Defaults that stand for the strategy's own."""
+
+_SPLIT_ROWS = frozenset({"fk-kmeans"})
+"""Strategies whose parties hold other rows, unless ``partition`` says otherwise."""
 
 _GENERAL = frozenset(
     {"strategy", "task", "compare", "output-dir", "timeout", "seed", "n-parties"}
@@ -113,6 +132,9 @@ class PartySource:
         or as angles.
     state_dir : Path or None
         ``state-dir``: absolute folder in which the party keeps its parts of models.
+    rows : bool
+        A bundled or generated data set is split by rows, not by columns: party j has
+        each ``count``-th row from row j.
     """
 
     data: str
@@ -127,6 +149,7 @@ class PartySource:
     impute: str = "mean"
     share_rows: int | None = None
     state_dir: Path | None = None
+    rows: bool = False
 
 
 _DATA_KEYS = frozenset(
@@ -193,11 +216,20 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
         )
     known = {key.replace("-", "_"): value for key, value in config.items()}
     known["seed"] = None if known["seed"] == -1 else known["seed"]
+    known["standardize"] &= rows_split(config)  # of whole columns by the parties
     return {
         name: known[name]
         for name in parameters
-        if name in known and (name, known[name]) != ("solver", "")
+        if name in known and not (name in _OWN and known[name] == _OWN[name])
     }
+
+
+def rows_split(run_config: UserConfig) -> bool:
+    """Return whether the parties of a run hold other rows of the same columns."""
+    partition = run_config.get("partition", "")
+    if partition == "":
+        return run_config.get("strategy") in _SPLIT_ROWS
+    return partition == "horizontal"
 
 
 def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
@@ -242,6 +274,12 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     if state_dir and not Path(state_dir).is_absolute():
         raise ValueError("state-dir must be an absolute path")
     columns = text(chosen, "columns")
+    rows, standardize = rows_split(run_config), flag("standardize")
+    if rows and standardize and chosen is node_config:
+        raise ValueError(
+            "standardize must be in the run config where rows are split: a party knows "
+            "mean and deviation of its own rows alone"
+        )
     return PartySource(
         data=str(chosen["data"]),
         index=number("partition-id"),
@@ -250,11 +288,12 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         id_column=text(chosen, "id-column"),
         label_column=text(chosen, "label-column"),
         columns=tuple(map(str.strip, columns.split(","))) if columns else None,
-        standardize=flag("standardize"),
+        standardize=standardize and not rows,
         one_hot=flag("one-hot"),
         impute=text(chosen, "impute") or "mean",
         share_rows=number("share-rows"),
         state_dir=Path(state_dir) if state_dir else None,
+        rows=rows,
     )
 
 

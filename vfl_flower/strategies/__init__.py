@@ -3,13 +3,22 @@
 from vfl_flower.strategies.base import ProtocolStrategy
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
+from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
 STRATEGIES: dict[str, dict[str, type[ProtocolStrategy]]] = {
     "coreset-vrlr": {"train": CoresetVRLR},
     "coreset-vkmc": {"train": CoresetVKMC},
     "fdskl": {"train": FDSKL, "predict": FDSKLPrediction},
+    "fk-kmeans": {"train": FKKMeans},
 }
 """The strategies by the name and the task that the run config gives them."""
 
-__all__ = ["FDSKL", "STRATEGIES", "CoresetVKMC", "CoresetVRLR", "FDSKLPrediction"]
+__all__ = [
+    "FDSKL",
+    "STRATEGIES",
+    "CoresetVKMC",
+    "CoresetVRLR",
+    "FDSKLPrediction",
+    "FKKMeans",
+]

@@ -1,0 +1,103 @@
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl_flower.config import party_source
+from vfl_flower.data import load_party, read_ids
+from vfl_flower.label import main
+from vfl_flower.simulations import simulate
+from vfl_flower.strategies import FKKMeans
+
+
+@pytest.fixture
+def users(tmp_path):
+    """Two files of the same columns, one of them text, far from scaled."""
+    rng = np.random.default_rng(0)
+    found = []
+    for m in range(3):
+        group = rng.integers(3, size=80)
+        table = pd.DataFrame(
+            {
+                "id": np.arange(80) + 1000 * m,
+                "size": 5e6 + 1e6 * group + 1e4 * rng.normal(size=80),
+                "kind": np.array(["a", "b", "c"])[group],
+                "ratio": 1e-4 * (group + rng.normal(size=80)),
+            }
+        )
+        path = tmp_path / f"{m}.csv"
+        table.to_csv(path, index=False)
+        found.append(node_config(path, tmp_path / f"state-{m}"))
+    return found
+
+
+def node_config(data, state):
+    return f'data="{data}" state-dir="{state}" id-column="id"'
+
+
+def load(text):
+    config = dict(item.split("=") for item in text.split())
+    source = party_source({k: v.strip('"') for k, v in config.items()}, {})
+    party = load_party(source)
+    party.state_dir = source.state_dir
+    party.row_ids = lambda: read_ids(source)
+    return party
+
+
+@pytest.fixture
+def model(users):
+    strategy = FKKMeans(3, 4, n_features=20, iterations=3, standardize=True)
+    return simulate(strategy, [load(user) for user in users], seed=0).model
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_of_training_get_their_labels_again(users, model, tmp_path):
+    for m, user in enumerate(users):
+        output = tmp_path / "labels.csv"
+        main([model.model, "--node-config", user, "--output", str(output)])
+        found = rows_of(output)
+        assert [int(row["prediction"]) for row in found] == model.labels_[m].tolist()
+        assert [int(row["id"]) for row in found] == [1000 * m + i for i in range(80)]
+        kept = rows_of(tmp_path / f"state-{m}" / f"predictions-{model.model}.csv")
+        assert kept == found
+
+
+def test_new_rows_are_encoded_as_those_of_training(users, model, tmp_path):
+    """Without the level "a", and in another order of columns; one row, no run."""
+    new = pd.DataFrame({"ratio": [2e-4], "kind": ["c"], "size": [7e6], "id": [5]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    output = tmp_path / "out.csv"
+    config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
+    command = [sys.executable, "-m", "vfl_flower.label", model.model]
+    subprocess.run(
+        [*command, "--node-config", config, "--output", str(output)], check=True
+    )
+    (row,) = rows_of(output)
+    table = load(users[1])
+    same = table.X[:, [name == "kind=c" for name in table.columns]].ravel() == 1
+    assert row["id"] == "5"
+    assert int(row["prediction"]) == np.bincount(model.labels_[1][same]).argmax()
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "reason"),
+    [
+        ('state-dir="/s"', "0123456789abcdef", "must name the new rows as 'data'"),
+        ('data="/x.csv"', "0123456789abcdef", "must name the 'state-dir'"),
+        (None, "0123456789abcdef", "has no part of model 0123456789abcdef"),
+        (None, "latest", "model"),
+    ],
+)
+def test_what_is_missing_is_said(users, capsys, tmp_path, config, model, reason):
+    output = tmp_path / "out.csv"
+    with pytest.raises(SystemExit) as ended:
+        main([model, "--node-config", config or users[0], "--output", str(output)])
+    assert reason in str(ended.value.code)
+    assert not output.exists()

@@ -1,0 +1,620 @@
+"""Federated kernel k-means.
+
+[1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
+    manuscript under review.
+[2] M.-F. Balcan, S. Ehrlich and Y. Liang, "Distributed k-means and k-median clustering
+    on general topologies", NIPS 2013.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models import KernelKMeansModel
+from vfl_flower.numerics.distributed_kmeans import combine, split_budget
+from vfl_flower.numerics.kernel_embedding import KERNELS, default_gamma, variances
+from vfl_flower.numerics.kernel_kmeans import (
+    Subspace,
+    eigenpairs,
+    first_features,
+    stack,
+)
+from vfl_flower.numerics.kmeans import assign, weighted_kmeans
+from vfl_flower.numerics.lanczos import block_lanczos, lanczos
+from vfl_flower.numerics.random_features import features
+from vfl_flower.secure_aggregation import LIMB, join_limbs
+from vfl_flower.strategies.base import (
+    ProtocolStrategy,
+    Run,
+    check_at_least,
+    check_choice,
+    check_positive,
+    check_unchanged,
+    check_whole,
+)
+from vfl_flower.strategies.exchange import FederationError
+from vfl_flower.strategies.parties import Parties
+from vfl_flower.strategies.replies import Sum
+from vfl_flower.typing import Array, Values
+
+log = logging.getLogger("vfl_flower")
+
+EIGENSOLVERS = ("gram", "lanczos", "block-lanczos")
+PARTITIONS = ("horizontal", "vertical")
+
+
+class FKKMeans(ProtocolStrategy):
+    """Kernel k-means by random features and stochastic proximal gradients.
+
+    With split rows (``partition="horizontal"``):
+
+    =============  =====================================  ==========================
+    round trip     user m sends                           the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digest of column names,   all of it
+                   key
+    begin          sums of its columns and of their       the sums over users
+                   squares, masked; the first user a
+                   seed for all others, encrypted
+    gram           W_t[m]^T W_t[m], masked                the sum over users
+    (T times)
+    local          the cost of its own centres            all of it
+    sample         points of its embedding, weights       all of it
+    assign         inertia and cluster sizes, masked;     the sums over users
+                   whether it keeps its part
+    =============  =====================================  ==========================
+
+    Lanczos asks for products with W_t[m]^T W_t[m] in its place, in a round trip each.
+
+    With split columns (``"vertical"``):
+
+    =============  =====================================  ==========================
+    spread         the spread of its columns, masked      the sum over parties
+    angles         its part of the angles of all rows,    the angles: the features of
+                   masked                                 each row, and its labels
+    labels         whether it keeps them                  all of it
+    =============  =====================================  ==========================
+
+    Parameters
+    ----------
+    n_clusters : int
+        k.
+    n_components : int
+        s, eigenvectors of the kernel matrix that k-means runs on; at least k.
+    n_features : int
+        D, random features of an iteration.
+    iterations : int
+        T, at most.
+    kernel : {"gaussian", "laplacian", "polynomial"}
+        ``exp(-gamma |x - x'|_2^2)``, ``exp(-gamma |x - x'|_1)`` or
+        ``(gamma x^T x' + offset)^degree``.
+    gamma : float or "auto"
+        ``"auto"``: N^2 / (2 sum_ij |x_i - x_j|^2) as in [1], from sums over users; see
+        :func:`~vfl_flower.numerics.kernel_embedding.default_gamma`.
+    eigensolver : {"gram", "lanczos", "block-lanczos"}
+        ``"gram"``: the upper triangle of the Gram matrix in one message an iteration.
+        ``"lanczos"``: that of [1], a message for each product with a vector;
+        ``"block-lanczos"``: with `block_size` vectors.
+    partition : {"horizontal", "vertical"}
+        What parties hold: other rows of the same columns, or other columns of the same
+        rows.
+    threshold : float, "auto" or "paper"
+        lambda, under which eigenvalues are not learned, in the unit of those of K.
+        ``"paper"``: the (k + 2)-th eigenvalue of the first iteration [1]; ``"auto"``:
+        an estimate of the (s + 1)-th of K, from a first iteration of 4 (s + 5) features
+        at least.
+    subspace_tol : float
+        Ends the iterations when the subspace turns by less: the sine of the largest
+        angle over the root of the step, about twice its distance from that of K. 0:
+        never.
+    coreset_size : int
+        Points that all users send together for k-means, besides their centres.
+    degree, offset : int, float
+        Of the polynomial kernel.
+    standardize : bool
+        Scale each column to mean 0 and deviation 1 over the rows of all users, from
+        the sums. With split columns each party does it: ``standardize`` of its data.
+    cem : bool
+        False: without the communication mechanism, Lanczos on the N rows as in section
+        4.1 of [1]; in one process only, for comparison.
+    block_size : int
+        Vectors of ``"block-lanczos"``.
+    n_init : int
+        Starts of k-means at the server.
+    bits, block_bytes : int
+        Of an angle, and bytes of angles that a party sends in one round trip; of
+        ``"vertical"``.
+    allow_missing : bool
+        Begin again without a user that fails or is silent for the time-out; the result
+        says so. The server then has sums with and without it, so their difference. By
+        default the run fails.
+    allow_two_parties : bool
+        Train with two users, of whom each can compute sums of the other from the
+        eigenvectors.
+    masking, n_parties, seed
+        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. With ``"plain"``, in
+        one process, one user is enough. Who knows the seed knows the features.
+
+    Notes
+    -----
+    Differs from [1] in: 1. one message an iteration (``"gram"``), which carries the
+    eigenvectors of the one before; 2. sums over users under masks; 3. the features'
+    seed is a secret of the users; 4. the first iteration and `threshold`; 5. the early
+    stop; 6. the coreset: see ``numerics/distributed_kmeans.py``; 7. a map for new rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vfl_flower import Party
+    >>> from vfl_flower.simulations import simulate
+    >>> rng = np.random.default_rng(0)
+    >>> angle, radius = rng.uniform(0, 6.3, 600), np.repeat([1.0, 4.0], 300)
+    >>> X = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    >>> users = [Party(X[m::3]) for m in range(3)]
+    >>> strategy = FKKMeans(2, 4, kernel="polynomial", degree=2, offset=0.0)
+    >>> model = simulate(strategy, users, seed=0).model
+    >>> [int(np.ptp(labels[:100])) for labels in model.labels_]
+    [0, 0, 0]
+    """
+
+    model_class = KernelKMeansModel
+
+    def __init__(
+        self,
+        n_clusters: int = 10,
+        n_components: int = 20,
+        n_features: int = 50,
+        iterations: int = 20,
+        kernel: str = "gaussian",
+        gamma: float | str = "auto",
+        eigensolver: str = "gram",
+        *,
+        partition: str = "horizontal",
+        threshold: float | str = "auto",
+        subspace_tol: float = 0.01,
+        coreset_size: int = 1000,
+        degree: int = 3,
+        offset: float = 1.0,
+        standardize: bool = False,
+        cem: bool = True,
+        block_size: int = 8,
+        n_init: int = 30,
+        bits: int = 16,
+        block_bytes: int = 16_000_000,
+        allow_missing: bool = False,
+        allow_two_parties: bool = False,
+        masking: str = "ring",
+        n_parties: int = 0,
+        seed: int | None = None,
+    ) -> None:
+        self.partition = partition
+        check_choice("partition", partition, PARTITIONS)
+        super().__init__(masking=masking, n_parties=n_parties, seed=seed)
+        check_choice("kernel", kernel, KERNELS)
+        check_choice("eigensolver", eigensolver, EIGENSOLVERS)
+        check_positive("gamma", gamma, "auto")
+        if threshold != "paper":
+            check_positive("threshold", threshold, "auto")
+        check_at_least("subspace_tol", subspace_tol, 0)
+        check_at_least("offset", offset, 0)
+        for name, value, least in (
+            ("n_clusters", n_clusters, 1),
+            ("n_components", n_components, 1),
+            ("n_features", n_features, 1),
+            ("iterations", iterations, 1),
+            ("coreset_size", coreset_size, 1),
+            ("degree", degree, 1),
+            ("block_size", block_size, 1),
+            ("n_init", n_init, 1),
+            ("block_bytes", block_bytes, 1),
+        ):
+            check_whole(name, value, least)
+        if n_components < n_clusters:
+            raise ValueError(
+                f"n_components must be at least n_clusters = {n_clusters}, got "
+                f"{n_components}"
+            )
+        if threshold == "paper" and n_features < n_clusters + 2:
+            raise ValueError(
+                f"n_features must be at least n_clusters + 2 = {n_clusters + 2} with "
+                f"threshold 'paper', got {n_features}"
+            )
+        if bits not in (16, 32):
+            raise ValueError(f"bits must be 16 or 32, got {bits}")
+        self.n_clusters, self.n_components = n_clusters, n_components
+        self.n_features, self.iterations = n_features, iterations
+        self.kernel, self.gamma, self.eigensolver = kernel, gamma, eigensolver
+        self.threshold, self.subspace_tol = threshold, subspace_tol
+        self.coreset_size, self.degree, self.offset = coreset_size, degree, offset
+        self.standardize, self.cem, self.block_size = standardize, cem, block_size
+        self.n_init, self.bits, self.block_bytes = n_init, bits, block_bytes
+        self.allow_missing, self.allow_two_parties = allow_missing, allow_two_parties
+        polynomial = {"degree": degree, "offset": offset}
+        angles = {"bits": bits, "block_bytes": block_bytes}
+        rows = {
+            "eigensolver": eigensolver,
+            "coreset_size": coreset_size,
+            "cem": cem,
+            "standardize": standardize,
+            "allow_two_parties": allow_two_parties,
+        }
+        if kernel != "polynomial":
+            check_unchanged(FKKMeans, polynomial, f"kernel {kernel!r}")
+        if eigensolver != "block-lanczos":
+            block = {"block_size": block_size}
+            check_unchanged(FKKMeans, block, f"eigensolver {eigensolver!r}")
+        if partition == "horizontal":
+            check_unchanged(FKKMeans, angles, "partition 'horizontal'")
+        else:
+            check_unchanged(FKKMeans, rows, "partition 'vertical'")
+            if kernel == "polynomial":
+                raise ValueError(
+                    "kernel must be 'gaussian' or 'laplacian' with partition "
+                    "'vertical', whose parties send angles, got 'polynomial'"
+                )
+        if not cem and (eigensolver != "lanczos" or masking != "plain"):
+            raise ValueError(
+                "cem can be false only with eigensolver 'lanczos' and masking 'plain', "
+                f"got {eigensolver!r} and {masking!r}"
+            )
+        if not cem and kernel == "polynomial":
+            raise ValueError("kernel must not be 'polynomial' with cem false")
+
+    @property
+    def least_parties(self) -> int:
+        """Without masks one user is enough."""
+        return 1 if self.masking == "plain" else 2
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Algorithm 1, lines 1 to 20."""
+        if self.n_clusters > parties.n_rows:
+            raise FederationError(
+                f"n_clusters must be at most the {parties.n_rows} rows of all parties, "
+                f"got {self.n_clusters}"
+            )
+        horizontal = self.partition == "horizontal"
+        if self.seed is not None:
+            log.warning("the run has a seed: who knows it knows the random features")
+        log.info("model %016x", parties.session)
+        if horizontal and len(parties) > 1:
+            parties.refuse_two("FKKMeans", self.allow_two_parties)
+        train = self._horizontal if horizontal else self._vertical
+        return train(parties, run)
+
+    def _subspace(self) -> Subspace:
+        D, s, k = self.n_features, self.n_components, self.n_clusters
+        D_1 = first_features(D, s) if self.threshold == "auto" else D
+        return Subspace(D, D_1, s, k, self.threshold)
+
+    def _ends(self, space: Subspace) -> bool:
+        return space.t == self.iterations or space.moved < self.subspace_tol
+
+    def _record(
+        self,
+        run: Run,
+        parties: Parties,
+        space: Subspace,
+        gamma: float,
+        products: int = 1,
+    ) -> None:
+        metrics = {"rank": space.rank, "products": products, "moved": space.moved}
+        model = self._model(parties, run, space, gamma)
+        run.record(space.t, model.to_record(), metrics)
+
+    def _model(
+        self, parties: Parties, run: Run, space: Subspace, gamma: float
+    ) -> KernelKMeansModel:
+        """Return the model as far as it is known."""
+        columns = [party.n_columns for party in parties]
+        return KernelKMeansModel(
+            f"{parties.session:016x}",
+            self.kernel,
+            gamma,
+            columns[0] if self.partition == "horizontal" else sum(columns),
+            space.eigenvalues,
+            np.zeros((0, 0)),
+            math.nan,
+            missing=run.missing,
+        )
+
+    def _finish(
+        self,
+        run: Run,
+        model: KernelKMeansModel,
+        space: Subspace,
+        sizes: Array,
+    ) -> ArrayRecord:
+        record = model.to_record()
+        metrics = {
+            "inertia": model.inertia_,
+            "iterations": space.t,
+            "rank": space.rank,
+            "moved": space.moved,
+            "threshold": space.threshold,
+            "gamma": model.gamma,
+            "smallest_cluster": int(sizes.min()),
+            "largest_cluster": int(sizes.max()),
+        }
+        if run.missing:
+            metrics["missing"] = len(run.missing)
+        run.record(space.t + 1, record, metrics)
+        return record
+
+    # -- split rows ------------------------------------------------------------------
+
+    def _horizontal(self, parties: Parties, run: Run) -> ArrayRecord:
+        setup, scale, each = self._begin(parties)
+        space = self._subspace()
+        setup |= {"D": space.D, "D_1": space.D_1}
+        if self.cem:
+            while not self._ends(space):
+                self._iterate(parties, run, space, setup, scale, each)
+            values: dict[str, Any] = {"R": space.embedding}
+            each = [{} for _ in parties]
+        else:
+            H = self._without_cem(parties, run, space, setup, each)
+            values = {}
+            each = [{"H": own} for own in split_parts(parties, H)]
+        costs = parties.ask_each(
+            "kernel_kmeans_local", each, n_clusters=self.n_clusters, **values
+        ).each("cost")
+        shares = split_budget(np.array(costs), self.coreset_size)
+        samples = parties.ask_each(
+            "kernel_kmeans_sample", [{"count": int(share)} for share in shares]
+        )
+        points, weights = (
+            np.concatenate(samples.each(n)) for n in ("points", "weights")
+        )
+        centers = combine(
+            points, weights, self.n_clusters, run.rng("k-means"), self.n_init
+        )
+        found = parties.ask_exactly(
+            "kernel_kmeans_assign",
+            {"inertia": 4.0 * scale * parties.n_rows, "sizes": float(parties.n_rows)},
+            centers=centers,
+        )
+        model = self._model(parties, run, space, float(setup["gamma"]))
+        model.cluster_centers_ = centers
+        model.inertia_ = float(found.sums["inertia"][0])
+        model.kept = all(found.each("kept"))
+        return self._finish(run, model, space, np.rint(found.sums["sizes"]))
+
+    def _begin(
+        self, parties: Parties
+    ) -> tuple[dict[str, Any], float, list[dict[str, Any]]]:
+        """Return the setup, the size of a squared feature, and each user's seed."""
+        N, polynomial = parties.n_rows, self.kernel == "polynomial"
+        wanted = self.gamma == "auto" or self.standardize or polynomial
+        replies = parties.ask(
+            "kernel_kmeans_begin",
+            sums={"sum_x": LIMB, "sum_squares": LIMB} if wanted else {},
+            moments_wanted=wanted,
+        )
+        gamma, squares, scaling = self.gamma, 0.0, dict[str, Array]()
+        if wanted:
+            sums = tuple(join_limbs(replies.sums[n]) for n in ("sum_x", "sum_squares"))
+            try:
+                if self.standardize:
+                    deviation = np.sqrt(variances(N, *sums))
+                    factor = 1 / np.where(deviation > 0, deviation, math.inf)
+                    scaling = {"shift": sums[0] / N, "scale": factor}
+                    sums = np.zeros(len(factor)), N * (deviation > 0)
+                squares = float(sums[1].sum() / N)
+                if gamma == "auto":
+                    gamma = default_gamma(self.kernel, N, *sums)
+            except ValueError as error:
+                raise FederationError(str(error)) from None
+        setup: dict[str, Any] = {
+            "kernel": self.kernel,
+            "gamma": float(gamma),
+            "degree": self.degree,
+            "offset": float(self.offset),
+            **scaling,
+        }
+        # A squared cosine feature is at most 2; of products the mean is known.
+        scale = 2.0
+        if polynomial:
+            scale = 16 * (self.offset + setup["gamma"] * squares) ** self.degree
+        seeds = parties.passed_on(0, "kernel_kmeans_begin", "seed", replies[0])
+        return setup, max(scale, 1e-300), seeds
+
+    def _iterate(
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        setup: dict[str, Any],
+        scale: float,
+        each: list[dict[str, Any]],
+    ) -> None:
+        """Lines 6 to 15 for one t."""
+        first = space.t == 0
+        values: Values = {"t": space.t + 1, **(setup if first else {"R": space.R})}
+        seeds = each if first else None
+        diagonal = space.next_eta * scale * parties.n_rows + space.mass
+        if self.eigensolver == "gram":
+            triangle = parties.ask_exactly(
+                "kernel_kmeans_gram", {"gram": diagonal}, seeds, **values
+            ).sums["gram"]
+            size = space.next_size
+            G = np.zeros((size, size))
+            G[np.triu_indices(size)] = triangle
+            G += np.triu(G, 1).T
+            space.step(*eigenpairs(G, *space.wanted), G.trace())
+            self._record(run, parties, space, setup["gamma"])
+            return
+        asked: Values | None = values
+        trace = math.nan
+        traced = first and self.threshold == "auto"
+
+        def multiply(C: Array) -> Array:
+            nonlocal asked, trace
+            sums = {"product": diagonal}
+            if asked and traced:
+                sums["trace"] = diagonal
+            found = parties.ask_exactly(
+                "kernel_kmeans_product",
+                sums,
+                seeds if asked else None,
+                vectors=C,
+                **(asked or {}),
+                **({"trace_wanted": True} if asked and traced else {}),
+            ).sums
+            if asked and traced:
+                trace = float(found["trace"][0])
+            asked = None
+            return found["product"]
+
+        width = 1 if self.eigensolver == "lanczos" else self.block_size
+        size = space.next_size
+        rng = run.rng(f"lanczos {space.t + 1}")
+        start = rng.standard_normal((size, min(width, size)))
+        cut, least = space.wanted
+        found = block_lanczos(multiply, start, cut, rng=rng, at_least=least)
+        space.step(found.values, found.vectors, trace)
+        self._record(run, parties, space, setup["gamma"], found.steps)
+
+    def _without_cem(
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        setup: dict[str, Any],
+        each: list[dict[str, Any]],
+    ) -> Array:
+        """Section 4.1 for all t; return H."""
+        N = parties.n_rows
+        B, rows = np.zeros((N, 0)), _RowLanczos(parties, each, setup)
+        while not self._ends(space):
+            rng = run.rng(f"lanczos {space.t + 1}")
+            cut, least = space.wanted
+            found = lanczos(
+                partial(rows.product, space, B),
+                rng.standard_normal(N),
+                cut,
+                rng=rng,
+                at_least=least,
+            )
+            # W_t^T u_i / sqrt(lambda_i) are the v_i: here are those of B_t, and what
+            # `movement` needs no more of. The trace of A A^T / D is N in the mean.
+            V_B = math.sqrt(1 - space.next_eta) * (B.T @ found.vectors)
+            space.step(found.values, V_B / np.sqrt(found.values), float(N))
+            self._record(run, parties, space, setup["gamma"], found.steps)
+            B = found.vectors[:, : space.rank] * np.sqrt(space.lengths)
+        U = found.vectors[:, : space.s]
+        return np.asarray(U * np.sqrt(space.eigenvalues))
+
+    # -- split columns ---------------------------------------------------------------
+
+    def _vertical(self, parties: Parties, run: Run) -> ArrayRecord:
+        gamma = self.gamma if self.gamma != "auto" else self._spread(parties)
+        space = self._subspace()
+        angles = _AngleColumns(self, parties, float(gamma))
+        last = space.D_1 + (self.iterations - 1) * space.D
+        B = np.zeros((parties.n_rows, 0))
+        while True:
+            A = features(angles.take(space.next_size - space.rank, last))
+            W = stack(A, B, space.next_eta)
+            G = W.T @ W
+            space.step(*eigenpairs(G, *space.wanted), G.trace())
+            self._record(run, parties, space, float(gamma))
+            if self._ends(space):
+                break
+            B = W @ space.R
+        H = W @ space.embedding
+        ones = np.ones(len(H))
+        centers, inertia = weighted_kmeans(
+            H, self.n_clusters, ones, run.rng("k-means"), self.n_init
+        )
+        labels = assign(H, centers)[0].astype(np.int32)
+        kept = parties.ask("kernel_kmeans_labels", labels=labels).each("kept")
+        model = self._model(parties, run, space, float(gamma))
+        model.cluster_centers_, model.inertia_ = centers, inertia
+        model.kept = all(kept)
+        sizes = np.bincount(labels, minlength=self.n_clusters)
+        return self._finish(run, model, space, sizes)
+
+    def _spread(self, parties: Parties) -> float:
+        limbs = parties.secure_sum(
+            "kernel_kmeans_spread", {"spread": LIMB}, kernel=self.kernel
+        )
+        spread = float(join_limbs(limbs["spread"])[0])
+        if spread <= 0:
+            raise FederationError("gamma 'auto' needs a column that varies")
+        if self.kernel == "gaussian":
+            return float(1 / (4 * spread))
+        return float(math.sqrt(math.pi) / (2 * spread))
+
+
+class _RowLanczos:
+    """Products with R_t of all N rows, for Lanczos without the mechanism.
+
+    R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D (section 4.1 of [1]). The server holds
+    the eigenvectors of Z_t; a product is two round trips, of D floats from each user
+    and of N floats from all.
+    """
+
+    def __init__(
+        self, parties: Parties, seeds: list[dict[str, Any]], setup: dict[str, Any]
+    ) -> None:
+        self.parties, self.seeds, self.setup = parties, seeds, setup
+
+    def product(self, space: Subspace, B: Array, c: Array) -> Array:
+        """Return R_{t+1} c; `B` is B_{t+1}."""
+        each = [{"c": part} for part in split_parts(self.parties, c)]
+        if self.seeds:
+            each = [own | seed for own, seed in zip(each, self.seeds, strict=True)]
+        g = self.parties.secure_sum(
+            "kernel_kmeans_project",
+            {"projected": 2.0 * math.sqrt(self.parties.n_rows)},
+            each,
+            t=space.t + 1,
+            **self.setup,
+        )["projected"]
+        self.seeds, self.setup = [], {}
+        rows = self.parties.ask("kernel_kmeans_expand", g=g).each("rows")
+        D = space.D if space.t else space.D_1
+        eta = space.next_eta
+        kept = (1 - eta) * (B @ (B.T @ c))
+        return np.asarray(kept + eta / D * np.concatenate(rows))
+
+
+def split_parts(parties: Parties, rows: Array) -> list[Array]:
+    """Cut what is known of all rows into the parts of the users."""
+    ends = np.cumsum([party.n_rows for party in parties])
+    return np.split(rows, ends[:-1])
+
+
+class _AngleColumns:
+    """Angles of all rows, feature by feature, in as few messages as hold them."""
+
+    def __init__(self, strategy: FKKMeans, parties: Parties, gamma: float) -> None:
+        plain = strategy.masking == "plain"
+        bits = 64 if plain else strategy.bits
+        self.parties = parties
+        self.sum = Sum(2.0**60, "plain") if plain else Sum(1.0, f"circle{bits}")
+        self.settings = {"kernel": strategy.kernel, "gamma": gamma, "bits": bits}
+        self.size = max(1, strategy.block_bytes * 8 // (bits * parties.n_rows))
+        self.asked, dtype = 0, np.dtype(f"u{bits // 8}" if bits < 64 else "f8")
+        self.found = np.zeros((parties.n_rows, 0), dtype)
+
+    def take(self, count: int, last: int) -> Array:
+        """Return the angles of the next features; of `last` the run will ask at all."""
+        while self.found.shape[1] < count:
+            stop = min(self.asked + self.size, last)
+            more = self.parties.ask(
+                "kernel_kmeans_angles",
+                sums={"angles": self.sum},
+                start=self.asked,
+                stop=stop,
+                **self.settings,
+            ).sums["angles"]
+            self.asked, self.found = stop, np.hstack([self.found, more])
+        found, self.found = self.found[:, :count], self.found[:, count:]
+        return found
