@@ -32,6 +32,7 @@ from vfl_flower.client_app import (
     kept_part,
     load_from_context,
     make_client_app,
+    run_of,
 )
 from vfl_flower.clients.base import STEPS, PartyError, Step
 from vfl_flower.messages import digest, pack, unpack
@@ -191,6 +192,7 @@ def test_hello_says_these_facts_and_no_more(server):
         "n_columns": 2,
         "n_labels": 3,
         "ids_digest": "",
+        "columns_digest": "",
         "version": __version__,
     }
 
@@ -204,6 +206,33 @@ def test_hello_of_a_party_without_name_and_place():
 def test_hello_counts_the_labels_that_the_party_knows():
     y = np.array([1.0, np.nan, -1.0, np.nan])
     assert hello(Party(np.ones((4, 1)), y=y))["n_labels"] == 2
+
+
+NAMES = ["age", "weight"]
+
+
+def test_hello_where_rows_are_split_has_a_digest_of_the_column_names(server):
+    party = server.grid._parties[1000]
+    party.columns = NAMES
+    found = server.values("hello", partition="horizontal")["columns_digest"]
+    assert len(found) == 64
+    assert server.values("hello", partition="vertical")["columns_digest"] == ""
+    assert server.values("hello")["columns_digest"] == ""
+    message = server.ask("hello", partition="horizontal")
+    assert not any(name in str(message.content) for name in NAMES)
+    for other in (NAMES[::-1], ["age", "height"], ["agew", "eight"]):
+        party.columns = other
+        again = server.values("hello", partition="horizontal")
+        assert again["columns_digest"] != found
+    party.columns = None
+    assert server.values("hello", partition="horizontal")["columns_digest"] == ""
+
+
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+def test_hello_digests_ids_however_data_are_split(partition):
+    """The server compares them where they should be the same."""
+    party = Party(np.ones((2, 1)), ids=np.array([1, 2]))
+    assert len(hello(party, partition)["ids_digest"]) == 64
 
 
 def test_key_is_the_same_within_a_session_and_new_in_the_next(server):
@@ -831,6 +860,41 @@ def test_the_same_round_writes_the_same_predictions(server, kept):
     before = predictions_in(kept).read_bytes()
     server.values("predicting", 2, **asked_of())
     assert predictions_in(kept).read_bytes() == before
+
+
+def test_predictions_of_training_are_under_the_number_of_their_model(
+    server, tmp_path, monkeypatch
+):
+    """Those of rows that it was trained on: the run trains the model of its number."""
+
+    def clustering(party: Party) -> dict[str, Any]:
+        party.part = {"seed": "a1"}
+        party.predictions = np.array([2, 0, 2])
+        return {}
+
+    monkeypatch.setitem(STEPS, "training", Step("training", clustering))
+    server.grid._app = make_client_app(lambda c: server.grid._parties[c.node_id])
+    party = server.grid._parties[1000]
+    party.state_dir, party.ids = tmp_path, np.array(["u", "v", "w"])
+    assert server.values("training") == {}
+    file = predictions_in(tmp_path)
+    assert file.name == f"predictions-{SESSION:016x}.csv"
+    assert file.read_text() == "id,prediction\nu,2\nv,0\nw,2\n"
+    before = file.read_bytes()
+    server.values("training")
+    assert predictions_in(tmp_path).read_bytes() == before
+
+
+def test_which_run_a_state_is_of(server):
+    assert run_of(server.grid._contexts[1000].state) == f"{SESSION:016x}"
+    assert run_of(RecordDict()) == ""
+    server.session += 1
+    server.values("hello", node=1)
+    states = [server.grid._contexts[node].state for node in (1000, 1001)]
+    assert [run_of(state) for state in states] == [
+        f"{SESSION:016x}",
+        f"{SESSION + 1:016x}",
+    ]
 
 
 def test_predictions_of_an_earlier_run_stay(server, kept):

@@ -12,6 +12,7 @@ from vfl_flower.config import (
     check_run_config,
     output_dir,
     party_source,
+    rows_split,
     strategy_arguments,
 )
 from vfl_flower.server_app import make_strategies
@@ -21,6 +22,7 @@ from vfl_flower.strategies import (
     CoresetVKMC,
     CoresetVRLR,
     FDSKLPrediction,
+    FKKMeans,
 )
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
@@ -89,13 +91,16 @@ def test_value_of_another_type(key, value, wanted):
     )
 
 
-@pytest.mark.parametrize("key", ["bandwidth", "regularization"])
+WORDS = ["bandwidth", "regularization", "gamma", "threshold"]
+
+
+@pytest.mark.parametrize("key", WORDS)
 @pytest.mark.parametrize("value", [2, 0.5, "auto", "x"])
 def test_number_in_the_place_of_a_word(key, value):
     assert check_run_config({key: value})[key] == value
 
 
-@pytest.mark.parametrize("key", ["bandwidth", "regularization"])
+@pytest.mark.parametrize("key", WORDS)
 def test_no_number_in_the_place_of_a_word(key):
     with pytest.raises(ValueError, match=f"{key}' must be of type str, got True"):
         check_run_config({key: True})
@@ -118,6 +123,12 @@ def arguments(name: str, task: str, **config: object) -> dict[str, object]:
         ("coreset-vkmc", "train", {"size": 50, "seed": 9}),
         ("fdskl", "train", {"budget": 50, "bandwidth": 2, "seed": 9}),
         ("fdskl", "predict", {"model": MODEL, "bits": 32, "block_bytes": 4096}),
+        ("fk-kmeans", "train", {"n_clusters": 4, "gamma": 2, "threshold": 0.5}),
+        ("fk-kmeans", "train", {"eigensolver": "block-lanczos", "block_size": 4}),
+        ("fk-kmeans", "train", {"kernel": "polynomial", "degree": 2, "offset": 0.0}),
+        ("fk-kmeans", "train", {"standardize": True, "allow_missing": True}),
+        ("fk-kmeans", "train", {"iterations": 7, "n_init": 2, "subspace_tol": 0.5}),
+        ("fk-kmeans", "train", {"partition": "vertical", "bits": 32}),
     ],
 )
 def test_arguments_of_each_strategy(name, task, given):
@@ -131,6 +142,7 @@ def test_each_strategy_and_task_takes_the_defaults():
         ("coreset-vkmc", "train"),
         ("fdskl", "train"),
         ("fdskl", "predict"),
+        ("fk-kmeans", "train"),
     ]
     for name, task in KINDS:
         given = {"model": MODEL} if task == "predict" else {}
@@ -149,8 +161,40 @@ def test_solver_that_is_not_named_is_the_strategys_own(name, default):
 
 
 @pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("coreset-vrlr", {}),
+        ("coreset-vkmc", {"n_init": 10}),
+        ("fdskl", {"iterations": 32}),
+        (
+            "fk-kmeans",
+            {"iterations": 20, "n_init": 30, "partition": "horizontal"},
+        ),
+    ],
+)
+def test_defaults_that_are_the_strategys_own(name, own):
+    """0 and "" are not passed on; another value is."""
+    assert not {*own} & {*arguments(name, "train")}
+    (made,) = make_strategies(check_run_config({"strategy": name})).values()
+    assert {key: getattr(made, key) for key in own} == own
+    for key in {*own} - {"partition"}:
+        assert arguments(name, "train", **{key: 7})[key] == 7
+    others = {"n_init", "iterations", "partition"} - {*own}
+    for key in others:
+        with pytest.raises(ValueError, match="does not apply to strategy"):
+            arguments(name, "train", **{key: "vertical" if key == "partition" else 7})
+
+
+@pytest.mark.parametrize(
     ("strategy", "key", "value"),
     [
+        ("fk-kmeans", "size", 50),
+        ("fk-kmeans", "solver", "gram"),
+        ("fk-kmeans", "bandwidth", 2.0),
+        ("fdskl", "gamma", 2.0),
+        ("fdskl", "partition", "horizontal"),
+        ("coreset-vkmc", "coreset-size", 50),
+        ("coreset-vkmc", "allow-missing", True),
         ("fdskl", "size", 50),
         ("fdskl", "model", MODEL),
         ("fdskl", "tol", 0.5),
@@ -216,7 +260,7 @@ def test_strategies_of_a_config():
     [
         (
             {"strategy": "x"},
-            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, got 'x'",
+            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, fk-kmeans, got",
         ),
         ({"task": "x"}, "task must be one of train for strategy 'coreset-vrlr', got"),
         (
@@ -300,12 +344,67 @@ def test_strategies_of_a_config():
             "approximation must be at least 1 and finite, got 0.5",
         ),
         (
-            {"strategy": "coreset-vkmc", "n-init": 0},
-            "n_init must be a whole number from 1, got 0",
+            {"strategy": "coreset-vkmc", "n-init": -1},
+            "n_init must be a whole number from 1, got -1",
         ),
         (
             {"strategy": "coreset-vkmc", "solver": "cg"},
             "solver must be one of central, distdim, got 'cg'",
+        ),
+        (
+            {"strategy": "fk-kmeans", "task": "predict"},
+            "task must be one of train for strategy 'fk-kmeans', got 'predict'",
+        ),
+        (
+            {"strategy": "fk-kmeans", "partition": "x"},
+            "partition must be one of horizontal, vertical, got 'x'",
+        ),
+        (
+            {"strategy": "fk-kmeans", "eigensolver": "x"},
+            "eigensolver must be one of gram, lanczos, block-lanczos, got 'x'",
+        ),
+        (
+            {"strategy": "fk-kmeans", "kernel": "x"},
+            "kernel must be one of gaussian, laplacian, polynomial, got 'x'",
+        ),
+        ({"strategy": "fk-kmeans", "gamma": 0}, "gamma must be 'auto' or a number ab"),
+        ({"strategy": "fk-kmeans", "gamma": "x"}, "gamma must be 'auto' or a number a"),
+        (
+            {"strategy": "fk-kmeans", "threshold": -1},
+            "threshold must be 'auto' or a number above 0, got -1",
+        ),
+        (
+            {"strategy": "fk-kmeans", "n-components": 9},
+            "n_components must be at least n_clusters = 10, got 9",
+        ),
+        (
+            {"strategy": "fk-kmeans", "n-features": 0},
+            "n_features must be a whole number from 1, got 0",
+        ),
+        (
+            {"strategy": "fk-kmeans", "iterations": -1},
+            "iterations must be a whole number from 1, got -1",
+        ),
+        (
+            {
+                "strategy": "fk-kmeans",
+                "partition": "vertical",
+                "eigensolver": "lanczos",
+            },
+            "eigensolver has no effect with partition 'vertical', got 'lanczos'",
+        ),
+        (
+            {"strategy": "fk-kmeans", "bits": 32},
+            "bits has no effect with partition 'horizontal', got 32",
+        ),
+        (
+            {"strategy": "fk-kmeans", "compare": True},
+            "compare compares samplings of coresets, and must be false for strategy "
+            "'fk-kmeans'",
+        ),
+        (
+            {"strategy": "fk-kmeans", "n-parties": 1},
+            "n_parties must be 0 or at least 2, got 1",
         ),
     ],
 )
@@ -368,6 +467,62 @@ def test_only_the_coreset_is_checked_where_samplings_are_compared():
     config = check_run_config({"check-size": 40, "compare": True})
     sizes = {name: made.check_size for name, made in make_strategies(config).items()}
     assert sizes == {"coreset": 40, "uniform": 0, "full": 0}
+
+
+# -- data that are split by rows -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "rows"),
+    [
+        ({}, False),
+        ({"strategy": "coreset-vkmc"}, False),
+        ({"strategy": "fdskl"}, False),
+        ({"strategy": "fk-kmeans"}, True),
+        ({"strategy": "fk-kmeans", "partition": "horizontal"}, True),
+        ({"strategy": "fk-kmeans", "partition": "vertical"}, False),
+    ],
+)
+def test_which_runs_split_rows(run, rows):
+    assert rows_split(run) is rows
+    assert rows_split(RUN_DEFAULTS | run) is rows
+    assert party_source(SIMULATED, RUN_DEFAULTS | run).rows is rows
+    assert party_source({"data": "/a.csv"}, RUN_DEFAULTS | run).rows is rows
+
+
+SPLIT = RUN_DEFAULTS | {"strategy": "fk-kmeans"}
+
+
+def test_rows_that_are_split_are_standardized_by_the_strategy():
+    """From sums over all parties, not by each of them alone."""
+    run = SPLIT | {"standardize": True}
+    assert party_source(SIMULATED, run).standardize is False
+    assert strategy_arguments(run, FKKMeans)["standardize"] is True
+    assert strategy_arguments(SPLIT, FKKMeans)["standardize"] is False
+
+
+def test_columns_that_are_split_are_standardized_by_their_parties():
+    for run in (SPLIT | {"partition": "vertical"}, RUN_DEFAULTS):
+        given = run | {"standardize": True}
+        assert party_source(SIMULATED, given).standardize is True
+        node = {"data": "/a.csv", "standardize": True}
+        assert party_source(node, run).standardize is True
+    given = SPLIT | {"partition": "vertical", "standardize": True}
+    assert strategy_arguments(given, FKKMeans)["standardize"] is False
+
+
+def test_a_node_cannot_standardize_split_rows():
+    node = {"data": "/a.csv", "standardize": True}
+    with pytest.raises(ValueError, match="standardize") as caught:
+        party_source(node, SPLIT)
+    assert str(caught.value) == (
+        "standardize must be in the run config where rows are split: a party knows "
+        "mean and deviation of its own rows alone"
+    )
+    assert party_source(node | {"standardize": False}, SPLIT).rows
+    # Data of its own are not what the run config says of data.
+    run = SPLIT | {"standardize": True}
+    assert party_source({"data": "/a.csv"}, run).standardize is False
 
 
 # -- where results go ------------------------------------------------------------------

@@ -9,7 +9,12 @@ import pytest
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-from vfl_flower.models import KernelModel, KMeansModel, LinearModel
+from vfl_flower.models import (
+    KernelKMeansModel,
+    KernelModel,
+    KMeansModel,
+    LinearModel,
+)
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import features
 
@@ -30,6 +35,24 @@ PARTS = [
 ]
 KERNEL = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True, PARTS)
 MODELS = [LINEAR, CLUSTERS, KERNEL]
+_embedding = {"kernel": "gaussian", "gamma": 0.5, "degree": 3, "offset": 1.0}
+_embedding |= {"D": 4, "D_1": 6, "seed": "0123456789abcdef0123456789abcdef"}
+_embedding |= {"P": np.linspace(-1, 1, 20).reshape(10, 2)}
+_embedding |= {"centers": np.array([[0.0, 0.5], [-1.0, 0.0]])}
+KERNEL_CLUSTERS = KernelKMeansModel(
+    *("fedcba9876543210", "gaussian", 0.5, 3, np.array([7.0, 2.0])),
+    *(_embedding["centers"], 1.25, True, ["weather"]),
+    [
+        _embedding | {"labels": np.array([1, 0, 1], dtype=np.int32)},
+        _embedding | {"labels": np.array([0], dtype=np.int32)},
+    ],
+)
+KERNEL_CLUSTERS_APART = KernelKMeansModel(
+    *("fedcba9876543210", "laplacian", 0.5, 3, np.zeros(0)),
+    *(np.zeros((0, 0)), float("nan")),
+)
+SAVED = [*MODELS, KERNEL_CLUSTERS, KERNEL_CLUSTERS_APART]
+"""Also those that do not predict from a matrix a party."""
 
 
 def assert_same(model, expected):
@@ -119,6 +142,57 @@ def test_parts_come_back_as_they_were(tmp_path):
 
 def test_parts_are_not_printed():
     assert "a1" not in repr(KERNEL)
+    assert KERNEL_CLUSTERS.parts[0]["seed"] not in repr(KERNEL_CLUSTERS)
+
+
+# -- clusters of a kernel --------------------------------------------------------------
+
+
+def test_clusters_of_a_kernel_come_back_as_they_were(tmp_path):
+    for again in (
+        KernelKMeansModel.load(KERNEL_CLUSTERS.save(tmp_path / "m.npz")),
+        KernelKMeansModel.from_arrays(KERNEL_CLUSTERS.to_record()),
+    ):
+        np.testing.assert_equal(again.parts, KERNEL_CLUSTERS.parts)
+        for part, before in zip(again.parts, KERNEL_CLUSTERS.parts, strict=True):
+            types = {name: type(value) for name, value in before.items()}
+            assert {name: type(value) for name, value in part.items()} == types
+        assert again.missing == ["weather"]
+        assert again.note == KERNEL_CLUSTERS.note
+        assert [labels.tolist() for labels in again.labels_] == [[1, 0, 1], [0]]
+        X = np.random.default_rng(0).normal(size=(30, 3))
+        H = again.transform(X)
+        np.testing.assert_array_equal(H, KERNEL_CLUSTERS.transform(X))
+        distances = ((H[:, None] - again.cluster_centers_) ** 2).sum(axis=2)
+        nearest = distances.argmin(axis=1)
+        np.testing.assert_array_equal(again.predict(X), nearest)
+        assert set(nearest) == {0, 1}
+        assert again.predict(X[:0]).shape == (0,)
+
+
+def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
+    apart = KERNEL_CLUSTERS_APART
+    for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
+        assert model.parts is None
+        assert (model.missing, model.kept) == ([], False)
+        sentence = "the labels and parts of model fedcba9876543210 lie at the parties"
+        with pytest.raises(ValueError, match="lie at the parties") as caught:
+            _ = model.labels_
+        assert str(caught.value) == sentence
+        for ask in (model.predict, model.transform):
+            with pytest.raises(ValueError, match="lie at the parties") as caught:
+                ask(np.zeros((2, 3)))
+            assert str(caught.value) == sentence
+
+
+def test_where_the_clusters_of_a_kernel_are():
+    where = "labels and parts are in the parties' state-dirs"
+    assert KERNEL_CLUSTERS.note == f"model fedcba9876543210: {where}; without weather"
+    assert KERNEL_CLUSTERS_APART.note == (
+        "the labels of model fedcba9876543210 are gone with the run: not all parties "
+        "have a state-dir"
+    )
+    assert KERNEL_CLUSTERS.number == "fedcba9876543210"
 
 
 def test_number_of_a_model_whose_parts_are_kept():
@@ -153,7 +227,7 @@ def test_what_predict_wanted_and_got():
         LINEAR.predict(blocks(LINEAR)[:1])
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SAVED)
 @pytest.mark.parametrize(
     ("name", "file"),
     [("model.npz", "model.npz"), ("model", "model.npz"), ("model.bin", "model.bin")],
@@ -172,7 +246,7 @@ def test_the_file_needs_no_pickle(tmp_path):
         assert str(file["kind"]) == "k-means"
 
 
-@pytest.mark.parametrize(("model", "other"), list(permutations(MODELS, 2)))
+@pytest.mark.parametrize(("model", "other"), list(permutations(SAVED[:4], 2)))
 def test_loaded_as_another_kind(model, other, tmp_path):
     sentence = f"must hold a '{other.kind}' model of format 1, got '{model.kind}'"
     with pytest.raises(ValueError, match=sentence):
@@ -197,7 +271,7 @@ def test_loaded_from_no_file(tmp_path):
         LinearModel.load(tmp_path / "m.npz")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SAVED)
 def test_a_save_that_fails_leaves_the_file_of_before(model, tmp_path, monkeypatch):
     path = model.save(tmp_path / "m.npz")
 
@@ -223,15 +297,16 @@ def test_others_may_read_the_file_as_any_other(tmp_path):
 def test_only_its_owner_may_read_a_file_with_the_secrets_of_parties(tmp_path):
     before = os.umask(0)
     try:
-        saved = KERNEL.save(tmp_path / "m.npz")
-        assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+        for model in (KERNEL, KERNEL_CLUSTERS):
+            saved = model.save(tmp_path / "m.npz")
+            assert stat.S_IMODE(saved.stat().st_mode) == 0o600
         plain = LINEAR.save(tmp_path / "l.npz")
         assert stat.S_IMODE(plain.stat().st_mode) == 0o666
     finally:
         os.umask(before)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SAVED)
 def test_round_trip_through_flower(model):
     record = model.to_record()
     assert isinstance(record, ArrayRecord)

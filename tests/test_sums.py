@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 from faults import Fault, FaultyGrid
 from flwr.app import Message
+from flwr.common.serde import message_to_proto
 from scipy.stats import chi2
 
 from vfl_flower import Ledger, Party, PartyFailed
 from vfl_flower.clients.base import STEPS, Step
 from vfl_flower.messages import digest, pack, unpack
-from vfl_flower.secure_aggregation import Tree, group, ring, spanning, two_trees
+from vfl_flower.secure_aggregation import (
+    Relay,
+    Tree,
+    group,
+    new_private_key,
+    public_key,
+    ring,
+    spanning,
+    two_trees,
+)
 from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies.parties import Parties
 from vfl_flower.strategies.replies import Replies, Sealed, Sum
@@ -71,9 +81,26 @@ def chaining(party: Party, part: Any = None) -> dict[str, Any]:
     return {"part": addend(party.index, "next", 5, 0), **seen}
 
 
+SECRET = b"0123456789abcdef, a secret of the parties"
+
+
+def telling(party: Party, size: int = 0) -> dict[str, Any]:
+    """Send bytes to all other parties, from the first one alone."""
+    return {"key": SECRET + b"x" * size} if party.index == 0 else {}
+
+
+def hearing(party: Party, **values: Any) -> dict[str, Any]:
+    """Tell the server what came, which no step of the package does."""
+    assert all(type(value) is bytes for value in values.values())
+    return values
+
+
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     """Register steps that only these tests ask for."""
+    for function, secret in ((telling, ("key",)), (hearing, ())):
+        name = function.__name__
+        monkeypatch.setitem(STEPS, name, Step(name, function, secrets=secret))
     sealed = {sealing: ("part",), chaining: ("part",), relaying: ("up_*", "down_*")}
     for function in (sealing, relaying, reading, chaining):
         name = function.__name__
@@ -760,3 +787,147 @@ def test_another_party_is_not_let_in(clock):
 def test_what_is_sealed_is_not_printed(clock):
     sealed = ask(greet(), "ring", 1).sealed["part"]
     assert "parts" not in repr(sealed)
+
+
+# -- a secret of the parties -----------------------------------------------------------
+
+
+def told(parties: Parties, **values: Any) -> list[dict[str, Any]]:
+    """Let the first party tell; return what the server passes on to each."""
+    replies = parties.ask("telling", **values)
+    return parties.passed_on(0, "telling", "key", replies[0])
+
+
+@pytest.mark.parametrize("masking", ["ring", "plain"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_secret_reaches_all_other_parties(count, masking, clock):
+    parties = greet(count=count, masking=masking)
+    each = told(parties)
+    assert each[0] == {}
+    assert [one["key"].to for one in each[1:]] == list(range(1, count))
+    heard = parties.ask_each("hearing", each)
+    assert list(heard) == [{}] + [{"key": SECRET}] * (count - 1)
+    assert parties.ledger.round_trips == 3  # no message more than those of the steps
+
+
+def test_a_secret_is_in_no_message_and_of_one_length(clock):
+    grid = Recorded(some(4))
+    parties = greet(grid)
+    replies = parties.ask("telling")
+    assert set(replies[0]) == {"key.1", "key.2", "key.3"}
+    assert list(replies[1:]) == [{}] * 3
+    sealed = [replies[0][f"key.{j}"].tobytes() for j in (1, 2, 3)]
+    assert {len(data) for data in sealed} == {len(SECRET) + 16}
+    assert len(set(sealed)) == 3
+    for message in grid.sent + grid.seen:
+        assert SECRET[:8] not in message_to_proto(message).SerializeToString()
+
+
+def test_a_sealed_secret_is_uniform(clock):
+    parties = greet()
+    replies = parties.ask("telling", size=2**14)
+    for j in (1, 2):
+        assert_uniform(replies[0][f"key.{j}"])
+
+
+def test_a_secret_that_is_told_again_is_sealed_anew(clock):
+    parties = greet()
+    one, two = (parties.ask("telling")[0]["key.1"] for _ in range(2))
+    assert one.shape == two.shape
+    assert np.count_nonzero(one == two) < 20  # of 58 bytes, a quarter of one by chance
+
+
+@pytest.mark.parametrize("kind", ["unavailable", "reply unavailable", "duplicate"])
+@pytest.mark.parametrize("action", ["telling", "hearing"])
+def test_a_lost_message_with_a_secret_changes_nothing(action, kind, clock):
+    nth = None if kind == "duplicate" else 0
+    faults = [Fault(kind, action, j, nth) for j in range(3)]
+    grid = FaultyGrid(some(), faults, clock)
+    parties = greet(grid)
+    heard = parties.ask_each("hearing", told(parties))
+    assert list(heard) == [{}, {"key": SECRET}, {"key": SECRET}]
+    for twins in grid.twins:  # the frame has the seconds that each took
+        first, second = (digest(pack(unpack(twin.content)[0])) for twin in twins)
+        assert first == second
+
+
+def test_a_secret_is_not_passed_to_another_party(clock):
+    parties = greet()
+    each = told(parties)
+    with pytest.raises(ValueError, match="key is sealed for party 2, not 1"):
+        parties.ask_each("hearing", [{}, each[2], each[1]])
+
+
+def changed_secret(sealed: Sealed, **changes: Any) -> list[dict[str, Any]]:
+    return [{}, {}, {"key": replace(sealed, **changes)}]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one, other: {"parts": other.parts},
+        lambda one, other: {"parts": (one.parts[0] ^ np.uint8(1),)},
+        lambda one, other: {"parts": (one.parts[0][:-1],)},
+        lambda one, other: {"parts": (one.parts[0][:0],)},
+        lambda one, other: {"seals": (one.seals[0].replace(" 1 ", " 2 "),)},
+        lambda one, other: {"seals": (one.seals[0].replace(" key ", " key_1 "),)},
+        lambda one, other: {"seals": (one.seals[0].replace("telling", "hearing"),)},
+        lambda one, other: {"seals": (one.seals[0][:-1] + "1",)},
+        lambda one, other: {"seals": (one.seals[0][:-1] + "2",)},
+    ],
+    ids=[
+        "another's",
+        "altered",
+        "cut",
+        "empty",
+        "round",
+        "name",
+        "step",
+        "of 1",
+        "of 2",
+    ],
+)
+def test_a_secret_that_was_changed_on_its_way_is_refused(change, clock, caplog):
+    parties = greet()
+    _, other, own = told(parties)
+    wrong = changed_secret(own["key"], **change(own["key"], other["key"]))
+    with pytest.raises(PartyFailed) as caught:
+        parties.ask_each("hearing", wrong)
+    assert caught.value.party == "party-2"
+    assert caught.value.reason.endswith("was altered on its way, or is of another step")
+    assert "0123456789" not in caplog.text
+
+
+def test_a_secret_under_another_name_is_refused(clock):
+    parties = greet()
+    own = told(parties)[2]["key"]
+    with pytest.raises(PartyFailed, match="of another name was given as 'other'"):
+        parties.ask_each("hearing", [{}, {}, {"other": own}])
+
+
+def test_a_sender_that_there_is_not(clock):
+    parties = greet()
+    own = told(parties)[2]["key"]
+    seals = (own.seals[0][:-1] + "9",)
+    with pytest.raises(PartyFailed, match="sender must be between 0 and 2, got 9"):
+        parties.ask_each("hearing", changed_secret(own, seals=seals))
+
+
+def test_the_server_cannot_open_a_secret(clock):
+    """With a key of its own in the place of any party's."""
+    grid = Recorded(some())
+    parties = greet(grid)
+    data = parties.ask("telling")[0]["key.2"].tobytes()
+    frame = next(found for m in grid.sent if "peers" in (found := unpack(m.content)[1]))
+    keys = [frame["peers"][k : k + 32] for k in range(0, 96, 32)]
+    private = new_private_key()
+    for place in range(3):
+        forged = [*keys[:place], public_key(private), *keys[place + 1 :]]
+        server = Relay(private, forged, place, frame["session"])
+        for sender in range(3):
+            with pytest.raises(ValueError, match="was altered on its way"):
+                server.open(sender, data, "telling", "key", frame["round"])
+
+
+def test_a_secret_is_not_printed(clock):
+    assert "arr" not in repr(told(greet())[1])

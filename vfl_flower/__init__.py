@@ -1,4 +1,4 @@
-"""Federated learning over split columns with Flower."""
+"""Federated learning over split columns, or split rows, with Flower."""
 
 __version__ = "0.1.0"
 

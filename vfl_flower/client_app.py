@@ -108,7 +108,7 @@ def answer(
                 recall(party, step, frame)
             part = party.part
             sums = PartySums(keys, frame, allow_plain)
-            sums.open(values)
+            sums.open(step, values)
             reply = dict(step.function(party, **values))
             clipped = sums.hide(step, reply)
             memory.leave(frame, party, digest(pack(reply)))

@@ -37,6 +37,10 @@ class Entry:
     clipped: int = 0
 
 
+COUNTS = tuple(field.name for field in fields(Entry))[2:]
+"""What an entry counts."""
+
+
 @dataclass
 class Ledger:
     """Costs of one run.
@@ -62,11 +66,13 @@ class Ledger:
 
     def rename(self, names: dict[str, str]) -> None:
         """Give parties the names of their first reply, and put them in that order."""
-        order = list(names)
-        entries = sorted(self.entries.values(), key=lambda e: order.index(e.party))
-        for entry in entries:
-            entry.party = names[entry.party]
-        self.entries = {(e.action, e.party): e for e in entries}
+        place = {party: order for order, party in enumerate(names, start=1)}
+        before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
+        self.entries = {}
+        for entry in before:
+            found = self.entry(entry.action, names.get(entry.party, entry.party))
+            for name in COUNTS:  # where a run began again a party has some already
+                setattr(found, name, getattr(found, name) + getattr(entry, name))
 
     def round_trip(self, action: str, seconds: float) -> None:
         """Count one round trip and the time that the server waited for it."""

@@ -55,7 +55,7 @@ class PartySums:
         """The party's way to send to another one what the server cannot read."""
         return Relay(*self._keys)
 
-    def open(self, values: dict[str, Any]) -> None:
+    def open(self, step: Step, values: dict[str, Any]) -> None:
         """Put the sums that are sealed for this party in the place of what hides them.
 
         One under the name of a sum that travels on is a part of that sum: it is added
@@ -64,8 +64,12 @@ class PartySums:
         Raises
         ------
         PartyError
-            What another party sent was altered on its way, or is of another step.
+            What another party sent was altered on its way, or is of another step; or a
+            secret came in the clear.
         """
+        for name in step.secrets:
+            if name in values:
+                raise PartyError(f"{name!r} must come from a party, encrypted")
         for key in [key for key in self.frame if key.startswith(SEALED)]:
             name = key.removeprefix(SEALED)
             for seal in self.frame[key]:
@@ -133,8 +137,9 @@ class PartySums:
             number = self.frame[f"sum.{name}"]
             # Masks that cancel only where all were told of the same receiver.
             goal = name if to is None else f"{name} to {to}"
+            masks = self.masks if self.parties > 1 else None
             hidden, count = masked(
-                np.asarray(reply[name]), own, self.masks, step.action, goal, number
+                np.asarray(reply[name]), own, masks, step.action, goal, number
             )
             clipped += count
             if to == self.index:

@@ -188,6 +188,62 @@ def test_a_download_that_fails_is_one_sentence(monkeypatch):
     assert "could not download 'covtype'" in refusal("covtype", index=0, count=2)
 
 
+# --- Split by rows
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("name", ["iris", "wine", "synthetic:n=51,d=3,noise=0.5"])
+def test_rows_of_all_parties_are_all_rows(name, count):
+    whole = load(name, index=0, count=1)
+    parties = [load(name, index=j, count=count, rows=True) for j in range(count)]
+    for j, party in enumerate(parties):
+        np.testing.assert_array_equal(party.X, whole.X[j::count])
+        np.testing.assert_array_equal(party.y, whole.y[j::count])
+        assert party.columns == whole.columns
+        assert party.index == j
+        assert party.X.base is None  # not the whole set
+    assert sum(party.n_rows for party in parties) == whole.n_rows
+
+
+@pytest.mark.parametrize("name", ["iris", "synthetic:n=9,d=2"])
+def test_more_parties_than_columns_where_rows_are_split(name):
+    parties = [load(name, index=j, count=7, rows=True) for j in range(7)]
+    assert len({party.X.shape[1] for party in parties}) == 1
+    assert min(party.n_rows for party in parties) >= 1
+
+
+@pytest.mark.parametrize("name", ["iris", "synthetic:n=150"])
+def test_more_parties_than_rows(name):
+    words = "num-partitions must be at most the 150 rows of the data, got 151"
+    assert words in refusal(name, index=0, count=151, rows=True)
+
+
+def test_chosen_columns_are_the_same_at_all_where_rows_are_split():
+    place = {"count": 2, "rows": True, "columns": ("bp", "age")}
+    parties = [load("diabetes", index=j, **place) for j in range(2)]
+    assert [party.columns for party in parties] == [["bp", "age"]] * 2
+    whole = load("diabetes", index=0, count=1, columns=("bp", "age"))
+    np.testing.assert_array_equal(parties[1].X, whole.X[1::2])
+
+
+@pytest.mark.parametrize("name", ["iris", "synthetic:n=20,d=4"])
+def test_an_encoding_repeats_what_was_done_to_split_rows(name):
+    place = {"index": 1, "count": 3, "rows": True}
+    own = load(name, **place)
+    again = load(name, own.encoding, **place)
+    np.testing.assert_array_equal(again.X, own.X)
+    assert again.columns == own.columns
+
+
+def test_errors_of_the_place_where_rows_are_split():
+    assert "num-partitions - 1 = 2, got 3" in refusal(
+        "iris", index=3, count=3, rows=True
+    )
+    assert "partition-id and num-partitions must be given" in refusal(
+        "iris", index=0, rows=True
+    )
+
+
 # --- The generated set
 
 

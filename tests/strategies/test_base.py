@@ -19,6 +19,7 @@ from vfl_flower.strategies import (
     CoresetVKMC,
     CoresetVRLR,
     FDSKLPrediction,
+    FKKMeans,
 )
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy, Run
 from vfl_flower.strategies.parties import Parties
@@ -51,6 +52,7 @@ SETTINGS: dict[type[ProtocolStrategy], dict[str, Any]] = {
     CoresetVKMC: {"size": 77, "sampling": "uniform", "protocol": "paper", "seed": 8},
     FDSKL: {"kernel": "laplacian", "bandwidth": 2.5, "masking": "plain", "seed": 8},
     FDSKLPrediction: {"model": "0123456789abcdef", "bits": 32, "n_parties": 3},
+    FKKMeans: {"n_clusters": 3, "kernel": "laplacian", "gamma": 0.5, "seed": 8},
 }
 """Arguments other than the default ones, of each strategy."""
 

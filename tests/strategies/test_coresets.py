@@ -949,7 +949,7 @@ def test_parties_do_not_fit_together():
 
 
 def test_a_party_alone():
-    with pytest.raises(ValueError, match="at least two parties, got 1"):
+    with pytest.raises(ValueError, match="at least 2 parties, got 1"):
         simulate(CoresetVRLR(50), [Party(*data())])
 
 

@@ -16,7 +16,13 @@ from vfl_flower import Party, PartyFailed
 from vfl_flower.messages import unpack
 from vfl_flower.model_parts import ModelPart, save_part
 from vfl_flower.simulations import InProcessGrid
-from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR, FDSKLPrediction
+from vfl_flower.strategies import (
+    FDSKL,
+    CoresetVKMC,
+    CoresetVRLR,
+    FDSKLPrediction,
+    FKKMeans,
+)
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy
 from vfl_flower.strategies.exchange import RETRIES
 
@@ -32,6 +38,13 @@ _four = {"features": 4}
 _steps = {"solver": "doubly-stochastic", "iterations": 2, "block": 2}
 MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
+_embedded = {"n_clusters": 2, "n_components": 2, "n_features": 3, "iterations": 2}
+_embedded |= {"threshold": 0.5, "subspace_tol": 0.0, "coreset_size": 5, "n_init": 1}
+_embedded |= {"seed": 3} | _two
+_one_by_one = _embedded | {"eigensolver": "lanczos"}
+_without = _one_by_one | {"iterations": 1, "cem": False, "masking": "plain"}
+_columns = {k: v for k, v in _embedded.items() if k not in ("coreset_size", *_two)}
+_columns |= {"partition": "vertical", "block_bytes": 96}
 VARIANTS: dict[str, ProtocolStrategy] = {
     "fused": CoresetVRLR(**_regression, evaluate="full"),
     "paper": CoresetVRLR(**_regression, protocol="paper"),
@@ -55,6 +68,10 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
+    "fkk rows": FKKMeans(**_embedded),
+    "fkk lanczos": FKKMeans(**_one_by_one),
+    "fkk without cem": FKKMeans(**_without),
+    "fkk columns": FKKMeans(**_columns),
 }
 
 
@@ -115,9 +132,18 @@ def holders(count: int = 2) -> list[Party]:
     return [Party(party.X, y, name=party.name) for party in parties(count)]
 
 
+@cache
+def users(count: int = 2) -> list[Party]:
+    """Return parties with other rows of the same columns."""
+    X = np.hstack([party.X for party in parties(3)])[:12, :2]
+    blocks = zip(parties(count), np.split(X, [5, 9][: count - 1]), strict=True)
+    return [Party(block, name=party.name) for party, block in blocks]
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
+    made |= {v: users for v in VARIANTS if v.startswith("fkk") and v != "fkk columns"}
     return made.get(variant, parties)(count)
 
 
@@ -147,6 +173,9 @@ def faultless(variant: str, count: int = 2) -> ProtocolResult:
     return faultless_run(variant, count)[0]
 
 
+FIRST = {a: v for v in reversed(VARIANTS) for a in faultless(v).ledger.waits}
+"""The first variant that asks for a step; the same at the steps of kernel k-means."""
+
 # No list of steps that one could forget to add to. The greeting is the same message in
 # all variants: it fails in one, and in `test_once_in_every_step_at_every_party`.
 STEPS = [
@@ -154,7 +183,10 @@ STEPS = [
     for variant in VARIANTS
     for action in faultless(variant).ledger.waits
     if action != "hello" or variant == "fused"
+    if not variant.startswith("fkk") or variant == FIRST[action]
 ]
+OFTEN = [(v, a) for v, a in STEPS if not v.startswith("fkk")]
+"""For what does not depend on the step: enough of them."""
 REPEATED = [(v, a) for v, a in STEPS if len(faultless(v).ledger.waits[a]) > 1]
 
 HARMLESS = ("duplicate", "reorder", "delay")
@@ -179,7 +211,8 @@ def assert_unchanged(variant: str, result: ProtocolResult, count: int = 2) -> No
     """Raise unless the result has the bits, and the round trips, of the faultless."""
     clean = faultless(variant, count)
     own, expected = result.model.arrays(), clean.model.arrays()
-    if variant.startswith("fdskl"):  # the number of the run is another each time
+    # The number of the run is another each time.
+    if variant.startswith(("fdskl", "fkk")):
         del own["model"], expected["model"]
     np.testing.assert_equal(own, expected)
     assert result.metrics == clean.metrics
@@ -275,7 +308,7 @@ def test_always_in_every_step_at_every_party(variant, kind, clock):
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*FATAL, *HARMLESS)])
-@pytest.mark.parametrize(("variant", "action"), STEPS)
+@pytest.mark.parametrize(("variant", "action"), OFTEN)
 def test_always(variant, action, kind, clock):
     fault = Fault(kind, action, BAD, nth=None)
     reason = assert_failed(variant, fault, clock).reason
@@ -294,7 +327,7 @@ def test_once_in_every_step_at_every_party(variant, kind, clock):
     assert_unchanged(variant, result, count=3)
 
 
-@pytest.mark.parametrize(("variant", "action"), STEPS)
+@pytest.mark.parametrize(("variant", "action"), OFTEN)
 def test_reply_after_most_of_the_time(variant, action, clock):
     fault = Fault("delay", action, BAD, nth=0, seconds=TIMEOUT * 0.75)
     grid, result = run(variant, fault, clock)
@@ -305,7 +338,7 @@ def test_reply_after_most_of_the_time(variant, action, clock):
     assert TIMEOUT * 0.75 < clock.now < TIMEOUT
 
 
-@pytest.mark.parametrize(("variant", "action"), STEPS)
+@pytest.mark.parametrize(("variant", "action"), OFTEN)
 def test_reply_too_late(variant, action, clock):
     fault = Fault("delay", action, BAD, nth=None, seconds=TIMEOUT + 1)
     assert_failed(variant, fault, clock)

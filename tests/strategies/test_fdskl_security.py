@@ -20,10 +20,11 @@ from transcripts import Recorder, found, is_uniform, patterns
 
 from vfl_flower import Party, sums
 from vfl_flower.client_app import kept_part
+from vfl_flower.clients.base import STEPS as ACTIONS
 from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
 from vfl_flower.numerics.kernel_solvers import GRID
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs, features
-from vfl_flower.secure_aggregation import PairwiseMasks, Relay, masks, relay
+from vfl_flower.secure_aggregation import masks, relay
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
 from vfl_flower.sums import PartySums
 
@@ -61,12 +62,11 @@ class View:
         peers = memory["peers"]
         keys = [peers[k : k + 32] for k in range(0, len(peers), 32)]
         secrets_of = memory["private_key"], keys, index, memory["session"]
-        opener = PairwiseMasks(*secrets_of), Relay(*secrets_of), index
         self.messages, self.frame = [], {}
         for e in grid.transcript:
             if e.party == index and not e.up and e.action != "hello":
                 values = dict(e.values)
-                PartySums(*opener, e.frame, True).open(values)
+                PartySums(secrets_of, e.frame, True).open(ACTIONS[e.action], values)
                 self.messages.append(values)
                 self.frame = e.frame
 

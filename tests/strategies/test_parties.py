@@ -17,7 +17,7 @@ from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.exchange import RETRIES
 from vfl_flower.strategies.parties import Parties
-from vfl_flower.strategies.replies import Sum
+from vfl_flower.strategies.replies import Sum, order_of
 
 TIMEOUT = 10.0
 
@@ -286,6 +286,144 @@ def test_labels_in_two_halves_are_refused_where_one_holder_is_needed(clock):
     with pytest.raises(FederationError, match="must hold the labels, but a, b do"):
         CoresetVRLR(size=2).start(grid, timeout=TIMEOUT)
     assert {m.metadata.message_type for m in grid.sent} == {"train.hello"}
+
+
+# -- split rows ------------------------------------------------------------------------
+
+
+def rows_of(*sizes: int, columns: Sequence[str] | None = None) -> list[Party]:
+    """Return parties of so many rows of two columns, with ids of their own."""
+    ids = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return [Party(np.ones((len(own), 2)), ids=own, columns=columns) for own in ids]
+
+
+def test_rows_of_all_parties_where_rows_are_split(clock):
+    parties = greet(rows_of(4, 1, 7), partition="horizontal")
+    assert parties.n_rows == 12
+    assert [party.n_rows for party in parties] == [4, 1, 7]
+
+
+@pytest.mark.parametrize("partition", ["vertical", "horizontal"])
+def test_parties_are_told_how_data_are_split(partition, clock):
+    grid = Edited(some(2))
+    greet(grid, partition=partition)
+    assert [unpack(m.content)[0] for m in grid.sent] == [{"partition": partition}] * 2
+
+
+def test_ids_and_row_counts_are_not_compared_where_rows_are_split(clock):
+    digests = [{"ids_digest": text, "n_rows": 4 + len(text)} for text in ("", "a", "b")]
+    parties = greet(Edited(some(), digests), partition="horizontal")
+    assert parties.n_rows == 4 + 5 + 5
+
+
+def test_names_of_columns_are_compared_where_rows_are_split(clock):
+    names = ["age", "weight"]
+    ours = rows_of(3, 4, columns=names) + rows_of(5, columns=names[::-1])
+    with pytest.raises(FederationError) as caught:
+        greet(ours, partition="horizontal")
+    assert str(caught.value) == (
+        "all parties must hold the same columns in the same order: the names of "
+        "'party-2' differ from those of 'party-0'"
+    )
+    greet(rows_of(3, 4, columns=names) + rows_of(5), partition="horizontal")
+    X = np.ones((4, 2))
+    greet([Party(X, columns=names), Party(X, columns=["a", "b"])])
+
+
+def test_other_number_of_columns_where_rows_are_split(clock):
+    edits = [{"name": "a"}, {"name": "b"}, {"name": "c", "n_columns": 3}]
+    assert refusal(edits, partition="horizontal") == (
+        "all parties must hold the same columns: 'a' has 2, 'c' has 3"
+    )
+    greet(Edited(some(), edits))
+
+
+@pytest.mark.parametrize("partition", ["vertical", "horizontal"])
+def test_names_of_parties_differ_however_data_are_split(partition, clock):
+    names = [{"name": "clinic"}, {"name": "clinic"}]
+    assert refusal(names, partition=partition) == (
+        "party names must differ, two are 'clinic'"
+    )
+
+
+def test_one_party_where_one_is_enough(clock):
+    parties = greet(rows_of(4), partition="horizontal", least=1, masking="plain")
+    assert (len(parties), parties.n_rows) == (1, 4)
+
+
+# -- a run without a party that failed -------------------------------------------------
+
+
+def given(*indices: int) -> dict[int, dict[str, Any]]:
+    """Return what nodes 100, 101, .. say of their place."""
+    return {100 + k: {"index": j, "name": f"n{j}"} for k, j in enumerate(indices)}
+
+
+@pytest.mark.parametrize(
+    ("indices", "order"),
+    [
+        ((0, 2, 3), [100, 101, 102]),
+        ((3, 0, 2), [101, 102, 100]),
+        ((7,), [100]),
+        ((1, 0), [101, 100]),
+    ],
+)
+def test_order_with_gaps(indices, order):
+    assert order_of(given(*indices), gaps=True) == order
+
+
+@pytest.mark.parametrize("indices", [(0, 0, 2), (2, -1, 0)])
+def test_order_with_gaps_that_is_none(indices):
+    with pytest.raises(FederationError, match="each once, got"):
+        order_of(given(*indices), gaps=True)
+
+
+def test_order_of_names_with_gaps():
+    replies = given(-1, -1)
+    replies[100]["name"], replies[101]["name"] = "b", "a"
+    assert order_of(replies, gaps=True) == order_of(replies) == [101, 100]
+
+
+def test_parties_without_one(clock):
+    grid = Edited(rows_of(3, 4, 5, 6))
+    parties = greet(grid, without=[1001], partition="horizontal")
+    assert [party.node_id for party in parties] == [1000, 1002, 1003]
+    assert parties.n_rows == 14
+    assert {m.metadata.dst_node_id for m in grid.sent} == {1000, 1002, 1003}
+    replies = parties.ask("probe")
+    assert replies.each("index") == [0, 1, 2]  # masks are between those that are left
+    sums = parties.secure_sum("total", {"total": 8.0})
+    np.testing.assert_array_equal(sums["total"], [6.0, 6.0])
+
+
+def test_parties_that_were_announced_without_one(clock):
+    """Nodes say that there are three; the server waits for the two others alone."""
+    grid = Edited(some(3), [{"n_parties": 3}] * 3)
+    parties = greet(grid, without=[1002], n_parties=3)
+    assert [party.node_id for party in parties] == [1000, 1001]
+    assert clock.now == 0
+
+
+def test_too_few_parties_are_left(clock):
+    with pytest.raises(FederationError) as caught:
+        greet(some(2), without=[1000])
+    assert str(caught.value) == "the run needs 2 parties, 1 connected within 10 s"
+
+
+@pytest.mark.parametrize("kind", ["lose request", "lose reply"])
+def test_who_failed_is_known_by_node_and_name(kind, clock):
+    parties = greet(FaultyGrid(some(), [Fault(kind, "probe", 1)], clock))
+    with pytest.raises(PartyFailed) as caught:
+        parties.ask("probe")
+    assert caught.value.nodes == {1001: "party-1"}
+
+
+@pytest.mark.parametrize("action", ["failing", "refusing"])
+def test_who_refused_is_known_by_node_and_name(action, clock):
+    with pytest.raises(PartyFailed) as caught:
+        greet(some()).ask(action)
+    name = caught.value.party
+    assert caught.value.nodes == {1000 + int(name[-1]): name}
 
 
 # -- two parties -----------------------------------------------------------------------

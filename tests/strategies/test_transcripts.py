@@ -15,7 +15,13 @@ from vfl_flower.numerics.coresets import (
     vrlr_sensitivities,
 )
 from vfl_flower.secure_aggregation import group
-from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR, FDSKLPrediction
+from vfl_flower.strategies import (
+    FDSKL,
+    CoresetVKMC,
+    CoresetVRLR,
+    FDSKLPrediction,
+    FKKMeans,
+)
 
 WIDTHS, HOLDER = (2, 1, 3), 2
 NAMES = "airline", "weather", "registry"
@@ -106,7 +112,7 @@ TASKS = {
     "k-means": names("task size test_fraction n_clusters local_clustering alpha"),
 }
 DOWN: dict[str, set[str]] = {
-    "hello": names(),
+    "hello": names("partition"),
     "coresets_draw": names("count"),
     "coresets_scores": names("rows pool"),
     "linear_start": names(START),
@@ -120,7 +126,8 @@ DOWN: dict[str, set[str]] = {
 }
 UP: dict[str, set[str]] = {
     "hello": names(
-        "name index n_parties n_rows n_columns n_labels ids_digest version public_key"
+        "name index n_parties n_rows n_columns n_labels ids_digest columns_digest "
+        "version public_key"
     ),
     "coresets_draw": names("rows"),
     "coresets_rows": names("X"),
@@ -256,6 +263,20 @@ def test_every_step_of_coresets_is_in_a_transcript():
             FDSKLPrediction,
             {"hello": "all of it", "part": "all of it", "answer": "nothing"},
         ),
+        (
+            FKKMeans,
+            {
+                "hello": "all of it",
+                "begin": "the sums over users",
+                "gram": "the sum over users",
+                "local": "all of it",
+                "sample": "all of it",
+                "assign": "the sums over users",
+                "spread": "the sum over parties",
+                "angles": "the angles: the features of",
+                "labels": "all of it",
+            },
+        ),
     ],
 )
 def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
@@ -281,7 +302,22 @@ SAID = {
 """Words of the tables of the papers' pages for what is sent, by the row's name."""
 
 
-@pytest.mark.parametrize("page", ["fdskl", "fdskl-security"])
+KERNEL_SAID = {
+    "hello": "name index row column digest version key",
+    "begin": "sums columns squares masked seed encrypted",
+    "gram": "W_t masked",
+    "product": "W_t masked trace",
+    "local": "cost",
+    "sample": "points weights",
+    "assign": "inertia sizes masked keeps",
+    "spread": "variances deviations masked",
+    "angles": "angles masked",
+    "labels": "keeps",
+}
+"""The same of federated kernel k-means."""
+
+
+@pytest.mark.parametrize("page", ["fdskl", "fdskl-security", "kernel_kmeans"])
 def test_tables_of_the_pages_say_what_is_sent(page):
     path = Path(__file__).parents[2] / f"docs/papers/{page}.md"
     rows = [line.split("|")[1:] for line in path.read_text().splitlines()]
@@ -290,7 +326,7 @@ def test_tables_of_the_pages_say_what_is_sent(page):
         for cells in rows
         if len(cells) >= 5
     }
-    for row, words in SAID.items():
+    for row, words in (KERNEL_SAID if page == "kernel_kmeans" else SAID).items():
         missing = [word for word in words.split() if word not in sent[row]]
         assert not missing, (row, missing)
 
@@ -302,7 +338,7 @@ SHARED = names("shared_seed widths kept")
 REQUEST = names("rows stop bits")
 SCORED = names("angles at")
 FDSKL_DOWN = {
-    "hello": (names(), []),
+    "hello": (names("partition"), []),
     "fdskl_distances": (names("kernel target"), []),
     "fdskl_bandwidth": (names("kernel resolution"), [names("distances")]),
     "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
@@ -486,6 +522,196 @@ def test_every_step_of_fdskl_is_in_the_tables():
     assert ours == set(FDSKL_DOWN) - {"hello"}
     for action in ours:
         assert not STEPS[action].sums  # all of its sums are for a party
+
+
+# -- messages of federated kernel k-means ---------------------------------------------
+
+KERNEL = names("kernel gamma degree offset D D_1")
+SCALING = names("shift scale")
+KERNEL_DOWN = {
+    "kernel_kmeans_begin": (names("moments_wanted"), []),
+    "kernel_kmeans_gram": (names("t"), [KERNEL, SCALING, names("R")]),
+    "kernel_kmeans_product": (
+        names("vectors"),
+        [names("t"), KERNEL, SCALING, names("R"), names("trace_wanted")],
+    ),
+    "kernel_kmeans_project": (names("c t"), [KERNEL, SCALING]),
+    "kernel_kmeans_expand": (names("g"), []),
+    "kernel_kmeans_local": (names("n_clusters"), [names("R"), names("H")]),
+    "kernel_kmeans_sample": (names("count"), []),
+    "kernel_kmeans_assign": (names("centers"), []),
+    "kernel_kmeans_spread": (names("kernel"), []),
+    "kernel_kmeans_angles": (names("start stop bits kernel gamma"), []),
+    "kernel_kmeans_labels": (names("labels"), []),
+}
+"""What each message has, and groups of names of which it may have some."""
+
+KERNEL_UP = {
+    "kernel_kmeans_expand": names("rows"),
+    "kernel_kmeans_local": names("cost"),
+    "kernel_kmeans_sample": names("points weights"),
+    "kernel_kmeans_assign": names("kept"),
+    "kernel_kmeans_labels": names("kept"),
+}
+"""What a user sends in the clear."""
+
+KERNEL_SUMS = {
+    "kernel_kmeans_begin": names("sum_x sum_squares"),
+    "kernel_kmeans_gram": names("gram"),
+    "kernel_kmeans_product": names("product trace"),
+    "kernel_kmeans_project": names("projected"),
+    "kernel_kmeans_assign": names("inertia sizes"),
+    "kernel_kmeans_spread": names("spread"),
+    "kernel_kmeans_angles": names("angles"),
+}
+"""What goes only into sums over all, which the server learns."""
+
+
+def clustering(**settings):
+    """Return a small FKKMeans."""
+    rows = settings.get("partition") != "vertical"
+    size = {"n_features": 8, "iterations": 3, "subspace_tol": 0, "n_init": 1}
+    coreset = {"coreset_size": 20} if rows else {}
+    return FKKMeans(2, 3, **{**size, **coreset, **settings})
+
+
+CLUSTERINGS = {
+    "gram": clustering,
+    "gamma": lambda: clustering(gamma=0.1),
+    "standardized": lambda: clustering(standardize=True, gamma=0.1),
+    "laplacian": lambda: clustering(kernel="laplacian"),
+    "polynomial": lambda: clustering(kernel="polynomial"),
+    "lanczos": lambda: clustering(eigensolver="lanczos"),
+    "block-lanczos": lambda: clustering(eigensolver="block-lanczos", block_size=2),
+    "paper": lambda: clustering(eigensolver="lanczos", threshold="paper"),
+    "vertical": lambda: clustering(partition="vertical"),
+    "vertical, 32 bits": lambda: clustering(partition="vertical", bits=32, gamma=1.0),
+    "without cem": lambda: clustering(
+        eigensolver="lanczos", masking="plain", cem=False, iterations=2
+    ),
+}
+
+
+def users():
+    X, _ = data()
+    return [Party(X[m::3], name=NAMES[m]) for m in range(3)]
+
+
+def cluster(name, seed=None):
+    strategy = CLUSTERINGS[name]()
+    rows = strategy.partition == "horizontal"
+    return record(strategy, users() if rows else parties(*data()), seed)
+
+
+@pytest.mark.parametrize("name", CLUSTERINGS)
+def test_messages_of_clusterings_have_these_names_and_no_others(name):
+    _, transcript = cluster(name)
+    plain, requests = CLUSTERINGS[name]().masking == "plain", {}
+    for e in transcript:
+        if e.action == "hello":
+            assert set(e.values) == (UP if e.up else DOWN)["hello"]
+            frame = names("digest seconds clipped") if e.up else names("session digest")
+            assert set(e.frame) == frame
+        elif e.up:
+            _check_reply(e, requests[e.party], plain)
+        else:
+            requests[e.party] = e
+            _check_message(e)
+    seeds = {k for e in transcript for k in e.values if k.startswith("seed")}
+    assert seeds == (
+        set() if name.startswith("vertical") else names("seed.0 seed.1 seed.2")
+    )
+    sizes = {(e.party, e.values["n_rows"]) for e in transcript if "n_rows" in e.values}
+    assert len(sizes) == 3
+
+
+def _check_message(e):
+    least, groups = KERNEL_DOWN[e.action]
+    sealed = {k.removeprefix("sealed.") for k in e.frame if k.startswith("sealed.")}
+    assert sealed <= names("seed")
+    assert not sealed or e.party > 0
+    seen = set(e.values) - {f"{name}.0" for name in sealed}
+    assert least <= seen, e
+    for group_of in groups:
+        assert not group_of & seen or group_of <= seen, e
+    assert seen <= least.union(*groups), e
+    sums = {k.removeprefix("sum.") for k in e.frame if k.startswith("sum.")}
+    assert sums <= KERNEL_SUMS.get(e.action, set())
+    peers = names("peers") if e.frame["round"] == 1 else set()
+    rest = {f"sealed.{name}" for name in sealed}
+    assert set(e.frame) == FRAME | asked(sums) | peers | rest, e
+
+
+def _check_reply(e, request, plain):
+    sums = {k.removeprefix("sum.") for k in request.frame if k.startswith("sum.")}
+    assert sums <= set(e.values)
+    assert set(e.frame) == {"digest", "seconds", "clipped"}
+    assert e.frame["clipped"] == 0
+    for name in sums:
+        bits = request.values.get("bits", 64) // 8
+        assert e.values[name].dtype == ("<f8" if plain else f"<u{bits}"), (e, name)
+    public = set(e.values) - sums
+    if e.action == "kernel_kmeans_begin":
+        sealed = names("seed.1 seed.2") if e.party == 0 else set()
+        assert public == sealed
+        for name in sealed:
+            assert e.values[name].dtype == np.uint8
+            assert len(e.values[name]) == 32 + 16  # hexadecimal, and a tag
+    else:
+        assert public == KERNEL_UP.get(e.action, set()), e
+
+
+def test_every_step_of_clusterings_is_in_the_tables():
+    from vfl_flower.clients.base import STEPS
+
+    ours = {action for action in STEPS if action.startswith("kernel_kmeans_")}
+    assert ours == set(KERNEL_DOWN)
+    for action in ours:
+        assert set(STEPS[action].sums) == KERNEL_SUMS.get(action, set())
+        assert not STEPS[action].sealed
+        gram = [f"kernel_kmeans_{k}" for k in ("begin", "gram", "product", "project")]
+        secret = ("seed",) if action in gram else ()
+        assert STEPS[action].secrets == secret
+
+
+def test_a_user_that_protects_itself_sends_no_functions_of_single_rows():
+    """Without the mechanism each row's part of A A^T c is in the clear."""
+    from vfl_flower import PartyFailed
+    from vfl_flower.client_app import make_client_app
+    from vfl_flower.clients.base import PartyError
+    from vfl_flower.clients.kernel_kmeans import expand
+
+    with pytest.raises(PartyError, match="cem must be true: without it single rows"):
+        expand(Party(np.ones((2, 2))), np.ones(8))
+    grid = Recorder(users())
+    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    grid._keep = lambda *args, **kwargs: None
+    with pytest.raises(PartyFailed, match="sends its addends only under masks"):
+        CLUSTERINGS["without cem"]().start(grid)
+
+
+@pytest.mark.parametrize("name", ["gram", "lanczos", "vertical"])
+def test_two_clusterings_of_a_seed_share_no_mask_and_give_the_same_model(name):
+    (first, one), (second, two) = cluster(name, 6), cluster(name, 6)
+    assert first.metrics == second.metrics
+    for a, b in zip(one, two, strict=True):
+        assert (a.action, a.party, a.up) == (b.action, b.party, b.up)
+        hidden = KERNEL_SUMS.get(a.action, set()) | names("seed.1 seed.2")
+        for array in hidden & set(a.values) if a.up else ():
+            assert not np.array_equal(a.values[array], b.values[array]), array
+        for array in KERNEL_UP.get(a.action, set()) if a.up else ():
+            np.testing.assert_array_equal(a.values[array], b.values[array])
+
+
+def test_share_rows_bounds_the_rows_of_the_coreset():
+    """And with split columns those of which angles leave the party."""
+    from vfl_flower import PartyFailed
+    from vfl_flower.simulations import simulate
+
+    for name, federation in (("gram", users()), ("vertical", parties(*data()))):
+        federation[1].share_rows = 3
+        with pytest.raises(PartyFailed, match="share-rows lets 3 rows leave"):
+            simulate(CLUSTERINGS[name](), federation)
 
 
 # -- what sums hide -----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Split rows on SuperNodes: each user gets the labels of its rows and labels new ones."""
+"""Split rows on SuperNodes: users get the labels of their rows and label new ones."""
 
 import csv
 import json

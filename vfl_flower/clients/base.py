@@ -214,7 +214,8 @@ class Step:
     sealed : tuple of str
         Those of them of which only a party may learn the sum, not the server.
     secrets : tuple of str
-        Bytes in the reply for all other parties, which leave it encrypted for each.
+        Bytes in the reply for all other parties, which leave it encrypted for each; or
+        in the message, which another party has encrypted.
     """
 
     action: str
@@ -255,7 +256,8 @@ def step(
         Arrays in the reply of which one party may learn the sum, and the server not
         even that.
     secrets : sequence of str
-        Bytes in the reply for all other parties and not for the server.
+        Bytes in the reply for all other parties, or in the message from one of them,
+        and not for the server.
 
     Examples
     --------

@@ -102,15 +102,15 @@ def _advance(party: Party, t: int, R: Array | None, setup: dict[str, Any]) -> No
         return
     if setup:
         seed = setup.pop("seed", None)
-        own |= setup | ({} if seed is None else {"seed": seed.decode()})
-        own["P"] = np.zeros((0, 0))
+        own |= setup | {"P": np.zeros((0, 0))}
+        own.setdefault("seed", (seed or b"").decode())
     if R is not None:
         own["B"] = np.concatenate([W @ R for W in _W(party, t - 1)])
         own["P"] = compose(own["P"], R, step_size(t - 1, own["D"], own["D_1"]))
     own["t"] = t
 
 
-@step("kernel_kmeans_gram", sums=("gram",))
+@step("kernel_kmeans_gram", sums=("gram",), secrets=("seed",))
 def gram(party: Party, t: int, R: Array | None = None, **setup: Any) -> Values:
     """Line 10 in one message: the upper triangle of W_t[m]^T W_t[m]."""
     _advance(party, t, R, setup)
@@ -118,7 +118,7 @@ def gram(party: Party, t: int, R: Array | None = None, **setup: Any) -> Values:
     return {"gram": G[np.triu_indices(len(G))]}
 
 
-@step("kernel_kmeans_product", sums=("product", "trace"))
+@step("kernel_kmeans_product", sums=("product", "trace"), secrets=("seed",))
 def product(
     party: Party,
     vectors: Array,
@@ -139,7 +139,7 @@ def product(
 # -- without the communication mechanism (section 4.1) ---------------------------------
 
 
-@step("kernel_kmeans_project", sums=("projected",))
+@step("kernel_kmeans_project", sums=("projected",), secrets=("seed",))
 def project(party: Party, c: Array, t: int, **setup: Any) -> Values:
     """Step 2 of section 4.1: A_t[m]^T c[m]."""
     _advance(party, t, None, setup)
@@ -236,6 +236,8 @@ def spread(party: Party, kernel: str) -> Values:
     _, sum_x, _ = moments(party.X)
     mean = sum_x / party.n_rows
     variances = moments(party.X, mean)[2] / party.n_rows
+    rounding = party.n_rows * np.finfo(np.float64).eps * mean
+    variances[variances <= rounding**2] = 0
     found = variances if kernel == "gaussian" else np.sqrt(variances)
     return {"spread": _limbs(np.array([found.sum()]))}
 

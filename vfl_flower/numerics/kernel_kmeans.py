@@ -38,6 +38,7 @@ from vfl_flower.typing import Array
 __all__ = [
     "Iterate",
     "Subspace",
+    "above_rounding",
     "compose",
     "default_threshold",
     "eigenpairs",
@@ -175,9 +176,22 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
     values, vectors = np.linalg.eigh(G)
     values, vectors = values[::-1], vectors[:, ::-1]
     count = max(np.count_nonzero(values > threshold), at_least)
-    noise = len(G) * np.finfo(np.float64).eps * max(values[0], 0.0)
-    count = min(count, np.count_nonzero(values > noise))
+    count = min(count, above_rounding(values, len(G)))
     return values[:count], vectors[:, :count]
+
+
+def above_rounding(values: Array, size: int) -> int:
+    """Return how many eigenvalues are more than rounding.
+
+    Parameters
+    ----------
+    values : Array of float64, shape (j,)
+        Descending, of a positive semidefinite matrix.
+    size : int
+        Number of its rows.
+    """
+    noise = size * np.finfo(np.float64).eps * max([*values[:1], 0.0])
+    return int(np.count_nonzero(values > noise))
 
 
 def shrink(values: Array, vectors: Array, cut: float) -> Array:
@@ -365,10 +379,11 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
         Sums of their squares.
     """
     sum_x, sum_squares = np.zeros((2, X.shape[1]))
-    for block in RowBlocks(X):
-        rows = block - shift
-        sum_x += rows.sum(axis=0)
-        sum_squares += np.square(rows, out=rows).sum(axis=0)
+    with np.errstate(over="ignore"):  # infinity is refused where it is used
+        for block in RowBlocks(X):
+            rows = block - shift
+            sum_x += rows.sum(axis=0)
+            sum_squares += np.square(rows, out=rows).sum(axis=0)
     return len(X), sum_x, sum_squares
 
 
@@ -523,6 +538,8 @@ class Subspace:
     def step(self, values: Array, vectors: Array, trace: float) -> None:
         """Lines 11 to 13: take the eigenpairs of iteration t + 1."""
         self.t += 1
+        count = above_rounding(values, self.D + len(values))
+        values, vectors = values[:count], vectors[:, :count]
         if self.t == 1:
             self.threshold = self._threshold(values, trace)
         else:

@@ -21,6 +21,7 @@ from vfl_flower.numerics.distributed_kmeans import combine, split_budget
 from vfl_flower.numerics.kernel_embedding import KERNELS, default_gamma, variances
 from vfl_flower.numerics.kernel_kmeans import (
     Subspace,
+    above_rounding,
     eigenpairs,
     first_features,
     stack,
@@ -150,17 +151,20 @@ class FKKMeans(ProtocolStrategy):
 
     Examples
     --------
+    Four groups of rows, of which opposite ones are alike for this kernel:
+
     >>> import numpy as np
     >>> from vfl_flower import Party
     >>> from vfl_flower.simulations import simulate
     >>> rng = np.random.default_rng(0)
-    >>> angle, radius = rng.uniform(0, 6.3, 600), np.repeat([1.0, 4.0], 300)
-    >>> X = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    >>> lines = np.repeat([[1, 1], [1, -1]], 300, axis=0)
+    >>> X = rng.choice([-1, 1], (600, 1)) * lines + rng.normal(size=(600, 2)) / 5
     >>> users = [Party(X[m::3]) for m in range(3)]
-    >>> strategy = FKKMeans(2, 4, kernel="polynomial", degree=2, offset=0.0)
-    >>> model = simulate(strategy, users, seed=0).model
-    >>> [int(np.ptp(labels[:100])) for labels in model.labels_]
-    [0, 0, 0]
+    >>> strategy = FKKMeans(2, 2, kernel="polynomial", degree=2, offset=0.0)
+    >>> labels = simulate(strategy, users, seed=0).model.predict(X)
+    >>> both = np.bincount(labels[:300]).argmax(), np.bincount(labels[300:]).argmax()
+    >>> int((labels == np.repeat(both, 300)).sum()), bool(both[0] != both[1])
+    (600, True)
     """
 
     model_class = KernelKMeansModel
@@ -243,6 +247,7 @@ class FKKMeans(ProtocolStrategy):
             "cem": cem,
             "standardize": standardize,
             "allow_two_parties": allow_two_parties,
+            "allow_missing": allow_missing,
         }
         if kernel != "polynomial":
             check_unchanged(FKKMeans, polynomial, f"kernel {kernel!r}")
@@ -279,8 +284,15 @@ class FKKMeans(ProtocolStrategy):
                 f"got {self.n_clusters}"
             )
         horizontal = self.partition == "horizontal"
+        if horizontal and self.coreset_size < len(parties):
+            raise FederationError(
+                f"coreset_size must be at least the number of users, {len(parties)}, "
+                f"got {self.coreset_size}"
+            )
         if self.seed is not None:
-            log.warning("the run has a seed: who knows it knows the random features")
+            log.warning(
+                "the run has a seed: who knows it can compute the rows of the sample"
+            )
         log.info("model %016x", parties.session)
         if horizontal and len(parties) > 1:
             parties.refuse_two("FKKMeans", self.allow_two_parties)
@@ -303,6 +315,11 @@ class FKKMeans(ProtocolStrategy):
         gamma: float,
         products: int = 1,
     ) -> None:
+        if not space.rank and len(space.values):
+            raise FederationError(
+                "threshold must be below the largest eigenvalue of the kernel matrix, "
+                f"about {space.values[0]:g}, got {space.threshold:g}"
+            )
         metrics = {"rank": space.rank, "products": products, "moved": space.moved}
         model = self._model(parties, run, space, gamma)
         run.record(space.t, model.to_record(), metrics)
@@ -352,6 +369,7 @@ class FKKMeans(ProtocolStrategy):
         setup, scale, each = self._begin(parties)
         space = self._subspace()
         setup |= {"D": space.D, "D_1": space.D_1}
+        run.record(0, self._model(parties, run, space, setup["gamma"]).to_record())
         if self.cem:
             while not self._ends(space):
                 self._iterate(parties, run, space, setup, scale, each)
@@ -408,6 +426,7 @@ class FKKMeans(ProtocolStrategy):
                 squares = float(sums[1].sum() / N)
                 if gamma == "auto":
                     gamma = default_gamma(self.kernel, N, *sums)
+                    _check_spread(float(sums[1].sum()))
             except ValueError as error:
                 raise FederationError(str(error)) from None
         setup: dict[str, Any] = {
@@ -421,8 +440,13 @@ class FKKMeans(ProtocolStrategy):
         scale = 2.0
         if polynomial:
             scale = 16 * (self.offset + setup["gamma"] * squares) ** self.degree
+            if not 1e-200 < scale < 1e200:
+                raise FederationError(
+                    "the polynomial kernel must be between 1e-200 and 1e200 in the "
+                    f"mean, got {scale / 16:g}: choose another gamma or offset"
+                )
         seeds = parties.passed_on(0, "kernel_kmeans_begin", "seed", replies[0])
-        return setup, max(scale, 1e-300), seeds
+        return setup, scale, seeds
 
     def _iterate(
         self,
@@ -503,18 +527,20 @@ class FKKMeans(ProtocolStrategy):
             )
             # W_t^T u_i / sqrt(lambda_i) are the v_i: here are those of B_t, and what
             # `movement` needs no more of. The trace of A A^T / D is N in the mean.
-            V_B = math.sqrt(1 - space.next_eta) * (B.T @ found.vectors)
-            space.step(found.values, V_B / np.sqrt(found.values), float(N))
+            count = above_rounding(found.values, N)
+            values, U = found.values[:count], found.vectors[:, :count]
+            V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
+            space.step(values, V_B / np.sqrt(values), float(N))
             self._record(run, parties, space, setup["gamma"], found.steps)
-            B = found.vectors[:, : space.rank] * np.sqrt(space.lengths)
-        U = found.vectors[:, : space.s]
-        return np.asarray(U * np.sqrt(space.eigenvalues))
+            B = U[:, : space.rank] * np.sqrt(space.lengths)
+        return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
     # -- split columns ---------------------------------------------------------------
 
     def _vertical(self, parties: Parties, run: Run) -> ArrayRecord:
         gamma = self.gamma if self.gamma != "auto" else self._spread(parties)
         space = self._subspace()
+        run.record(0, self._model(parties, run, space, float(gamma)).to_record())
         angles = _AngleColumns(self, parties, float(gamma))
         last = space.D_1 + (self.iterations - 1) * space.D
         B = np.zeros((parties.n_rows, 0))
@@ -547,9 +573,19 @@ class FKKMeans(ProtocolStrategy):
         spread = float(join_limbs(limbs["spread"])[0])
         if spread <= 0:
             raise FederationError("gamma 'auto' needs a column that varies")
+        _check_spread(spread)
         if self.kernel == "gaussian":
             return float(1 / (4 * spread))
         return float(math.sqrt(math.pi) / (2 * spread))
+
+
+def _check_spread(total: float) -> None:
+    """Raise where sums, which are cut off at 2^-80, have lost their digits."""
+    if total < 2.0**-50:
+        raise FederationError(
+            "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "
+            "the columns"
+        )
 
 
 class _RowLanczos:

@@ -528,8 +528,8 @@ class Parties(Sequence[PartyInfo]):
             return
         order = order_of(replies, gaps=bool(self._without))
         names = {
-            node: replies[node]["name"] or f"party-{place}"
-            for place, node in enumerate(order)
+            node: replies[node]["name"] or f"party-{replies[node]['index']}"
+            for node in order
         }
         self.ledger.rename({unnamed[node]: name for node, name in names.items()})
         check_alike(order, names, replies, self._partition)

@@ -164,6 +164,7 @@ def _check_columns(
     names: Mapping[int, str],
     replies: Mapping[int, Mapping[str, Any]],
 ) -> None:
+    named = [node for node in (first, *others) if replies[node]["columns_digest"]]
     for node in others:
         columns = [replies[n]["n_columns"] for n in (first, node)]
         if columns[0] != columns[1]:
@@ -171,11 +172,11 @@ def _check_columns(
                 f"all parties must hold the same columns: {names[first]!r} has "
                 f"{columns[0]}, {names[node]!r} has {columns[1]}"
             )
-        digests = {replies[n]["columns_digest"] for n in (first, node)} - {""}
-        if len(digests) > 1:
+    for node in named[1:]:
+        if replies[node]["columns_digest"] != replies[named[0]]["columns_digest"]:
             raise FederationError(
                 "all parties must hold the same columns in the same order: the names "
-                f"of {names[node]!r} differ from those of {names[first]!r}"
+                f"of {names[node]!r} differ from those of {names[named[0]]!r}"
             )
 
 

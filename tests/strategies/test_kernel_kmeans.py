@@ -1,0 +1,1095 @@
+"""Federated kernel k-means end to end: pooled references, costs, faults, bad input."""
+
+import math
+import zlib
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import Fault, FaultyGrid
+from scipy.spatial.distance import cdist
+from sklearn.metrics import adjusted_rand_score
+
+from vfl_flower import FederationError, Ledger, Party, PartyFailed
+from vfl_flower.models import KernelKMeansModel
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.distributed_kmeans import (
+    combine,
+    local_solution,
+    sample,
+    split_budget,
+)
+from vfl_flower.numerics.kernel_embedding import bandwidth, feature_blocks
+from vfl_flower.numerics.kernel_kmeans import (
+    feature_range,
+    first_features,
+    pooled_fkkm,
+    principal_angle,
+    recovery_error,
+)
+from vfl_flower.numerics.kmeans import assign, weighted_kmeans
+from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import FKKMeans
+from vfl_flower.strategies.base import ProtocolResult, Run
+from vfl_flower.strategies.replies import order_of
+
+N, D, T, K, S = 120, 20, 3, 4, 5
+SEED = 1
+SPLITS = {1: (120,), 3: (40, 50, 30), 4: (30, 30, 30, 30), 5: (1, 30, 29, 20, 40)}
+"""Rows of the users; of five, one has a single row."""
+EVERY_ROW = 100 * N
+"""A coreset that every user sends all its rows for."""
+SOLVERS = ("gram", "lanczos", "block-lanczos")
+NAMES = ("airline", "weather", "registry", "bank", "shop")
+
+
+@cache
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of four clusters, and which."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(4, size=N)
+    return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(N, 5)), truth
+
+
+def users(count: int = 3, X: np.ndarray | None = None) -> list[Party]:
+    """Return users with other rows of the same columns."""
+    X = data()[0] if X is None else X
+    ends = list(accumulate(SPLITS[count]))[:-1]
+    blocks = np.split(X, ends)
+    return [Party(x, name=name) for x, name in zip(blocks, NAMES, strict=False)]
+
+
+def parties(count: int = 3) -> list[Party]:
+    """Return parties with other columns of the same rows."""
+    cuts = {1: [], 2: [2], 3: [1, 3]}[count]
+    return [Party(x) for x in np.split(data()[0], cuts, axis=1)]
+
+
+def strategy(**settings: Any) -> FKKMeans:
+    small = {
+        "n_clusters": K,
+        "n_components": S,
+        "n_features": D,
+        "iterations": T,
+        "subspace_tol": 0.0,
+        "n_init": 3,
+        "seed": SEED,
+    }
+    return FKKMeans(**small | settings)
+
+
+@cache
+def run(count: int = 3, **settings: Any) -> ProtocolResult:
+    return simulate(strategy(**settings), users(count))
+
+
+@cache
+def vertical(count: int = 3, **settings: Any) -> ProtocolResult:
+    return simulate(strategy(partition="vertical", **settings), parties(count))
+
+
+def embedding(result: ProtocolResult, X: np.ndarray | None = None) -> np.ndarray:
+    return result.model.transform(data()[0] if X is None else X)
+
+
+def trips(ledger: Ledger) -> dict[str, int]:
+    return {action: len(waits) for action, waits in ledger.waits.items()}
+
+
+def uploaded(ledger: Ledger, action: str) -> list[int]:
+    """Return the floats that each party has sent in a step."""
+    return [e.units_up for e in ledger.entries.values() if e.action == action]
+
+
+def column(result: ProtocolResult, name: str) -> list[Any]:
+    """Return a metric of the iterations 1 to T."""
+    found = result.train_metrics_clientapp
+    return [found[t][name] for t in range(1, len(found))]
+
+
+def ranks(result: ProtocolResult) -> list[int]:
+    """Return r_1 .. r_T; the one recorded at t is that of B_{t+1}."""
+    return [0, *column(result, "rank")[:-1]]
+
+
+# -- against a pooled reference --------------------------------------------------------
+
+
+def stream(index: int, name: str) -> np.random.Generator:
+    """Return the generator of a party of a run with the seed."""
+    entropy = [SEED, index, zlib.crc32(name.encode())]
+    return np.random.default_rng(np.random.SeedSequence(entropy))
+
+
+@cache
+def pooled(
+    count: int, coreset_size: int, threshold: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return H, and labels, of all rows in one place with the same draws."""
+    (X, _), part = data(), run(count, masking="plain").model.parts[0]
+
+    def draw(t: int) -> np.ndarray:
+        wanted = feature_range(t, D, first_features(D, S))
+        return np.concatenate(list(feature_blocks(part, X, *wanted)))
+
+    *_, last = pooled_fkkm(draw, T, S, threshold)
+    blocks = [
+        RowBlocks(h) for h in np.split(last.H, list(accumulate(SPLITS[count]))[:-1])
+    ]
+    local = [local_solution(b, K, stream(m, "local")) for m, b in enumerate(blocks)]
+    shares = split_budget(np.array([own.costs.sum() for own in local]), coreset_size)
+    samples = [
+        sample(b, own, int(share), stream(m, "sample"))
+        for m, (b, own, share) in enumerate(zip(blocks, local, shares, strict=True))
+    ]
+    points, weights = (np.concatenate(found) for found in zip(*samples, strict=True))
+    centers = combine(points, weights, K, Run(SEED).rng("k-means"), 3)
+    return last.H, assign(last.H, centers)[0]
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_subspace_and_labels_of_a_pooled_run(count, eigensolver):
+    """Of 30 draws for the coreset, so that users' draws count too."""
+    H, labels = pooled(count, 30)
+    settings = {"masking": "plain", "coreset_size": 30}
+    result = run(count, eigensolver=eigensolver, **settings)
+    assert principal_angle(embedding(result), H) < 1e-6
+    found = embedding(result)
+    np.testing.assert_allclose(found @ found.T, H @ H.T, atol=1e-7)
+    assert [len(own) for own in result.model.labels_] == list(SPLITS[count])
+    np.testing.assert_array_equal(np.concatenate(result.model.labels_), labels)
+
+
+@pytest.mark.parametrize(
+    ("eigensolver", "count"),
+    [("gram", 3), ("gram", 5), ("lanczos", 3), ("block-lanczos", 3)],
+)
+def test_masks_change_nothing(eigensolver, count):
+    settings = {"coreset_size": 30, "eigensolver": eigensolver}
+    masked, plain = run(count, **settings), run(count, masking="plain", **settings)
+    found, expected = embedding(masked), embedding(plain)
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-9)
+    np.testing.assert_equal(masked.model.labels_, plain.model.labels_)
+    assert masked.ledger.clipped == 0
+    assert trips(masked.ledger) == trips(plain.ledger)
+
+
+def test_how_rows_are_split_changes_nothing():
+    """Where all send all their rows, k-means too has the same points."""
+    settings = {"masking": "plain", "coreset_size": EVERY_ROW}
+    one, *others = (run(count, **settings) for count in (1, 3, 5))
+    for other in others:
+        assert principal_angle(embedding(one), embedding(other)) < 1e-9
+        np.testing.assert_array_equal(
+            np.concatenate(other.model.labels_), one.model.labels_[0]
+        )
+        assert math.isclose(other.metrics["inertia"], one.metrics["inertia"])
+
+
+def test_clusters_are_found():
+    assert adjusted_rand_score(data()[1], np.concatenate(run().model.labels_)) > 0.95
+
+
+# -- recovery --------------------------------------------------------------------------
+
+
+def test_the_error_falls_as_one_over_t():
+    """The mean of three seeds, of T = 2, 6 and 18 with lambda below lambda_s.
+
+    t times the error is the same within a factor of 3: each is a mean over hundreds of
+    features, and a rate of t^-1/2 or of t^-2 would change it by 3 and more.
+    """
+    X, _ = data()
+    kernel = np.exp(-numpy_gamma("gaussian", X) * cdist(X, X, "sqeuclidean"))
+    values, vectors = (part[..., ::-1][..., :S] for part in np.linalg.eigh(kernel))
+    lam, scaled = float(0.8 * values[-1]), []
+    for steps in (2, 6, 18):
+        found = [
+            embedding(run(iterations=steps, threshold=lam, seed=seed))
+            for seed in range(3)
+        ]
+        errors = [recovery_error(H, values, vectors) for H in found]
+        scaled.append(steps * np.mean(errors))
+    assert scaled[0] / 2 > scaled[1] / 6 > scaled[2] / 18
+    assert max(scaled) < 3 * min(scaled)
+
+
+# -- without the communication mechanism -----------------------------------------------
+
+WITHOUT = {"cem": False, "eigensolver": "lanczos", "masking": "plain"}
+
+
+def test_without_the_mechanism_the_result_is_the_same():
+    """With a threshold as a number both are one algorithm (Theorem 2)."""
+    fast, slow = (
+        run(threshold=1.0, coreset_size=30, **settings)
+        for settings in ({"masking": "plain"}, WITHOUT)
+    )
+    np.testing.assert_allclose(
+        slow.model.eigenvalues_, fast.model.eigenvalues_, rtol=1e-8
+    )
+    np.testing.assert_equal(slow.model.labels_, fast.model.labels_)
+    assert math.isclose(slow.metrics["inertia"], fast.metrics["inertia"], rel_tol=1e-6)
+    np.testing.assert_allclose(column(slow, "moved"), column(fast, "moved"), rtol=1e-5)
+    assert column(slow, "rank") == column(fast, "rank")
+
+
+def test_without_the_mechanism_no_new_row_is_labelled():
+    for ask in (run(**WITHOUT).model.predict, run(**WITHOUT).model.transform):
+        with pytest.raises(ValueError, match="trained with cem, labels new rows"):
+            ask(data()[0])
+
+
+# -- what it costs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_floats_of_gram(count):
+    """(D + r)(D + r + 1) / 2 a user and iteration; D_1 = 4 (s + 5) in the first."""
+    result = run(count)
+    sizes = [first_features(D, S), *(D + r for r in ranks(result)[1:])]
+    expected = sum(size * (size + 1) // 2 for size in sizes)
+    assert uploaded(result.ledger, "kernel_kmeans_gram") == [expected] * count
+    assert trips(result.ledger) == {
+        "hello": 1,
+        "kernel_kmeans_begin": 1,
+        "kernel_kmeans_gram": T,
+        "kernel_kmeans_local": 1,
+        "kernel_kmeans_sample": 1,
+        "kernel_kmeans_assign": 1,
+    }
+    assert result.ledger.round_trips == 1 + (T + 1) + 3
+    assert set(column(result, "products")) == {1}
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_floats_of_lanczos(count):
+    """Theorem 2: D + r_t a user and product."""
+    result = run(count, eigensolver="lanczos", threshold=1.0)
+    products = column(result, "products")
+    expected = sum(q * (D + r) for q, r in zip(products, ranks(result), strict=True))
+    assert uploaded(result.ledger, "kernel_kmeans_product") == [expected] * count
+    assert trips(result.ledger)["kernel_kmeans_product"] == sum(products)
+    assert result.ledger.round_trips == 1 + 1 + sum(products) + 3
+    assert len(set(ranks(result))) > 2  # or the formula were tested with constants
+
+
+def test_floats_of_lanczos_with_its_own_threshold():
+    """One more in the first iteration, the trace."""
+    result = run(eigensolver="lanczos")
+    products = column(result, "products")
+    sizes = [first_features(D, S), *(D + r for r in ranks(result)[1:])]
+    expected = 1 + sum(q * size for q, size in zip(products, sizes, strict=True))
+    assert uploaded(result.ledger, "kernel_kmeans_product") == [expected] * 3
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8])
+def test_floats_of_block_lanczos(block_size):
+    """B (D + r_t) a user and product, and no more columns than there are."""
+    settings = {"eigensolver": "block-lanczos", "block_size": block_size}
+    result = run(threshold=1.0, **settings)
+    products = column(result, "products")
+    expected = sum(
+        min(q * block_size, D + r) * (D + r)
+        for q, r in zip(products, ranks(result), strict=True)
+    )
+    assert uploaded(result.ledger, "kernel_kmeans_product") == [expected] * 3
+    assert trips(result.ledger)["kernel_kmeans_product"] == sum(products)
+
+
+def test_floats_without_the_mechanism():
+    """Theorem 2: D a user and N of all, a product, in two round trips."""
+    result = run(5, threshold=1.0, **WITHOUT)
+    products = sum(column(result, "products"))
+    assert uploaded(result.ledger, "kernel_kmeans_project") == [products * D] * 5
+    assert uploaded(result.ledger, "kernel_kmeans_expand") == [
+        products * rows for rows in SPLITS[5]
+    ]
+    assert result.ledger.round_trips == 1 + 1 + 2 * products + 3
+
+
+def test_floats_of_the_k_means():
+    """Points and weights of the draws and of a user's own centres; sums of k + 1."""
+    result = run(coreset_size=30)
+    assert uploaded(result.ledger, "kernel_kmeans_local") == [0] * 3
+    assert uploaded(result.ledger, "kernel_kmeans_assign") == [K + 1] * 3
+    sent = np.array(uploaded(result.ledger, "kernel_kmeans_sample"))
+    assert (sent % (S + 1) == 0).all()
+    assert sent.sum() <= (30 + 3 * K) * (S + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bits"),
+    [({}, 16), ({"bits": 32}, 32), ({"masking": "plain"}, 64)],
+)
+@pytest.mark.parametrize("block_bytes", [2000, 16_000_000])
+def test_round_trips_of_split_columns(settings, bits, block_bytes):
+    """Hello, spread, as many messages as hold the angles, labels."""
+    result = vertical(block_bytes=block_bytes, **settings)
+    count = first_features(D, S) + (T - 1) * D
+    blocks = math.ceil(count / (block_bytes * 8 // (bits * N)))
+    assert (blocks == 1) == (block_bytes > 2000)
+    assert trips(result.ledger) == {
+        "hello": 1,
+        "kernel_kmeans_spread": 1,
+        "kernel_kmeans_angles": blocks,
+        "kernel_kmeans_labels": 1,
+    }
+    assert uploaded(result.ledger, "kernel_kmeans_angles") == [count * N] * 3
+    given = vertical(gamma=0.01)
+    assert "kernel_kmeans_spread" not in given.ledger.waits
+
+
+# -- users that drop out ---------------------------------------------------------------
+
+HORIZONTAL = ("hello", *(f"kernel_kmeans_{a}" for a in ["begin", "gram", "local"]))
+HORIZONTAL += ("kernel_kmeans_sample", "kernel_kmeans_assign")
+DROPPED = [
+    (action, kind) for action in HORIZONTAL for kind in ("raise", "lose request")
+]
+TIMEOUT = 10.0
+
+
+def faulty(clock, *faults: Fault, names: bool = True, **settings: Any) -> Any:
+    """Return the result of four users of which some fail, and the grid."""
+    federation = users(4)
+    if not names:
+        federation = [Party(party.X) for party in federation]
+    grid = FaultyGrid(federation, faults, clock)
+    result = strategy(**settings).start(grid, timeout=TIMEOUT)
+    result.model.parts = grid.parts(result.model.model)
+    return result, grid
+
+
+def rest_of(*missing: int) -> ProtocolResult:
+    kept = [party for m, party in enumerate(users(4)) if m not in missing]
+    return simulate(strategy(), kept)
+
+
+def assert_same(result: ProtocolResult, expected: ProtocolResult) -> None:
+    """Raise unless it is the same model and the same metrics, bit for bit."""
+    own, other = result.model.arrays(), expected.model.arrays()
+    for arrays in (own, other):
+        del arrays["model"], arrays["missing"]
+    np.testing.assert_equal(own, other)
+    metrics = result.metrics
+    del metrics["missing"]
+    assert metrics == expected.metrics
+
+
+@pytest.mark.parametrize(("action", "kind"), DROPPED)
+def test_a_user_that_drops_out_ends_the_run(action, kind, clock):
+    with pytest.raises(PartyFailed) as caught:
+        faulty(clock, Fault(kind, action, 1, nth=None))
+    name = "node 1001" if action == "hello" else "weather"
+    reason = "as planned" if kind == "raise" else "no reply within 10 s"
+    assert str(caught.value) == f"party {name!r} failed in {action!r}: {reason}"
+    assert (caught.value.party, caught.value.action) == (name, action)
+    assert caught.value.nodes == {1001: name}
+
+
+@pytest.mark.parametrize(("action", "kind"), DROPPED)
+def test_a_run_goes_on_without_a_user_that_drops_out(action, kind, clock):
+    """It is the run of the rest, and says whose rows it lacks."""
+    result, _ = faulty(clock, Fault(kind, action, 1, nth=None), allow_missing=True)
+    assert_same(result, rest_of(1))
+    name = "node 1001" if action == "hello" else "weather"
+    assert result.model.missing == [name]
+    assert result.metrics["missing"] == 1
+    assert result.model.note.endswith(f"; without {name}")
+    assert [len(labels) for labels in result.model.labels_] == [30] * 3
+
+
+def test_a_run_goes_on_without_the_user_that_drew_the_seed(clock):
+    fault = Fault("raise", "kernel_kmeans_gram", 0, nth=1)
+    result, _ = faulty(clock, fault, allow_missing=True)
+    assert_same(result, rest_of(0))
+    assert result.model.missing == ["airline"]
+
+
+def test_two_users_that_drop_out_one_after_the_other(clock):
+    faults = [
+        Fault("raise", "kernel_kmeans_begin", 3, nth=None),
+        Fault("lose reply", "kernel_kmeans_sample", 0, nth=None),
+    ]
+    settings = {"allow_missing": True, "allow_two_parties": True}
+    result, _ = faulty(clock, *faults, **settings)
+    assert result.model.missing == ["bank", "airline"]
+    assert result.metrics["missing"] == 2
+    assert result.model.note.endswith("; without bank, airline")
+    kept = simulate(strategy(allow_two_parties=True), users(4)[1:3])
+    assert_same(result, kept)
+
+
+def test_two_users_that_are_left_are_refused(clock):
+    faults = [Fault("raise", "kernel_kmeans_gram", m, nth=None) for m in (0, 2)]
+    with pytest.raises(FederationError, match="it needs at least three parties"):
+        faulty(clock, *faults, allow_missing=True)
+
+
+def test_one_user_that_is_left_is_not_enough(clock):
+    """Although two are allowed, and all three are silent at once."""
+    faults = [Fault("lose reply", "kernel_kmeans_gram", m, nth=None) for m in (0, 1, 3)]
+    settings = {"allow_missing": True, "allow_two_parties": True}
+    with pytest.raises(FederationError, match="the run needs 2 parties, 1 connected"):
+        faulty(clock, *faults, **settings)
+
+
+def test_the_messages_before_a_user_dropped_out_are_counted(clock):
+    fault = Fault("raise", "kernel_kmeans_local", 1, nth=None)
+    result, grid = faulty(clock, fault, allow_missing=True)
+    assert result.ledger.messages == grid._pushed
+    rest = rest_of(1).ledger
+    found = trips(result.ledger)
+    assert found["hello"] == found["kernel_kmeans_begin"] == 2
+    assert found["kernel_kmeans_gram"] == 2 * T
+    for (action, name), entry in rest.entries.items():
+        again = action in HORIZONTAL[:4]
+        messages = result.ledger.entries[action, name].messages
+        assert messages == entry.messages * (2 if again else 1)
+
+
+def test_no_user_is_called_by_the_name_of_a_missing_one(clock):
+    fault = Fault("raise", "kernel_kmeans_gram", 1, nth=None)
+    result, _ = faulty(clock, fault, names=False, allow_missing=True)
+    assert result.model.missing == ["party-1"]
+    last = [e for e in result.ledger.entries.values() if e.action.endswith("assign")]
+    assert {e.party for e in last} == {"party-0", "party-2", "party-3"}
+
+
+def test_missing_users_are_awaited_no_more(clock):
+    """A run for four goes on with three."""
+    fault = Fault("raise", "kernel_kmeans_gram", 2, nth=None)
+    result, _ = faulty(clock, fault, allow_missing=True, n_parties=4)
+    assert result.model.missing == ["registry"]
+
+
+def test_partition_ids_may_have_gaps_only_where_users_are_missing():
+    def replies(*indices: int) -> dict[int, dict[str, Any]]:
+        return {
+            1000 + j: {"index": index, "name": f"u{j}"}
+            for j, index in enumerate(indices)
+        }
+
+    assert order_of(replies(3, 0, 1), gaps=True) == [1001, 1002, 1000]
+    assert order_of(replies(2, 0, 1)) == [1001, 1002, 1000]
+    assert order_of(replies(-1, -1, -1), gaps=True) == [1000, 1001, 1002]
+    for indices, gaps in (
+        ((3, 0, 1), False),
+        ((1, 0, 1), True),
+        ((-1, 0, 2), True),
+        ((-1, -1, 2), True),
+    ):
+        with pytest.raises(FederationError, match="the partition-ids of 3 parties"):
+            order_of(replies(*indices), gaps=gaps)
+
+
+# -- bad input: the constructor --------------------------------------------------------
+
+_ONE = {"eigensolver": "lanczos", "masking": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"n_clusters": 0}, "n_clusters must be a whole number from 1, got 0"),
+        (
+            {"n_clusters": 6, "n_components": 5},
+            "n_components must be at least n_clusters = 6, got 5",
+        ),
+        ({"n_features": 0}, "n_features must be a whole number from 1, got 0"),
+        ({"n_features": 2.5}, "n_features must be a whole number from 1, got 2.5"),
+        ({"iterations": 0}, "iterations must be a whole number from 1, got 0"),
+        ({"coreset_size": 0}, "coreset_size must be a whole number from 1, got 0"),
+        ({"n_init": 0}, "n_init must be a whole number from 1, got 0"),
+        ({"block_bytes": 0}, "block_bytes must be a whole number from 1, got 0"),
+        (
+            {"kernel": "cosine"},
+            "kernel must be one of gaussian, laplacian, polynomial, got 'cosine'",
+        ),
+        (
+            {"eigensolver": "power"},
+            "eigensolver must be one of gram, lanczos, block-lanczos, got 'power'",
+        ),
+        (
+            {"partition": "diagonal"},
+            "partition must be one of horizontal, vertical, got 'diagonal'",
+        ),
+        ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
+        ({"gamma": 0.0}, "gamma must be 'auto' or a number above 0, got 0.0"),
+        ({"gamma": -1}, "gamma must be 'auto' or a number above 0, got -1"),
+        ({"gamma": math.nan}, "gamma must be 'auto' or a number above 0, got nan"),
+        ({"gamma": math.inf}, "gamma must be 'auto' or a number above 0, got inf"),
+        ({"gamma": "scale"}, "gamma must be 'auto' or a number above 0, got 'scale'"),
+        ({"threshold": 0}, "threshold must be 'auto' or a number above 0, got 0"),
+        (
+            {"threshold": "median"},
+            "threshold must be 'auto' or a number above 0, got 'median'",
+        ),
+        (
+            {"threshold": "paper", "n_features": 5},
+            "n_features must be at least n_clusters + 2 = 6 with threshold 'paper', "
+            "got 5",
+        ),
+        (
+            {"subspace_tol": -0.1},
+            "subspace_tol must be at least 0 and finite, got -0.1",
+        ),
+        (
+            {"subspace_tol": math.nan},
+            "subspace_tol must be at least 0 and finite, got nan",
+        ),
+        (
+            {"kernel": "polynomial", "offset": -1.0},
+            "offset must be at least 0 and finite, got -1.0",
+        ),
+        (
+            {"kernel": "polynomial", "degree": 0},
+            "degree must be a whole number from 1, got 0",
+        ),
+        ({"degree": 2}, "degree has no effect with kernel 'gaussian', got 2"),
+        (
+            {"offset": 0.0, "kernel": "laplacian"},
+            "offset has no effect with kernel 'laplacian', got 0.0",
+        ),
+        (
+            {"block_size": 4},
+            "block_size has no effect with eigensolver 'gram', got 4",
+        ),
+        (
+            {"block_size": 4, "eigensolver": "lanczos"},
+            "block_size has no effect with eigensolver 'lanczos', got 4",
+        ),
+        (
+            {"bits": 32},
+            "bits has no effect with partition 'horizontal', got 32",
+        ),
+        (
+            {"block_bytes": 9},
+            "block_bytes has no effect with partition 'horizontal', got 9",
+        ),
+        ({"partition": "vertical", "bits": 8}, "bits must be 16 or 32, got 8"),
+        *(
+            (
+                {"partition": "vertical", name: value},
+                f"{name} has no effect with partition 'vertical', got {value!r}",
+            )
+            for name, value in (
+                ("eigensolver", "lanczos"),
+                ("coreset_size", 30),
+                ("standardize", True),
+                ("allow_two_parties", True),
+                ("cem", False),
+            )
+        ),
+        (
+            {"partition": "vertical", "kernel": "polynomial"},
+            "kernel must be 'gaussian' or 'laplacian' with partition 'vertical', whose "
+            "parties send angles, got 'polynomial'",
+        ),
+        (
+            {"cem": False},
+            "cem can be false only with eigensolver 'lanczos' and masking 'plain', got "
+            "'gram' and 'ring'",
+        ),
+        (
+            {"cem": False, "eigensolver": "lanczos"},
+            "cem can be false only with eigensolver 'lanczos' and masking 'plain', got "
+            "'lanczos' and 'ring'",
+        ),
+        (
+            {"cem": False, "kernel": "polynomial", **_ONE},
+            "kernel must not be 'polynomial' with cem false",
+        ),
+        ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
+        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
+    ],
+)
+def test_wrong_arguments(settings, sentence):
+    with pytest.raises(ValueError, match=r"must|no effect|can be") as caught:
+        strategy(**settings)
+    assert str(caught.value) == sentence
+
+
+def test_one_user_is_enough_without_masks():
+    strategy(masking="plain", n_parties=1)
+
+
+# -- bad input: the data ---------------------------------------------------------------
+
+
+def refusal(federation: list[Party], **settings: Any) -> tuple[str, int]:
+    """Return why a run ends, and how many messages it has cost."""
+    grid = InProcessGrid(federation)
+    with pytest.raises(FederationError) as caught:
+        strategy(**settings).start(grid, timeout=0.1)
+    return str(caught.value), grid._pushed
+
+
+def split(X: np.ndarray) -> list[Party]:
+    """Return three users."""
+    return [Party(x) for x in np.array_split(X, 3)]
+
+
+def test_more_clusters_than_rows():
+    found = refusal(split(data()[0][:9]), n_clusters=10, n_components=10)
+    assert found == ("n_clusters must be at most the 9 rows of all parties, got 10", 3)
+
+
+def test_as_many_clusters_as_rows():
+    settings = {"n_clusters": 9, "n_components": 9}
+    result = simulate(strategy(**settings), split(data()[0][:9]))
+    assert sorted(np.concatenate(result.model.labels_)) == list(range(9))
+
+
+def test_a_coreset_smaller_than_the_number_of_users():
+    sentence, messages = refusal(users(), coreset_size=2)
+    assert sentence.startswith("coreset_size must be at least ")
+    assert messages == 3
+
+
+def test_two_users():
+    assert refusal(users()[:2]) == (
+        "FKKMeans gives the parties sums over all, and between two the sum shows each "
+        "the other's part: it needs at least three parties, or allow_two_parties",
+        2,
+    )
+    result = simulate(strategy(allow_two_parties=True), users()[:2])
+    assert [len(labels) for labels in result.model.labels_] == [40, 50]
+
+
+def test_one_user_with_masks():
+    found = refusal(users(1))
+    assert found == ("the run needs 2 parties, 1 connected within 0.1 s", 0)
+
+
+def test_a_user_without_rows():
+    with pytest.raises(ValueError, match="at least one row and one column, got shape"):
+        Party(np.zeros((0, 5)))
+
+
+def test_other_columns():
+    X, _ = data()
+    federation = [Party(X[:40], name="a"), Party(X[40:], name="b")]
+    narrow = [*federation, Party(X[:, :4], name="c")]
+    assert refusal(narrow) == (
+        "all parties must hold the same columns: 'a' has 5, 'c' has 4",
+        3,
+    )
+    columns = ["u", "v", "w", "x", "y"]
+    swapped = [
+        Party(X, name="a", columns=columns),
+        Party(X, name="b"),
+        Party(X, name="c", columns=columns[::-1]),
+    ]
+    assert refusal(swapped) == (
+        "all parties must hold the same columns in the same order: the names of 'c' "
+        "differ from those of 'a'",
+        3,
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e7 / 3])
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_constant_data(kernel, value):
+    federation = split(np.full((30, 2), value))
+    sentence, messages = refusal(federation, kernel=kernel)
+    assert sentence == (
+        "gamma needs a column that varies: all are constant, or too far from 0"
+    )
+    assert messages == 6
+    sentence, _ = refusal(federation, kernel=kernel, standardize=True)
+    assert sentence.startswith("gamma needs a column that varies")
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e7 / 3])
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_constant_data_of_split_columns(kernel, value):
+    """0.1 has no exact mean of 30: a deviation of 1e-17 is no spread."""
+    federation = [Party(np.full((30, 2), value)) for _ in range(3)]
+    sentence, messages = refusal(federation, kernel=kernel, partition="vertical")
+    assert sentence == "gamma 'auto' needs a column that varies"
+    assert messages == 6
+
+
+def test_data_that_are_zero():
+    federation = split(np.zeros((30, 2)))
+    sentence, _ = refusal(federation, kernel="polynomial")
+    assert sentence == "gamma needs a column that is not 0, and finite sums"
+    # The kernel matrix is 0 too.
+    settings = {"kernel": "polynomial", "gamma": 1.0, "offset": 0.0}
+    sentence, _ = refusal(federation, **settings)
+    assert "ValueError" not in sentence
+
+
+def test_data_that_are_too_large():
+    sentence, _ = refusal(users(X=data()[0] * 1e25))
+    assert sentence == (
+        "party 'airline' failed in 'kernel_kmeans_begin': sums of the columns' squares "
+        "must be below 2^120: scale the columns"
+    )
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
+def test_rows_that_are_all_the_same(kernel, eigensolver):
+    """With a gamma there is a kernel matrix, of rank 1, and no distances."""
+    settings = {"kernel": kernel, "gamma": 0.5, "eigensolver": eigensolver}
+    result = simulate(strategy(**settings), split(np.full((30, 3), 0.1)))
+    assert column(result, "rank") == [1] * T
+    assert math.isclose(result.metrics["inertia"], 0, abs_tol=1e-9)
+    assert sum(len(labels) for labels in result.model.labels_) == 30
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+def test_fewer_rows_than_components(eigensolver):
+    """The rank of K is then below s: the components beyond it are noise, not NaN."""
+    X = data()[0][:9]
+    settings = {"n_components": 20, "n_clusters": 3, "coreset_size": EVERY_ROW}
+    result = simulate(strategy(eigensolver=eigensolver, **settings), split(X))
+    exact = simulate(strategy(**settings), split(X))
+    assert np.isfinite(embedding(result, X)).all()
+    H, expected = embedding(result, X), embedding(exact, X)
+    np.testing.assert_allclose(H @ H.T, expected @ expected.T, atol=1e-6)
+    np.testing.assert_equal(result.model.labels_, exact.model.labels_)
+
+
+@pytest.mark.parametrize("threshold", [1.0, "auto"])
+def test_one_feature_an_iteration(threshold):
+    result = run(n_features=1, threshold=threshold, iterations=3)
+    assert np.isfinite(embedding(result)).all()
+
+
+# -- the model -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_each_user_labels_its_rows_again(kernel, standardize):
+    result = run(5, kernel=kernel, standardize=standardize)
+    for party, labels in zip(users(5), result.model.labels_, strict=True):
+        np.testing.assert_array_equal(result.model.predict(party.X), labels)
+
+
+def test_products_of_embedded_rows_estimate_the_kernel():
+    """New rows too: 680 features, and all that 40 components see."""
+    X, _ = data()
+    settings = {"n_components": 40, "n_features": 100, "iterations": 6, "gamma": 0.02}
+    result = run(threshold=0.01, **settings)
+    new = X[:20] + 0.3 * np.random.default_rng(4).normal(size=(20, 5))
+    kernel = np.exp(-0.02 * cdist(new, X, "sqeuclidean"))
+    found = embedding(result, new) @ embedding(result).T
+    # A feature's product has deviation below 1: a mean of 680 one of 0.04.
+    assert np.sqrt(np.mean((found - kernel) ** 2)) < 0.06
+    assert kernel.std() > 0.2  # or a constant would do as well
+
+
+@pytest.mark.parametrize("train", [run, vertical])
+def test_saved_and_loaded(train, tmp_path):
+    model = train().model
+    again = KernelKMeansModel.load(model.save(tmp_path / "m.npz"))
+    np.testing.assert_equal(again.arrays(), model.arrays())
+    np.testing.assert_equal(again.labels_, model.labels_)
+    assert (again.note, again.number) == (model.note, model.number)
+    if train is run:
+        np.testing.assert_array_equal(
+            again.predict(data()[0]), model.predict(data()[0])
+        )
+
+
+def test_split_columns_label_no_new_rows():
+    for ask in (vertical().model.predict, vertical().model.transform):
+        with pytest.raises(ValueError, match="only a model of split rows"):
+            ask(data()[0])
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5,), (3, 6)])
+def test_rows_of_other_columns(shape):
+    with pytest.raises(ValueError, match="must be a matrix of 5 columns") as caught:
+        run().model.predict(np.zeros(shape))
+    assert str(shape) in str(caught.value)
+
+
+def test_the_models_of_all_iterations_are_seen():
+    seen = {}
+    grid = InProcessGrid(users())
+
+    def evaluate(t, arrays):
+        seen[t] = KernelKMeansModel.from_arrays(arrays)
+
+    result = strategy().start(grid, evaluate_fn=evaluate)
+    assert [t for t in seen if t] == list(range(1, T + 2))
+    last = seen[T + 1].arrays()
+    np.testing.assert_equal(last, result.model.arrays())
+    np.testing.assert_equal(seen[T].eigenvalues_, result.model.eigenvalues_)
+
+
+def test_what_is_recorded():
+    result = run(coreset_size=EVERY_ROW)
+    labels = np.concatenate(result.model.labels_)
+    sizes = np.bincount(labels, minlength=K)
+    H = embedding(result)
+    inertia = ((H - result.model.cluster_centers_[labels]) ** 2).sum()
+    assert math.isclose(result.metrics["inertia"], inertia, rel_tol=1e-9)
+    assert result.metrics["smallest_cluster"] == sizes.min()
+    assert result.metrics["largest_cluster"] == sizes.max()
+    assert result.metrics["iterations"] == T
+    assert "missing" not in result.metrics
+    assert result.model.missing == []
+    assert result.model.cluster_centers_.shape == (K, S)
+
+
+def test_labels_are_written_at_the_users(tmp_path):
+    federation = users()
+    for party in federation:
+        party.state_dir = tmp_path / str(party.name)
+        party.state_dir.mkdir()
+    model = simulate(strategy(), federation).model
+    assert model.kept
+    for party, labels in zip(federation, model.labels_, strict=True):
+        (path,) = party.state_dir.glob("predictions-*.csv")
+        assert model.model in path.name
+        written = np.loadtxt(path, delimiter=",", skiprows=1)[:, 1]
+        np.testing.assert_array_equal(written, labels)
+
+
+# -- gamma, and the scale of columns ---------------------------------------------------
+
+
+def numpy_gamma(kernel: str, X: np.ndarray) -> float:
+    if kernel == "gaussian":
+        return float(len(X) ** 2 / (2 * cdist(X, X, "sqeuclidean").sum()))
+    if kernel == "laplacian":
+        return float(1 / (2 / math.sqrt(math.pi) * X.std(axis=0).sum()))
+    return float(1 / (X**2).sum(axis=1).mean())
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
+def test_gamma_is_that_of_all_rows(kernel, standardize):
+    X, _ = data()
+    if standardize:
+        X = (X - X.mean(axis=0)) / X.std(axis=0)
+    result = run(5, kernel=kernel, standardize=standardize)
+    assert math.isclose(result.model.gamma, numpy_gamma(kernel, X), rel_tol=1e-9)
+    assert result.model.gamma == result.metrics["gamma"]
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_gamma_of_split_columns(kernel):
+    found = vertical(kernel=kernel).model.gamma
+    assert math.isclose(found, numpy_gamma(kernel, data()[0]), rel_tol=1e-9)
+
+
+def test_gamma_that_is_given_is_taken():
+    result = run(gamma=0.25)
+    assert result.model.gamma == 0.25
+    assert uploaded(result.ledger, "kernel_kmeans_begin")[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
+def test_standardised_by_the_sums_or_before(kernel):
+    X, _ = data()
+    scaled = (X - X.mean(axis=0)) / X.std(axis=0)
+    ours = run(kernel=kernel, standardize=True)
+    before = simulate(strategy(kernel=kernel), users(X=scaled))
+    np.testing.assert_equal(ours.model.labels_, before.model.labels_)
+    np.testing.assert_allclose(
+        ours.model.eigenvalues_, before.model.eigenvalues_, rtol=1e-9
+    )
+
+
+def test_columns_of_any_scale_are_standardised():
+    """One resolution for all sums would leave nothing of the small ones."""
+    X, _ = data()
+    scaled = X * 10.0 ** np.array([-6, -3, 0, 5, 9])
+    found = simulate(strategy(standardize=True), users(X=scaled)).model
+    expected = run(standardize=True).model
+    np.testing.assert_allclose(found.eigenvalues_, expected.eigenvalues_, rtol=1e-9)
+    np.testing.assert_equal(found.labels_, expected.labels_)
+
+
+def test_a_constant_column_counts_for_nothing_when_standardised():
+    X, _ = data()
+    wide = np.hstack([X, np.full((N, 1), 0.1)])
+    found = simulate(strategy(standardize=True), users(X=wide)).model
+    assert math.isclose(found.gamma, run(standardize=True).model.gamma, rel_tol=1e-9)
+    assert adjusted_rand_score(data()[1], np.concatenate(found.labels_)) > 0.9
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+def test_a_polynomial_kernel_sees_lines_through_the_origin(eigensolver):
+    """(x^T x')^2 is the same for x and -x; k-means of the rows would part them."""
+    rng = np.random.default_rng(0)
+    axis = rng.integers(2, size=N)
+    length = rng.uniform(2, 3, size=N) * rng.choice([-1, 1], size=N)
+    X = length[:, None] * np.eye(2)[axis] + 0.1 * rng.normal(size=(N, 2))
+    settings = {"kernel": "polynomial", "degree": 2, "offset": 0.0}
+    settings |= {"n_clusters": 2, "n_components": 2, "eigensolver": eigensolver}
+    labels = simulate(strategy(**settings), users(X=X)).model.labels_
+    assert adjusted_rand_score(axis, np.concatenate(labels)) == 1.0
+
+
+# -- what leaves a user ----------------------------------------------------------------
+
+
+def test_share_rows_bounds_the_points():
+    """A user of 40 rows sends at most 40, here all."""
+    settings = {"coreset_size": EVERY_ROW}
+    for limit, good in ((39, False), (40, True)):
+        federation = users()
+        federation[0].share_rows = limit
+        if good:
+            simulate(strategy(**settings), federation)
+            continue
+        with pytest.raises(PartyFailed) as caught:
+            simulate(strategy(**settings), federation)
+        assert caught.value.action == "kernel_kmeans_sample"
+        assert caught.value.reason == (
+            "this party's share-rows lets 39 rows leave it in one run, this one asks "
+            "for 40"
+        )
+
+
+def test_share_rows_of_split_columns():
+    """The server learns the angles of all rows."""
+    federation = parties()
+    federation[1].share_rows = N - 1
+    with pytest.raises(PartyFailed, match="lets 119 rows leave it") as caught:
+        simulate(strategy(partition="vertical"), federation)
+    assert caught.value.action == "kernel_kmeans_angles"
+
+
+# -- the early stop --------------------------------------------------------------------
+
+
+def test_the_run_ends_when_the_subspace_stands_still():
+    """At the first step that moves by less; 0 never ends it."""
+    whole = run(iterations=8)
+    moved = column(whole, "moved")
+    assert len(moved) == whole.metrics["iterations"] == 8
+    tol = float(np.median(moved[1:]))
+    first = 1 + next(t for t, own in enumerate(moved) if own < tol)
+    assert 2 <= first < 8
+    early = run(iterations=8, subspace_tol=tol)
+    assert early.metrics["iterations"] == first
+    assert column(early, "moved") == moved[:first]
+    assert trips(early.ledger)["kernel_kmeans_gram"] == first
+
+
+def test_a_large_tolerance_ends_it_after_two():
+    """The first has nothing to compare with."""
+    assert run(iterations=8, subspace_tol=1e9).metrics["iterations"] == 2
+    found = vertical(iterations=8, subspace_tol=1e9, block_bytes=2000)
+    assert found.metrics["iterations"] == 2
+    whole = vertical(iterations=8, block_bytes=2000).ledger
+    assert found.ledger.round_trips < whole.round_trips
+
+
+# -- split columns ---------------------------------------------------------------------
+
+
+@cache
+def pooled_columns(kernel: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return eigenvalues, H and labels of all columns in one place."""
+    width = bandwidth(kernel, numpy_gamma(kernel, data()[0]))
+    own = [
+        RandomFeatures(
+            kernel,
+            party.X.shape[1],
+            width,
+            int.from_bytes(stream(j, "features").bytes(16)),
+        )
+        for j, party in enumerate(parties())
+    ]
+
+    def draw(t: int) -> np.ndarray:
+        first = first_features(D, S)
+        start, stop = (
+            (0, first) if t == 1 else (first + (t - 2) * D, first + (t - 1) * D)
+        )
+        turns = [
+            draws.angles(party.X, start, stop, 64)
+            for draws, party in zip(own, parties(), strict=True)
+        ]
+        return features(np.sum(turns, axis=0))
+
+    *_, last = pooled_fkkm(draw, T, S)
+    rng = Run(SEED).rng("k-means")
+    centers, _ = weighted_kmeans(last.H, K, np.ones(N), rng, 3)
+    values = last.values[:S] + (1 - last.eta) * last.threshold
+    return values, last.H, assign(last.H, centers)[0]
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"masking": "plain"}, 1e-9), ({"bits": 32}, 1e-5), ({"bits": 16}, 0.02)],
+)
+def test_split_columns_give_what_pooled_ones_do(settings, error, kernel):
+    values, _, labels = pooled_columns(kernel)
+    result = vertical(kernel=kernel, **settings)
+    np.testing.assert_allclose(result.model.eigenvalues_, values, rtol=error)
+    for own in result.model.labels_:
+        if settings.get("bits") == 16:  # a row between two may go to the other
+            assert adjusted_rand_score(own, labels) > 0.97
+        else:
+            np.testing.assert_array_equal(own, labels)
+        np.testing.assert_array_equal(own, result.model.labels_[0])
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_blocks_give_the_same(bits):
+    whole, blocks = (
+        vertical(bits=bits, block_bytes=size) for size in (16_000_000, 2000)
+    )
+    assert blocks.ledger.round_trips > whole.ledger.round_trips
+    own, other = whole.model.arrays(), blocks.model.arrays()
+    del own["model"], other["model"]
+    np.testing.assert_equal(own, other)
+
+
+def test_a_block_smaller_than_a_column_holds_one():
+    count = first_features(D, S)
+    result = vertical(iterations=1, block_bytes=1)
+    assert trips(result.ledger)["kernel_kmeans_angles"] == count
+
+
+def test_two_parties_with_split_columns():
+    result = vertical(2)
+    assert len(result.model.labels_) == 2
+    assert adjusted_rand_score(data()[1], result.model.labels_[1]) > 0.9
+
+
+def test_parties_with_other_rows_are_refused_where_columns_are_split():
+    X, _ = data()
+    found = refusal([Party(X, name="a"), Party(X[1:], name="b")], partition="vertical")
+    assert found == (
+        "all parties must hold the same number of rows: 'a' has 120, 'b' has 119",
+        2,
+    )
+
+
+# -- seeds -----------------------------------------------------------------------------
+
+
+def test_a_seed_repeats_a_run_and_another_does_not():
+    again = simulate(strategy(), users())
+    own, other = run().model.arrays(), again.model.arrays()
+    del own["model"], other["model"]
+    np.testing.assert_equal(own, other)
+    another = run(seed=SEED + 1).model.parts[0]["seed"]
+    assert another != run().model.parts[0]["seed"]
+
+
+def test_without_a_seed_the_users_draw_a_secret_one():
+    found = {
+        simulate(strategy(seed=None), users()).model.parts[0]["seed"] for _ in range(2)
+    }
+    assert len(found) == 2
+    seeds = {part["seed"] for part in run().model.parts}
+    assert len(seeds) == 1  # all users have the same

@@ -1,0 +1,772 @@
+"""What an attacker makes of its view of federated kernel k-means.
+
+The server's view is the transcript; a user's are its rows, its memory and what it was
+sent. The attacks are in the order of docs/papers/kernel_kmeans.md; each says what it
+finds, also where that is more than one would like.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from scipy.linalg import orthogonal_procrustes
+from scipy.optimize import least_squares, linear_sum_assignment
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from scipy.stats import chi2
+from transcripts import Recorder, found, is_uniform, patterns
+
+from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
+from vfl_flower.numerics.kernel_kmeans import (
+    compose,
+    feature_range,
+    stack,
+    step_size,
+)
+from vfl_flower.secure_aggregation import (
+    LIMB,
+    Relay,
+    group,
+    join_limbs,
+    new_private_key,
+    public_key,
+)
+from vfl_flower.simulations import simulate
+from vfl_flower.strategies import FKKMeans
+from vfl_flower.strategies.parties import Parties
+
+SMALL = {
+    "n_clusters": 3,
+    "n_components": 4,
+    "n_features": 20,
+    "iterations": 3,
+    "coreset_size": 30,
+    "n_init": 1,
+    "subspace_tol": 0,
+}
+
+
+REAL = {"n_components": 20, "n_features": 50, "iterations": 20, "subspace_tol": 0.01}
+
+
+def exponential(n, d=3, seed=0):
+    return np.random.default_rng(seed).exponential(size=(n, d))
+
+
+def watch(parts, seed=None, draws=0, **settings):
+    """Return the grid of a run; `draws` repeats what users draw.
+
+    Without a seed features come from the operating system: here from a generator, so
+    that an attack finds the same each time. The attacker does not know it.
+    """
+    given = {**SMALL, **settings}
+    if given.get("partition") == "vertical":
+        del given["coreset_size"]  # it has none
+    strategy = FKKMeans(**given)
+    strategy.seed = seed
+    grid = Recorder([Party(rows) for rows in parts])
+    rng = np.random.default_rng(draws)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.token_bytes", rng.bytes)
+        patch.setattr(
+            "secrets.randbits", lambda bits: int(rng.integers(2 ** (bits - 1)))
+        )
+        strategy.start(grid)
+    return grid
+
+
+def asked(grid, action, party=0):
+    """Return the messages to one user."""
+    entries = [e for e in grid.transcript if e.action == action and not e.up]
+    return [e for e in entries if e.party == party]
+
+
+def sent(grid, action, name, party):
+    """Return what one user sent under a name, message by message."""
+    entries = [e for e in grid.transcript if e.action == action and e.up]
+    return [e.values[name] for e in entries if e.party == party and name in e.values]
+
+
+class Attacker:
+    """What the messages to a user say, to which the seed of the features is added.
+
+    But for that seed, which goes encrypted, the server has written all of them.
+    """
+
+    def __init__(self, grid, seed):
+        self.grid, first = grid, asked(grid, "kernel_kmeans_gram")[0]
+        self.setup = {"shift": 0.0, "scale": 1.0, **first.values, "seed": seed}
+        self.D, self.D_1 = self.setup["D"], self.setup["D_1"]
+
+    def features(self, X, t=1):
+        """Return A_t of rows, without the factor 1 / sqrt(D)."""
+        start, stop = feature_range(t, self.D, self.D_1)
+        return np.vstack(list(feature_blocks(self.setup, X, start, stop)))
+
+    def gram(self, party, decode=None):
+        """Return what a user sent as W_1^T W_1."""
+        triangle = sent(self.grid, "kernel_kmeans_gram", "gram", party)[0]
+        triangle = triangle if decode is None else decode(triangle)
+        G = np.zeros((self.D_1, self.D_1))
+        G[np.triu_indices(self.D_1)] = triangle
+        return G + np.triu(G, 1).T
+
+    def part(self):
+        """Return the map from features to the embedding, of all R that were sent."""
+        P, t = np.zeros((0, 0)), 0
+        for e in self.grid.transcript:
+            if e.party == 0 and not e.up and "R" in e.values:
+                t += 1
+                P = compose(P, e.values["R"], step_size(t, self.D, self.D_1))
+        return {**self.setup, "P": P}
+
+
+def seed_of_run(grid, d):
+    """Return the seed of the features that a run with a seed tells in each frame."""
+    first = Party(np.ones((1, d)), index=0)
+    first.seed = asked(grid, "kernel_kmeans_begin")[0].frame["seed"]
+    return first.rng("features").bytes(16).hex()
+
+
+def seed_of_users(grid):
+    return grid.parts()[0]["seed"]
+
+
+def solve(residuals, mean, starts=8, seed=0):
+    """Return cost and row of least residual; starts are at the mean and around it."""
+    rng, best = np.random.default_rng(seed), (np.inf, mean)
+    for start in range(starts):
+        fit = least_squares(
+            residuals, mean + (rng.normal(size=len(mean)) if start else 0)
+        )
+        best = min(best, (fit.cost, fit.x), key=lambda found: found[0])
+        if best[0] < 1e-16:
+            break
+    return best
+
+
+def solve_up_to_sign(function, values, mean, starts=8):
+    """Return the row at which a function is `values` or less them."""
+    found = [
+        solve(lambda x, s=s: function(x) - s * values, mean, starts) for s in (1, -1)
+    ]
+    return min(found, key=lambda found: found[0])[1]
+
+
+def relative(found, true, mean):
+    """Return the error relative to that of the mean of all rows, a guess."""
+    return np.linalg.norm(found - true) / np.linalg.norm(true - mean)
+
+
+def outside(G, A):
+    """Return how far rows of features are outside the range of G, from 0 to 1."""
+    values, vectors = np.linalg.eigh(G)
+    inside = A @ vectors[:, values > 1e-9 * values[-1]]
+    share = (inside**2).sum(axis=1) / (A**2).sum(axis=1)
+    return np.sqrt(np.maximum(0, 1 - share))
+
+
+def auc(members, others):
+    """Return how often a member's score is the lower one; a guess has 1/2."""
+    less = members[:, None] < others
+    return float((less + 0.5 * (members[:, None] == others)).mean())
+
+
+# -- (a) the server's view -----------------------------------------------------------
+
+RUNS = 30
+SUMS = [
+    ("kernel_kmeans_begin", ["sum_x"]),
+    ("kernel_kmeans_begin", ["sum_squares"]),
+    ("kernel_kmeans_gram", ["gram"]),
+    ("kernel_kmeans_product", ["product", "trace"]),
+    ("kernel_kmeans_assign", ["inertia"]),
+    ("kernel_kmeans_assign", ["sizes"]),
+]
+
+
+def nibbles_are_uniform(words):
+    """All half bytes by chi-square over 16 bins; false-alarm rate 1e-9, two-sided."""
+    data = np.frombuffer(words.tobytes(), dtype=np.uint8)
+    counts = np.bincount(np.concatenate([data >> 4, data & 15]), minlength=16)
+    expected = 2 * len(data) / 16
+    assert expected >= 20
+    statistic = ((counts - expected) ** 2).sum() / expected
+    return bool(chi2.isf(1 - 5e-10, 15) < statistic < chi2.isf(5e-10, 15))
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Return the transcripts of many runs on the same rows; one user has one row."""
+    X = exponential(41)
+    parts = [X[:20], X[20:40], X[40:]]
+    settings = {"iterations": 1, "n_components": 3}
+    return [watch(parts, draws=draw, **settings) for draw in range(RUNS)] + [
+        watch(parts, draws=draw, eigensolver="lanczos", **settings)
+        for draw in range(RUNS // 4)
+    ]
+
+
+def words(grids, action, names, party):
+    found = [sent(grid, action, name, party) for grid in grids for name in names]
+    return np.concatenate([array.ravel() for arrays in found for array in arrays])
+
+
+@pytest.mark.parametrize(("action", "names"), SUMS)
+def test_what_a_user_adds_to_a_sum_is_uniform_to_the_server(many, action, names):
+    """Six tests at 1e-9, over all runs: of each user, and of each two users.
+
+    The sum over all three is what is left, and must fail them.
+    """
+    seen = [words(many, action, names, m) for m in range(3)]
+    for m in range(3):
+        assert seen[m].dtype == np.dtype("<u8")
+        assert nibbles_are_uniform(seen[m])
+        assert nibbles_are_uniform(seen[m] + seen[(m + 1) % 3])
+        if seen[m].size > 2000:
+            assert is_uniform(seen[m])
+    assert not nibbles_are_uniform(sum(seen[1:], seen[0]))
+
+
+@pytest.mark.parametrize("action", ["kernel_kmeans_spread", "kernel_kmeans_angles"])
+def test_what_a_party_adds_with_split_columns_is_uniform_to_the_server(action):
+    X = exponential(60, 6)
+    blocks = [X[:, :1], X[:, 1:3], X[:, 3:]]
+    grids = [watch(blocks, draws=m, partition="vertical") for m in range(12)]
+    name = action.removeprefix("kernel_kmeans_")
+    seen = [words(grids, action, [name], j) for j in range(3)]
+    for j in range(3):
+        assert nibbles_are_uniform(seen[j])
+        assert nibbles_are_uniform(seen[j] + seen[(j + 1) % 3])
+
+
+def forms(seed):
+    """Return the forms in which 16 bytes might stand in a message."""
+    raw = bytes.fromhex(seed)
+    number = int(seed, 16)
+    halves = [raw[:8], raw[8:], raw[:8][::-1], raw[8:][::-1]]
+    return {
+        *(raw, raw[::-1], *halves),
+        *(seed.encode(), seed.upper().encode(), str(number).encode()),
+        *(seed[:16].encode(), seed[16:].encode()),
+    }
+
+
+@pytest.mark.parametrize("eigensolver", ["gram", "lanczos", "block-lanczos"])
+def test_the_seed_of_the_features_is_in_no_message(eigensolver):
+    parts = [exponential(30)[m::3] for m in range(3)]
+    grid = watch(parts, eigensolver=eigensolver)
+    seeds = {part["seed"] for part in grid.parts()}
+    assert len(seeds) == 1  # one for all users
+    assert not found(forms(*seeds), grid.transcript)
+    assert not any("seed" in e.values for e in grid.transcript)
+    # A control of the search: what users send in the clear is found.
+    points = sent(grid, "kernel_kmeans_sample", "points", 1)[0]
+    assert found(patterns(points), grid.transcript) == patterns(points)
+
+
+def test_who_the_seed_is_not_for_cannot_open_it(many):
+    """The server with a key of its own, and each user with what is for another."""
+    grid = many[0]
+    entries = [e for e in grid.transcript if e.action == "kernel_kmeans_begin"]
+    frame = next(e.frame for e in entries if not e.up)
+    peers, session = frame["peers"], frame["session"]
+    keys = [peers[k : k + 32] for k in range(0, 96, 32)]
+    context = "kernel_kmeans_begin", "seed", frame["round"]
+    messages = {
+        to: sent(grid, "kernel_kmeans_begin", f"seed.{to}", 0)[0] for to in (1, 2)
+    }
+    states = [grid._contexts[node].state for node in grid.get_node_ids()]
+    private = [state["session"]["private_key"] for state in states]
+    ends = [Relay(private[m], keys, m, session) for m in range(3)]
+    for to, message in messages.items():
+        opened = ends[to].open(0, message.tobytes(), *context).decode()
+        assert opened == seed_of_users(grid)
+        with pytest.raises(ValueError, match="was altered on its way"):
+            ends[3 - to].open(0, message.tobytes(), *context)
+        servers = new_private_key()
+        for place in range(3):
+            forged = [*keys[:place], public_key(servers), *keys[place + 1 :]]
+            with pytest.raises(ValueError, match="was altered on its way"):
+                Relay(servers, forged, place, session).open(
+                    0, message.tobytes(), *context
+                )
+
+
+def test_the_sealed_seed_is_uniform(many):
+    grids = many[:RUNS]
+    for to in (1, 2):
+        messages = [
+            sent(grid, "kernel_kmeans_begin", f"seed.{to}", 0)[0] for grid in grids
+        ]
+        assert {len(message) for message in messages} == {48}
+        assert nibbles_are_uniform(np.concatenate(messages))
+
+
+def test_no_value_of_the_rows_is_in_a_message():
+    """No 8 bytes of a message are a number of X, split by rows or by columns."""
+    X = exponential(60, 6)
+    for settings, parts in (
+        ({}, [X[m::3] for m in range(3)]),
+        ({"partition": "vertical"}, np.split(X, 3, axis=1)),
+        ({"kernel": "polynomial", "degree": 2}, [X[m::3] for m in range(3)]),
+        ({"standardize": True, "kernel": "laplacian"}, [X[m::3] for m in range(3)]),
+    ):
+        grid = watch(parts, **settings)
+        assert not found(patterns(X), grid.transcript)
+
+
+# -- (b) products of single users in the clear, and the seed known -------------------
+
+
+@pytest.mark.parametrize("d", [2, 5])
+def test_a_user_of_one_row_shows_the_row(d):
+    """W^T W = w^T w gives w up to its sign, and cos(omega x + b) the row x."""
+    X = exponential(41, d)
+    grid = watch([X[:20], X[20:40], X[40:]], seed=1, masking="plain")
+    attacker, mean = Attacker(grid, seed_of_run(grid, d)), X.mean(axis=0)
+    values, vectors = np.linalg.eigh(attacker.gram(2))
+    assert values[-2] < 1e-9 * values[-1]
+    a = vectors[:, -1] * np.sqrt(values[-1] * attacker.D_1)
+    x = solve_up_to_sign(lambda x: attacker.features(x[None])[0], a, mean)
+    assert relative(x, X[40], mean) < 1e-6
+
+
+def test_a_user_of_few_rows_shows_each_of_them():
+    """Theorem 4 says that U A gives the Gram matrix of A for each orthogonal U.
+
+    But of U A only A is features of rows: a row is the user's where its features are
+    in the range of the Gram matrix. No candidates are needed: least squares find them.
+    """
+    X, n = exponential(60), 12
+    parts = [X[n::2], X[n + 1 :: 2], X[:n]]
+    grid = watch(parts, seed=1, masking="plain", n_features=50)
+    attacker, mean = Attacker(grid, seed_of_run(grid, 3)), X.mean(axis=0)
+    G = attacker.gram(2)
+    scores = outside(G, attacker.features(X))
+    assert scores[:n].max() < 1e-6 < 1e-4 < scores[n:].min()
+    values, vectors = np.linalg.eigh(G)
+    null = vectors[:, values < 1e-9 * values[-1]]
+    assert null.shape == (50, 50 - n)
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(150):
+        fit = least_squares(
+            lambda x: (attacker.features(x[None]) @ null)[0],
+            mean + 1.5 * rng.normal(size=3),
+        )
+        rows += [fit.x] if fit.cost < 1e-16 else []
+    distances = np.linalg.norm(np.array(rows)[:, None] - X[:n], axis=2)
+    errors = distances.min(axis=0) / np.linalg.norm(X[:n] - mean, axis=1)
+    assert np.count_nonzero(errors < 1e-3) >= n - 1
+    assert distances.min(axis=1).max() < 1e-3  # and no row that is not there
+
+
+# -- (c) the same attack on the default ----------------------------------------------
+
+
+def test_products_under_masks_say_nothing_of_who_has_a_row():
+    """Also where the seed is known: mean AUC 1/2 within six standard errors.
+
+    Rows are dealt anew in each run, so that 1/2 is the mean of any score that has
+    nothing to do with who has them. Over 150 runs its deviation was 0.12.
+    """
+    scores = {"ring": [], "plain": []}
+    for run in range(20):
+        X = np.random.default_rng(run).permutation(exponential(30))
+        for masking, each in scores.items():
+            grid = watch(
+                [X[:10], X[10:20], X[20:]], seed=run, masking=masking, iterations=1
+            )
+            attacker = Attacker(grid, seed_of_run(grid, 3))
+            bound = asked(grid, "kernel_kmeans_gram")[0].frame["bound.gram"]
+            own = group(masking, bound, 3)
+            G = attacker.gram(2, own.decode)
+            # Of noise the directions of the ten largest eigenvalues, as of ten rows.
+            values, vectors = np.linalg.eigh(G)
+            G = vectors[:, -10:] * np.abs(values[-10:]) @ vectors[:, -10:].T
+            outsides = outside(G, attacker.features(X))
+            each.append(auc(outsides[20:], outsides[:20]))
+    assert min(scores["plain"]) == 1
+    assert abs(np.mean(scores["ring"]) - 0.5) < 6 * 0.12 / np.sqrt(20)
+
+
+def test_a_row_is_not_found_from_masked_products_with_the_seed():
+    """No better than the mean of all rows, whose error is 1, over ten runs.
+
+    Of 300 draws of noise one was below 0.5: a false alarm has a chance below 1e-8.
+    """
+    X = exponential(41)
+    parts, mean, errors = [X[:20], X[20:40], X[40:]], X.mean(axis=0), []
+    for run in range(10):
+        grid = watch(parts, seed=run, iterations=1)
+        attacker = Attacker(grid, seed_of_run(grid, 3))
+        bound = asked(grid, "kernel_kmeans_gram")[0].frame["bound.gram"]
+        own = group("ring", bound, 3)
+        _, vectors = np.linalg.eigh(attacker.gram(2, own.decode))
+        a = np.sqrt(2) * vectors[:, -1] / np.abs(vectors[:, -1]).max()
+        x = solve_up_to_sign(lambda x, b=attacker: b.features(x[None])[0], a, mean, 1)
+        errors.append(relative(x, X[40], mean))
+    assert min(errors) > 0.01
+    assert np.median(errors) > 0.5
+
+
+def test_without_the_seed_products_say_nothing_of_who_has_a_row():
+    """In the clear as they were: mean AUC over 200 guessed seeds, five errors.
+
+    With features of another seed each two rows change places as often as not, since
+    (omega, b) and (-omega, b + omega (x + x')) are as likely.
+    """
+    X = exponential(30)
+    grid = watch([X[:10], X[10:20], X[20:]], masking="plain", n_features=50)
+    right = Attacker(grid, seed_of_users(grid))
+    scores = outside(right.gram(2), right.features(X))
+    assert auc(scores[20:], scores[:20]) == 1
+    rng, found = np.random.default_rng(0), []
+    for _ in range(200):
+        guess = Attacker(grid, rng.bytes(16).hex())
+        scores = outside(guess.gram(2), guess.features(X))
+        found.append(auc(scores[20:], scores[:20]))
+    assert abs(np.mean(found) - 0.5) < 5 * np.std(found) / np.sqrt(200)
+
+
+def test_the_seed_of_a_run_without_one_is_not_in_the_frame():
+    """What the frame has gives the features only with the first user's own secret."""
+    grid = watch([exponential(30)[m::3] for m in range(3)])
+    assert seed_of_run(grid, 3) != seed_of_users(grid)
+    again = watch([exponential(30)[m::3] for m in range(3)], draws=1)
+    assert seed_of_users(again) != seed_of_users(grid)  # other points in each run
+    seeded = watch([exponential(30)[m::3] for m in range(3)], seed=1)
+    assert seed_of_run(seeded, 3) == seed_of_users(seeded)
+
+
+# -- (d) what a user makes of the sums -----------------------------------------------
+
+
+def others_gram(grid, t):
+    """Return V and V^T G V of all other users' W_t, by user 0 alone, t = 1 or 2.
+
+    R_t = v_i sqrt(1 - cut / lambda_i) shows v_i and lambda_i / cut; the bounds of the
+    sums, by which numbers are put into fixed point, show N and cut.
+    """
+    (part, *_), rows = grid.parts(), grid._parties[grid.get_node_ids()[0]].X
+    user, asks = Attacker(grid, part["seed"]), asked(grid, "kernel_kmeans_gram")
+    N, B = asks[0].frame["bound.gram"] / 2, np.zeros((len(rows), 0))
+    for k in range(1, t + 1):
+        W = stack(user.features(rows, k), B, step_size(k, user.D, user.D_1))
+        R = asks[k].values["R"]
+        B = W @ R
+    eta = step_size(t + 1, user.D, user.D_1)
+    mass = (asks[t].frame["bound.gram"] - 2 * eta * N) / (1 - eta)
+    shares = (R**2).sum(axis=0)
+    V, ratios = R / np.sqrt(shares), 1 / (1 - shares)
+    cut = mass / (ratios - 1).sum()
+    return N, V, np.diag(cut * ratios) - V.T @ (W.T @ W) @ V
+
+
+def true_gram(grid, users, t):
+    """Return W_t^T W_t of some users, by what all know together."""
+    known = Attacker(grid, seed_of_users(grid))
+    rows = [grid._parties[node].X for node in grid.get_node_ids()]
+    rows = np.vstack([rows[m] for m in users])
+    B = np.zeros((len(rows), 0))
+    for k in range(1, t + 1):
+        W = stack(known.features(rows, k), B, step_size(k, known.D, known.D_1))
+        B = W @ asked(grid, "kernel_kmeans_gram")[k].values["R"]
+    return W.T @ W
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("t", [1, 2])
+def test_a_user_knows_the_sum_of_all_others_in_the_leading_directions(count, t):
+    """Of two users the other's own: over 90 % of the trace of its Gram matrix."""
+    parts = [exponential(60)[m::count] for m in range(count)]
+    grid = watch(parts, allow_two_parties=count == 2)
+    N, V, G = others_gram(grid, t)
+    true = true_gram(grid, range(1, count), t)
+    assert N == 60
+    np.testing.assert_allclose(G, V.T @ true @ V, rtol=1e-6, atol=1e-9)
+    assert G.trace() > 0.9 * true.trace()
+
+
+def test_a_user_tells_rows_of_others_that_have_few_together():
+    """Two others of three rows: V^T a(x) in the range of rank 6 of 20 directions."""
+    X = exponential(86)
+    grid = watch([X[:40], X[80:83], X[83:]], **REAL)
+    _, V, G = others_gram(grid, 1)
+    assert V.shape[1] >= 15
+    user = Attacker(grid, seed_of_users(grid))
+    values = np.linalg.eigvalsh(G)
+    assert values[-7] < 1e-8 * values[-1]
+    scores = outside(G, user.features(X) @ V)
+    assert scores[80:].max() < 1e-3 < 1e-2 < scores[40:80].min()
+
+
+def test_of_two_users_one_finds_the_others_only_row():
+    X = exponential(31)
+    grid = watch([X[:30], X[30:]], allow_two_parties=True)
+    _, V, G = others_gram(grid, 1)
+    user, mean = Attacker(grid, seed_of_users(grid)), X[:30].mean(axis=0)
+    values, vectors = np.linalg.eigh(G)
+    assert values[-2] < 1e-6 * values[-1]
+    w = vectors[:, -1] * np.sqrt(values[-1] * user.D_1)
+    x = solve_up_to_sign(lambda x: (user.features(x[None]) @ V)[0], w, mean)
+    assert relative(x, X[30], mean) < 1e-6
+
+
+def test_two_users_are_refused():
+    parts = [exponential(30)[m::2] for m in range(2)]
+    with pytest.raises(FederationError, match="between two the sum shows each"):
+        watch(parts)
+
+
+# -- (e) what is left to the server: the points of the coreset -----------------------
+
+
+def coreset(grid, count):
+    """Return the points that each user sent."""
+    return [sent(grid, "kernel_kmeans_sample", "points", m)[0] for m in range(count)]
+
+
+def squared_distances(points, gamma):
+    """Return |x - x'|^2 as cosines of the points give them: about exp(-gamma ..)."""
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
+    return -np.log(np.clip(unit @ unit.T, 1e-3, 1)) / gamma
+
+
+def scaling(squares, d):
+    """Return rows of these distances (classical scaling)."""
+    n = len(squares)
+    J = np.eye(n) - 1 / n
+    values, vectors = np.linalg.eigh(-J @ squares @ J / 2)
+    return vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0))
+
+
+def error(found, true):
+    """Return the error relative to a guess of the mean, whose error is 1."""
+    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
+    return np.linalg.norm(found - true) / np.linalg.norm(true)
+
+
+def up_to_rotation(found, true):
+    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
+    return error(found @ orthogonal_procrustes(found, true)[0], true)
+
+
+def up_to_linear(found, true):
+    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
+    return error(found @ np.linalg.lstsq(found, true)[0], true)
+
+
+def matched(found, true):
+    """Return |correlation| of each true column with its own found one."""
+    d = found.shape[1]
+    correlations = np.abs(np.corrcoef(found.T, true.T)[:d, d:])
+    return correlations[linear_sum_assignment(-correlations)]
+
+
+def components(values):
+    from sklearn.decomposition import FastICA
+
+    model = FastICA(whiten="unit-variance", random_state=0, max_iter=1000)
+    with warnings.catch_warnings():  # it does not converge where there is nothing
+        warnings.simplefilter("ignore")
+        return model.fit_transform(values)
+
+
+def wine():
+    from sklearn.datasets import load_wine
+
+    X = load_wine().data
+    return (X - X.mean(axis=0)) / X.std(axis=0)
+
+
+def test_points_are_the_embedding_of_the_rows():
+    """A user that sends as many as it has rows sends them all, in their order."""
+    X = exponential(30)
+    grid = watch([X[m::3] for m in range(3)], coreset_size=90)
+    for part, rows, points in zip(
+        grid.parts(), [X[m::3] for m in range(3)], coreset(grid, 3), strict=True
+    ):
+        np.testing.assert_allclose(points, embed_rows(part, rows), atol=1e-9)
+
+
+def test_points_show_distances_and_rows_up_to_a_rotation():
+    """Without the seed, from points and gamma alone; a guess has 0 and 1."""
+    X = wine()
+    order = np.vstack([X[m::3] for m in range(3)])
+    grid = watch([X[m::3] for m in range(3)], coreset_size=600, **REAL)
+    points = np.vstack(coreset(grid, 3))
+    gamma = asked(grid, "kernel_kmeans_gram")[0].values["gamma"]
+    squares = squared_distances(points, gamma)
+    true = ((order[:, None] - order) ** 2).sum(axis=2)
+    above = np.triu_indices(len(X), 1)
+    assert np.corrcoef(squares[above], true[above])[0, 1] > 0.97
+    assert up_to_rotation(scaling(squares, 13), order) < 0.15
+    shuffled = np.random.default_rng(0).permutation(order)
+    assert up_to_rotation(scaling(squares, 13), shuffled) > 0.8
+
+
+def test_points_show_columns_that_are_independent_and_not_normal():
+    X = exponential(300)
+    grid = watch([X[m::3] for m in range(3)], coreset_size=900, **REAL)
+    points = np.vstack(coreset(grid, 3))
+    gamma = asked(grid, "kernel_kmeans_gram")[0].values["gamma"]
+    rows = scaling(squared_distances(points, gamma), 3)
+    order = np.vstack([X[m::3] for m in range(3)])
+    assert (matched(components(rows), order) > 0.9).all()
+    permuted = np.random.default_rng(0).permuted(order, axis=0)
+    assert (matched(permuted, order) < 0.3).all()
+
+
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_a_user_of_as_few_distinct_rows_as_clusters_sends_their_points(repeats):
+    """Its cost is 0, so it sends no draws, and its centres are its rows."""
+    X = exponential(62)
+    parts = [X[:30], X[30:60], np.repeat(X[60:], repeats, axis=0)]
+    grid = watch(parts)
+    assert sent(grid, "kernel_kmeans_local", "cost", 2) == [0.0]
+    (weights,) = sent(grid, "kernel_kmeans_sample", "weights", 2)
+    assert weights.tolist() == [repeats, repeats]
+    points = coreset(grid, 3)[2]
+    rows = embed_rows(grid.parts()[0], X[60:])
+    distances = np.linalg.norm(points[:, None] - rows, axis=2)
+    assert distances.min(axis=0).max() < 1e-9
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_knows_the_seed_finds_the_rows_of_the_coreset(known):
+    """A run with a seed, or a user that tells it: masks do not help.
+
+    Each point is s numbers, h(x) = [a_1(x) .. a_T(x)] P, and the server made P. In [1]
+    the server knows the seed.
+    """
+    X = exponential(60)
+    grid = watch([X[m::3] for m in range(3)], seed=1 if known else None)
+    guess = Attacker(grid, seed_of_run(grid, 3)).part()
+    points, mean, errors = coreset(grid, 3)[1][:3], X.mean(axis=0), []
+    rows = embed_rows({**guess, "seed": seed_of_users(grid)}, X)
+    for point in points:
+        true = X[np.linalg.norm(rows - point, axis=1).argmin()]
+        _, x = solve(lambda x, h=point: embed_rows(guess, x[None])[0] - h, mean, 4)
+        errors.append(relative(x, true, mean))
+    if known:
+        assert max(errors) < 1e-6
+    else:
+        assert min(errors) > 0.1
+
+
+def test_without_the_seed_points_do_not_say_which_rows_they_are():
+    """Candidates by guessed seeds: mean AUC within five standard errors of 1/2."""
+    X = exponential(60)
+    grid = watch([X[:20], X[20:40], X[40:]])
+    points = np.vstack(coreset(grid, 3))
+    right = Attacker(grid, seed_of_users(grid)).part()
+
+    def scores(part):
+        rows = embed_rows(part, X)
+        return np.linalg.norm(rows[:, None] - points, axis=2).min(axis=1)
+
+    held = scores(right) < 1e-9
+    assert 15 <= held.sum() <= 45
+    rng, found = np.random.default_rng(0), []
+    for _ in range(150):
+        score = scores({**right, "seed": rng.bytes(16).hex()})
+        found.append(auc(score[held], score[~held]))
+    assert abs(np.mean(found) - 0.5) < 5 * np.std(found) / np.sqrt(150)
+    assert auc(scores(right)[held], scores(right)[~held]) == 1
+
+
+# -- a run that begins again without a user --------------------------------------------
+
+
+class Failing(Recorder):
+    """The last user takes part until its rows are to be clustered."""
+
+    def push_messages(self, messages):
+        """Answer in its place that there was an error."""
+        messages = list(messages)
+        numbers = super().push_messages(messages)
+        last = self.get_node_ids()[-1]
+        for message, number in zip(messages, numbers, strict=True):
+            action = message.metadata.message_type.partition(".")[2]
+            if (action, message.metadata.dst_node_id) == ("kernel_kmeans_local", last):
+                error = Message(Error(1002, "ValueError"), reply_to=message)
+                self._replies[number] = error
+        return numbers
+
+    def _keep(self, message, node, up):
+        if message.has_content():
+            super()._keep(message, node, up)
+
+
+@pytest.mark.parametrize("gamma", ["auto", 0.1])
+def test_who_fails_later_has_shown_its_sums_with_allow_missing(gamma):
+    """Sums with it less those without it: with one row, the row.
+
+    The features are others, so of W no such difference is left. A gamma that is given
+    needs no sums.
+    """
+    X = exponential(61)
+    grid = Failing([Party(rows) for rows in (X[:20], X[20:40], X[40:60], X[60:])])
+    result = FKKMeans(**SMALL, gamma=gamma, allow_missing=True).start(grid)
+    assert result.model.missing == ["party-3"]
+    begins = [e for e in grid.transcript if e.action == "kernel_kmeans_begin"]
+    rounds = [[e for e in begins if e.up][:4], [e for e in begins if e.up][4:]]
+    assert [len(entries) for entries in rounds] == [4, 3]
+    if gamma != "auto":
+        assert not any("sum_x" in e.values for e in begins)
+        return
+    sums = []
+    for entries in rounds:
+        ring = group("ring", LIMB, len(entries))
+        total = sum(e.values["sum_x"] for e in entries)
+        sums.append(join_limbs(ring.decode(total)))
+    np.testing.assert_allclose(sums[0] - sums[1], X[60], rtol=1e-12)
+
+
+# -- (f) split columns: the server has the angles of all rows ------------------------
+
+
+def unroll(turns):
+    """Return angles with their whole turns, up to a constant a feature.
+
+    Differences of rows that are close are below half a turn: go from neighbour to
+    neighbour, those with the largest kernel values first.
+    """
+    phases = np.exp(2j * np.pi * turns)
+    distance = 1 + 1e-9 - (phases @ phases.conj().T).real / turns.shape[1]
+    np.fill_diagonal(distance, 0)
+    order, before = breadth_first_order(minimum_spanning_tree(distance), 0, False)
+    whole = np.zeros_like(turns)
+    for i in order[1:]:
+        step = turns[i] - turns[before[i]]
+        whole[i] = whole[before[i]] + step - np.rint(step)
+    return whole
+
+
+def test_split_columns_show_the_server_all_rows_up_to_a_linear_map():
+    """It does not know the features, but that the angles are linear: rank d."""
+    X, widths = exponential(300, 5), (1, 2, 2)
+    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
+    grid = watch(blocks, partition="vertical", n_features=64)
+    added = [sent(grid, "kernel_kmeans_angles", "angles", j)[0] for j in range(3)]
+    turns = sum(added[1:], added[0]) / 2.0**16
+    whole = unroll(turns)
+    whole = whole[:, np.argsort(whole.std(axis=0))[:32]]
+    U, sizes, _ = np.linalg.svd(whole - whole.mean(axis=0), full_matrices=False)
+    assert up_to_linear(U[:, :5] * sizes[:5], X) < 1e-3
+    one = added[0] / 2.0**16
+    U, sizes, _ = np.linalg.svd(unroll(one), full_matrices=False)
+    assert up_to_linear(U[:, :5] * sizes[:5], X) > 0.8  # under masks
+
+
+@pytest.mark.parametrize("eigensolver", ["gram", "lanczos"])
+def test_users_take_no_seed_in_the_clear(monkeypatch, eigensolver):
+    """Else a server that knows it would know the features."""
+    given = [{"seed": b"0" * 32}] * 3
+    monkeypatch.setattr(Parties, "passed_on", lambda *_: given)
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    strategy = FKKMeans(2, 3, n_features=8, iterations=2, eigensolver=eigensolver)
+    with pytest.raises(PartyFailed, match="'seed' must come from a party, encrypted"):
+        simulate(strategy, [Party(X[m::3]) for m in range(3)])
