@@ -1,0 +1,241 @@
+"""Federated kernel k-means beside a plain NumPy loop: wall time and a user's memory.
+
+``python benchmarks/kernel_kmeans.py``: the rows of mnist (``VFL_FLOWER_DATA``, else
+generated ones of its shape) at five users; both methods in turn, on one thread, paired.
+The plain loop knows all that is pooled, and has no messages, masks or state: for each
+iteration the features of each user, the Gram matrix, its eigenpairs and B, and in the
+end the same distributed k-means. ``--memory`` lets each user be a process of its own
+in place of that, with generated rows, and prints how far its resident memory grew
+(``ru_maxrss``) beyond that of its rows, Python and Flower; ``--profile`` prints where
+the time goes.
+
+    python benchmarks/kernel_kmeans.py --repeats 3
+    python benchmarks/kernel_kmeans.py --memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import logging
+import math
+import multiprocessing
+import os
+import pstats
+import resource
+import statistics
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.supercore.task_identity import TaskIdentity
+from threadpoolctl import threadpool_limits
+
+from vfl_flower import Party
+from vfl_flower.client_app import make_client_app
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.distributed_kmeans import (
+    combine,
+    local_solution,
+    sample,
+    split_budget,
+)
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import FKKMeans
+
+USERS, CLUSTERS, COMPONENTS, CORESET = 5, 10, 20, 1000
+MB = 2**20
+
+
+def data(rows: int, columns: int) -> np.ndarray:
+    """Return mnist's rows in float32, or rows of ten blobs in their place."""
+    folder = os.environ.get("VFL_FLOWER_DATA")
+    if folder and columns == 784:
+        with np.load(Path(folder) / "mnist.npz") as file:
+            return file["X"][:rows]
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((rows, columns), dtype=np.float32)
+    X += rng.standard_normal((10, columns), dtype=np.float32)[
+        rng.integers(10, size=rows)
+    ]
+    return X
+
+
+def strategy(features: int, iterations: int) -> FKKMeans:
+    """Return what is timed; it never ends before the last iteration."""
+    return FKKMeans(
+        CLUSTERS,
+        COMPONENTS,
+        features,
+        iterations,
+        coreset_size=CORESET,
+        subspace_tol=0.0,
+    )
+
+
+def plain_loop(users: list[np.ndarray], D: int, T: int, seed: int) -> list[np.ndarray]:
+    """Return the labels of each user by Algorithm 1 in plain NumPy."""
+    rng = np.random.default_rng(seed)
+    s, k, d = COMPONENTS, CLUSTERS, users[0].shape[1]
+    N = sum(map(len, users))
+    total = sum(X.sum(axis=0, dtype=np.float64) for X in users)
+    squares = sum(np.einsum("ij,ij->", X, X, dtype=np.float64) for X in users)
+    gamma = 1 / (4 * (squares / N - (total / N) @ (total / N)))
+    B = [np.zeros((len(X), 0)) for X in users]
+    for t in range(1, T + 1):
+        eta = 1 / t
+        omega = rng.standard_normal((d, D)) * math.sqrt(2 * gamma)
+        b = rng.uniform(0, 2 * math.pi, D)
+        W = []
+        for X, own in zip(users, B, strict=True):
+            A = math.sqrt(2) * np.cos(X @ omega + b)
+            W.append(np.hstack([math.sqrt(eta / D) * A, math.sqrt(1 - eta) * own]))
+        values, V = np.linalg.eigh(sum(own.T @ own for own in W))
+        values, V = values[::-1], V[:, ::-1]
+        if t == 1:
+            rest = (values.sum() - values[: s + 1].sum()) / (len(values) - s - 1)
+            threshold = max(0.0, values[s] - rest)
+        kept = values > eta * threshold
+        scale = np.sqrt(1 - eta * threshold / values[kept])
+        B = [own @ (V[:, kept] * scale) for own in W]
+    scale = np.sqrt(1 + (1 - eta) * threshold / values[:s])
+    blocks = [RowBlocks(own @ (V[:, :s] * scale)) for own in W]
+    local = [local_solution(H, k, rng) for H in blocks]
+    shares = split_budget(np.array([found.costs.sum() for found in local]), CORESET)
+    parts = [
+        sample(H, found, int(share), rng)
+        for H, found, share in zip(blocks, local, shares, strict=True)
+    ]
+    points, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
+    centers = combine(points, weights, k, rng, 30)
+    return [np.concatenate([assign(h, centers)[0] for h in H]) for H in blocks]
+
+
+# --- Memory of a user ----------------------------------------------------------------
+
+
+def peak() -> float:
+    """Return the largest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
+
+
+def serve(pipe: Connection, index: int, rows: int, columns: int) -> None:
+    """Answer messages until there is none, then say how much memory it took."""
+    rng = np.random.default_rng(index)
+    X = rng.standard_normal((rows, columns), dtype=np.float32)
+    party = Party(X, index=index, name=f"u{index}")
+    app = make_client_app(lambda context: party)
+    context = Context(1, 1000 + index, {}, RecordDict(), {})
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    before = peak()
+    most: dict[str, float] = {}
+    while message := pipe.recv_bytes():
+        arrived = message_from_proto(MessageProto.FromString(message))
+        del message
+        action = arrived.metadata.message_type
+        reply = app(arrived, context)
+        reply.metadata.__dict__["_message_id"] = "reply"
+        pipe.send_bytes(message_to_proto(reply).SerializeToString())
+        del arrived, reply
+        most[action] = max(most.get(action, 0.0), peak() - before)
+    pipe.send((X.nbytes / MB, most))
+
+
+class ProcessGrid(InProcessGrid):
+    """A grid whose parties are processes."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        super().__init__([Party(np.zeros((1, 1))) for _ in pipes])
+        self._pipes = dict(zip(self.get_node_ids(), pipes, strict=True))
+        self._asked: dict[str, Connection] = {}
+
+    def _push(self, message) -> str:
+        self._pushed += 1
+        number = message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
+        pipe = self._pipes[message.metadata.dst_node_id]
+        pipe.send_bytes(message_to_proto(message).SerializeToString())
+        self._asked[number] = pipe
+        return number
+
+    def pull_messages(self, message_ids):
+        """Wait for the replies."""
+        return [
+            message_from_proto(
+                MessageProto.FromString(self._asked.pop(number).recv_bytes())
+            )
+            for number in message_ids
+            if number in self._asked
+        ]
+
+
+def memory(rows: int, columns: int, features: int, iterations: int) -> None:
+    """Print how far the memory of each user grew, by step."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = []
+    for m in range(USERS):
+        ours, theirs = spawn.Pipe()
+        arguments = (theirs, m, rows // USERS, columns)
+        spawn.Process(target=serve, args=arguments, daemon=True).start()
+        pipes.append(ours)
+    strategy(features, iterations).start(ProcessGrid(pipes))
+    for m, pipe in enumerate(pipes):
+        pipe.send_bytes(b"")
+        size, most = pipe.recv()
+        steps = ", ".join(f"{a.split('.')[1]} {v:.0f}" for a, v in most.items())
+        print(f"user {m}: rows {size:.0f} MB, beyond them at most: {steps} MB")
+
+
+def main() -> None:
+    """Time both methods, and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=70_000)
+    parser.add_argument("--columns", type=int, default=784)
+    parser.add_argument("--features", type=int, default=100, help="D")
+    parser.add_argument("--iterations", type=int, default=20, help="T")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--double", action="store_true", help="rows in float64")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    D, T = options.features, options.iterations
+    if options.memory:
+        memory(options.rows, options.columns, D, T)
+        return
+    X = data(options.rows, options.columns)
+    if options.double:
+        X = X.astype(np.float64)
+    users = np.array_split(X, USERS)
+    parties = [Party(rows) for rows in users]
+    shape = f"{len(X):,} x {X.shape[1]} {X.dtype}, {USERS} users, D = {D}, T = {T}"
+    seconds: dict[str, list[float]] = {"plain loop": [], "FKKMeans": []}
+    # Each run warns that it has a seed, which here is meant.
+    logging.getLogger("vfl_flower").setLevel(logging.ERROR)
+    with threadpool_limits(1):
+        if options.profile:
+            profile = cProfile.Profile()
+            with profile:
+                simulate(strategy(D, T), parties, seed=0)
+            pstats.Stats(profile).sort_stats("tottime").print_stats(15)
+            return
+        for seed in range(options.repeats):
+            start = time.perf_counter()
+            plain_loop(users, D, T, seed)
+            middle = time.perf_counter()
+            simulate(strategy(D, T), parties, seed=seed)
+            end = time.perf_counter()
+            seconds["plain loop"].append(middle - start)
+            seconds["FKKMeans"].append(end - middle)
+        pairs = zip(seconds["FKKMeans"], seconds["plain loop"], strict=True)
+        print(f"{shape}: median of {options.repeats}")
+        for name, times in seconds.items():
+            print(f"{name:12} {statistics.median(times):8.2f} s")
+        print(f"ratio        {statistics.median(a / b for a, b in pairs):8.2f}")
+
+
+if __name__ == "__main__":
+    main()

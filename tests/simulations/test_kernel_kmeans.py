@@ -1,0 +1,366 @@
+"""The experiments of federated kernel k-means, on sets that are made here."""
+
+import json
+import logging
+import math
+import os
+
+import numpy as np
+import pytest
+from sklearn.metrics.pairwise import rbf_kernel
+
+from vfl_flower import Party
+from vfl_flower.numerics.kernel_kmeans import pooled_fkkm
+from vfl_flower.simulations import simulate
+from vfl_flower.simulations.kernel_baselines import default_gamma
+from vfl_flower.simulations.kernel_kmeans import (
+    SOLVERS,
+    RowLanczos,
+    Rows,
+    federated,
+    floats,
+    floats_page,
+    interval,
+    kernel_eigenpairs,
+    load,
+    main,
+    needed,
+    nmi,
+    nmi_page,
+    paper_threshold,
+    pooled_draw,
+    recovery,
+    recovery_page,
+    run,
+    slope,
+    uploaded,
+)
+from vfl_flower.simulations.tables import MissingData
+from vfl_flower.strategies import FKKMeans
+
+N, D = 240, 6
+
+
+def quiet(line):
+    """Say nothing."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    logging.getLogger("vfl_flower").setLevel(logging.ERROR)
+    yield
+    logging.getLogger("vfl_flower").setLevel(logging.NOTSET)
+
+
+def blobs(n, k, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(k, size=n)
+    return 4 * rng.normal(size=(k, D))[y] + rng.normal(size=(n, D)), y
+
+
+@pytest.fixture(scope="module")
+def data():
+    X, y = blobs(N, 3)
+    return Rows("blobs", X, y, k=3, s=4, coreset=60, bound=0.4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    for name, k in (("mushrooms", 2), ("mnist", 10), ("covtype", 7)):
+        X, y = blobs(N, k)
+        X[:, 0] = 3  # a constant column
+        np.savez(path / f"{name}.npz", X=(10 * X).astype(np.float32), y=y)
+    return path
+
+
+# --- Data ----------------------------------------------------------------------------
+
+
+def test_data_sets_are_read_and_drawn(folder):
+    digits = load("digits", None, 10_000)
+    assert digits.X.shape == (1797, 64)
+    assert (digits.k, digits.s, digits.coreset) == (10, 20, 1000)
+    small = load("mnist-20k", folder, 100)
+    whole = load("mnist", folder, 10_000)
+    assert (len(small.X), len(whole.X)) == (100, N)
+    drawn = np.random.default_rng(0).permutation(N)[:100]
+    np.testing.assert_array_equal(small.X, whole.X[drawn])
+    np.testing.assert_array_equal(small.y, whole.y[drawn])
+
+
+def test_covtype_is_scaled(folder):
+    X = load("covtype", folder, 10_000).X
+    assert not X[:, 0].any()
+    np.testing.assert_array_equal(X[:, 1:].min(axis=0), 0)
+    np.testing.assert_array_equal(X[:, 1:].max(axis=0), 1)
+
+
+def test_missing_data_are_a_reason(tmp_path):
+    with pytest.raises(MissingData, match=r"there is no mnist\.npz in"):
+        load("mnist-20k", tmp_path, 10)
+
+
+# --- Eigenpairs ----------------------------------------------------------------------
+
+
+def test_eigenpairs_are_those_of_the_whole_matrix():
+    """Two blocks of rows, the second a short one, far from 0."""
+    X, _ = blobs(1100, 5)
+    X += 30
+    K = rbf_kernel(X, gamma=default_gamma(X))
+    values, vectors = kernel_eigenpairs(X, 6)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(K)[::-1][:6], rtol=1e-5)
+    np.testing.assert_allclose(K @ vectors, vectors * values, atol=1e-3)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(6), atol=1e-6)
+
+
+def test_a_matrix_that_does_not_fit_is_a_reason(data):
+    with pytest.raises(MissingData, match="the kernel matrix of 240 rows takes"):
+        kernel_eigenpairs(data.X, 3, max_bytes=2 * N**2 - 1)
+
+
+# --- Recovery ------------------------------------------------------------------------
+
+
+def test_the_curves_are_those_of_the_federated_run(data):
+    """At the users' secret seed the pooled iterate is the embedding of the strategy."""
+    users = [Party(rows) for rows in np.array_split(data.X, 3)]
+    strategy = FKKMeans(3, 4, 8, 5, subspace_tol=0.0, coreset_size=60)
+    model = simulate(strategy, users, seed=1).model
+    draw = pooled_draw(data.X, 8, 36, int(model.parts[0]["seed"], 16))
+    *_, last = pooled_fkkm(draw, 5, 4)
+    H = model.transform(data.X)
+    np.testing.assert_allclose(H @ H.T, last.H @ last.H.T, atol=1e-6)
+
+
+def test_rows_and_columns_give_the_same_iterates(data):
+    draw, rows = pooled_draw(data.X, 8, 36, 3), RowLanczos(N)
+    for t, one in enumerate(pooled_fkkm(draw, 4, 4), start=1):
+        H, steps = rows.step(draw(t), one.eta, one.threshold, 4)
+        np.testing.assert_allclose(H @ H.T, one.H @ one.H.T, atol=1e-5)
+        assert steps >= 4
+
+
+def test_papers_threshold_is_an_eigenvalue_of_the_first_iteration():
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(50, 8))
+    expected = np.linalg.eigvalsh(A @ A.T / 8)[::-1][4]
+    assert paper_threshold(A, 3) == pytest.approx(expected)
+    assert paper_threshold(A, 7) == 0  # there are 8, and the 9th is 0
+
+
+def test_slope_of_a_power_is_its_exponent():
+    """The first point does not count."""
+    t = np.arange(1, 11)
+    curve = 0.4 / t
+    curve[0] = 7
+    assert slope(curve) == pytest.approx(-1)
+    assert math.isnan(slope(curve[:2]))
+
+
+def test_interval_is_students():
+    """Four values of deviation 2 and mean error 1; t(0.975, 3) = 3.182."""
+    values = np.array([[-3.0], [-1.0], [1.0], [3.0]]) * math.sqrt(3 / 5)
+    np.testing.assert_allclose(interval(values), 3.1824, rtol=1e-4)
+    assert np.isnan(interval(values[:1])).all()
+
+
+def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
+    entry = recovery(
+        data, counts=(4, 16), iterations=12, seeds=3, without=16, tell=quiet
+    )
+    kinds = [(c["D"], c["rule"], c["cem"]) for c in entry["curves"]]
+    assert kinds == [
+        (4, "auto", True),
+        (4, "oracle", True),  # the paper's threshold needs k + 2 features
+        (16, "auto", True),
+        (16, "auto", False),
+        (16, "paper", True),
+        (16, "oracle", True),
+    ]
+    for curve in entry["curves"]:
+        errors = np.array(curve["errors"])
+        assert errors.shape == (3, 12)
+        assert len(curve["thresholds"]) == 3
+        mean = errors.mean(axis=0)
+        if curve["rule"] != "auto":  # whose first iteration has more features
+            assert mean[-1] < mean[0]
+        assert curve["largest"] == pytest.approx((mean * np.arange(1, 13)).max())
+    by_kind = dict(zip(kinds, entry["curves"], strict=True))
+    a, b = (by_kind[16, "auto", cem]["errors"] for cem in (True, False))
+    np.testing.assert_allclose(a, b, rtol=0.01)  # of Ritz values near lambda
+    oracle = by_kind[16, "oracle", True]
+    np.testing.assert_allclose(oracle["thresholds"], entry["eigenvalues"][4])
+    page = recovery_page({"blobs": entry})
+    assert "apart at most." in page
+    assert page.count("| without |") == 1
+    assert "0.4 / t" in page
+
+
+# --- Floats --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def counted(data):
+    return floats(data, D=8, iterations=3, tell=quiet)
+
+
+def test_floats_are_those_of_the_formulas(counted):
+    assert list(counted["methods"]) == list(SOLVERS)
+    for name, of in counted["methods"].items():
+        assert of["ledger"] == of["formula"] > 0, name
+
+
+def test_gram_has_a_triangle_a_user_and_iteration(counted):
+    """D_1 = 4 (s + 5) = 36 features first, then 8 beside those of Z_t."""
+    first, second = counted["methods"]["gram"]["ranks"][:2]
+    sizes = [36, 8 + first, 8 + second]
+    assert counted["methods"]["gram"]["ledger"] == 5 * sum(
+        m * (m + 1) // 2 for m in sizes
+    )
+
+
+def test_pooled_counts_are_those_of_theorem_2(counted):
+    counts = [36, 8, 8]
+    with_cem = 5 * sum(
+        q * m for q, m in zip(counted["Q_1"], counted["sizes"], strict=True)
+    )
+    without = sum(q * (N + 5 * c) for q, c in zip(counted["Q_0"], counts, strict=True))
+    assert counted["pooled"]["lanczos"] == with_cem
+    assert counted["pooled"]["without CEM"] == without
+
+
+def test_without_the_ledger_nothing_is_run(data):
+    found = floats(data, D=8, iterations=2, ledger=False, tell=quiet)
+    assert found["methods"] == {}
+    page = floats_page({"blobs": found})
+    assert "ledger" not in page
+    assert "| blobs |" in page
+
+
+# --- NMI -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def entry(data):
+    return nmi(data, seeds=2, quick=True, kind="labels", tell=quiet)
+
+
+def test_each_method_has_a_score_a_seed(entry):
+    families = [of["family"] for of in entry["methods"].values()]
+    assert families == [*["FK"] * 4, *["RFK"] * 10, "CE PCA", "plain", *["central"] * 2]
+    for of in entry["methods"].values():
+        assert len(of["nmi"]) == 2
+        assert all(0 <= score <= 1 for score in of["nmi"])
+    for name in ("SK", "CK"):
+        assert np.mean(entry["methods"][name]["nmi"]) > 0.8
+        assert entry["methods"][name]["floats"] == N * D
+
+
+def test_scores_of_the_strategy_are_by_row(data):
+    """Labels come back user by user, and go to the rows that the user has."""
+    order = np.random.default_rng(0).permutation(N)
+    users = [np.sort(part) for part in np.array_split(order, 3)]
+    one = federated(data, users, 0, n_features=20, iterations=5)
+    assert one["nmi"] > 0.8
+    result = simulate(
+        FKKMeans(3, 4, 20, 5, coreset_size=60),
+        [Party(data.X[rows]) for rows in users],
+        seed=0,
+    )
+    assert one["floats"] == uploaded(result.ledger)
+    assert one["bytes"] == result.ledger.bytes_up
+
+
+def test_without_a_kernel_matrix_there_is_no_ck(data, monkeypatch):
+    def refuse(X, s):
+        raise MissingData("too large")
+
+    monkeypatch.setattr(
+        "vfl_flower.simulations.kernel_kmeans.kernel_eigenpairs", refuse
+    )
+    monkeypatch.setattr(
+        "vfl_flower.simulations.kernel_kmeans.methods", lambda data, quick: {}
+    )
+    found = nmi(data, seeds=1, tell=quiet)
+    assert (found["methods"], found["without CK"]) == ({}, "too large")
+
+
+def test_needed_is_the_cheapest_that_is_as_good():
+    def of(family, floats, *scores):
+        return {"family": family, "floats": floats, "nmi": list(scores)}
+
+    entry = {
+        "methods": {
+            "a": of("FK", 100.0, 0.70, 0.72),
+            "b": of("RFK", 50.0, 0.69, 0.70),  # 0.015 below
+            "c": of("RFK", 400.0, 0.70, 0.71),
+            "d": of("RFK", 250.0, 0.70, 0.705),
+            "e": of("CE PCA", 10.0, 0.5, 0.9),  # 0.7: a hundredth below
+            "f": of("plain", 10.0, 0.5, 0.5),
+        }
+    }
+    assert needed(entry, "a", "RFK") == ("d", 250.0)
+    assert needed(entry, "a", "CE PCA") == ("e", 10.0)
+    assert needed(entry, "a", "plain") == ("", math.inf)
+
+
+def test_page_says_what_is_saved(entry):
+    page = nmi_page({"blobs": entry})
+    rows = [
+        line.split("|")[1:-1] for line in page.splitlines() if "FK k-means," in line
+    ]
+    assert len(rows) == 8  # four settings, in both tables
+    assert "split labels" in page
+
+
+# --- The command ---------------------------------------------------------------------
+
+
+def test_command_writes_json_and_tables(folder, tmp_path, capsys):
+    arguments = ["floats", "--datasets", "mushrooms", "--iterations", "2"]
+    arguments += ["--data-dir", str(folder), "--output-dir", str(tmp_path / "out")]
+    main(arguments)
+    assert sorted(os.listdir(tmp_path / "out")) == [
+        "kernel_kmeans-floats.json",
+        "kernel_kmeans-floats.md",
+    ]
+    found = json.loads((tmp_path / "out" / "kernel_kmeans-floats.json").read_text())
+    assert set(found) == {"settings", "versions", "skipped", "floats"}
+    assert found["floats"]["mushrooms"]["n"] == N
+    told = capsys.readouterr().out
+    assert (tmp_path / "out" / "kernel_kmeans-floats.md").read_text() in told
+
+
+def test_a_table_goes_on_without_a_missing_data_set(folder, tmp_path):
+    (tmp_path / "few").mkdir()
+    os.link(folder / "mushrooms.npz", tmp_path / "few" / "mushrooms.npz")
+    page = run(
+        "recovery",
+        tmp_path,
+        tmp_path / "few",
+        names=("mnist", "mushrooms"),
+        seeds=1,
+        counts=(8,),
+        iterations=3,
+        tell=quiet,
+    )
+    assert "**mnist** was skipped: there is no mnist.npz in" in page
+    assert "### mushrooms" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "99"], "--rows must be at least 100, got 99"),
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--iterations", "0"], "--iterations must be at least 1, got 0"),
+        (["--users", "2"], "--users must be at least 3, got 2"),
+        (["--counts", "5", "0"], "--counts must be at least 1, got 0"),
+    ],
+)
+def test_command_refuses_what_cannot_be(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main(["nmi", *arguments])
+    assert message in capsys.readouterr().err
