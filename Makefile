@@ -44,4 +44,5 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/coresets_scaling.py --n 10000 100000
 	$(PY) benchmarks/partial_products.py --repeats 3
 	$(PY) benchmarks/fdskl_memory.py --rows 20000
+	$(PY) benchmarks/kernel_kmeans.py --rows 10000 --repeats 3
 	$(PY) benchmarks/round_trip.py --repeats 3

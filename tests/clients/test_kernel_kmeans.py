@@ -95,21 +95,23 @@ def test_what_leaves_only_into_a_sum():
 
 def test_only_the_first_user_draws_the_seed():
     first, other = user(0), user(1)
-    reply = client.begin(first, moments_wanted=False)
+    reply = client.begin(first)
     assert list(reply) == ["seed"]
     assert len(reply["seed"]) == 32
     assert first.state["seed"] == reply["seed"].decode()
-    assert client.begin(other, moments_wanted=False) == {}
-    assert client.begin(user(0), moments_wanted=False) == reply  # asked again
-    another = client.begin(user(0, secret=5), moments_wanted=False)
+    assert client.begin(other) == {}
+    assert client.begin(user(0)) == reply  # asked again
+    another = client.begin(user(0, secret=5))
     assert another != reply
 
 
 def test_moments_are_those_of_the_columns():
     own = user()
-    reply = client.begin(own, moments_wanted=True)
+    reply = client.begin(own, columns=True, total=True)
     np.testing.assert_allclose(join_limbs(reply["sum_x"]), own.X.sum(axis=0))
     np.testing.assert_allclose(join_limbs(reply["sum_squares"]), (own.X**2).sum(axis=0))
+    reply = client.begin(own, total=True)
+    np.testing.assert_allclose(join_limbs(reply["sum_squares"]), [(own.X**2).sum()])
 
 
 @pytest.mark.parametrize("size", [1e20, 1e200])
@@ -117,7 +119,7 @@ def test_columns_that_are_too_large(size):
     own = user()
     own.X = own.X * size
     with pytest.raises(PartyError, match=r"must be below 2\^120: scale the columns$"):
-        client.begin(own, moments_wanted=True)
+        client.begin(own, columns=True, total=True)
 
 
 # -- iterations ------------------------------------------------------------------------

@@ -529,7 +529,7 @@ def test_every_step_of_fdskl_is_in_the_tables():
 KERNEL = names("kernel gamma degree offset D D_1")
 SCALING = names("shift scale")
 KERNEL_DOWN = {
-    "kernel_kmeans_begin": (names("moments_wanted"), []),
+    "kernel_kmeans_begin": (names("columns total"), []),
     "kernel_kmeans_gram": (names("t"), [KERNEL, SCALING, names("R")]),
     "kernel_kmeans_product": (
         names("vectors"),

@@ -39,14 +39,19 @@ CACHE_BYTES = 2**26
 
 
 @step("kernel_kmeans_begin", sums=("sum_x", "sum_squares"), secrets=("seed",))
-def begin(party: Party, moments_wanted: bool) -> Values:
-    """Return sums that give gamma; the first user also the seed of the features."""
+def begin(party: Party, columns: bool = False, total: bool = False) -> Values:
+    """Return sums that give gamma; the first user also the seed of the features.
+
+    Those of squares by column or in total, as is asked for.
+    """
     reply: dict[str, Any] = {}
     if party.index == 0:
         party.state["seed"] = party.rng("features").bytes(16).hex()
         reply["seed"] = party.state["seed"].encode()
-    if moments_wanted:
+    if columns or total:
         _, sum_x, sum_squares = moments(party.X)
+        if not columns:
+            sum_squares = sum_squares.sum(keepdims=True)
         reply["sum_x"], reply["sum_squares"] = _limbs(sum_x), _limbs(sum_squares)
     return reply
 

@@ -51,8 +51,10 @@ def default_gamma(kernel: str, N: int, sum_x: Array, sum_squares: Array) -> floa
         One of `KERNELS`.
     N : int
         Number of rows of all users.
-    sum_x, sum_squares : Array of float64, shape (d,)
-        Sums of the columns and of their squares.
+    sum_x : Array of float64, shape (d,)
+        Sums of the columns.
+    sum_squares : Array of float64, shape (d,), or (1,) but for "laplacian"
+        Sums of their squares, by column or over all.
 
     Returns
     -------

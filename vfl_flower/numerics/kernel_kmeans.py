@@ -394,8 +394,10 @@ def gamma(N: int, sum_x: Array, sum_squares: Array) -> float:
     ----------
     N : int
         Number of rows of all users.
-    sum_x, sum_squares : Array of float64, shape (d,)
-        Sums of the columns and of their squares over all users (see `moments`).
+    sum_x : Array of float64, shape (d,)
+        Sums of the columns over all users (see `moments`).
+    sum_squares : Array of float64, shape (d,) or (1,)
+        Sums of their squares, by column or over all.
 
     Returns
     -------
@@ -416,12 +418,13 @@ def gamma(N: int, sum_x: Array, sum_squares: Array) -> float:
     """
     if N < 1 or not (np.isfinite(sum_x).all() and np.isfinite(sum_squares).all()):
         raise ValueError("gamma needs at least one row and finite sums of the columns")
-    square = sum_squares / N
-    variance = square - (sum_x / N) ** 2
+    square, mean = sum_squares / N, (sum_x / N) ** 2
+    variance = square - (mean if len(square) == len(mean) else mean.sum())
     total = float(variance[variance > CONSTANT * square].sum())
     if total <= 0:
         raise ValueError(
-            "gamma needs a column that varies: all are constant, or too far from 0"
+            "gamma needs a column that varies: all are constant, or too far from 0 and "
+            "must be standardized"
         )
     return 1 / (4 * total)
 

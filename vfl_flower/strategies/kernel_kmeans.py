@@ -60,8 +60,8 @@ class FKKMeans(ProtocolStrategy):
     =============  =====================================  ==========================
     hello          name, sizes, digest of column names,   all of it
                    key
-    begin          sums of its columns and of their       the sums over users
-                   squares, masked; the first user a
+    begin          sums of its columns and of squares,    the sums over users
+                   masked; the first user a
                    seed for all others, encrypted
     gram           W_t[m]^T W_t[m], masked                the sum over users
     (T times)
@@ -412,7 +412,8 @@ class FKKMeans(ProtocolStrategy):
         replies = parties.ask(
             "kernel_kmeans_begin",
             sums={"sum_x": LIMB, "sum_squares": LIMB} if wanted else {},
-            moments_wanted=wanted,
+            columns=wanted and (self.standardize or self.kernel == "laplacian"),
+            total=wanted,
         )
         gamma, squares, scaling = self.gamma, 0.0, dict[str, Array]()
         if wanted:
