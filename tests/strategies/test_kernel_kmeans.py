@@ -699,7 +699,8 @@ def test_constant_data(kernel, value):
     federation = split(np.full((30, 2), value))
     sentence, messages = refusal(federation, kernel=kernel)
     assert sentence == (
-        "gamma needs a column that varies: all are constant, or too far from 0 and must be standardized"
+        "gamma needs a column that varies: all are constant, or too far from 0 and "
+        "must be standardized"
     )
     assert messages == 6
     sentence, _ = refusal(federation, kernel=kernel, standardize=True)
