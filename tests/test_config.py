@@ -213,7 +213,7 @@ def test_defaults_that_are_the_strategys_own(name, own):
 def test_key_that_does_not_apply(strategy, key, value):
     with pytest.raises(ValueError, match="does not apply") as caught:
         arguments(strategy, "train", **{key: value})
-    hint = "; set task to 'predict'" if key == "model" else ""
+    hint = "; it needs another task" if key == "model" else ""
     assert str(caught.value) == (
         f"run config {key!r} does not apply to strategy {strategy!r}, got {value!r}"
         + hint

@@ -175,7 +175,10 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
     for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
         assert model.parts is None
         assert (model.missing, model.kept) == ([], False)
-        sentence = "the labels and parts of model fedcba9876543210 lie at the parties"
+        sentence = (
+            "the labels and parts of model fedcba9876543210 lie at the parties, where "
+            "python -m vfl_flower.label labels new rows"
+        )
         with pytest.raises(ValueError, match="lie at the parties") as caught:
             _ = model.labels_
         assert str(caught.value) == sentence
@@ -189,8 +192,7 @@ def test_where_the_clusters_of_a_kernel_are():
     where = "labels and parts are in the parties' state-dirs"
     assert KERNEL_CLUSTERS.note == f"model fedcba9876543210: {where}; without weather"
     assert KERNEL_CLUSTERS_APART.note == (
-        "the labels of model fedcba9876543210 are gone with the run: not all parties "
-        "have a state-dir"
+        "model fedcba9876543210: parties without a state-dir keep no labels"
     )
     assert KERNEL_CLUSTERS.number == "fedcba9876543210"
 

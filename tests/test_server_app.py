@@ -45,6 +45,7 @@ def test_default_of_kernel_learning():
     ((name, strategy),) = made(strategy="fdskl").items()
     assert (name, type(strategy)) == ("train", FDSKL)
     own = {"masking": "circle", "solver": "direct", "seed": None, "test_fraction": 0.2}
+    own |= {"iterations": 32}
     for name, value in strategy.settings().items():
         default = RUN_DEFAULTS.get(name.replace("_", "-"))
         assert value == own.get(name, default), name
@@ -108,7 +109,7 @@ def test_compare_with_a_second_draw():
     [
         (
             {"strategy": "fedavg"},
-            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, got 'fedavg'",
+            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, .*got 'fedavg'",
         ),
         (
             {"sampling": "half"},

@@ -336,7 +336,8 @@ def load_from_context(context: Context) -> Party:
     try:
         source = party_source(context.node_config, context.run_config)
     except ValueError as error:
-        raise PartyError(str(error)) from None
+        name = context.node_config.get("party-name")
+        raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
     party = load_party(source, encoding=_encoding(source, context.run_config))
     party.state_dir = source.state_dir
     party.row_ids = lambda: read_ids(source)

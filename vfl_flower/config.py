@@ -204,7 +204,7 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
             and name not in parameters
             and value != RUN_DEFAULTS[key]
         ):
-            hint = "; set task to 'predict'" if key == "model" else ""
+            hint = "; it needs another task" if key == "model" else ""
             raise ValueError(
                 f"run config {key!r} does not apply to strategy "
                 f"{config['strategy']!r}, got {value!r}{hint}"

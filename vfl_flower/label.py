@@ -41,7 +41,15 @@ def label(model: str, node_config: str, output: Path) -> None:
     """
     from vfl_flower.numerics.kernel_embedding import label_rows
 
-    config = parse_config_args([node_config])
+    try:
+        config = parse_config_args([node_config])
+    except Exception:  # of Flower's command line, whose base differs by version
+        raise ValueError(
+            "node config must be 'key=value key=value' with text values in double "
+            "quotes, as of a SuperNode"
+        ) from None
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise ValueError("output must be a file in a folder that exists")
     if "data" not in config:
         raise ValueError("node config must name the new rows as 'data'")
     source = party_source(config, {})

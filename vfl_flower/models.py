@@ -84,9 +84,11 @@ class Model:
             The file holds another kind of model, or is of a later version.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (zipfile.BadZipFile, zlib.error, EOFError):
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+        except FileNotFoundError:
+            raise
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError):
             raise ValueError("the file is damaged, or no saved model") from None
         kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
         if (kind, version) != (cls.kind, FORMAT):
@@ -398,8 +400,7 @@ class KernelKMeansModel(Model):
         where = (
             f"model {self.model}: labels and parts are in the parties' state-dirs"
             if self.kept
-            else f"the labels of model {self.model} are gone with the run: not all "
-            "parties have a state-dir"
+            else f"model {self.model}: parties without a state-dir keep no labels"
         )
         without = f"; without {', '.join(self.missing)}" if self.missing else ""
         return where + without
@@ -407,6 +408,8 @@ class KernelKMeansModel(Model):
     @property
     def labels_(self) -> list[Array]:
         """Clusters of the rows of training, an array of shape (n_m,) a party.
+
+        Only of those that took part: not of `missing` ones.
 
         Raises
         ------
@@ -441,7 +444,8 @@ class KernelKMeansModel(Model):
     def _parts(self) -> list[dict[str, Any]]:
         if self.parts is None:
             raise ValueError(
-                f"the labels and parts of model {self.model} lie at the parties"
+                f"the labels and parts of model {self.model} lie at the parties, where "
+                "python -m vfl_flower.label labels new rows"
             )
         return self.parts
 
@@ -451,10 +455,11 @@ class KernelKMeansModel(Model):
             raise ValueError(
                 "only a model of split rows, trained with cem, labels new rows"
             )
-        shape = np.shape(X)
-        if len(shape) != 2 or shape[1] != self.n_columns:
+        shape, kind = np.shape(X), np.asarray(X).dtype.kind
+        if len(shape) != 2 or shape[1] != self.n_columns or kind not in "biuf":
             raise ValueError(
-                f"X must be a matrix of {self.n_columns} columns, got shape {shape}"
+                f"X must be a matrix of {self.n_columns} columns of real numbers, got "
+                f"shape {shape} and dtype {np.asarray(X).dtype}"
             )
         return part
 

@@ -137,7 +137,9 @@ class PartySums:
             number = self.frame[f"sum.{name}"]
             # Masks that cancel only where all were told of the same receiver.
             goal = name if to is None else f"{name} to {to}"
-            masks = self.masks if self.parties > 1 else None
+            # One user of a run without masks has nobody to share any with.
+            bare = not own.protects and self.parties == 1
+            masks = None if bare else self.masks
             hidden, count = masked(
                 np.asarray(reply[name]), own, masks, step.action, goal, number
             )

@@ -392,3 +392,20 @@ def test_summary_of_a_subclass(caplog):
     caplog.set_level(logging.INFO, "vfl_flower")
     Trivial(factor=3.0, seed=1).summary()
     assert caplog.messages == ["Trivial(factor=3.0, seed=1)"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        (FKKMeans, "allow_two_parties"),
+        (FKKMeans, "standardize"),
+        (FKKMeans, "cem"),
+        (FKKMeans, "allow_missing"),
+        (FDSKL, "allow_two_parties"),
+        (CoresetVRLR, "allow_two_parties"),
+        (CoresetVRLR, "fit_intercept"),
+    ],
+)
+def test_what_is_true_or_false_is_nothing_else(strategy, name):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got 'no'"):
+        strategy(**{name: "no"})

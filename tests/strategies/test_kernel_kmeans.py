@@ -677,7 +677,8 @@ def test_other_columns():
     federation = [Party(X[:40], name="a"), Party(X[40:], name="b")]
     narrow = [*federation, Party(X[:, :4], name="c")]
     assert refusal(narrow) == (
-        "all parties must hold the same columns: 'a' has 5, 'c' has 4",
+        "all parties must hold the same columns: 'a' has 5, 'c' has 4 (a text column "
+        "becomes one for each of its levels)",
         3,
     )
     columns = ["u", "v", "w", "x", "y"]
@@ -688,7 +689,8 @@ def test_other_columns():
     ]
     assert refusal(swapped) == (
         "all parties must hold the same columns in the same order: the names of 'c' "
-        "differ from those of 'a'",
+        "differ from those of 'a' (a text column becomes one for each of its \"
+        \"levels)\",
         3,
     )
 

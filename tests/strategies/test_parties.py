@@ -323,7 +323,8 @@ def test_names_of_columns_are_compared_where_rows_are_split(clock):
         greet(ours, partition="horizontal")
     assert str(caught.value) == (
         "all parties must hold the same columns in the same order: the names of "
-        "'party-2' differ from those of 'party-0'"
+        "'party-2' differ from those of 'party-0' (a text column becomes one for each "
+        "of its levels)"
     )
     greet(rows_of(3, 4, columns=names) + rows_of(5), partition="horizontal")
     X = np.ones((4, 2))
@@ -333,7 +334,8 @@ def test_names_of_columns_are_compared_where_rows_are_split(clock):
 def test_other_number_of_columns_where_rows_are_split(clock):
     edits = [{"name": "a"}, {"name": "b"}, {"name": "c", "n_columns": 3}]
     assert refusal(edits, partition="horizontal") == (
-        "all parties must hold the same columns: 'a' has 2, 'c' has 3"
+        "all parties must hold the same columns: 'a' has 2, 'c' has 3 (a text column "
+        "becomes one for each of its levels)"
     )
     greet(Edited(some(), edits))
 

@@ -39,7 +39,7 @@ class Party:
     name : str, optional
         What reports and errors call this party; default ``party-<index>``.
     columns : sequence of str, optional
-        Names of the columns of `X`; default ``x0 .. x<d-1>``.
+        Names of the columns of `X`; default: those of a DataFrame, or none.
     index : int, optional
         Place of the party in the run's order, from 0.
     ids_digest : str, optional
@@ -118,6 +118,10 @@ class Party:
 
     def _check(self) -> None:
         who = f"party {self.name!r}" if self.name else "the party"
+        if self.columns is None and hasattr(self.X, "columns"):  # a DataFrame
+            self.columns = self.X.columns
+        if self.columns is not None:
+            self.columns = [str(name) for name in self.columns]
         self.X = np.asarray(self.X)
         if self.X.ndim != 2 or 0 in self.X.shape:
             raise ValueError(

@@ -45,6 +45,11 @@ class InProcessGrid(Grid):
     def __init__(self, parties: Sequence[Party]) -> None:
         if not parties:
             raise ValueError("a run needs parties, got none")
+        for party in parties:
+            if not isinstance(party, Party):
+                raise ValueError(
+                    f"parties must be of class Party, got {type(party).__name__}"
+                )
         run_id = secrets.randbits(62)
         TaskIdentity.run_id = run_id
         TaskIdentity.node_id = 1

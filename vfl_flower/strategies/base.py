@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.ledger import Ledger
 from vfl_flower.models import Model
-from vfl_flower.strategies.exchange import PartyFailed
+from vfl_flower.strategies.exchange import FederationError, PartyFailed
 from vfl_flower.strategies.parties import Parties
 from vfl_flower.typing import Values
 
@@ -213,12 +213,12 @@ class ProtocolStrategy(Strategy):
                 f"num_rounds must be None, got {num_rounds}: the protocol of "
                 f"{type(self).__name__} sets its own number of round trips"
             )
-        if not timeout > 0:
+        if isinstance(timeout, str) or not timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
         self.summary()
         check_seed(self.seed)
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        ledger, missing = Ledger(), dict[int, str]()
+        ledger, missing, failed = Ledger(), dict[int, str](), ""
         while True:
             run = Run(seed, evaluate_fn, list(missing.values()))
             try:
@@ -242,6 +242,14 @@ class ProtocolStrategy(Strategy):
                     raise
                 log.warning("%s; the run begins again without it", failure)
                 missing |= failure.nodes
+                failed = str(failure)
+            except FederationError as error:
+                if not failed:
+                    raise
+                raise FederationError(
+                    f"{error}; before that, {failed}, and the run began again without "
+                    f"{', '.join(missing.values())}"
+                ) from None
         return ProtocolResult(
             arrays=arrays,
             train_metrics_clientapp=run.train_metrics,
@@ -308,6 +316,14 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
+def check_flags(strategy: object, *names: str) -> None:
+    """Raise ``ValueError`` unless these attributes are true or false."""
+    for name in names:
+        value = getattr(strategy, name)
+        if not isinstance(value, (bool, np.bool_)):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ``ValueError`` unless `value` is a finite number of at least `least`."""
     if not least <= value < 1e100:
@@ -333,7 +349,8 @@ def check_positive(name: str, value: float | str, word: str | None = None) -> No
     """Raise ``ValueError`` unless `value` is a positive number or the one word."""
     if value == word:
         return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    kinds = (int, float, np.integer, np.floating)
+    number = isinstance(value, kinds) and not isinstance(value, bool)
     if not number or not 0 < float(value) < math.inf:
         other = f"{word!r} or " if word else ""
         raise ValueError(f"{name} must be {other}a number above 0, got {value!r}")

@@ -29,6 +29,7 @@ from vfl_flower.strategies.base import (
     Run,
     check_at_least,
     check_choice,
+    check_flags,
     check_whole,
 )
 from vfl_flower.strategies.exchange import FederationError
@@ -185,6 +186,7 @@ class CoresetVRLR(CoresetStrategy):
         self.fit_intercept = fit_intercept
         self.max_iter, self.tol, self.batch_size = max_iter, tol, batch_size
         self.allow_two_parties = allow_two_parties
+        check_flags(self, "fit_intercept", "allow_two_parties")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""

@@ -31,6 +31,7 @@ from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
     check_choice,
+    check_flags,
     check_positive,
     check_unchanged,
     check_whole,
@@ -251,6 +252,7 @@ class FDSKL(ProtocolStrategy):
         self.iterations, self.block, self.step = iterations, block, step
         self.schedule, self.test_fraction = schedule, test_fraction
         self.allow_two_parties = allow_two_parties
+        check_flags(self, "allow_two_parties")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on rows held out."""

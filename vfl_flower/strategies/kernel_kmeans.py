@@ -35,6 +35,7 @@ from vfl_flower.strategies.base import (
     Run,
     check_at_least,
     check_choice,
+    check_flags,
     check_positive,
     check_unchanged,
     check_whole,
@@ -113,9 +114,10 @@ class FKKMeans(ProtocolStrategy):
     subspace_tol : float
         Ends the iterations when the subspace turns by less: the sine of the largest
         angle over the root of the step, about twice its distance from that of K. 0:
-        never.
+        never. Data with noise rarely get there before `iterations`.
     coreset_size : int
-        Points that all users send together for k-means, besides their centres.
+        Points that all users send together for k-means, besides their centres; all
+        rows where they are no more.
     degree, offset : int, float
         Of the polynomial kernel.
     standardize : bool
@@ -239,6 +241,7 @@ class FKKMeans(ProtocolStrategy):
         self.standardize, self.cem, self.block_size = standardize, cem, block_size
         self.n_init, self.bits, self.block_bytes = n_init, bits, block_bytes
         self.allow_missing, self.allow_two_parties = allow_missing, allow_two_parties
+        check_flags(self, "standardize", "cem", "allow_missing", "allow_two_parties")
         polynomial = {"degree": degree, "offset": offset}
         angles = {"bits": bits, "block_bytes": block_bytes}
         rows = {
@@ -421,6 +424,12 @@ class FKKMeans(ProtocolStrategy):
             try:
                 if self.standardize:
                     deviation = np.sqrt(variances(N, *sums))
+                    if left_out := np.flatnonzero(deviation == 0).tolist():
+                        log.warning(
+                            "columns %s, counted from 0, take no part: they are "
+                            "constant, or vary too little for their distance from 0",
+                            ", ".join(map(str, left_out[:20])),
+                        )
                     factor = 1 / np.where(deviation > 0, deviation, math.inf)
                     scaling = {"shift": sums[0] / N, "scale": factor}
                     sums = np.zeros(len(factor)), N * (deviation > 0)

@@ -9,7 +9,12 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.models import KernelModel
 from vfl_flower.strategies.angles import MASKINGS, Angles, check_topology
-from vfl_flower.strategies.base import ProtocolStrategy, Run, check_whole
+from vfl_flower.strategies.base import (
+    ProtocolStrategy,
+    Run,
+    check_flags,
+    check_whole,
+)
 from vfl_flower.strategies.exchange import FederationError
 from vfl_flower.strategies.parties import Parties
 from vfl_flower.typing import Values
@@ -71,6 +76,7 @@ class FDSKLPrediction(ProtocolStrategy):
             raise ValueError("model must be the number of a trained model, got none")
         self.model, self.bits, self.block_bytes = model, bits, block_bytes
         self.topology, self.allow_two_parties = topology, allow_two_parties
+        check_flags(self, "allow_two_parties")
 
     def frame(self) -> Values:
         """Return what every message tells: of which model the parties need parts."""

@@ -170,13 +170,15 @@ def _check_columns(
         if columns[0] != columns[1]:
             raise FederationError(
                 f"all parties must hold the same columns: {names[first]!r} has "
-                f"{columns[0]}, {names[node]!r} has {columns[1]}"
+                f"{columns[0]}, {names[node]!r} has {columns[1]} (a text column "
+                "becomes one for each of its levels)"
             )
     for node in named[1:]:
         if replies[node]["columns_digest"] != replies[named[0]]["columns_digest"]:
             raise FederationError(
                 "all parties must hold the same columns in the same order: the names "
-                f"of {names[node]!r} differ from those of {names[named[0]]!r}"
+                f"of {names[node]!r} differ from those of {names[named[0]]!r} (a text "
+                "column becomes one for each of its levels)"
             )
 
 
