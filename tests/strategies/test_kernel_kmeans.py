@@ -689,8 +689,8 @@ def test_other_columns():
     ]
     assert refusal(swapped) == (
         "all parties must hold the same columns in the same order: the names of 'c' "
-        "differ from those of 'a' (a text column becomes one for each of its \"
-        \"levels)\",
+        "differ from those of 'a' (a text column becomes one for each of its "
+        "levels)",
         3,
     )
 
