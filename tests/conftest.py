@@ -34,3 +34,8 @@ def three() -> list[Party]:
 # How long an example takes is the machine's business: see benchmarks/.
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the slow tests: they wait for processes while others compute."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
