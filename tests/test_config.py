@@ -129,6 +129,16 @@ def arguments(name: str, task: str, **config: object) -> dict[str, object]:
         ("fk-kmeans", "train", {"standardize": True, "allow_missing": True}),
         ("fk-kmeans", "train", {"iterations": 7, "n_init": 2, "subspace_tol": 0.5}),
         ("fk-kmeans", "train", {"partition": "vertical", "bits": 32}),
+        ("mufc", "train", {"local_clusters": 3, "box": "0,1", "field": "paper"}),
+        (
+            "mufc",
+            "train",
+            {"gamma": 0.5, "privacy": "none", "server_points": "weighted"},
+        ),
+        ("mufc", "train", {"client_training": "full", "server_state": "/state"}),
+        ("mufc", "unlearn", {"model": MODEL, "forget": "a:1", "lazy_counts": True}),
+        ("mufc", "forget-client", {"model": MODEL, "clients": "a,b"}),
+        ("mufc", "status", {"model": MODEL, "n_parties": 3}),
     ],
 )
 def test_arguments_of_each_strategy(name, task, given):
@@ -143,9 +153,14 @@ def test_each_strategy_and_task_takes_the_defaults():
         ("fdskl", "train"),
         ("fdskl", "predict"),
         ("fk-kmeans", "train"),
+        ("mufc", "train"),
+        ("mufc", "unlearn"),
+        ("mufc", "forget-client"),
+        ("mufc", "status"),
     ]
     for name, task in KINDS:
-        given = {"model": MODEL} if task == "predict" else {}
+        given = {} if task == "train" else {"model": MODEL}
+        given |= {"clients": "a"} if task == "forget-client" else {}
         STRATEGIES[name][task](**arguments(name, task, **given))
 
 
@@ -170,6 +185,7 @@ def test_solver_that_is_not_named_is_the_strategys_own(name, default):
             "fk-kmeans",
             {"iterations": 20, "n_init": 30, "partition": "horizontal"},
         ),
+        ("mufc", {"n_init": 10}),
     ],
 )
 def test_defaults_that_are_the_strategys_own(name, own):
@@ -188,6 +204,11 @@ def test_defaults_that_are_the_strategys_own(name, own):
 @pytest.mark.parametrize(
     ("strategy", "key", "value"),
     [
+        ("mufc", "size", 50),
+        ("mufc", "kernel", "laplacian"),
+        ("mufc", "model", MODEL),
+        ("fk-kmeans", "box", "0,1"),
+        ("fk-kmeans", "server-state", "/state"),
         ("fk-kmeans", "size", 50),
         ("fk-kmeans", "solver", "gram"),
         ("fk-kmeans", "bandwidth", 2.0),
@@ -260,7 +281,8 @@ def test_strategies_of_a_config():
     [
         (
             {"strategy": "x"},
-            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, fk-kmeans, got",
+            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, fk-kmeans, "
+            "mufc, got 'x'",
         ),
         ({"task": "x"}, "task must be one of train for strategy 'coreset-vrlr', got"),
         (
@@ -664,3 +686,12 @@ def test_option_of_data_at_a_node_without_data(key):
     with pytest.raises(ValueError, match="must then have") as caught:
         party_source(SIMULATED | {key: RUN_DEFAULTS[key]}, RUN_DEFAULTS)
     assert str(caught.value) == f"node config has {key!r} and must then have 'data'"
+
+
+def test_what_must_be_forgotten_is_in_no_mean_and_no_level():
+    """A filled value or a column of a level is made of all rows of a party."""
+    node = {"data": "/abs/a.csv", "impute": "median", "one-hot": True}
+    source = party_source(node, {"strategy": "mufc"})
+    assert (source.impute, source.one_hot) == ("none", False)
+    source = party_source(node, {"strategy": "fk-kmeans"})
+    assert (source.impute, source.one_hot) == ("median", True)

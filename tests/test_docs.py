@@ -56,7 +56,7 @@ def test_files_that_documents_name_exist():
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
-@pytest.mark.parametrize("algorithm", ["coresets", "fdskl", "kernel_kmeans"])
+@pytest.mark.parametrize("algorithm", ["coresets", "fdskl", "kernel_kmeans", "mufc"])
 def test_functions_that_the_paper_page_names_exist(algorithm):
     page = (ROOT / f"docs/papers/{algorithm}.md").read_text()
     layers = "numerics|clients|strategies|secure_aggregation"

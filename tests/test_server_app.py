@@ -56,9 +56,40 @@ def test_default_of_kernel_learning():
     [(name, *task) for name, tasks in STRATEGIES.items() for task in tasks.items()],
 )
 def test_each_strategy_by_its_name_and_task(name, task, kind):
-    model = {"model": "0123456789abcdef"} if task == "predict" else {}
-    (strategy,) = made(strategy=name, task=task, **model).values()
+    given = {} if task == "train" else {"model": "0123456789abcdef"}
+    given |= {"clients": "a, b"} if task == "forget-client" else {}
+    (strategy,) = made(strategy=name, task=task, **given).values()
     assert type(strategy) is kind
+    for key, value in given.items():
+        assert getattr(strategy, key) == value
+
+
+@pytest.mark.parametrize("task", ["unlearn", "forget-client", "status"])
+def test_tasks_of_a_model_that_can_forget_name_it(task):
+    given = {"clients": "a"} if task == "forget-client" else {}
+    sentence = "model must be the number of a trained model, got none"
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        made(strategy="mufc", task=task, **given)
+
+
+def test_a_client_to_forget_is_named():
+    with pytest.raises(ValueError, match=r"^clients must name those to forget"):
+        made(strategy="mufc", task="forget-client", model="0123456789abcdef")
+
+
+def test_requests_arrive():
+    (strategy,) = made(
+        strategy="mufc",
+        task="unlearn",
+        model="0123456789abcdef",
+        forget="a:1,2;b:3",
+        lazy_counts=True,
+        server_state="/state",
+    ).values()
+    assert strategy.settings() == {
+        **{"model": "0123456789abcdef", "forget": "a:1,2;b:3", "lazy_counts": True},
+        **{"server_state": "/state", "masking": "ring", "n_parties": 0, "seed": None},
+    }
 
 
 def test_values_arrive():
@@ -109,7 +140,8 @@ def test_compare_with_a_second_draw():
     [
         (
             {"strategy": "fedavg"},
-            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, .*got 'fedavg'",
+            "strategy must be one of coreset-vrlr, coreset-vkmc, fdskl, fk-kmeans, "
+            "mufc, got 'fedavg'",
         ),
         (
             {"sampling": "half"},
@@ -220,6 +252,38 @@ def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
     predicted = np.array([float(value) for _, value in rows[1:]])
     assert len(predicted) == 30
     assert np.mean(predicted == labels[150:]) > 0.8
+
+
+def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
+    """By the model's number, which the report of the training gives."""
+    X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(3, 12, 2))
+    mufc = {"strategy": "mufc", "server-state": str(tmp_path / "server")}
+
+    def run(**config):
+        clients = [
+            Party(own, ids=np.arange(12), name=name, state_dir=tmp_path / name)
+            for own, name in zip(X, "abc", strict=True)
+        ]
+        output = tmp_path / f"runs-{config['task']}"
+        config |= mufc | {"output-dir": str(output)}
+        main(InProcessGrid(clients), context(**config))
+        (report,) = output.glob("*/result.json")
+        ((name, found),) = json.loads(report.read_text())["results"].items()
+        assert name == config["task"]
+        return found
+
+    number = run(task="train")["model"]
+    assert f"model {number}, version 1, can forget" in capsys.readouterr().out
+    for task, more, rows in (
+        ("unlearn", {"forget": "a:1,2;b:3"}, 33),
+        ("forget-client", {"clients": "c"}, 21),
+    ):
+        found = run(task=task, model=number, **more)
+        assert found["model"] == number
+        assert found["metrics"]["1"]["rows"] == rows
+    assert f"model {number}, version 3, can forget" in capsys.readouterr().out
+    kept = (tmp_path / "a" / f"predictions-{number}.csv").read_text().split()
+    assert [line.split(",")[0] for line in kept[1:]] == ["0", *map(str, range(3, 12))]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from vfl_flower import __version__, clients
 from vfl_flower.clients.base import STEPS, Party, PartyError, Step, digest_ids
 from vfl_flower.config import PartySource, party_source
-from vfl_flower.data import load_party, read_ids
+from vfl_flower.data import drop_cache, load_party, read_ids
 from vfl_flower.data.files import who_of
 from vfl_flower.messages import CorruptMessage, digest, pack, unpack
 from vfl_flower.model_parts import (
@@ -166,9 +166,12 @@ def keep_predictions(party: Party, frame: Frame) -> None:
     if party.predictions is None or party.state_dir is None:
         return
     session = f"{frame['session']:016x}"
-    model = frame.get("model", session)  # of this run, if it trains
+    model = frame.get("model", party.model or session)  # or of this run
     name = f"{model}-{session}" if "model" in frame else model
     ids = party.row_ids() if party.row_ids else party.ids
+    if party.predicted is not None:
+        rows = party.predicted.tolist()
+        ids = rows if ids is None else [ids[row] for row in rows]
     write_predictions(
         party.state_dir / f"predictions-{name}.csv",
         ids,
@@ -321,6 +324,11 @@ def kept_part(state: RecordDict) -> dict[str, Any]:
     return _kept(state, "part")
 
 
+def labels_of(state: RecordDict) -> np.ndarray | None:
+    """Return the labels of its rows that a party remembers in the run, if any."""
+    return _kept(state, "after").get("labels")
+
+
 def run_of(state: RecordDict) -> str:
     """Return the number of the run of this state, or of the model that it trains."""
     records: Mapping[str, Any] = state
@@ -341,6 +349,7 @@ def load_from_context(context: Context) -> Party:
     party = load_party(source, encoding=_encoding(source, context.run_config))
     party.state_dir = source.state_dir
     party.row_ids = lambda: read_ids(source)
+    party.drop_cache = lambda: drop_cache(source)
     party.n_parties = source.count or 0
     party.share_rows = source.share_rows
     return party

@@ -74,6 +74,16 @@ RUN_DEFAULTS: dict[str, bool | int | float | str] = {
     "cem": True,
     "block-size": 8,
     "allow-missing": False,
+    "local-clusters": 0,
+    "server-points": "uniform",
+    "client-training": "init",
+    "privacy": "scma",
+    "box": "-0.5,0.5",
+    "field": "hash",
+    "server-state": "",
+    "forget": "",
+    "lazy-counts": False,
+    "clients": "",
 }
 """Every key of the run config with its default, as in ``pyproject.toml``."""
 
@@ -83,7 +93,7 @@ _OR_NUMBER = frozenset({"bandwidth", "regularization", "gamma", "threshold"})
 _OWN = {"solver": "", "partition": "", "iterations": 0, "n_init": 0}
 """Defaults that stand for the strategy's own."""
 
-_SPLIT_ROWS = frozenset({"fk-kmeans"})
+_SPLIT_ROWS = frozenset({"fk-kmeans", "mufc"})
 """Strategies whose parties hold other rows, unless ``partition`` says otherwise."""
 
 _GENERAL = frozenset(
@@ -214,7 +224,14 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
             f"seed must be -1 for task {config['task']!r}, which draws nothing, got "
             f"{config['seed']}"
         )
+    if rows_split(config) and config["standardize"] and "standardize" not in parameters:
+        raise ValueError(
+            "standardize must be false for strategy "
+            f"{config['strategy']!r}, whose box says the scale of columns"
+        )
     known = {key.replace("-", "_"): value for key, value in config.items()}
+    if "server_state" in parameters and not known["server_state"]:
+        known["server_state"] = str(output_dir(config) / "state")
     known["seed"] = None if known["seed"] == -1 else known["seed"]
     known["standardize"] &= rows_split(config)  # of whole columns by the parties
     return {
@@ -280,6 +297,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             "standardize must be in the run config where rows are split: a party knows "
             "mean and deviation of its own rows alone"
         )
+    # What is made of all rows of a party would remember those that it must forget.
+    forgets = run_config.get("strategy") == "mufc"
     return PartySource(
         data=str(chosen["data"]),
         index=number("partition-id"),
@@ -289,8 +308,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         label_column=text(chosen, "label-column"),
         columns=tuple(map(str.strip, columns.split(","))) if columns else None,
         standardize=standardize and not rows,
-        one_hot=flag("one-hot"),
-        impute=text(chosen, "impute") or "mean",
+        one_hot=flag("one-hot") and not forgets,
+        impute="none" if forgets else text(chosen, "impute") or "mean",
         share_rows=number("share-rows"),
         state_dir=Path(state_dir) if state_dir else None,
         rows=rows,

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,16 +118,18 @@ def write_private(target: Path, data: bytes, what: str) -> None:
     """
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # mkstemp gives mode 0600.
-        handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".part")
+        # One name for all writes of a file: the next one removes what a kill has left.
+        temporary = target.with_name(f".{target.name}.part")
+        temporary.unlink(missing_ok=True)
         try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(handle)
             os.replace(temporary, target)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         logger.error("cannot write %s: %s", target, error.strerror)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 import zlib
@@ -501,4 +502,105 @@ class KernelKMeansModel(Model):
             bool(found["kept"]),
             found["missing"].tolist(),
             parts or None,
+        )
+
+
+@dataclass
+class MUFCModel(Model):
+    """Global clusters of a model that can forget.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    version : int
+        1 after training, and one more after each request.
+    cluster_centers_ : Array, shape (K, d)
+        C_s, in the unit of the columns.
+    inertia_ : float
+        Sum of the squared distances of the rows to the centres of their clusters, those
+        of their local centroids.
+    sizes_ : Array of int, shape (K,)
+        Rows in each cluster.
+    kept : bool
+        Whether clients and server have kept what they need to forget.
+    missing : list of str
+        Clients that failed, without which it was trained.
+    labels_ : list of Array, optional
+        Clusters of the rows that were not forgotten, an array a client, where all are
+        in one process.
+    """
+
+    kind: ClassVar[str] = "mufc"
+
+    model: str
+    version: int
+    cluster_centers_: Array
+    inertia_: float = math.nan
+    sizes_: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    kept: bool = False
+    missing: list[str] = field(default_factory=list)
+    labels_: list[Array] | None = field(default=None, repr=False)
+
+    @property
+    def number(self) -> str:
+        """Number under which clients and server keep their state of the model."""
+        return self.model
+
+    @property
+    def note(self) -> str:
+        """Say whether it can forget, and who is missing."""
+        can = (
+            "can forget" if self.kept else "cannot forget: not all have a state folder"
+        )
+        without = f"; without {', '.join(self.missing)}" if self.missing else ""
+        return f"model {self.model}, version {self.version}, {can}{without}"
+
+    def predict(self, X: Array) -> Array:
+        """Return the nearest centre of rows, shape (n,).
+
+        Parameters
+        ----------
+        X : Array, shape (n, d)
+            Rows in the unit of those of training.
+
+        Raises
+        ------
+        ValueError
+            The rows have other columns.
+        """
+        from vfl_flower.numerics.kmeans import assign
+
+        rows = np.asarray(X, dtype=np.float64)
+        d = self.cluster_centers_.shape[1]
+        if rows.ndim != 2 or rows.shape[1] != d:
+            raise ValueError(
+                f"X must be a matrix of {d} columns, got shape {rows.shape}"
+            )
+        return assign(rows, self.cluster_centers_)[0]
+
+    def arrays(self) -> Arrays:
+        """Return the centres, sizes and settings; labels stay where they are."""
+        return {
+            "model": np.array(self.model),
+            "version": np.array(self.version),
+            "centers": self.cluster_centers_,
+            "inertia": np.array(self.inertia_),
+            "sizes": self.sizes_,
+            "kept": np.array(self.kept),
+            "missing": np.array(self.missing, dtype=str),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        found = _plain(arrays)
+        return cls(
+            str(found["model"]),
+            int(found["version"]),
+            found["centers"],
+            float(found["inertia"]),
+            found["sizes"],
+            bool(found["kept"]),
+            found["missing"].tolist(),
         )

@@ -32,10 +32,12 @@ def main(grid: Grid, context: Context) -> None:
     folder = output_dir(config) / started
     folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     results, text = {}, ""
+    # Ids of rows to forget stay in no file.
+    shown = config | ({"forget": "(not kept)"} if config["forget"] else {})
     try:
         for name, strategy in strategies.items():
             results[name] = strategy.start(grid, timeout=config["timeout"])
-            text = write_report(folder, results, config)
+            text = write_report(folder, results, shown)
     finally:
         if not results:
             folder.rmdir()  # nothing was written

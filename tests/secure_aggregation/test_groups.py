@@ -216,7 +216,7 @@ def test_group_by_name():
 
 
 def test_group_refuses_an_unknown_name():
-    names = "ring, plain, circle16, circle32"
+    names = "ring, plain, circle16, circle32, field"
     with pytest.raises(ValueError, match=f"group must be one of {names}, got 'x'"):
         group("x", 1.0, 3)
 
@@ -228,7 +228,7 @@ def test_refuses_a_bad_bound(name, bound):
         group(name, bound, 3)
 
 
-@pytest.mark.parametrize("name", ["ring", "plain", "circle16", "circle32"])
+@pytest.mark.parametrize("name", ["ring", "plain", "circle16", "circle32", "field"])
 @pytest.mark.parametrize("parties", [0, -1])
 def test_refuses_no_parties(name, parties):
     with pytest.raises(ValueError, match="parties must be at least 1, got"):

@@ -15,11 +15,15 @@ from vfl_flower.models import LinearModel
 from vfl_flower.simulations import InProcessGrid, simulate
 from vfl_flower.strategies import (
     FDSKL,
+    MUFC,
     STRATEGIES,
     CoresetVKMC,
     CoresetVRLR,
     FDSKLPrediction,
     FKKMeans,
+    MUFCForgetClient,
+    MUFCStatus,
+    MUFCUnlearn,
 )
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy, Run
 from vfl_flower.strategies.parties import Parties
@@ -53,6 +57,10 @@ SETTINGS: dict[type[ProtocolStrategy], dict[str, Any]] = {
     FDSKL: {"kernel": "laplacian", "bandwidth": 2.5, "masking": "plain", "seed": 8},
     FDSKLPrediction: {"model": "0123456789abcdef", "bits": 32, "n_parties": 3},
     FKKMeans: {"n_clusters": 3, "kernel": "laplacian", "gamma": 0.5, "seed": 8},
+    MUFC: {"n_clusters": 3, "gamma": 0.5, "box": "0,1;2,3", "seed": 8},
+    MUFCUnlearn: {"model": "0123456789abcdef", "forget": "a:1,2;b:3", "seed": 8},
+    MUFCForgetClient: {"model": "0123456789abcdef", "clients": "a,b", "seed": 8},
+    MUFCStatus: {"model": "0123456789abcdef", "n_parties": 3},
 }
 """Arguments other than the default ones, of each strategy."""
 

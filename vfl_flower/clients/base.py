@@ -72,8 +72,14 @@ class Party:
     state : dict
         What the steps of one run remember from message to message: small, since it
         crosses a process with each of them. It stays in the SuperNode's memory.
-    predictions : Array or None, shape (n,)
+    predictions : Array or None, shape (m,)
         What a step leaves here is written to a file in `state_dir`.
+    predicted : Array of int or None, shape (m,)
+        Rows that they are of; None: all.
+    model : str
+        Number of the model that they are by, if it is not that of the run.
+    drop_cache : callable or None
+        Removes the cached copy of its file, which has rows that it must forget.
     row_ids : callable or None
         Returns the ids of the rows where they are not in memory.
 
@@ -103,6 +109,9 @@ class Party:
     part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     predictions: Array | None = field(default=None, init=False, repr=False)
+    predicted: Array | None = field(default=None, init=False, repr=False)
+    model: str = field(default="", init=False, repr=False)
+    drop_cache: Callable[[], None] | None = field(default=None, init=False, repr=False)
     row_ids: Callable[[], Sequence[str] | None] | None = field(
         default=None, init=False, repr=False
     )

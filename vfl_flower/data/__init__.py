@@ -32,8 +32,10 @@ from vfl_flower.data.bundled import (
     BUNDLED,
     from_bundled,
     from_synthetic,
+    ids_of_bundled,
     split_columns,
 )
+from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.encoding import Encoding
 from vfl_flower.data.files import (
     FORMATS,
@@ -110,7 +112,8 @@ def read_ids(source: PartySource) -> list[str] | None:
     Returns
     -------
     list of str, length n, or None
-        None where the data have no id column.
+        None where the data have no id column; of the split rows of a bundled or
+        generated set their numbers in the set.
 
     Raises
     ------
@@ -118,9 +121,16 @@ def read_ids(source: PartySource) -> list[str] | None:
         As :func:`load_party`, as far as the file and its ids go.
     """
     if source.data in BUNDLED or _is_synthetic(source):
-        return None
+        return ids_of_bundled(source)
     path, _ = _party_file(source)
     return ids_of_file(path, source)
+
+
+def drop_cache(source: PartySource) -> None:
+    """Remove the cached copies of a party's file, where it has one."""
+    if source.data not in BUNDLED and not _is_synthetic(source):
+        path, _ = _party_file(source)
+        CacheEntry.of(path, (0, 0), source, False, None).drop()
 
 
 def _is_synthetic(source: PartySource) -> bool:
@@ -150,4 +160,11 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
         raise PartyError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-__all__ = ["BUNDLED", "FORMATS", "load_party", "read_ids", "split_columns"]
+__all__ = [
+    "BUNDLED",
+    "FORMATS",
+    "drop_cache",
+    "load_party",
+    "read_ids",
+    "split_columns",
+]

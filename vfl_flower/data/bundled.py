@@ -146,6 +146,19 @@ def _rows(source: PartySource, values: Array) -> Array:
     return values[index::count]
 
 
+def ids_of_bundled(source: PartySource) -> list[str] | None:
+    """Return the numbers of the party's rows in the set, where rows are split."""
+    if not source.rows:
+        return None
+    if source.data in BUNDLED:
+        import sklearn.datasets
+
+        n = len(getattr(sklearn.datasets, BUNDLED[source.data])().data)
+    else:
+        n = _parse_synthetic(source).n
+    return [str(number) for number in _rows(source, np.arange(n))]
+
+
 @dataclass(frozen=True)
 class _Regression:
     """Parameters of ``synthetic``: n rows, d columns in all."""

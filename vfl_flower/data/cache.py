@@ -85,6 +85,11 @@ class CacheEntry:
             stamp=stamp,
         )
 
+    def drop(self) -> None:
+        """Remove all entries of the same file, whatever its state or the options."""
+        for old in self.folder.glob(f"{self.file}-*"):
+            old.unlink(missing_ok=True)
+
     def _path(self, ending: str) -> Path:
         return self.folder / f"{self.file}-{self.key}{ending}"
 

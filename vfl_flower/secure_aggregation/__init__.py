@@ -12,6 +12,15 @@ from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs, split_limbs
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
 from vfl_flower.secure_aggregation.relay import Relay
+from vfl_flower.secure_aggregation.sparse_sum import (
+    Field,
+    HashMismatchError,
+    MasksDoNotCancelError,
+    PointCollisionError,
+    SparseSum,
+    SparseSumError,
+    TooManyBinsError,
+)
 from vfl_flower.secure_aggregation.trees import (
     TOPOLOGIES,
     Tree,
@@ -28,12 +37,19 @@ __all__ = [
     "LIMB",
     "TOPOLOGIES",
     "Circle",
+    "Field",
     "Group",
+    "HashMismatchError",
+    "MasksDoNotCancelError",
     "PairwiseMasks",
     "Plain",
+    "PointCollisionError",
     "Relay",
     "Ring",
+    "SparseSum",
+    "SparseSumError",
     "Take",
+    "TooManyBinsError",
     "Tree",
     "binary",
     "different_tree",

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from vfl_flower.secure_aggregation.sparse_sum import Field
 from vfl_flower.typing import Array
 
 Take = Callable[[int], bytes]
@@ -379,6 +380,7 @@ GROUPS: dict[str, Callable[[float, int], Group]] = {
     "plain": Plain,
     "circle16": lambda bound, parties: Circle(16, parties),
     "circle32": lambda bound, parties: Circle(32, parties),
+    "field": lambda bound, parties: Field(parties=parties),
 }
 
 
@@ -387,8 +389,8 @@ def group(name: str, bound: float, parties: int) -> Group:
 
     Parameters
     ----------
-    name : {"ring", "plain", "circle16", "circle32"}
-        `Ring`, `Plain`, or `Circle` with 16 or 32 bits a turn.
+    name : {"ring", "plain", "circle16", "circle32", "field"}
+        `Ring`, `Plain`, `Circle` with 16 or 32 bits a turn, or `Field`.
     bound : float
         Largest size of a value; larger ones are clipped and counted. On a circle it
         has no meaning, since angles have no size, and is ignored, whatever it is.

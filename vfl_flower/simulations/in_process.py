@@ -22,10 +22,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from vfl_flower.client_app import kept_part, make_client_app, run_of
+from vfl_flower.client_app import kept_part, labels_of, make_client_app, run_of
 from vfl_flower.clients.base import Party
-from vfl_flower.models import KernelKMeansModel, KernelModel
+from vfl_flower.models import KernelKMeansModel, KernelModel, MUFCModel
 from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy
+from vfl_flower.typing import Array
 
 
 class InProcessGrid(Grid):
@@ -74,6 +75,13 @@ class InProcessGrid(Grid):
         """
         states = [context.state for context in self._contexts.values()]
         return [kept_part(s) for s in states if not model or model == run_of(s)]
+
+    def labels(self) -> list[Array] | None:
+        """Return the labels of its rows that each party remembers in the last run."""
+        states = [context.state for context in self._contexts.values()]
+        found = [labels_of(state) for state in states if run_of(state)]
+        labels = [own for own in found if own is not None]
+        return labels if len(labels) == len(found) else None
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is one run."""
@@ -191,4 +199,6 @@ def simulate(
     if isinstance(result.model, (KernelModel, KernelKMeansModel)):
         parts = grid.parts(result.model.model)
         result.model.parts = parts if parts and all(parts) else None
+    if isinstance(result.model, MUFCModel):
+        result.model.labels_ = grid.labels()
     return result

@@ -274,9 +274,13 @@ class ProtocolStrategy(Strategy):
         names = inspect.signature(type(self)).parameters
         return {name: getattr(self, name) for name in names}
 
+    def shown(self) -> dict[str, Any]:
+        """Return the settings as a log may have them."""
+        return self.settings()
+
     def summary(self) -> None:
         """Log the settings of the strategy."""
-        settings = ", ".join(f"{k}={v!r}" for k, v in self.settings().items())
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.shown().items())
         log.info("%s(%s)", type(self).__name__, settings)
 
     def configure_train(

@@ -301,7 +301,12 @@ class Parties(Sequence[PartyInfo]):
             addends = [self._addend(action, name, j, replies, own) for j in replies]
             self._check_shapes(action, name, addends)
             if one.to is None:
-                result.sums[name] = unmask_sum(addends, own)
+                try:
+                    result.sums[name] = unmask_sum(addends, own)
+                except ValueError as error:
+                    raise FederationError(
+                        f"the sum {name!r} of {action} is damaged: {error}"
+                    ) from None
             else:
                 seal = f"pad {action} {name} {self._round} {self._seal(one)} 0"
                 total = addends[0].copy()

@@ -1,0 +1,102 @@
+"""What tests of clusters that can forget share: clients, and q by its definition."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from vfl_flower import Party
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.mufc import complete
+from vfl_flower.unlearning import ClientState, ServerState
+
+NAMES = [*("north", "south", "west", "east"), *(f"clinic{i}" for i in range(6))]
+
+
+def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
+    """Return clients with rows near three points, ids such as ``north.0``."""
+    rng = np.random.default_rng(seed)
+    middles = rng.uniform(-0.4, 0.4, size=(3, d))
+    found = []
+    for name, n in zip(NAMES, sizes, strict=False):
+        X = middles[rng.integers(3, size=n)] + rng.uniform(-0.08, 0.08, size=(n, d))
+        ids = np.array([f"{name}.{i}" for i in range(n)])
+        found.append(Party(X, ids=ids, name=name, state_dir=Path(folder) / name))
+    return found
+
+
+def centroid_ids(party, model):
+    """Return the ids of a client's drawn rows, in the order drawn."""
+    state = ClientState(party.state_dir, model)
+    names = dict(zip(state.tag(party.ids), party.ids.tolist(), strict=True))
+    return [names[tag] for tag in state.current().centroids]
+
+
+def nearest(X, centroids):
+    """Return of each row the first of its nearest centroids, shape (n,)."""
+    if not len(centroids):
+        return np.zeros(0, int)
+    return ((X[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
+
+
+def plain_bins(points, settings):
+    """Return the bins as Appendix H of the paper has them, shape (m, d)."""
+    lower, upper, gamma = (np.array(settings[k]) for k in ("lower", "upper", "gamma"))
+    top = int(np.ceil((1 / gamma - 1) / 2 - 1e-9))
+    y = (points - (lower + upper) / 2) / (upper - lower)
+    return np.clip(np.rint(y / gamma), -top, top).astype(int) + top
+
+
+def plain_q(points, sizes, settings):
+    """Return {bin: rows} of centroids and their sizes."""
+    q = Counter()
+    for place, size in zip(plain_bins(points, settings), sizes, strict=True):
+        q[tuple(place.tolist())] += int(size)
+    return q
+
+
+def q_of(state):
+    """Return {bin: rows} of the server."""
+    rows = zip(state.bins.tolist(), state.counts.tolist(), strict=True)
+    return {tuple(place): count for place, count in rows}
+
+
+def check(parties, folder, model, gone=(), left=()):
+    """Find the one version everywhere, and q of the rows that stay, or raise.
+
+    Sizes and q are computed anew from the clients' drawn rows.
+    """
+    now, q = ServerState(folder, model).load(), Counter()
+    full = now.settings["client_training"] == "full"
+    for party in parties:
+        state = ClientState(party.state_dir, model)
+        if party.name in left:
+            assert state.left, f"{party.name} has not left"
+            continue
+        own, ids = state.current(), party.ids.tolist()
+        assert own.version == now.version, f"{party.name}: {own.version}"
+        mine = [i for i in gone if i.split(".")[0] == party.name]
+        assert state.removed() == set(state.tag(mine)), f"{party.name}: other removed"
+        stay = state.keep(state.tag(ids))
+        assert not set(mine) & set(np.array(ids)[stay])
+        X, places = party.X[stay], np.array(ids)[stay].tolist()
+        drawn = np.array([places.index(i) for i in centroid_ids(party, model)], int)
+        assert len(set(drawn.tolist())) == len(drawn)
+        centroids, labels = X[drawn], nearest(X, X[drawn])
+        sizes = np.bincount(labels, minlength=len(drawn))
+        assert own.sizes.tolist() == sizes.tolist(), f"{party.name}: other sizes"
+        if full:
+            centroids, labels = complete(RowBlocks(X), drawn)
+            sizes = np.bincount(labels, minlength=len(centroids))
+        q += plain_q(centroids, sizes, now.settings)
+    assert q_of(now) == dict(q), "q is not that of the centroids"
+    stay = [p.name for p in parties if p.name not in left]
+    assert now.clients == stay, f"clients are {now.clients}"
+
+
+def predicted(party, model):
+    """Return the ids in a client's file of clusters."""
+    path = party.state_dir / f"predictions-{model}.csv"
+    with path.open(newline="") as file:
+        return [row[0] for row in csv.reader(file)][1:]

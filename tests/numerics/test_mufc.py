@@ -1,0 +1,581 @@
+"""Seeding that can forget, quantisation and global clusters.
+
+The law of a seeding is computed without error: the draws are replaced by each possible
+choice in turn, with its probability as a fraction, on points of whole coordinates.
+"""
+
+import doctest
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2, kstest
+from sklearn.metrics import pairwise_distances
+
+from vfl_flower.numerics import mufc
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import assign, lloyd
+from vfl_flower.numerics.mufc import (
+    Quantizer,
+    adversarial_order,
+    best_cost,
+    complete,
+    contributions,
+    induced_labels,
+    initialise,
+    local_labels,
+    server_centroids,
+    server_points,
+    surviving,
+)
+
+SMALL = np.array([[0, 0], [1, 0], [0, 3], [9, 1], [2, 7]], float)
+TWINS = np.array([[0, 0], [5, 0], [0, 0], [1, 4], [5, 0]], float)
+K = 3
+
+
+def blocks_of(X, keep=None):
+    return RowBlocks(np.asarray(X, float), rows=keep)
+
+
+def mixture(n=600, d=4, clusters=6, seed=0, spread=8.0):
+    rng = np.random.default_rng(seed)
+    means = spread * rng.standard_normal((clusters, d))
+    return means[rng.integers(clusters, size=n)] + rng.standard_normal((n, d))
+
+
+# --- training and unlearning, in row numbers of all the data --------------------------
+
+
+def remaining(X, removed):
+    return np.delete(np.arange(len(X)), np.asarray(removed, int))
+
+
+def train(X, removed, rng, k=K):
+    """Return the drawn rows of a run on the rows that are not removed."""
+    keep = remaining(X, removed)
+    return keep[initialise(blocks_of(X, keep), k, rng)[0]]
+
+
+def unlearn(X, centroids, removed, rng, k=K):
+    """Return the centroids after a request; `removed` has all rows gone so far."""
+    prefix = surviving(centroids, removed)
+    if len(prefix) == len(centroids):
+        return centroids
+    keep = remaining(X, removed)
+    prefix = np.searchsorted(keep, prefix)
+    return keep[initialise(blocks_of(X, keep), k, rng, prefix)[0]]
+
+
+def unlearn_holes(X, centroids, removed, rng, k=K):
+    """Unlearn wrongly: keep every survivor, draw only what is missing."""
+    keep = remaining(X, removed)
+    survivors = np.searchsorted(keep, centroids[~np.isin(centroids, removed)])
+    return keep[initialise(blocks_of(X, keep), k, rng, survivors)[0]]
+
+
+def unlearn_rerun(X, centroids, removed, rng, k=K):
+    """Unlearn wrongly: run afresh if any centroid is removed, as the published code."""
+    if not np.isin(centroids, removed).any():
+        return centroids
+    return train(X, removed, rng, k)
+
+
+def train_unlearn(X, removed, rng, forget=unlearn, k=K):
+    return forget(X, train(X, [], rng, k), np.asarray(removed), rng, k)
+
+
+class Fork(Exception):
+    """Raised where a run needs a choice that its script does not have."""
+
+
+def exact_law(run, monkeypatch):
+    """Return {sequence of rows: probability} of a run, as fractions.
+
+    Each weight is a whole number below 2^53, so that no sum is rounded.
+    """
+    law, scripts = Counter(), [()]
+    while scripts:
+        script = scripts.pop()
+        state = {"next": 0, "probability": Fraction(1), "open": []}
+
+        def choose(g, size, rng, script=script, state=state):
+            assert size == 1
+            if state["next"] == len(script):
+                state["open"] = np.flatnonzero(g).tolist()
+                raise Fork
+            choice = script[state["next"]]
+            state["next"] += 1
+            state["probability"] *= Fraction(int(g[choice]), int(g.sum()))
+            return np.array([choice])
+
+        monkeypatch.setattr(mufc, "draw", choose)
+        try:
+            outcome = tuple(run().tolist())
+        except Fork:
+            scripts += [(*script, row) for row in state["open"]]
+        else:
+            law[outcome] += state["probability"]
+    monkeypatch.undo()
+    assert sum(law.values()) == 1
+    return law
+
+
+def total_variation(a, b):
+    return sum(abs(a[x] - b[x]) for x in a.keys() | b.keys()) / 2
+
+
+def as_sets(law):
+    sets = Counter()
+    for rows, probability in law.items():
+        sets[frozenset(rows)] += probability
+    return sets
+
+
+# --- exactness ------------------------------------------------------------------------
+
+
+def test_the_law_of_a_fresh_run_by_hand(monkeypatch):
+    """Rows 0, 1, 3 on a line: D^2 from 0 is (1, 9), from 1 (1, 4), from 3 (9, 4)."""
+    law = exact_law(
+        lambda: train(np.array([[0.0], [1], [3]]), [], None, 2), monkeypatch
+    )
+    assert law == {
+        **{(0, 1): Fraction(1, 30), (0, 2): Fraction(9, 30)},
+        **{(1, 0): Fraction(1, 15), (1, 2): Fraction(4, 15)},
+        **{(2, 0): Fraction(9, 39), (2, 1): Fraction(4, 39)},
+    }
+
+
+@pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_unlearning_has_exactly_the_law_of_a_fresh_run(X, size, monkeypatch):
+    """For each set of rows of these sizes; with 3 gone fewer than k rows are left."""
+    for removed in combinations(range(len(X)), size):
+        fresh = exact_law(lambda r=removed: train(X, r, None), monkeypatch)
+        after = exact_law(lambda r=removed: train_unlearn(X, r, None), monkeypatch)
+        assert total_variation(fresh, after) == 0
+
+
+@pytest.mark.parametrize("forget", [unlearn_holes, unlearn_rerun])
+def test_a_wrong_redraw_is_found_out(forget, monkeypatch):
+    """Not even the unordered sets have the right law."""
+    for removed in [(0,), (3,), (3, 4)]:
+        fresh = exact_law(lambda r=removed: train(SMALL, r, None, 2), monkeypatch)
+        after = exact_law(
+            lambda r=removed: train_unlearn(SMALL, r, None, forget, 2), monkeypatch
+        )
+        assert total_variation(as_sets(fresh), as_sets(after)) > Fraction(1, 1000)
+
+
+def test_requests_one_after_another_are_exact(monkeypatch):
+    def run():
+        centroids = train(SMALL, [], None, 2)
+        centroids = unlearn(SMALL, centroids, np.array([3]), None, 2)
+        return unlearn(SMALL, centroids, np.array([3, 0]), None, 2)
+
+    fresh = exact_law(lambda: train(SMALL, [0, 3], None, 2), monkeypatch)
+    assert total_variation(fresh, exact_law(run, monkeypatch)) == 0
+
+
+def test_a_request_that_looked_at_the_centroids_is_not_exact(monkeypatch):
+    """Given that the removed row was the last one drawn, the first ones tell of it."""
+    removed = 3
+
+    def run():
+        centroids = train(SMALL, [], None)
+        after = unlearn(SMALL, centroids, np.array([removed]), None)
+        return after if centroids[-1] == removed else after[:0]
+
+    law = exact_law(run, monkeypatch)
+    del law[()]
+    asked = Counter({rows: p / sum(law.values()) for rows, p in law.items()})
+    fresh = exact_law(lambda: train(SMALL, [removed], None), monkeypatch)
+    assert total_variation(fresh, asked) > Fraction(1, 100)
+
+
+def chi_square(counts, law):
+    """Return the p-value of counts of outcomes under a law."""
+    runs = sum(counts.values())
+    assert counts.keys() <= law.keys()
+    expected = {rows: runs * float(p) for rows, p in law.items()}
+    statistic = sum((counts[rows] - e) ** 2 / e for rows, e in expected.items())
+    return chi2.sf(statistic, len(expected) - 1)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Return the centroids of 20,000 runs on SMALL."""
+    rng = np.random.default_rng(20)
+    return [train(SMALL, [], rng, 2) for _ in range(20_000)]
+
+
+@pytest.mark.parametrize(
+    ("forget", "removed", "fits"),
+    [
+        pytest.param(unlearn, [0], True, id="one"),
+        pytest.param(unlearn, [3], True, id="farthest"),
+        pytest.param(unlearn, [3, 4], True, id="farthest-batch"),
+        pytest.param(unlearn_rerun, [0], False, id="rerun"),
+    ],
+)
+def test_the_real_draws_have_the_law(forget, removed, fits, trained, monkeypatch):
+    """Of the ordered rows; with other seeds a true law fails once in 10^6 times."""
+    fresh = exact_law(lambda: train(SMALL, removed, None, 2), monkeypatch)
+    rng = np.random.default_rng(21)
+    removed = np.array(removed)
+    counts = Counter(
+        tuple(forget(SMALL, centroids, removed, rng, 2).tolist())
+        for centroids in trained
+    )
+    assert bool(chi_square(counts, fresh) > 1e-6) is fits
+
+
+# --- seeding --------------------------------------------------------------------------
+
+
+def test_labels_are_the_nearest_centroids():
+    X = mixture()
+    rows, labels = initialise(RowBlocks(X), 20, np.random.default_rng(0))
+    assert rows.dtype == labels.dtype == np.int64
+    assert len(set(rows.tolist())) == 20
+    np.testing.assert_array_equal(labels, pairwise_distances(X, X[rows]).argmin(1))
+    np.testing.assert_array_equal(labels[rows], np.arange(20))
+
+
+def test_blocks_and_element_type_do_not_matter():
+    X = mixture().astype(np.float32)
+    expected = initialise(RowBlocks(X), 5, np.random.default_rng(0))
+    small = RowBlocks(X.astype(float), block_bytes=256)
+    for got, want in zip(
+        initialise(small, 5, np.random.default_rng(0)), expected, strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+@given(
+    X=st.lists(st.tuples(*[st.integers(-2, 2)] * 2), max_size=12),
+    k=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_each_centroid_is_distinct_and_has_a_row(X, k, seed):
+    X = np.array(X, float).reshape(-1, 2)
+    rows, labels = initialise(RowBlocks(X), k, np.random.default_rng(seed))
+    assert len(rows) == min(k, len({*map(tuple, X)}))
+    assert len(np.unique(X[rows], axis=0)) == len(rows)
+    sizes = np.bincount(labels, minlength=len(rows))
+    assert len(sizes) == len(rows)
+    assert (sizes > 0).all()
+    if len(X):
+        np.testing.assert_array_equal(local_labels(X, X[rows]), labels)
+
+
+def test_subtracting_removed_rows_gives_the_sizes_of_a_new_pass():
+    X = mixture(seed=3)
+    rows, labels = initialise(RowBlocks(X), 7, np.random.default_rng(0))
+    removed = np.setdiff1d(np.arange(0, 600, 7), rows)
+    keep = np.setdiff1d(np.arange(600), removed)
+    assert surviving(rows, removed) is rows
+    same, after = initialise(
+        RowBlocks(X, rows=keep),
+        7,
+        np.random.default_rng(1),
+        np.searchsorted(keep, rows),
+    )
+    np.testing.assert_array_equal(keep[same], rows)
+    left = np.bincount(labels) - np.bincount(
+        local_labels(X[removed], X[rows]), minlength=7
+    )
+    np.testing.assert_array_equal(left, np.bincount(after))
+
+
+def test_survivors_are_those_before_the_first_removed():
+    ids = np.array(["c", "a", "b"])
+    assert surviving(ids, np.array(["b", "a"])).tolist() == ["c"]
+    assert surviving(ids, np.array(["c"])).tolist() == []
+    assert surviving(ids, np.array([], dtype=str)) is ids
+
+
+def test_a_client_without_rows_has_no_centroids():
+    rows, labels = initialise(RowBlocks(np.empty((0, 3))), 4, np.random.default_rng(0))
+    assert rows.shape == labels.shape == (0,)
+    centroids, labels = complete(RowBlocks(np.empty((0, 3))), rows)
+    assert centroids.shape == (0, 3)
+    assert labels.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("k", "prefix", "message"),
+    [
+        (0, None, "k must be at least 1, got 0"),
+        (1, [0, 1], "prefix must have at most k = 1 row"),
+        (2, [5], r"row numbers below 5, got \[5\]"),
+        (2, [-1], r"row numbers below 5, got \[-1\]"),
+        (4, [0, 3, 2], r"distinct values, got \[0, 3, 2\]"),
+    ],
+)
+def test_bad_seedings(k, prefix, message):
+    with pytest.raises(ValueError, match=message):
+        initialise(RowBlocks(TWINS), k, np.random.default_rng(0), prefix)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_missing_values_are_no_rows_to_cluster(value):
+    X = np.array([[0.0], [1.0], [value]])
+    with pytest.raises(ValueError, match="must be finite"):
+        initialise(RowBlocks(X), 1, np.random.default_rng(0))
+
+
+# --- complete client training ---------------------------------------------------------
+
+
+def test_complete_training_is_lloyd_from_the_drawn_rows():
+    X = mixture()
+    rows, _ = initialise(RowBlocks(X), 6, np.random.default_rng(0))
+    centroids, labels = complete(RowBlocks(X), rows)
+    expected = lloyd(RowBlocks(X), X[rows])
+    np.testing.assert_array_equal(centroids, expected)
+    np.testing.assert_array_equal(labels, assign(X, expected)[0])
+
+
+def test_complete_training_drops_empty_clusters_and_stays_in_range(monkeypatch):
+    X = np.full((3, 1), 0.1)  # (0.1 + 0.1 + 0.1) / 3 > 0.1
+    far = np.array([[5.0], [0.1 + 2**-54], [0.3]])
+    monkeypatch.setattr(mufc, "lloyd", lambda blocks, centers: far)
+    centroids, labels = complete(RowBlocks(X), np.array([0]))
+    assert centroids.tolist() == [[0.1]]
+    assert labels.tolist() == [0, 0, 0]
+
+
+# --- quantisation ---------------------------------------------------------------------
+
+
+def unit(gamma, d=1):
+    return Quantizer(np.full(d, -0.5), np.full(d, 0.5), gamma)
+
+
+@pytest.mark.parametrize("B", range(1, 60))
+def test_gamma_of_an_odd_number_of_bins_gives_that_number(B):
+    assert unit(1 / B).n_bins == B + (B % 2 == 0)
+
+
+@given(
+    gamma=st.floats(1e-9, 1),
+    y=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=20),
+)
+def test_bins_are_the_nearest_multiples_of_gamma(gamma, y):
+    """Line 3: |y - gamma a(y)| <= gamma / 2, and the middle is no farther off."""
+    quantizer, y = unit(gamma), np.array(y)[:, None]
+    bins = quantizer.bins(y)
+    assert 0 <= bins.min() <= bins.max() < quantizer.n_bins < 2**quantizer.bits * 2
+    assert quantizer.n_bins <= 2**quantizer.bits
+    a = bins - quantizer.n_bins // 2
+    assert (abs(y - gamma * a) <= gamma / 2 + 1e-15).all()
+    centers = quantizer.centers(bins)
+    assert (abs(y - centers) <= gamma / 2 + 1e-15).all()
+    np.testing.assert_array_equal(quantizer.bins(centers), bins)
+
+
+def test_points_fill_their_bins():
+    """The box has sides 8 and 1; of 5 bins a side the third holds points."""
+    quantizer = Quantizer(np.array([-2.0, 3]), np.array([6.0, 4]), 0.2)
+    points = quantizer.sample(
+        np.array([[2, 2], [0, 4]]), np.array([2000, 3]), np.random.default_rng(0)
+    )
+    assert points.shape == (2003, 2)
+    assert quantizer.bins(points[:2000]).tolist() == [[2, 2]] * 2000
+    assert quantizer.bins(points[2000:]).tolist() == [[0, 4]] * 3
+    # Two p-values: a false alarm at 2 * 10^-6.
+    assert kstest(points[:2000, 0], "uniform", (1.2, 1.6)).pvalue > 1e-6
+    assert kstest(points[:2000, 1], "uniform", (3.4, 0.2)).pvalue > 1e-6
+
+
+def test_outermost_bins_end_at_the_box():
+    quantizer = unit(0.5)
+    assert quantizer.n_bins == 3
+    bins = np.array([[0], [1], [2]])
+    assert quantizer.centers(bins).tolist() == [[-0.375], [0.0], [0.375]]
+    points = quantizer.sample(bins, np.array([99] * 3), np.random.default_rng(0))
+    assert abs(points).max() <= 0.5
+
+
+def test_one_box_for_all_columns_and_a_constant_column():
+    one = Quantizer(np.array(-1.0), np.array(1.0), 0.25)
+    each = Quantizer(np.array([-1.0, -1.0]), np.array([1.0, 1.0]), 0.25)
+    X = np.random.default_rng(0).uniform(-1, 1, (9, 2))
+    np.testing.assert_array_equal(one.bins(X), each.bins(X))
+    flat = Quantizer(np.array([7.0]), np.array([7.0]), 0.25)
+    assert flat.centers(flat.bins(np.array([[7.0]]))).tolist() == [[7.0]]
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "gamma", "message"),
+    [
+        ([0.0], [1.0], 0.0, r"gamma must be in \(0, 1\]"),
+        ([0.0], [1.0], 1.5, "got 1.5"),
+        ([0.0], [1.0], np.nan, "got nan"),
+        ([0.0], [1.0], 1e-30, "2\\^53 bins"),
+        ([0.0], [1.0, 2.0], 0.5, r"got shapes \(1,\) and \(2,\)"),
+        ([[0.0]], [[1.0]], 0.5, r"got shapes \(1, 1\)"),
+        ([2.0], [1.0], 0.5, "lower must be at most upper"),
+        ([-np.inf], [1.0], 0.5, "both finite"),
+        ([0.0], [np.nan], 0.5, "both finite"),
+        ([-1e308], [1.7e308], 0.5, "both finite"),
+    ],
+)
+def test_bad_boxes(lower, upper, gamma, message):
+    with pytest.raises(ValueError, match=message):
+        Quantizer(np.array(lower), np.array(upper), gamma)
+
+
+def test_rows_outside_the_box_name_the_column_and_no_value():
+    quantizer = unit(0.1, d=3)
+    quantizer.check(np.full((2, 3), 0.5))
+    for value in (0.51, -7.25, np.nan, np.inf):
+        X = np.zeros((4, 3))
+        X[2, 1] = value
+        with pytest.raises(ValueError, match="column 1, counted from 0") as error:
+            quantizer.bins(X)
+        assert "agreed box" in str(error.value)
+        assert str(value) not in str(error.value)
+    with pytest.raises(ValueError, match=r"must have the 3 columns .* got 2"):
+        quantizer.check(np.zeros((4, 2)))
+    for bad in (-1, quantizer.n_bins):
+        with pytest.raises(ValueError, match="bins must be from 0 to 10"):
+            quantizer.centers(np.array([[0, bad, 0]]))
+
+
+# --- the server -----------------------------------------------------------------------
+
+
+def test_server_points_carry_the_counts():
+    quantizer, bins = unit(0.1, d=2), np.array([[0, 5], [9, 9], [3, 3]])
+    counts = np.array([1, 70, 400])
+    rng = np.random.default_rng(0)
+    X_s, weights = server_points(quantizer, bins, counts, rng, "weighted")
+    np.testing.assert_array_equal(X_s, quantizer.centers(bins))
+    np.testing.assert_array_equal(weights, counts)
+    X_s, weights = server_points(quantizer, bins, counts, rng)
+    np.testing.assert_array_equal(quantizer.bins(X_s), np.repeat(bins, counts, axis=0))
+    assert weights.tolist() == [1.0] * 471
+
+
+def test_many_rows_become_fewer_points_of_the_same_weight():
+    quantizer, bins = unit(0.1, d=2), np.array([[0, 5], [9, 9], [3, 3]])
+    counts = np.array([1, 2**40, 3 * 2**40])
+    X_s, weights = server_points(
+        quantizer, bins, counts, np.random.default_rng(0), max_bytes=16 * 1000
+    )
+    assert len(X_s) == 1 + 250 + 750
+    bin_of = (quantizer.bins(X_s)[:, None] == bins).all(axis=2).argmax(axis=1)
+    np.testing.assert_allclose(np.bincount(bin_of, weights), counts, rtol=1e-12)
+
+
+def test_server_centroids_of_fewer_points_than_clusters():
+    X_s = np.array([[3.0, 1], [0, 0], [3, 1], [0, 0], [0, 0]])
+    centers = server_centroids(X_s, np.ones(5), 4, np.random.default_rng(0))
+    np.testing.assert_allclose(np.sort(centers, 0), [[0, 0], [3, 1]], atol=1e-15)
+    one = server_centroids(X_s[3:], np.array([2.0, 9]), 5, np.random.default_rng(0))
+    assert one.tolist() == [[0.0, 0.0]]
+
+
+def test_weighted_centroids_by_hand():
+    """Weights 1 and 3 on 0 and 4 have mean 3."""
+    centers = server_centroids(
+        np.array([[0.0], [4], [90]]), np.array([1.0, 3, 5]), 2, np.random.default_rng(0)
+    )
+    np.testing.assert_allclose(np.sort(centers, 0), [[3.0], [90.0]])
+
+
+def test_bad_server_input():
+    rng = np.random.default_rng(0)
+    quantizer, bins = unit(0.1), np.array([[1]])
+    with pytest.raises(ValueError, match="uniform, weighted, got 'even'"):
+        server_points(quantizer, bins, np.array([1]), rng, "even")
+    with pytest.raises(ValueError, match="counts must be at least 1, got 0"):
+        server_points(quantizer, bins, np.array([0]), rng)
+    with pytest.raises(ValueError, match="at least one row among the clients"):
+        server_centroids(np.empty((0, 1)), np.empty(0), 2, rng)
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        server_centroids(np.ones((3, 1)), np.ones(3), 0, rng)
+
+
+# --- global clusters and their cost ---------------------------------------------------
+
+
+def test_the_example_of_appendix_l():
+    """A row nearer to c_1 is in the cluster of c_2, as its local centroid is."""
+    centroids, centers = np.array([[6.0], [0.0]]), np.array([[0.0], [10.0]])
+    X, labels = np.array([[4.0], [6.0], [0.0]]), np.array([0, 0, 1])
+    induced = induced_labels(centroids, labels, centers)
+    assert induced.tolist() == [1, 1, 0]
+    assert contributions(RowBlocks(X), centers, induced).tolist() == [36.0, 16.0, 0.0]
+    assert contributions(RowBlocks(X), centers).tolist() == [16.0, 16.0, 0.0]
+    assert adversarial_order(RowBlocks(X), centers, induced).tolist() == [0, 1, 2]
+    assert adversarial_order(RowBlocks(X), centers).tolist() == [0, 1, 2]
+    none = induced_labels(np.empty((0, 1)), np.empty(0, int), centers)
+    assert contributions(RowBlocks(np.empty((0, 1))), centers, none).shape == (0,)
+
+
+def test_contributions_by_blocks():
+    X = mixture()
+    centers, labels = X[:9], np.random.default_rng(0).integers(9, size=600)
+    distances = pairwise_distances(X, centers, metric="sqeuclidean")
+    blocks = RowBlocks(X, block_bytes=1000)
+    assert blocks.block_rows < 600
+    np.testing.assert_allclose(
+        contributions(blocks, centers), distances.min(axis=1), atol=1e-11
+    )
+    got = contributions(blocks, centers, labels)
+    np.testing.assert_allclose(got, distances[np.arange(600), labels])
+    order = adversarial_order(blocks, centers, labels)
+    assert (np.diff(got[order]) <= 0).all()
+
+
+def test_the_whole_algorithm_comes_close_to_pooled_clustering():
+    """Ten clients of two or three of six clusters, nearly apart: published ratios."""
+    X, rng = mixture(n=3000, spread=3.0), np.random.default_rng(0)
+    truth = assign(X, server_centroids(X, np.ones(3000), 6, rng))[0]
+    clients = np.array_split(np.argsort(truth, kind="stable"), 10)
+    quantizer = Quantizer(X.min(axis=0), X.max(axis=0), 3000**-0.5)
+    best, ratios = best_cost(X, 6, rng), {}
+    for training in ("init", "full"):
+        local = []
+        for rows in clients:
+            blocks = RowBlocks(X, rows=rows)
+            drawn, labels = initialise(blocks, 6, rng)
+            centroids = blocks.take(drawn)
+            if training == "full":
+                centroids, labels = complete(blocks, drawn)
+            local.append((blocks, centroids, labels))
+        bins = np.vstack([quantizer.bins(centroids) for _, centroids, _ in local])
+        counts = np.concatenate([np.bincount(labels) for *_, labels in local])
+        X_s, weights = server_points(quantizer, bins, counts, rng)
+        centers = server_centroids(X_s, weights, 6, rng)
+        induced = [induced_labels(C, labels, centers) for _, C, labels in local]
+        phi = sum(
+            contributions(blocks, centers, labels).sum()
+            for (blocks, *_), labels in zip(local, induced, strict=True)
+        )
+        ratios[training] = phi / best
+    assert 1 <= ratios["full"] < 1.1
+    assert ratios["full"] < ratios["init"] < 1.6
+
+
+# --- the module -----------------------------------------------------------------------
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(mufc).failed == 0
+
+
+def test_a_client_imports_no_scikit_learn():
+    code = "import sys, vfl_flower.numerics.mufc; assert 'sklearn' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

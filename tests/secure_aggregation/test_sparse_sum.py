@@ -1,0 +1,527 @@
+"""Sparse sums: exact, uniform under a mask, and an error in place of a wrong sum."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from vfl_flower.numerics.prime_field import MERSENNE_61, PrimeField
+from vfl_flower.secure_aggregation import (
+    PairwiseMasks,
+    masked,
+    public_key,
+    unmask_sum,
+)
+from vfl_flower.secure_aggregation.sparse_sum import (
+    Field,
+    HashMismatchError,
+    MasksDoNotCancelError,
+    PointCollisionError,
+    SparseSum,
+    SparseSumError,
+    TooManyBinsError,
+)
+
+KEY = bytes(range(16))
+
+
+def total_of(messages, p=MERSENNE_61):
+    return unmask_sum(list(messages), Field(p, parties=len(messages)))
+
+
+def plain_sum(clients):
+    """Return the sum of sparse vectors by a dictionary: bins and counts, in order."""
+    q = {}
+    for bins, counts in clients:
+        for row, count in zip(bins.tolist(), counts.tolist(), strict=True):
+            q[tuple(row)] = q.get(tuple(row), 0) + count
+    return [list(row) for row in sorted(q)], [q[row] for row in sorted(q)]
+
+
+def client_of(rng, code, k, largest=1000):
+    bins = rng.integers(code.n_values, size=(k, code.n_columns))
+    return bins, rng.integers(1, largest, size=k, endpoint=True)
+
+
+def small_code():
+    return SparseSum(2, 3, n_columns=5, n_values=100, key=KEY)
+
+
+def three_clients(code):
+    rng = np.random.default_rng(0)
+    clients = [client_of(rng, code, 2) for _ in range(3)]
+    return clients, sum(int(counts.sum()) for _, counts in clients)
+
+
+# The sum is exact
+
+
+@st.composite
+def federations(draw):
+    field = draw(st.sampled_from(["hash", "paper"]))
+    n_clusters, n_clients = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    n_columns = draw(st.integers(1, 30 if field == "hash" else 7))
+    most = 2**32 if field == "hash" else int(2 ** (60 / n_columns))
+    n_values = draw(st.integers(1, min(most, 2**32)))
+    code = SparseSum(n_clusters, n_clients, n_columns, n_values, KEY, field)
+    # From a small pool, so that clients share bins and have some twice.
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    pool = rng.integers(n_values, size=(draw(st.integers(1, 20)), n_columns))
+    clients = []
+    for _ in range(n_clients):
+        k = draw(st.integers(0, n_clusters))
+        counts = draw(st.lists(st.integers(1, 2**40), min_size=k, max_size=k))
+        bins = pool[rng.integers(len(pool), size=k)]
+        clients.append((bins, np.array(counts, dtype=np.int64)))
+    return code, clients
+
+
+@settings(deadline=None, max_examples=60)
+@given(federations())
+def test_decoded_is_the_plain_sum(federation):
+    code, clients = federation
+    messages = [code.encode(*client) for client in clients]
+    assert {message.shape for message in messages} == {(code.size,)}
+    n = sum(int(counts.sum()) for _, counts in clients)
+    total = total_of(messages)
+    bins, counts = code.decode(total, n)
+    assert (bins.tolist(), counts.tolist()) == plain_sum(clients)
+    assert bins.shape == (len(counts), code.n_columns)
+    again = code.decode(total, 2 * n + 1, exact=False)
+    assert np.array_equal(again[0], bins)
+    assert np.array_equal(again[1], counts)
+
+
+def test_two_thousand_slots():
+    code = SparseSum(20, 100, n_columns=12, n_values=200, key=KEY)
+    rng = np.random.default_rng(1)
+    shared = client_of(rng, code, 20)
+    clients = [client_of(rng, code, 20, 2**40) for _ in range(97)] + 3 * [shared]
+    total = total_of([code.encode(*client) for client in clients])
+    bins, counts = code.decode(total, sum(int(c.sum()) for _, c in clients))
+    assert (bins.tolist(), counts.tolist()) == plain_sum(clients)
+
+
+def test_worked_example():
+    """The settings of [1], Figure 2, K = 2, L = 2, B^d = 4, n = 12, p = 13; by hand.
+
+    Client 1 has 3 rows in bin 1 and 2 in bin 3, client 2 has 4 in bin 3 and 3 in bin
+    4, so q = (3, 0, 6, 3). Modulo 13 the powers i = 0 .. 7 are
+
+        of 3: 1 3 9  1 3  9 1 3
+        of 4: 1 4 3 12 9 10 1 4
+
+    so S^(1) = 3 + 2 * 3^i and S^(2) = 4 * 3^i + 3 * 4^i are
+
+        S^(1): 5  9 8 5 9 8 5  9
+        S^(2): 7 11 6 1 0 1 7 11
+        S:    12  7 1 6 9 9 12 7
+
+    and each S_i with i >= 3 is -(5 S_(i-1) + 6 S_(i-2) + S_(i-3)), since
+    (x - 1) (x - 3) (x - 4) = x^3 + 5 x^2 + 6 x + 1.
+    """
+    code = SparseSum(2, 2, n_columns=2, n_values=2, field="paper", p=13)
+    assert code.size == 8
+    # Bins 1, 2, 3, 4 in the order of their numbers.
+    bins = np.array([[0, 0], [1, 0], [0, 1], [1, 1]])
+    first = code.encode(bins[[0, 2]], np.array([3, 2]))
+    second = code.encode(bins[[2, 3]], np.array([4, 3]))
+    assert first.tolist() == [5, 9, 8, 5, 9, 8, 5, 9]
+    assert second.tolist() == [7, 11, 6, 1, 0, 1, 7, 11]
+
+    z = np.array([4, 12, 0, 7, 1, 9, 3, 6], dtype=np.uint64)
+    group = Field(13, parties=2)
+    sent = group.add(first, z), group.subtract(second, z)
+    assert sent[0].tolist() == [9, 8, 8, 12, 10, 4, 8, 2]
+    assert sent[1].tolist() == [3, 12, 6, 7, 12, 5, 4, 5]
+    total = unmask_sum(sent, group)
+    assert total.tolist() == [12, 7, 1, 6, 9, 9, 12, 7]
+
+    found, counts = code.decode(total, n=12)
+    assert found.tolist() == [[0, 0], [0, 1], [1, 1]]
+    assert counts.tolist() == [3, 6, 3]
+
+
+@pytest.mark.parametrize("field", ["hash", "paper"])
+def test_clients_without_rows(field):
+    code = SparseSum(2, 2, n_columns=3, n_values=4, key=KEY, field=field)
+    empty = code.encode(np.zeros((0, 3), dtype=int), np.zeros(0, dtype=int))
+    assert not empty.any()
+    bins, counts = code.decode(total_of([empty, empty]), n=0)
+    assert bins.shape == (0, 3)
+    assert counts.shape == (0,)
+    one = np.array([[3, 0, 1]]), np.array([7])
+    bins, counts = code.decode(total_of([empty, code.encode(*one)]), n=7)
+    assert (bins.tolist(), counts.tolist()) == plain_sum([one])
+
+
+@pytest.mark.parametrize(
+    ("n_columns", "n_values", "n_words"),
+    [
+        *((1, 1, 1), (60, 2, 1), (61, 2, 2), (784, 193, 105), (2, 2**30, 1)),
+        *((3, 2**30, 2), (15, 2**32, 8), (15, 2**31, 8), (784, 256, 105)),
+    ],
+)
+def test_size_of_a_message(n_columns, n_values, n_words):
+    code = SparseSum(3, 4, n_columns, n_values, KEY)
+    assert code.n_words == n_words == -(-n_columns * code.bits // 60)
+    assert code.size == 2 * 12 + 12 * n_words
+    # All ones, up to the last bit of each word.
+    bins = np.full((1, n_columns), n_values - 1)
+    message = code.encode(bins, np.array([1]))
+    assert message.nbytes == 8 * code.size
+    assert np.array_equal(code.decode(message, 1)[0], bins)
+
+
+# Under a mask
+
+
+def masks_of(parties):
+    private = [bytes([j + 1]) * 32 for j in range(parties)]
+    public = [public_key(key) for key in private]
+    return [PairwiseMasks(key, public, j, 5) for j, key in enumerate(private)]
+
+
+@pytest.mark.parametrize("p", [13, MERSENNE_61])
+def test_masks_cancel_in_the_field(p):
+    group = Field(p, parties=4)
+    rng = np.random.default_rng(2)
+    inputs = rng.integers(p, size=(4, 3000), dtype=np.uint64)
+    messages = [
+        masked(values, group, masks, "action", "name", 0)[0]
+        for values, masks in zip(inputs, masks_of(4), strict=True)
+    ]
+    assert np.array_equal(
+        unmask_sum(messages, group), inputs.astype(object).sum(axis=0) % p
+    )
+
+
+def uniform(cells, n_cells, level=1e-6):
+    """Whether Pearson's test accepts that `cells` are uniform, at the level."""
+    expected = len(cells) / n_cells
+    statistic = np.sum((np.bincount(cells, minlength=n_cells) - expected) ** 2)
+    return statistic / expected < chi2.isf(level, n_cells - 1)
+
+
+def test_one_masked_message_is_uniform():
+    """Pearson's test at level 1e-6 of 256 cells, fixed keys: highest and lowest bits.
+
+    The bare message of a client with one bin and small numbers fails it.
+    """
+    code = SparseSum(10, 100, n_columns=300, n_values=2, key=KEY)
+    message = code.encode(np.zeros((1, 300), dtype=int), np.array([1]))
+    group = Field(parties=3)
+    hidden, _ = masked(message, group, masks_of(3)[1], "action", "name", 0)
+    for shift in (0, 53):
+        assert uniform((hidden >> shift & 255).astype(int), 256)
+    assert not uniform((message >> 53).astype(int), 256)
+    assert len(set(hidden.tolist())) == len(hidden)
+
+
+@pytest.mark.parametrize("p", [13, 2**32 - 5, MERSENNE_61])
+def test_random_elements_are_uniform(p):
+    """Pearson's test at level 1e-6, fixed seed."""
+    rng = np.random.default_rng(3)
+    drawn = Field(p, parties=2).random(rng.bytes, 20000)
+    assert drawn.max() < p
+    n_cells = min(p, 64)
+    assert uniform((drawn.astype(object) * n_cells // p).astype(int), n_cells)
+
+
+@pytest.mark.parametrize("p", [13, MERSENNE_61])
+def test_random_reads_the_stream_in_order_and_no_further(p):
+    """The words p and more are left out; the elements do not depend on the cuts."""
+    words = [3, p, 5, 2**64 - 1, p - 1, p, p, 0, p + 1, 7, 8]
+    stream = np.array(words, dtype="<u8").tobytes()
+    group = Field(p, parties=2)
+    wrapped = [word & (2 ** p.bit_length() - 1) for word in words]
+    accepted = [i for i, word in enumerate(wrapped) if word < p][:5]
+    wanted, last = [wrapped[i] for i in accepted], accepted[-1]
+
+    def reader():
+        read = 0
+
+        def take(n_bytes):
+            nonlocal read
+            read += n_bytes
+            return stream[read - n_bytes : read]
+
+        return take
+
+    at_once = group.random(reader(), 5)
+    assert at_once.tolist() == wanted
+    for cut in range(6):
+        take = reader()
+        parts = [group.random(take, cut), group.random(take, 5 - cut)]
+        assert np.concatenate(parts).tolist() == wanted
+        assert take(8) == stream[8 * last + 8 : 8 * last + 16]
+
+
+def test_settings_change_the_label():
+    groups = [Field(parties=2), Field(parties=3), Field(13, parties=2)]
+    assert len({group.label for group in groups}) == 3
+
+
+def test_group_takes_elements_alone():
+    group = Field(parties=2)
+    fits = np.array([[0, 2**61 - 2]], dtype=np.uint64)
+    assert group.encode(fits)[0] is fits
+    for check in (group.encode, group.decode):
+        with pytest.raises(ValueError, match="must be uint64 elements, got int64"):
+            check(np.array([1]))
+        with pytest.raises(ValueError, match="below p = 2305843009213693951"):
+            check(np.array([2**61 - 1], dtype=np.uint64))
+    with pytest.raises(ValueError, match="parties must be at least 1, got 0"):
+        Field(parties=0)
+    with pytest.raises(ValueError, match="p must be"):
+        Field(12, parties=2)
+
+
+# Never a wrong sum
+
+
+@pytest.mark.parametrize("field", ["hash", "paper"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_missing_message_is_an_error(field, exact):
+    code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
+    clients, n = three_clients(code)
+    group = Field(parties=3)
+    messages = [
+        masked(code.encode(*client), group, masks, "action", "name", 0)[0]
+        for client, masks in zip(clients, masks_of(3), strict=True)
+    ]
+    bins, _ = code.decode(unmask_sum(messages, group), n, exact)
+    assert len(bins) == 6
+    for sent in (messages[:2], [*messages[:2], messages[0]]):
+        with pytest.raises(MasksDoNotCancelError, match=f"add up to .*{n}, got anoth"):
+            code.decode(unmask_sum(sent, group), n, exact)
+
+
+def test_a_bare_message_missing_or_doubled_is_an_error():
+    code = small_code()
+    clients, n = three_clients(code)
+    messages = [code.encode(*client) for client in clients]
+    for sent in (messages[:2], [messages[0], *messages[:2]]):
+        with pytest.raises(MasksDoNotCancelError):
+            code.decode(total_of(sent), n)
+
+
+@pytest.mark.parametrize("field", ["hash", "paper"])
+def test_more_bins_than_slots_are_an_error(field):
+    code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
+    rng = np.random.default_rng(4)
+    clients = [client_of(rng, code, 2) for _ in range(4)]
+    n = sum(int(counts.sum()) for _, counts in clients)
+    total = total_of([code.encode(*client) for client in clients])
+    with pytest.raises(TooManyBinsError, match="must hold at most 6 bins"):
+        code.decode(total, n)
+
+
+def test_a_count_out_of_range_is_an_error():
+    """Counts 5 and -2 add up to 3, and every sum fits them."""
+    code, group = small_code(), Field(parties=2)
+    message = code.encode(np.array([[1] * 5, [2] * 5]), np.array([5, 2]))
+    twice = code.encode(np.array([[2] * 5]), np.array([4]))
+    with pytest.raises(TooManyBinsError, match="a count from 1 to 3"):
+        code.decode(group.subtract(message, twice), n=3)
+
+
+def test_counts_that_add_up_only_modulo_p_are_an_error():
+    code = SparseSum(3, 1, n_columns=1, n_values=4, field="paper", p=13)
+    bins = np.array([[0], [1], [2]])
+    message = code.encode(bins, np.array([9, 9, 4]))  # 22 = 9 modulo 13
+    with pytest.raises(TooManyBinsError):
+        code.decode(message, n=9)
+
+
+def test_a_bin_that_does_not_exist_is_an_error():
+    wider = SparseSum(2, 1, n_columns=2, n_values=10, field="paper")
+    code = SparseSum(2, 1, n_columns=2, n_values=9, field="paper")
+    message = wider.encode(np.array([[9, 9]]), np.array([1]))
+    with pytest.raises(TooManyBinsError):
+        code.decode(message, n=1)
+
+
+def test_two_bins_in_one_slot_are_an_error():
+    """Two sums always fit one point: the hash tells that it is no bin."""
+    code = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
+    rng = np.random.default_rng(5)
+    clients = [client_of(rng, code, 1) for _ in range(2)]
+    n = sum(int(counts.sum()) for _, counts in clients)
+    with pytest.raises(HashMismatchError, match="got 1 of 1 bins"):
+        code.decode(total_of([code.encode(*client) for client in clients]), n)
+
+
+def test_another_key_is_an_error():
+    code, other = small_code(), SparseSum(2, 3, 5, 100, key=bytes(16))
+    clients, n = three_clients(code)
+    total = total_of([code.encode(*client) for client in clients])
+    with pytest.raises(HashMismatchError, match="got 6 of 6 bins"):
+        other.decode(total, n)
+
+
+def test_coordinates_out_of_range_are_an_error():
+    code = small_code()
+    wider = SparseSum(2, 3, 5, 128, KEY)  # as many bits
+    message = wider.encode(np.array([[1, 2, 3, 4, 100]]), np.array([3]))
+    assert wider.decode(message, 3)[0].tolist() == [[1, 2, 3, 4, 100]]
+    with pytest.raises(HashMismatchError):
+        code.decode(message, 3)
+
+
+def test_a_bit_that_belongs_to_no_coordinate_is_an_error():
+    code = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
+    message = code.encode(np.array([[1, 2, 3, 4, 5]]), np.array([3]))
+    message[2] += np.uint64(3 << 50)  # 35 of 60 bits are used
+    with pytest.raises(HashMismatchError):
+        code.decode(message, n=3)
+
+
+@pytest.mark.parametrize("wrong", [[], [4], [3, 4]])
+def test_wrong_points_are_an_error(monkeypatch, wrong):
+    """Not even a wrong root of the minimal polynomial, x - 3, would get through."""
+    code = SparseSum(2, 1, n_columns=1, n_values=10, field="paper")
+    message = code.encode(np.array([[2]]), np.array([5]))
+    points = np.array(wrong, dtype=np.uint64)
+    monkeypatch.setattr(PrimeField, "points_of", lambda *_: points)
+    with pytest.raises(TooManyBinsError):
+        code.decode(message, n=5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 17), st.integers(1, MERSENNE_61 - 1))
+def test_a_changed_message_never_gives_another_sum(place, change):
+    code = small_code()
+    clients, n = three_clients(code)
+    total = total_of([code.encode(*client) for client in clients])
+    assert len(total) == 18
+    difference = np.zeros_like(total)
+    difference[place] = change
+    changed = Field(parties=2).add(total, difference)
+    with pytest.raises(SparseSumError):
+        code.decode(changed, n)
+
+
+def collide(monkeypatch):
+    """Give the bins of one first coordinate one point."""
+    monkeypatch.setattr(
+        SparseSum, "_points", lambda self, bins: (7 + bins[:, 0]).astype(np.uint64)
+    )
+
+
+def test_two_bins_of_a_client_with_one_point_are_an_error(monkeypatch):
+    collide(monkeypatch)
+    code = SparseSum(3, 2, 2, 10, KEY)
+    twins = np.array([[1, 2], [1, 2], [3, 2]])
+    assert code.decode(code.encode(twins, np.ones(3, int)), 3)[1].tolist() == [2, 1]
+    with pytest.raises(PointCollisionError, match="take a new key"):
+        code.encode(np.array([[1, 2], [1, 3]]), np.ones(2, int))
+
+
+def test_bins_of_two_clients_with_one_point_are_an_error(monkeypatch):
+    collide(monkeypatch)
+    code = SparseSum(2, 2, 2, 10, KEY)
+    messages = [
+        code.encode(np.array([[1, 2], [2, 2]]), np.array([5, 1])),
+        code.encode(np.array([[1, 3]]), np.array([4])),
+    ]
+    with pytest.raises(HashMismatchError, match=r"got 1 of 2 .* a new key cures"):
+        code.decode(total_of(messages), 10)
+
+
+# Points
+
+
+def test_points_depend_on_the_key_and_the_bin():
+    bins = np.array([[1, 2], [2, 1], [1, 2]])
+    points = [SparseSum(3, 1, 2, 10, key)._points(bins) for key in (KEY, bytes(16))]
+    assert points[0][0] == points[0][2] != points[0][1]
+    assert not set(points[0].tolist()) & set(points[1].tolist())
+
+
+def test_points_are_uniform():
+    """Pearson's test at level 1e-6 of 64 cells, fixed key."""
+    code = SparseSum(1, 1, 1, 2**16, KEY)
+    points = code._points(np.arange(20000)[:, None])
+    assert points.min() > 0
+    assert points.max() < MERSENNE_61
+    assert uniform((points >> 55).astype(int), 64)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"n_clusters": 0}, "n_clusters must be at least 1, got 0"),
+        ({"n_clients": 0}, "n_clients must be at least 1, got 0"),
+        ({"n_columns": -1}, "n_columns must be at least 1, got -1"),
+        ({"n_values": 0}, "n_values must be at least 1, got 0"),
+        ({"n_values": 2**32 + 1}, r"n_values must be at most 2\^32, got"),
+        ({"key": b"short"}, "key must have 16 bytes, got 5"),
+        ({"p": 13}, r"p must be 2\^61 - 1 for field=\"hash\", got 13"),
+        ({"p": 12, "field": "paper"}, "p must be"),
+        ({"field": "other"}, "field must be hash or paper, got 'other'"),
+        ({"field": "paper", "n_columns": 10}, r"below p = .*, got 100\^10"),
+        ({"field": "paper", "n_columns": 10**9}, r"got 100\^1000000000"),
+        ({"field": "paper", "n_columns": 1, "p": 97}, r"below p = 97 .* got 100\^1"),
+    ],
+)
+def test_settings_must_fit(change, match):
+    with pytest.raises(ValueError, match=match):
+        SparseSum(
+            **{"n_clusters": 2, "n_clients": 3, "n_columns": 5, "n_values": 100}
+            | {"key": KEY}
+            | change
+        )
+
+
+BINS, COUNTS = [[1, 2, 3, 4, 5], [0, 0, 0, 0, 99]], [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("bins", "counts", "match"),
+    [
+        (BINS[0], COUNTS, r"bins must have shape \(k, 5\), got \(5,\)"),
+        ([[1, 2]], [1], r"bins must have shape \(k, 5\), got \(1, 2\)"),
+        (2 * BINS, 2 * COUNTS, "bins must be at most n_clusters = 2, got 4"),
+        (BINS, [3], r"counts must have shape \(2,\), got \(1,\)"),
+        (np.array(BINS, float), COUNTS, "must be integers, got float64, int64"),
+        (BINS, [3.0, 4.0], "must be integers, got int64, float64"),
+        ([[0, 0, 0, 0, 100]], [1], "coordinates from 0 to 99, got others"),
+        ([[0, 0, 0, 0, -1]], [1], "coordinates from 0 to 99, got others"),
+        (BINS, [3, 0], "counts must be from 1 to"),
+        (BINS, [3, -1], "counts must be from 1 to"),
+        (BINS, [3, 2**61 - 1], "counts must be from 1 to"),
+    ],
+)
+def test_input_of_a_client_must_fit(bins, counts, match):
+    with pytest.raises(ValueError, match=match):
+        small_code().encode(np.array(bins), np.array(counts))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64])
+def test_integers_of_any_type(dtype):
+    code = SparseSum(*map(np.int64, (2, 3, 5)), n_values=np.int64(2**32), key=KEY)
+    assert code.bits == 32
+    message = code.encode(np.array(BINS, dtype), np.array(COUNTS, dtype))
+    bins, counts = code.decode(message, np.int64(7))
+    assert bins.tolist() == BINS[::-1]
+    assert counts.tolist() == [4, 3]
+
+
+def test_input_of_the_server_must_fit():
+    code = small_code()
+    total = code.encode(np.array(BINS), np.array(COUNTS))
+    assert code.decode(total, 7)[1].tolist() == [4, 3]
+    with pytest.raises(ValueError, match=r"total must have shape \(18,\), got \(17,\)"):
+        code.decode(total[1:], 7)
+    with pytest.raises(ValueError, match="must be uint64 elements, got float64"):
+        code.decode(total.astype(float), 7)
+    with pytest.raises(ValueError, match="must be elements below p"):
+        code.decode(total | np.uint64(2**63), 7)
+    for n in (-1, MERSENNE_61):
+        with pytest.raises(ValueError, match=f"n must be from 0 to .* got {n}"):
+            code.decode(total, n)

@@ -1,0 +1,1419 @@
+"""Clusters that can forget, as whole runs: results, requests, files, what is seen."""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from forgetting import (
+    centroid_ids,
+    check,
+    federation,
+    nearest,
+    plain_q,
+    predicted,
+    q_of,
+)
+from scipy.stats import chi2
+from transcripts import Recorder, found, is_uniform, patterns
+
+from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.client_app import load_from_context, make_client_app
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import weighted_kmeans
+from vfl_flower.numerics.mufc import complete, initialise
+from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.server_app import main
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies.mufc import parse_box, parse_requests
+from vfl_flower.unlearning import ClientState, ServerState
+
+MODEL = "0123456789abcdef"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "server"
+
+
+@pytest.fixture
+def clients(tmp_path):
+    return federation(tmp_path)
+
+
+def train(parties, folder, seed=1, **settings):
+    """Train; return the result."""
+    settings = {"n_clusters": 3, "gamma": 0.01, "n_init": 2} | settings
+    return simulate(MUFC(**settings, server_state=folder), parties, seed=seed)
+
+
+def forget(parties, folder, model, requests="", seed=None, **settings):
+    """Ask to forget rows; return the result."""
+    strategy = MUFCUnlearn(model, requests, server_state=folder, **settings)
+    return simulate(strategy, parties, seed=seed)
+
+
+def files(*folders):
+    """Return the bytes of all files, but those with predictions."""
+    paths = [p for f in folders for p in sorted(Path(f).rglob("*")) if p.is_file()]
+    return {p: p.read_bytes() for p in paths if "predictions" not in p.name}
+
+
+def without(party, ids):
+    """Return the client after rows were taken out of its data."""
+    stay = ~np.isin(party.ids, list(ids))
+    return Party(
+        party.X[stay], ids=party.ids[stay], name=party.name, state_dir=party.state_dir
+    )
+
+
+def ordinary(party, model, count=1):
+    """Return ids of rows that are no centroids."""
+    drawn = centroid_ids(party, model)
+    return [i for i in party.ids.tolist() if i not in drawn][:count]
+
+
+# -- training --------------------------------------------------------------------------
+
+
+def stream(seed, *names):
+    """Return the generator of a client, (index, name), or of the server."""
+    entropy = [seed, *(n if isinstance(n, int) else zlib.crc32(n) for n in names)]
+    return np.random.default_rng(np.random.SeedSequence(entropy))
+
+
+def global_centers(q, points, settings, seed):
+    """Return C_s by lines 5 to 7 of Algorithm 1, or of 5 from (centroids, sizes)."""
+    rng = stream(seed, b"server", b"k-means")
+    bins = np.array(sorted(q))
+    counts = np.array([q[tuple(place)] for place in bins.tolist()])
+    width = np.array(settings["upper"]) - np.array(settings["lower"])
+    top = np.ceil((1 / settings["gamma"] - 1) / 2 - 1e-9)
+    low, high = (
+        np.clip(settings["gamma"] * (bins - top + side), -0.5, 0.5)
+        for side in (-0.5, 0.5)
+    )
+    if settings["privacy"] == "none":
+        X_s = np.concatenate([centroids for centroids, _ in points])
+        weights = np.concatenate([sizes for _, sizes in points]).astype(float)
+    elif settings["server_points"] == "weighted":
+        X_s, weights = (low + high) / 2, counts.astype(float)
+    else:
+        X_s = np.repeat(low, counts, axis=0) + rng.random(
+            (counts.sum(), len(bins[0]))
+        ) * np.repeat(high - low, counts, axis=0)
+        weights = np.ones(len(X_s))
+    if settings["privacy"] == "scma":
+        X_s = X_s * width + (np.array(settings["lower"]) + width / 2)
+    k = len(initialise(RowBlocks(X_s), settings["n_clusters"], rng)[0])
+    return weighted_kmeans(X_s, k, weights, rng, settings["n_init"])[0]
+
+
+def reference(parties, settings, seed):
+    """Return drawn rows, q, centres, labels and objective by Algorithm 1 on all rows.
+
+    With the draws of the run: the generators of the clients and of the server.
+    """
+    q, drawn, points, own = {}, [], [], []
+    for index, party in enumerate(parties):
+        rows, _ = initialise(
+            RowBlocks(party.X),
+            settings["local_clusters"],
+            stream(seed, index, b"centroids"),
+        )
+        centroids = party.X[rows]
+        if settings["client_training"] == "full":
+            centroids, _ = complete(RowBlocks(party.X), rows)
+        labels = nearest(party.X, centroids)
+        sizes = np.bincount(labels, minlength=len(centroids))
+        drawn.append(party.ids[rows].tolist())
+        points.append((centroids, sizes))
+        own.append(labels)
+        for place, count in plain_q(centroids, sizes, settings).items():
+            q[place] = q.get(place, 0) + count
+    centers = global_centers(q, points, settings, seed)
+    labels = [
+        nearest(centroids, centers)[mine]
+        for (centroids, _), mine in zip(points, own, strict=True)
+    ]
+    cost = sum(
+        ((party.X - centers[mine]) ** 2).sum()
+        for party, mine in zip(parties, labels, strict=True)
+    )
+    return drawn, q, centers, labels, cost
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings"),
+    [
+        ((20, 11), {}),
+        ((20, 11), {"server_points": "weighted"}),
+        ((20, 11), {"client_training": "full"}),
+        ((20, 11), {"privacy": "none"}),
+        ((20, 11), {"privacy": "none", "client_training": "full"}),
+        ((20, 11, 3), {"field": "paper"}),
+        ((20, 11, 3), {"gamma": "auto"}),
+        ((20, 30), {"local_clusters": 2, "n_clusters": 5}),
+        ((20, 30), {"local_clusters": 6, "n_clusters": 2, "client_training": "full"}),
+        ((1, 40, 2, 1), {"n_clusters": 4}),
+        ((1, 1), {"n_clusters": 4}),
+        ((9, 1), {"gamma": 1.0, "server_points": "weighted"}),
+        (range(3, 13), {"n_clusters": 4}),
+        ((8, 8), {"box": "-1,1;-0.5,2"}),
+    ],
+)
+def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
+    """With the same draws: drawn rows, q, centres, labels and objective."""
+    clients = federation(tmp_path, sizes)
+    result = train(clients, folder, seed=5, **settings)
+    model = result.model
+    now = ServerState(folder, model.model).load()
+    if settings.get("gamma") == "auto":
+        assert now.settings["gamma"] == 1 / np.sqrt(sum(sizes))
+    drawn, q, centers, labels, cost = reference(clients, now.settings, 5)
+    assert [centroid_ids(party, model.model) for party in clients] == drawn
+    assert q_of(now) == q
+    np.testing.assert_allclose(model.cluster_centers_, centers, rtol=1e-12)
+    np.testing.assert_array_equal(now.centers, model.cluster_centers_)
+    for mine, expected in zip(model.labels_, labels, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+    assert model.inertia_ == pytest.approx(cost, rel=1e-9)
+    k = len(centers)
+    all_labels = np.concatenate(labels)
+    assert model.sizes_.tolist() == np.bincount(all_labels, minlength=k).tolist()
+    counted = {"version": 1, "clients": len(sizes), "rows": sum(sizes)}
+    assert result.metrics == counted | {"inertia": model.inertia_}
+    assert result.ledger.round_trips == 3
+    check(clients, folder, model.model)
+    for party, mine in zip(clients, model.labels_, strict=True):
+        assert predicted(party, model.model) == party.ids.tolist()
+        lines = (party.state_dir / f"predictions-{model.model}.csv").read_text()
+        found = [int(line.split(",")[1]) for line in lines.split()[1:]]
+        assert found == mine.tolist()
+
+
+def test_clients_with_few_distinct_rows(tmp_path, folder):
+    """Equal rows are one centroid, of the same count."""
+    clients = federation(tmp_path, (8, 8, 8))
+    clients[0].X = np.repeat(clients[0].X[:2], 4, axis=0)
+    clients[1].X = np.repeat(clients[1].X[:1], 8, axis=0)
+    result = train(clients, folder, n_clusters=4)
+    check(clients, folder, result.model.model)
+    drawn = [len(centroid_ids(party, result.model.model)) for party in clients]
+    assert drawn == [2, 1, 4]
+    # A twin of a centroid, then the centroid itself, whose other twin is drawn again.
+    (one,) = centroid_ids(clients[1], result.model.model)
+    twin = next(i for i in clients[1].ids.tolist() if i != one)
+    model = result.model.model
+    forget(clients, folder, model, {"south": [twin]})
+    assert centroid_ids(clients[1], model) == [one]
+    forget(clients, folder, model, {"south": [one]})
+    check(clients, folder, model, [one, twin])
+
+
+def test_fewer_bins_than_clusters_give_fewer_centres(tmp_path, folder):
+    clients = federation(tmp_path, (8, 8))
+    for party in clients:
+        party.X = party.X * 0
+    model = train(clients, folder, server_points="weighted").model
+    assert model.cluster_centers_.tolist() == [[0.0, 0.0]]
+    assert model.sizes_.tolist() == [16]
+    assert [mine.tolist() for mine in model.labels_] == [[0] * 8] * 2
+
+
+@pytest.mark.parametrize("training", ["init", "full"])
+@pytest.mark.parametrize("other", [{"privacy": "none"}, {"field": "paper"}])
+def test_scma_is_the_plain_sum_and_fields_are_the_same(
+    clients, folder, other, training
+):
+    """Bins and counts, bit by bit; after requests too."""
+    found = []
+    for settings in ({}, other):
+        model = train(clients, folder, client_training=training, **settings).model.model
+        state = ServerState(folder, model)
+        first = state.load()
+        gone = [*centroid_ids(clients[0], model)[1:], *ordinary(clients[1], model)]
+        requests = {"north": gone[:-1], "south": gone[-1:]}
+        forget(clients, folder, model, requests, seed=3)
+        found.append((first, state.load()))
+        check(clients, folder, model, gone)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one.bins, two.bins)
+        np.testing.assert_array_equal(one.counts, two.counts)
+        if "field" in other:
+            np.testing.assert_array_equal(one.centers, two.centers)
+
+
+def test_without_state_folders_nothing_is_kept(tmp_path, folder, clients):
+    for party in clients:
+        party.state_dir = None
+    model = train(clients, folder).model
+    assert not model.kept
+    assert "cannot forget" in model.note
+    assert list(tmp_path.rglob("*")) == []
+    assert [len(mine) for mine in model.labels_] == [14, 9, 6]
+    model = train(federation(tmp_path), None).model
+    assert not model.kept
+
+
+def test_draws_are_private_without_a_seed(clients, folder):
+    """And two runs of one seed are the same, in two models."""
+    same = [train(clients, folder, seed=3).model for _ in range(2)]
+    assert same[0].model != same[1].model
+    np.testing.assert_array_equal(same[0].cluster_centers_, same[1].cluster_centers_)
+    drawn = {
+        tuple(centroid_ids(clients[0], train(clients, folder, seed=None).model.model))
+        for _ in range(3)
+    }
+    assert len(drawn) == 3
+
+
+# -- forgetting rows -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"client_training": "full"},
+        {"privacy": "none"},
+        {"local_clusters": 1},
+        {"server_points": "weighted", "field": "paper"},
+    ],
+)
+def test_requests_in_several_runs(clients, folder, settings):
+    """Several clients, batches, in the run config and in the clients' own files."""
+    model = train(clients, folder, **settings).model.model
+    north, south, west = clients
+    old = centroid_ids(north, model)
+    gone = [*ordinary(north, model, 2), *ordinary(south, model)]
+    text = f"north:{gone[0]}, {gone[1]};south:{gone[2]}"
+    result = forget(clients, folder, model, text)
+    assert result.metrics["removed"] == 3
+    assert result.metrics["changed"] == 1
+    assert (result.metrics["version"], result.metrics["rows"]) == (2, 26)
+    assert result.ledger.round_trips == 3
+    assert centroid_ids(north, model) == old  # no centroid was asked for
+    check(clients, folder, model, gone)
+
+    last, first = old[-1], centroid_ids(south, model)[0]
+    (west.state_dir / "forget.txt").write_text(f"\n  {ordinary(west, model)[0]} \n\n")
+    (north.state_dir / "forget.txt").write_text(f"{last}\n{gone[0]}\n")
+    gone += [last, first, *ordinary(west, model)]
+    result = forget(clients, folder, model, {"south": [first]})
+    assert result.metrics["removed"] == 3
+    assert centroid_ids(north, model)[: len(old) - 1] == old[:-1]
+    check(clients, folder, model, gone)
+    assert not list(folder.parent.rglob("forget.txt"))
+    for party, mine in zip(clients, result.model.labels_, strict=True):
+        stay = [i for i in party.ids.tolist() if i not in gone]
+        assert predicted(party, model) == stay
+        assert len(mine) == len(stay)
+    kinds = [
+        [e["redrawn"] for e in ClientState(p.state_dir, model).log()] for p in clients
+    ]
+    assert kinds == [[True, False, True], [True, False, True], [True, False, False]]
+    clients = [without(party, gone) for party in clients]
+    gone.append(ordinary(clients[0], model)[0])
+    forget(clients, folder, model, {"north": gone[-1:]})
+    check(clients, folder, model, gone)
+    assert ServerState(folder, model).version == 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"server_points": "weighted"}])
+def test_centres_labels_and_objective_after_a_request(clients, folder, settings):
+    """Those of Algorithm 1 from the counts that are left, induced by the centroids."""
+    model = train(clients, folder, **settings).model.model
+    gone = [centroid_ids(clients[0], model)[1], *ordinary(clients[1], model)]
+    result = forget(
+        clients, folder, model, {"north": gone[:1], "south": gone[1:]}, seed=9
+    )
+    now = ServerState(folder, model).load()
+    centers = global_centers(q_of(now), (), now.settings, 9)
+    np.testing.assert_allclose(result.model.cluster_centers_, centers, rtol=1e-12)
+    np.testing.assert_array_equal(now.centers, result.model.cluster_centers_)
+    cost = 0.0
+    for party, labels in zip(clients, result.model.labels_, strict=True):
+        own = without(party, gone)
+        rows = [own.ids.tolist().index(i) for i in centroid_ids(own, model)]
+        induced = nearest(own.X[rows], centers)[nearest(own.X, own.X[rows])]
+        np.testing.assert_array_equal(labels, induced)
+        cost += ((own.X - centers[induced]) ** 2).sum()
+    assert result.model.inertia_ == pytest.approx(cost, rel=1e-9)
+    assert result.model.sizes_.sum() == 27
+
+
+def test_twice_the_same_request_is_done_already(clients, folder, caplog):
+    model = train(clients, folder).model.model
+    gone = [centroid_ids(clients[0], model)[0], *ordinary(clients[1], model)]
+    requests = {"north": gone[:1], "south": gone[1:]}
+    first = forget(clients, folder, model, requests)
+    server = files(folder)
+    logs = [ClientState(party.state_dir, model).log() for party in clients]
+    (clients[1].state_dir / "forget.txt").write_text(f"{gone[1]}\n")
+    again = forget(clients, folder, model, requests)
+    assert "forgotten before" in caplog.text
+    assert again.ledger.round_trips == 2
+    assert again.metrics == {
+        **{"version": 2, "clients": 3, "rows": 27, "removed": 0, "changed": 0}
+    }
+    np.testing.assert_array_equal(
+        again.model.cluster_centers_, first.model.cluster_centers_
+    )
+    assert files(folder) == server
+    assert [ClientState(party.state_dir, model).log() for party in clients] == logs
+    assert not (clients[1].state_dir / "forget.txt").exists()
+    check(clients, folder, model, gone)
+
+
+@pytest.mark.parametrize("lost", [["south"], ["north", "south", "west"]])
+def test_predictions_that_a_killed_run_left_out_are_written(clients, folder, lost):
+    """By the same request again, of the present version and with its centres."""
+    model = train(clients, folder).model.model
+    gone = ordinary(clients[0], model)
+    first = forget(clients, folder, model, {"north": gone})
+    paths = [p.state_dir / f"predictions-{model}.csv" for p in clients]
+    written = [path.read_bytes() for path in paths]
+    server = files(folder)
+    for party, path in zip(clients, paths, strict=True):
+        if party.name in lost:
+            path.unlink()
+    again = forget(clients, folder, model, {"north": gone})
+    assert [path.read_bytes() for path in paths] == written
+    assert again.ledger.round_trips == 3
+    assert again.metrics == first.metrics | {"removed": 0, "changed": 0}
+    assert files(folder) == server
+    check(clients, folder, model, gone)
+
+
+def test_one_new_row_among_old_requests(clients, folder):
+    model = train(clients, folder).model.model
+    gone = ordinary(clients[0], model, 3)
+    forget(clients, folder, model, {"north": gone[:2]})
+    assert forget(clients, folder, model, {"north": gone}).metrics["removed"] == 1
+    check(clients, folder, model, gone)
+    # An id that stands twice is one row.
+    again = {"north": [gone[0], *ordinary(clients[0], model)[:1] * 2]}
+    assert forget(clients, folder, model, again).metrics["removed"] == (
+        0 if ordinary(clients[0], model)[0] in gone else 1
+    )
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_unknown_ids_change_nothing(clients, folder, private):
+    model = train(clients, folder).model.model
+    north, south, _ = clients
+    requests = {"north": ordinary(north, model), "south": ["south.0", "west.0", "17"]}
+    if private:
+        (south.state_dir / "forget.txt").write_text("\n".join(requests.pop("south")))
+    before = files(folder, south.state_dir)
+    with pytest.raises(PartyFailed) as caught:
+        forget(clients, folder, model, requests)
+    assert str(caught.value) == (
+        "party 'south' failed in 'mufc_forget': ids to forget must be of rows of "
+        "training: 2 of 3 are not"
+    )
+    assert files(folder, south.state_dir) == before
+    (south.state_dir / "forget.txt").unlink(missing_ok=True)
+    status = simulate(MUFCStatus(model, server_state=folder), clients).metrics
+    assert (status["removed"], status["pending"], status["rows"]) == (0, 0, 29)
+    assert files(folder, *(p.state_dir for p in clients)).keys() >= {
+        path for path in before if path.suffix == ".sqlite"
+    }
+    check(clients, folder, model)
+
+
+@pytest.mark.parametrize("redrawn", [False, True])
+@pytest.mark.parametrize("training", ["init", "full"])
+def test_rows_may_be_gone_from_the_data_before_the_run(
+    tmp_path, clients, folder, redrawn, training
+):
+    """The state is the same as where they are still in the file."""
+    model = train(clients, folder, client_training=training).model.model
+    north = clients[0]
+    gone = [centroid_ids(north, model)[1]] if redrawn else ordinary(north, model, 2)
+    copied = federation(shutil.copytree(tmp_path, tmp_path / "copy"))
+    results = [
+        forget(parties, server, model, {"north": gone}, seed=4)
+        for parties, server in (
+            ([without(north, gone), *clients[1:]], folder),
+            (copied, tmp_path / "copy" / "server"),
+        )
+    ]
+    check(clients, folder, model, gone)
+    check(copied, tmp_path / "copy" / "server", model, gone)
+    np.testing.assert_array_equal(*(r.model.cluster_centers_ for r in results))
+    assert centroid_ids(north, model) == centroid_ids(copied[0], model)
+
+
+def test_new_rows_take_no_part(clients, folder):
+    """Until the next training; wherever they are among the others."""
+    model = train(clients, folder).model.model
+    north = clients[0]
+    gone = [centroid_ids(north, model)[0], *ordinary(north, model)]
+    X = np.concatenate([north.X[:0] + 0.5, [[0.5, -0.5]], north.X[::-1]])
+    ids = np.array(["new", *north.ids[::-1]])
+    more = Party(X, ids=ids, name="north", state_dir=north.state_dir)
+    result = forget([more, *clients[1:]], folder, model, {"north": gone})
+    check(clients, folder, model, gone)
+    assert result.metrics["rows"] == 27
+    assert "new" not in predicted(north, model)
+    with pytest.raises(PartyFailed, match="1 of 1 are not"):
+        forget([more, *clients[1:]], folder, model, {"north": ["new"]})
+
+
+def test_rows_that_are_gone_and_were_not_asked_for_end_the_run(clients, folder):
+    """They would be a silent removal."""
+    model = train(clients, folder).model.model
+    north = clients[0]
+    gone = ordinary(north, model, 2)
+    before = files(folder)
+    message = (
+        "party 'north' failed in 'mufc_forget': the data must hold the {} rows of "
+        "training that were not forgotten, each once, got {}"
+    )
+    for asked, remaining, got in ((gone[:1], 13, 12), ([], 14, 12)):
+        with pytest.raises(PartyFailed) as caught:
+            forget(
+                [without(north, gone), *clients[1:]], folder, model, {"north": asked}
+            )
+        assert str(caught.value) == message.format(remaining, got)
+    assert files(folder) == before
+    check(clients, folder, model)
+    forget([without(north, gone), *clients[1:]], folder, model, {"north": gone})
+    check(clients, folder, model, gone)
+
+
+def test_lazy_counts_keep_the_centres_where_no_bin_changes(clients, folder):
+    """Algorithm 4; the counts are those of the rows that stay."""
+    model = train(clients, folder).model
+    gone = ordinary(clients[0], model.model)
+    lazy = forget(clients, folder, model.model, {"north": gone}, lazy_counts=True)
+    assert lazy.metrics["changed"] == 0
+    np.testing.assert_array_equal(lazy.model.cluster_centers_, model.cluster_centers_)
+    check(clients, folder, model.model, gone)
+    gone += centroid_ids(clients[0], model.model)[:1]
+    lazy = forget(clients, folder, model.model, {"north": gone}, lazy_counts=True)
+    assert lazy.metrics["changed"] == 1
+    check(clients, folder, model.model, gone)
+
+
+@pytest.mark.parametrize("training", ["init", "full"])
+def test_all_centroids_of_a_client(clients, folder, training):
+    model = train(clients, folder, client_training=training).model.model
+    gone = [i for party in clients for i in centroid_ids(party, model)]
+    requests = {p.name: centroid_ids(p, model) for p in clients}
+    assert forget(clients, folder, model, requests).metrics["removed"] == len(gone)
+    check(clients, folder, model, gone)
+    drawn = [i for party in clients for i in centroid_ids(party, model)]
+    assert not set(drawn) & set(gone)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"client_training": "full"}, {"privacy": "none"}]
+)
+def test_all_rows_of_a_client(clients, folder, settings):
+    """It takes part in later runs, with nothing; without it q and C_s are the same."""
+    model = train(clients, folder, **settings).model.model
+    gone = clients[2].ids.tolist()
+    result = forget(clients, folder, model, {"west": gone})
+    assert len(result.model.labels_[2]) == 0
+    assert predicted(clients[2], model) == []
+    check(clients, folder, model, gone)
+    more = ordinary(clients[0], model)
+    forget(clients, folder, model, {"north": more, "west": gone})
+    check(clients, folder, model, gone + more)
+    before = ServerState(folder, model).load()
+    last = simulate(MUFCForgetClient(model, "west", server_state=folder), clients[:2])
+    after = ServerState(folder, model).load()
+    assert q_of(before) == q_of(after)
+    if "privacy" not in settings:
+        np.testing.assert_array_equal(before.centers, after.centers)
+        assert last.metrics["changed"] == 0
+
+
+def test_all_rows_of_all_clients_are_no_model(clients, folder):
+    model = train(clients, folder).model.model
+    before = files(folder)
+    requests = {party.name: party.ids.tolist() for party in clients}
+    with pytest.raises(FederationError, match=r"^at least one row must stay"):
+        forget(clients, folder, model, requests)
+    assert files(folder) == before
+    simulate(MUFCStatus(model, server_state=folder), clients)
+    check(clients, folder, model)
+
+
+def test_models_forget_apart(clients, folder):
+    one, two = (train(clients, folder).model.model for _ in range(2))
+    gone = ordinary(clients[0], one)
+    forget(clients, folder, one, {"north": gone})
+    check(clients, folder, one, gone)
+    check(clients, folder, two)
+
+
+def test_status(clients, folder, caplog):
+    caplog.set_level(logging.INFO)
+    model = train(clients, folder).model
+    (clients[0].state_dir / "forget.txt").write_text("north.3\nnorth.4\n")
+    result = simulate(MUFCStatus(model.model, server_state=folder), clients)
+    counts = {"rows": 29, "removed": 0, "pending": 2, "requests": 0}
+    assert result.metrics == {"version": 1, "clients": 3} | counts
+    assert result.ledger.round_trips == 2
+    assert "north: 14 rows, 0 removed, 2 pending, 0 requests" in caplog.text
+    np.testing.assert_array_equal(result.model.cluster_centers_, model.cluster_centers_)
+    forget(clients, folder, model.model)
+    result = simulate(MUFCStatus(model.model, server_state=folder), clients)
+    counts = {"rows": 27, "removed": 2, "pending": 0, "requests": 1}
+    assert result.metrics == {"version": 2, "clients": 3} | counts
+
+
+# -- forgetting clients ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"privacy": "none"}, {"client_training": "full"}]
+)
+def test_a_connected_client_leaves(clients, folder, settings):
+    model = train(clients, folder, **settings).model.model
+    rows = len(centroid_ids(clients[2], model))
+    assert rows
+    result = simulate(MUFCForgetClient(model, " west ", server_state=folder), clients)
+    check(clients, folder, model, left=["west"])
+    assert (result.metrics["clients"], result.metrics["rows"]) == (2, 23)
+    assert predicted(clients[2], model) == []
+    status = simulate(MUFCStatus(model, server_state=folder), clients[:2]).metrics
+    assert (status["rows"], status["version"]) == (23, 2)
+    gone = ordinary(clients[0], model)
+    forget(clients[:2], folder, model, {"north": gone})
+    check(clients, folder, model, gone, left=["west"])
+    with pytest.raises(FederationError, match="'west' does too"):
+        forget(clients, folder, model, {"north": gone})
+
+
+def test_an_absent_client_leaves(clients, folder):
+    """And leaves its state too, when it is there again."""
+    model = train(clients, folder).model.model
+    leave = MUFCForgetClient(model, ["west"], server_state=folder)
+    result = simulate(leave, clients[:2])
+    assert (result.metrics["rows"], result.metrics["version"]) == (23, 2)
+    check(clients[:2], folder, model)
+    assert not ClientState(clients[2].state_dir, model).left
+    simulate(leave, clients)
+    check(clients, folder, model, left=["west"])
+
+
+def test_a_client_is_forgotten_twice(clients, folder):
+    model = train(clients, folder).model.model
+    leave = MUFCForgetClient(model, "west", server_state=folder)
+    first = simulate(leave, clients)
+    for parties in (clients, clients[:2]):
+        again = simulate(leave, parties)
+        assert again.metrics["changed"] == 0
+        np.testing.assert_array_equal(
+            again.model.cluster_centers_, first.model.cluster_centers_
+        )
+        check(clients, folder, model, left=["west"])
+
+
+def test_a_client_leaves_whose_state_is_gone(clients, folder):
+    """It is told the settings, since its state may be gone."""
+    model = train(clients, folder).model.model
+    shutil.rmtree(clients[2].state_dir)
+    simulate(MUFCForgetClient(model, "west", server_state=folder), clients)
+    check(clients[:2], folder, model)
+
+
+def test_all_but_two_clients_leave_at_once(tmp_path, folder):
+    clients = federation(tmp_path, (8, 7, 6, 5))
+    model = train(clients, folder).model.model
+    simulate(MUFCForgetClient(model, "west,north", server_state=folder), clients)
+    check(clients, folder, model, left=["north", "west"])
+
+
+@pytest.mark.parametrize("leaving", ["south", "south,west", "north,south,west"])
+def test_at_least_two_clients_must_stay(clients, folder, leaving):
+    """The sum over one would show its counts. Nothing is changed, here or there."""
+    model = train(clients, folder).model.model
+    simulate(MUFCForgetClient(model, "south", server_state=folder), clients)
+    before = files(folder, *(party.state_dir for party in clients))
+    rule = (
+        "at least 2 clients must stay, whose sum hides each: remove the model instead"
+    )
+    strategy = MUFCForgetClient(model, leaving, server_state=folder)
+    if leaving == "south":  # it has left: once more is no other client
+        simulate(strategy, clients)
+        check(clients, folder, model, left=["south"])
+        return
+    for parties in (clients, [clients[0], clients[2]]):
+        assert refusal(lambda p=parties: simulate(strategy, p)) == rule
+    assert files(folder, *(party.state_dir for party in clients)) == before
+
+
+@pytest.mark.parametrize("kind", ["unlearn", "forget-client"])
+def test_a_server_that_fails_after_it_has_saved(clients, folder, monkeypatch, kind):
+    """The next run of the same task, or of another, brings clients to its version."""
+    model = train(clients, folder).model.model
+    gone = [centroid_ids(clients[0], model)[0]] if kind == "unlearn" else []
+    strategy = (
+        MUFCUnlearn(model, {"north": gone}, server_state=folder)
+        if gone
+        else MUFCForgetClient(model, "west", server_state=folder)
+    )
+    with monkeypatch.context() as broken:
+        broken.setattr(MUFCUnlearn, "_commit", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            simulate(strategy, clients)
+    assert ServerState(folder, model).version == 2
+    assert [ClientState(p.state_dir, model).version for p in clients] == [1] * 3
+    left = [] if gone else ["west"]
+    if gone:
+        simulate(MUFCStatus(model, server_state=folder), clients)
+        check(clients, folder, model, gone)
+    simulate(strategy, clients)
+    check(clients, folder, model, gone, left)
+    for party in clients:
+        stay = set() if party.name in left else set(party.ids) - set(gone)
+        assert set(predicted(party, model)) == stay
+
+
+# -- exactness -------------------------------------------------------------------------
+
+
+def law_of_sets(X, k):
+    """Return {set of rows: probability} of k-means++, by its definition."""
+    law = {}
+
+    def go(rows, probability):
+        if len(rows) == k:
+            key = frozenset(rows)
+            law[key] = law.get(key, 0) + probability
+            return
+        weight = np.ones(len(X))
+        if rows:
+            weight = ((X[:, None] - X[list(rows)]) ** 2).sum(axis=2).min(axis=1)
+        for row in np.flatnonzero(weight):
+            go((*rows, int(row)), probability * weight[row] / weight.sum())
+
+    go((), 1.0)
+    return law
+
+
+@pytest.fixture
+def memory():
+    """Return a folder in memory, where there is a place for it."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
+def test_runs_that_forget_have_the_law_of_runs_without_the_row(memory):
+    """40 runs on three sets; of other seeds a true law fails once in 10^6 times.
+
+    The other client has two rows, so that each run draws both. The order drawn, and
+    wrong redraws, are in the tests of the client.
+    """
+    clients, folder = federation(memory, (4, 2)), memory / "server"
+    gone, runs = "north.2", 40
+    own = without(clients[0], [gone])
+    law = law_of_sets(own.X, 2)
+    counts, redrawn = dict.fromkeys(law, 0), 0
+    for seed in range(runs):
+        model = train(clients, folder, seed, local_clusters=2, n_init=1).model.model
+        redrawn += gone in centroid_ids(clients[0], model)
+        forget(clients, folder, model, {"north": [gone]}, seed=runs + seed)
+        drawn = centroid_ids(clients[0], model)
+        counts[frozenset(own.ids.tolist().index(i) for i in drawn)] += 1
+    assert 8 < redrawn < 32
+    statistic = sum((counts[s] - runs * p) ** 2 / (runs * p) for s, p in law.items())
+    assert statistic < chi2.isf(1e-6, len(law) - 1)
+
+
+# -- messages --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("local", "n_clients", "d", "gamma", "field"),
+    [
+        (40, 5, 10, 0.01, "hash"),
+        (120, 3, 3, 0.01, "paper"),
+        (20, 6, 20, 1e-4, "hash"),
+        (5, 2, 784, 1e-3, "hash"),
+    ],
+)
+def test_bytes_of_a_client(tmp_path, folder, local, n_clients, d, gamma, field):
+    """8 (2 K L + K L ceil(d bits / 61)) to 10 %, with 500 bytes that all messages have.
+
+    In training and in a request.
+    """
+    clients = federation(tmp_path, [local + 3] * n_clients, d)
+    settings = {"local_clusters": local, "gamma": gamma, "field": field}
+    result = train(clients, folder, **settings)
+    model = result.model.model
+    again = forget(clients, folder, model, {"north": ["north.0"]})
+    bits = int(np.ceil(np.log2(1 / gamma)))
+    words = -(-d * bits // 61) if field == "hash" else 0
+    expected = 8 * (2 * local * n_clients + local * n_clients * words)
+    for ledger, action in (
+        (result.ledger, "mufc_train"),
+        (again.ledger, "mufc_forget"),
+    ):
+        for party in clients:
+            sent = ledger.entry(action, party.name).bytes_up
+            assert abs(sent / expected - 1) < 0.1
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Return transcripts of training and of a request, twice with one seed.
+
+    Of the request: north is not asked, south loses a row, west a centroid, east all.
+    """
+    folder = tmp_path_factory.mktemp("seen")
+    clients = federation(folder, (40, 30, 20, 6), 130)
+    settings = {"n_clusters": 20, "gamma": 0.01, "server_state": folder / "server"}
+    runs = []
+    for _ in range(2):
+        grid = Recorder(clients)
+        model = MUFC(**settings, seed=1).start(grid).model.model
+        training = grid.transcript
+        row, centroid = ordinary(clients[1], model), centroid_ids(clients[2], model)
+        requests = {"south": row, "west": centroid[:1], "east": clients[3].ids.tolist()}
+        grid = Recorder(clients)
+        MUFCUnlearn(model, requests, server_state=folder / "server", seed=1).start(grid)
+        runs.append((training, grid.transcript))
+    return clients, runs
+
+
+def sent(transcript, action, name):
+    """Return what each client has sent in one step."""
+    entries = [e for e in transcript if e.up and e.action == action]
+    return [e.values[name] for e in sorted(entries, key=lambda e: e.party)]
+
+
+@pytest.mark.parametrize("run", [0, 1])
+@pytest.mark.parametrize(("part", "action"), [(0, "mufc_train"), (1, "mufc_forget")])
+def test_a_message_is_uniform_in_the_field(seen, run, part, action):
+    """Alone, two, and all but one: ten tests, each with a false-alarm rate of 1e-9.
+
+    Of the highest bits of 61, and of the lowest. Only the sum of all is none.
+    """
+    messages = sent(seen[1][run][part], action, "message")
+    p = 2**61 - 1
+    sums = {(j,): messages[j] for j in range(4)}
+    sums[0, 1] = (messages[0] + messages[1]) % np.uint64(p)
+    sums[0, 1, 2] = (sums[0, 1] + messages[2]) % np.uint64(p)
+    for elements in sums.values():
+        assert elements.dtype == np.uint64
+        assert elements.max() < p
+        assert is_uniform(elements << np.uint64(3))
+        assert is_uniform(elements << np.uint64(56))
+    total = (sums[0, 1, 2] + messages[3]) % np.uint64(p)
+    rows = sum(len(party.X) for party in seen[0])
+    assert total[0] == (rows if part == 0 else rows - 8)
+
+
+def test_the_test_sees_a_message_without_a_mask():
+    """That of a client without rows."""
+    code = SparseSum(40, 4, 60, 101, bytes(16))
+    message = code.encode(np.zeros((0, 60), int), np.zeros(0, int))
+    assert not is_uniform(message << np.uint64(3))
+
+
+def test_all_clients_send_the_same_whatever_they_lose(seen):
+    """Names, types, shapes and bytes."""
+    for training, request in seen[1]:
+        for transcript in (training, request):
+            for action in {e.action for e in transcript} - {"hello"}:
+                forms = {
+                    (
+                        e.size,
+                        str({k: getattr(v, "shape", v) for k, v in e.values.items()}),
+                    )
+                    for e in transcript
+                    if e.up and e.action == action
+                }
+                assert len(forms) == 1, action
+
+
+def test_the_server_sees_these_names_and_no_others(seen):
+    for training, request in seen[1]:
+        names = {
+            (e.action, name)
+            for e in [*training, *request]
+            if e.up and e.action != "hello"
+            for name in e.values
+        }
+        masked = {
+            *(("mufc_train", name) for name in ("message", "totals")),
+            *(("mufc_forget", name) for name in ("message", "totals")),
+            *(("mufc_commit", name) for name in ("cost", "sizes")),
+        }
+        assert names == masked | {("mufc_train", "kept")}
+        for action, name in masked:
+            both = [*sent(training, action, name), *sent(request, action, name)]
+            assert all(array.dtype == np.uint64 for array in both)
+
+
+def test_nothing_of_a_session_comes_again(seen):
+    """Not with one seed, nor in a later step of a run."""
+    arrays, keys = [], []
+    for transcripts in seen[1]:
+        for e in (e for transcript in transcripts for e in transcript if e.up):
+            keys += [e.values["public_key"]] if e.action == "hello" else []
+            arrays += [v.tobytes() for v in e.values.values() if hasattr(v, "tobytes")]
+    assert len(set(keys)) == len(keys) == 16
+    assert len(set(arrays)) == len(arrays) == 2 * 4 * 8
+
+
+def test_no_value_and_no_id_is_in_a_message(seen):
+    """But the ids of the run config, on their way to their client."""
+    clients, runs = seen
+    values = set().union(*(patterns(party.X[:, :9]) for party in clients))
+    ids = {i.encode() for party in clients for i in party.ids.tolist()}
+    for training, request in runs:
+        assert not found(values, [*training, *request])
+        assert not found(ids, [e for e in [*training, *request] if e.up])
+        assert not found(ids, training)
+        asked = [e for e in request if e.action == "mufc_forget" and not e.up]
+        assert [len(e.values["ids"]) for e in asked] == [0, 1, 1, 6]
+
+
+# -- what files hold -------------------------------------------------------------------
+
+
+class Files(InProcessGrid):
+    """Parties whose nodes read files, as SuperNodes do for each message."""
+
+    def __init__(self, configs):
+        super().__init__([Party(np.ones((1, 1)))] * len(configs))
+        self._app = make_client_app(load_from_context)
+        run_config = {"strategy": "mufc"}
+        for node, config in zip(self._contexts, configs, strict=True):
+            old = self._contexts[node]
+            self._contexts[node] = Context(
+                old.run_id, node, config, RecordDict(), run_config
+            )
+
+
+class Deployment:
+    """Three clients with CSV files and a server, all in one folder."""
+
+    names = ("north", "south", "west")
+
+    def __init__(self, top):
+        self.top = top
+        rng = np.random.default_rng(8)
+        self.X = rng.uniform(-0.5, 0.5, size=(3, 12, 3)).round(12)
+        self.configs = []
+        for j, name in enumerate(self.names):
+            (top / name).mkdir()
+            self.write(j, range(12))
+            self.configs.append(
+                {
+                    "data": str(self.path(j)),
+                    "id-column": "patient",
+                    "party-name": name,
+                    "partition-id": j,
+                    "num-partitions": 3,
+                    "state-dir": str(top / name / "state"),
+                }
+            )
+        self.runs = 0
+
+    def path(self, j):
+        """Return the data file of a client."""
+        return self.top / self.names[j] / "clinic.csv"
+
+    def paths(self):
+        """Return the data files of all clients."""
+        return [self.path(j) for j in range(3)]
+
+    def write(self, j, rows):
+        """Write the CSV file of a client with some of its rows."""
+        lines = ["patient,a,b,c"]
+        for i in rows:
+            lines.append(f"P{j}{i:03d}," + ",".join(map(repr, self.X[j, i].tolist())))
+        self.path(j).write_text("\n".join(lines) + "\n")
+
+    def run(self, **config):
+        """Run a task by a run config, as `flwr run` does; return its result folder."""
+        self.runs += 1
+        output = self.top / f"output{self.runs}"
+        config |= {"strategy": "mufc", "output-dir": str(output)}
+        config |= {"server-state": str(self.top / "server")}
+        context = Context(self.runs, 0, {}, RecordDict(), config)
+        main(Files(self.configs), context)
+        return output
+
+    def model(self):
+        """Return the number of the model."""
+        (path,) = (self.top / "server").glob("*.sqlite")
+        return path.stem
+
+    def drawn(self, j):
+        """Return the numbers of a client's rows that are centroids."""
+        state = ClientState(Path(self.configs[j]["state-dir"]), self.model())
+        tags = state.tag([f"P{j}{i:03d}" for i in range(12)])
+        return [tags.index(tag) for tag in state.current().centroids]
+
+    def bin(self, j, i):
+        """Return what the bin of a row looks like: integers, and packed."""
+        settings = ServerState(self.top / "server", self.model()).load().settings
+        ((place, _),) = plain_q(self.X[j, i : i + 1], [1], settings).items()
+        B = max(2, 2 * int(np.ceil((1 / settings["gamma"] - 1) / 2 - 1e-9)) + 1)
+        code = SparseSum(1, 1, 3, B, bytes(16))
+        bins = np.array([place])
+        return [bins.astype("<i8").tobytes(), code._pack(bins).tobytes()]
+
+    def text_of(self, *skip):
+        """Return the bytes of all files, but some."""
+        paths = [p for p in self.top.rglob("*") if p.is_file()]
+        paths = [p for p in paths if not any(p.is_relative_to(s) for s in skip)]
+        assert any(p.suffix == ".sqlite" for p in paths)
+        return b"\0".join(p.read_bytes() for p in paths)
+
+
+def forms(values):
+    """Return the bytes of numbers as float64, float32 and decimal text."""
+    values = np.asarray(values).ravel()
+    return {
+        *(v.tobytes() for v in values.astype("<f8")),
+        *(v.tobytes() for v in values.astype("<f4")),
+        *(repr(v).removeprefix("-").encode() for v in values.tolist()),
+    }
+
+
+@pytest.fixture
+def deployment(tmp_path, monkeypatch):
+    """Return three clients with files, after a training."""
+    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
+    log = logging.getLogger("vfl_flower")
+    level, handlers = log.level, list(log.handlers)
+    made = Deployment(tmp_path)
+    # Fine bins, so that one is not found by chance.
+    made.run(**{"task": "train", "n-clusters": 3, "gamma": 1e-6})
+    yield made
+    log.setLevel(level)
+    log.handlers[:] = handlers
+
+
+def test_what_is_looked_for_is_there_before(deployment):
+    """In the cache and the CSV file; its bin at the server."""
+    i = deployment.drawn(0)[0]
+    assert sum(f in deployment.text_of() for f in forms(deployment.X[0, i])) == 6
+    assert deployment.bin(0, i)[0] in deployment.text_of()
+    text = deployment.text_of(*deployment.paths(), deployment.top / "cache")
+    assert not any(f in text for f in forms(deployment.X))
+
+
+@pytest.mark.parametrize("then", [[], ["unlearn"], ["status"]])
+@pytest.mark.parametrize("before", [False, True])
+def test_no_file_holds_a_row_that_was_forgotten(
+    deployment, before, then, caplog, capsys
+):
+    """Of a centroid and of another row, asked for in both ways.
+
+    They are taken out of the data before the run, or after it and others.
+    """
+    caplog.set_level(logging.DEBUG)
+    drawn = deployment.drawn(0)
+    south = next(i for i in range(12) if i not in deployment.drawn(1))
+    gone = {0: [drawn[0]], 1: [south]}
+    shutil.rmtree(deployment.top / "output1")  # centres of before
+    requests = Path(deployment.configs[1]["state-dir"]) / "forget.txt"
+    requests.write_text(f"P1{south:03d}\n")
+    stay = {j: [i for i in range(12) if i not in gone[j]] for j in gone}
+    for j in stay if before else ():
+        deployment.write(j, stay[j])
+    bins = deployment.bin(0, drawn[0])
+    model = deployment.model()
+    asked = {"forget": f"north:P0{drawn[0]:03d}"}
+    for task in ["unlearn", *then]:
+        deployment.run(task=task, model=model, **(asked if task == "unlearn" else {}))
+    # The cache must not have them even where the file of the party still does.
+    text = deployment.text_of(*deployment.paths())
+    values = forms([deployment.X[j, i] for j in gone for i in gone[j]])
+    assert [f for f in values if f in text] == []
+    for j in () if before else stay:
+        deployment.write(j, stay[j])
+    text = deployment.text_of()
+    captured = capsys.readouterr()
+    text += (caplog.text + captured.out + captured.err).encode()
+    assert [f for f in values if f in text] == []
+    assert [f for f in bins if f in text] == []
+    # Ids: of those that stay in the files for the party, asked ones in the run config.
+    for path in deployment.top.rglob("*.sqlite"):
+        assert not re.search(rb"P[0-2]\d{3}", path.read_bytes())
+    for j, name in enumerate(deployment.names[:2]):
+        own = b"".join(
+            p.read_bytes() for p in deployment.top.glob(f"{name}/**/*") if p.is_file()
+        )
+        assert not any(b"P%d%03d" % (j, i) in own for i in gone[j])
+    assert f"P1{south:03d}".encode() not in b"".join(
+        p.read_bytes() for p in deployment.top.glob("output*/**/*") if p.is_file()
+    )
+
+
+def test_a_client_that_leaves_keeps_no_row(deployment):
+    i = deployment.drawn(1)[0]
+    bins = deployment.bin(1, i)
+    shutil.rmtree(deployment.top / "output1")
+    assert bins[0] in deployment.text_of()
+    deployment.run(task="forget-client", model=deployment.model(), clients="south")
+    text = deployment.text_of(*deployment.paths())
+    assert [f for f in forms(deployment.X[1]) if f in text] == []
+    assert [f for f in bins if f in text] == []
+    assert b"P1" not in deployment.text_of(*deployment.paths())
+
+
+# -- bad input -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_clusters": 0}, "n_clusters must be a whole number from 1, got 0"),
+        ({"n_clusters": 2.5}, "n_clusters must be a whole number from 1, got 2.5"),
+        (
+            {"local_clusters": -1},
+            "local_clusters must be a whole number from 0, got -1",
+        ),
+        ({"n_init": 0}, "n_init must be a whole number from 1, got 0"),
+        ({"gamma": 0}, "gamma must be 'auto' or a number above 0, got 0"),
+        ({"gamma": 1.01}, "gamma must be 'auto' or in (0, 1], got 1.01"),
+        ({"gamma": "small"}, "gamma must be 'auto' or a number above 0, got 'small'"),
+        ({"gamma": float("nan")}, "gamma must be 'auto' or a number above 0, got nan"),
+        ({"field": "real"}, "field must be one of hash, paper, got 'real'"),
+        ({"privacy": "some"}, "privacy must be one of scma, none, got 'some'"),
+        (
+            {"server_points": "all"},
+            "server_points must be one of uniform, weighted, got 'all'",
+        ),
+        (
+            {"client_training": "long"},
+            "client_training must be one of init, full, got 'long'",
+        ),
+        ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        MUFC(**settings)
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        *("", "1", "0,1,2", "a,b", "1,0", "0,inf", "nan,1", "0,1;", "0,1;2"),
+        *((0, 1, 2), ([0, 0], [1]), (1, 0), 3, ([[0]], [[1]])),
+    ],
+)
+def test_bad_boxes(box):
+    with pytest.raises(
+        ValueError, match=r"^box must be 'lower,upper', or one such pair"
+    ):
+        MUFC(box=box)
+
+
+def test_boxes():
+    for box in ("-1,2", (-1, 2), "-1, 2 "):
+        assert [float(bound) for bound in parse_box(box)] == [-1, 2]
+    for box in ("-1,2;0,5", ([-1, 0], [2, 5]), (np.array([-1, 0]), np.array([2, 5]))):
+        assert [bound.tolist() for bound in parse_box(box)] == [[-1, 0], [2, 5]]
+
+
+@pytest.mark.parametrize("requests", ["17", "a:", ":17", "a:17;b", "a: , "])
+def test_bad_requests(requests):
+    with pytest.raises(ValueError, match=r"^forget must be 'client:id,id' with ';'"):
+        MUFCUnlearn(MODEL, requests)
+
+
+def test_requests():
+    expected = {"a": ["17", "23"], "b c": ["x:4"]}
+    assert parse_requests(" a:17, 23 ;b c:x:4;") == expected
+    assert parse_requests("a:17;a:23;b c:x:4") == expected
+    assert parse_requests({"a": [17, 23], "b c": ["x:4"]}) == expected
+    assert parse_requests("") == parse_requests({}) == {}
+
+
+def test_text_in_the_place_of_a_list_of_ids_is_no_list_of_letters():
+    """``{"north": "17"}`` must not ask for rows 1 and 7."""
+    message = "forget must have a list of ids for 'north', got '17'"
+    for ask in (parse_requests, lambda forget: MUFCUnlearn(MODEL, forget)):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            ask({"south": ["1"], "north": "17"})
+
+
+@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCStatus, MUFCForgetClient])
+def test_no_model_is_named(kind):
+    with pytest.raises(
+        ValueError, match=r"^model must be the number of a trained model, got none$"
+    ):
+        kind("")
+
+
+@pytest.mark.parametrize("clients", ["", " , ", []])
+def test_no_client_is_named(clients):
+    with pytest.raises(
+        ValueError, match=r"^clients must name those to forget, got none$"
+    ):
+        MUFCForgetClient(MODEL, clients)
+
+
+def refusal(call, kind=FederationError):
+    """Return the sentence, after checks that hold for each of them."""
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "/" not in text
+    assert "the stack is in" not in text
+    return text
+
+
+@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCStatus, MUFCForgetClient])
+def test_no_state_at_the_server(clients, folder, kind):
+    model = train(clients, folder).model.model
+    more = ["west"] if kind is MUFCForgetClient else []
+    nowhere = kind(model, *more)
+    assert refusal(lambda: simulate(nowhere, clients), ValueError) == (
+        "server_state must be the folder in which training kept the server's state, "
+        "got none"
+    )
+    other = kind(model, *more, server_state=folder / "other")
+    text = refusal(lambda: simulate(other, clients), ValueError)
+    assert text == f"the server has no state of model {model}"
+    with pytest.raises(ValueError, match="8 to 32 lower-case hexadecimal digits"):
+        kind("../escape", *more, server_state=folder)
+
+
+@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCStatus])
+def test_other_clients_than_those_of_the_model(tmp_path, clients, folder, kind):
+    model = train(clients, folder).model.model
+    strategy = kind(model, server_state=folder)
+    rule = "the 3 clients of the model, and no others, must take part: "
+    more = federation(tmp_path, (14, 9, 6, 5))
+    assert refusal(lambda: simulate(strategy, more)) == rule + "'east' does too"
+    assert refusal(lambda: simulate(strategy, clients[:2])) == (
+        rule + "'west' does not"
+    )
+    renamed = [*clients[:2], more[3]]
+    assert refusal(lambda: simulate(strategy, renamed)) == rule + "'west' does not"
+    check(clients, folder, model)
+
+
+def test_requests_for_clients_that_are_none(clients, folder):
+    model = train(clients, folder).model.model
+    expected = "'east' must be one of the 3 clients of the model"
+    assert refusal(lambda: forget(clients, folder, model, "east:1")) == expected
+    leave = MUFCForgetClient(model, "east", server_state=folder)
+    assert refusal(lambda: simulate(leave, clients)) == expected
+
+
+def test_states_of_another_model_version_or_training(tmp_path, clients, folder):
+    model = train(clients, folder).model.model
+    other = train(clients, folder).model.model
+    north = clients[0]
+    for party in clients[1:]:  # a backup of version 1 at one client
+        shutil.copy(party.state_dir / f"{model}.sqlite", party.state_dir / "backup")
+    forget(clients, folder, model, {"north": ordinary(north, model)})
+    south = clients[1].state_dir
+    shutil.copy(south / "backup", south / f"{model}.sqlite")
+    text = refusal(lambda: forget(clients, folder, model), PartyFailed)
+    assert text == (
+        f"party 'south' failed in 'mufc_forget': this party keeps version 1 of model "
+        f"{model}, the server version 2"
+    )
+    shutil.copy(south / f"{other}.sqlite", south / f"{model}.sqlite")
+    text = refusal(lambda: forget(clients, folder, model), PartyFailed)
+    assert "the file was renamed or copied" in text
+    (south / f"{model}.sqlite").unlink()
+    text = refusal(lambda: forget(clients, folder, model), PartyFailed)
+    assert text.endswith(f"this party has no state of model {model}")
+
+
+def test_an_unfinished_training(clients, folder, monkeypatch):
+    """The server has begun its state, and no more."""
+    with monkeypatch.context() as broken:
+        broken.setattr(ServerState, "save", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(clients, folder)
+    (path,) = folder.glob("*.sqlite")
+    text = refusal(lambda: forget(clients, folder, path.stem), PartyFailed)
+    assert text.endswith(f"training of model {path.stem} was not finished here")
+
+
+def test_no_state_dir(clients, folder):
+    model = train(clients, folder).model.model
+    clients[1].state_dir = None
+    text = refusal(lambda: forget(clients, folder, model), PartyFailed)
+    assert text == (
+        "party 'south' failed in 'mufc_forget': it has no state-dir, so it has nothing "
+        "to forget from"
+    )
+
+
+def test_no_id_column(tmp_path, clients, folder):
+    clients[1] = Party(clients[1].X, name="south", state_dir=clients[1].state_dir)
+    text = refusal(lambda: train(clients, folder), PartyFailed)
+    expected = "rows are forgotten by their ids: the data need an id-column"
+    assert text == f"party 'south' failed in 'mufc_train': {expected}"
+    named = federation(tmp_path)
+    model = train(named, folder).model.model
+    text = refusal(lambda: forget([named[0], clients[1], named[2]], folder, model))
+    assert text == f"party 'south' failed in 'mufc_forget': {expected}"
+
+
+def test_rows_outside_the_box_name_the_column_and_no_value(clients, folder):
+    clients[1].X[3, 1] = 0.7654321
+    text = refusal(lambda: train(clients, folder), PartyFailed)
+    assert text == (
+        "party 'south' failed in 'mufc_train': column 1, counted from 0, must have "
+        "values inside the agreed box"
+    )
+    assert not folder.exists()
+
+
+def test_a_box_of_other_columns(clients, folder):
+    text = refusal(lambda: train(clients, folder, box="0,1;0,1;0,1"))
+    assert text == (
+        "box must have one pair of bounds, or one for each of the 2 columns, got 3"
+    )
+
+
+def test_clients_with_other_columns(clients, folder):
+    clients[2].X = clients[2].X[:, :1]
+    assert refusal(lambda: train(clients, folder)) == (
+        "all parties must hold the same columns: 'north' has 2, 'west' has 1 (a text "
+        "column becomes one for each of its levels)"
+    )
+    clients[2].X = np.zeros((6, 2))
+    clients[0].columns, clients[2].columns = ("a", "b"), ("b", "a")
+    text = refusal(lambda: train(clients, folder))
+    assert "the names of 'west' differ from those of 'north'" in text
+
+
+@pytest.mark.parametrize("change", ["fewer", "names"])
+def test_other_columns_than_in_training(tmp_path, clients, folder, change):
+    """At all clients, so that they agree: q and the centres would be of others."""
+    for party in clients:
+        party.columns = ("a", "b")
+    model = train(clients, folder).model.model
+    before = files(folder)
+    for party in clients:
+        if change == "fewer":
+            party.X, party.columns = party.X[:, :1].copy(), ("a",)
+        else:
+            party.X, party.columns = party.X[:, ::-1].copy(), ("b", "a")
+    request = {"north": ordinary(clients[0], model)}
+    with pytest.raises(FederationError, match="columns"):
+        forget(clients, folder, model, request)
+    assert files(folder) == before
+
+
+def test_kept_rows_that_left_the_box_are_refused_with_a_sentence(clients, folder):
+    model = train(clients, folder).model.model
+    clients[0].X[:] += 5.0
+    text = refusal(lambda: forget(clients, folder, model, {"south": ["south.0"]}))
+    assert "inside the agreed box" in text
+
+
+def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
+    clients = federation(tmp_path, (8, 8), d=12)
+    text = refusal(lambda: train(clients, folder, field="paper"))
+    assert text == (
+        "field must be 'hash' for 12 columns of 101 bins: their product is above 2^61"
+    )
+    # Refused before a client is asked: it has begun no state.
+    assert not any(party.state_dir.exists() for party in clients)
+
+
+def test_share_rows_bounds_what_is_sent_in_the_clear(clients, folder):
+    for party in clients:
+        party.share_rows = 3
+    train(clients, folder, privacy="none")
+    train(clients, folder, local_clusters=5)
+    text = refusal(lambda: train(clients, folder, privacy="none", local_clusters=5))
+    assert "this party's share-rows lets 3 rows leave it" in text
+
+
+# -- what a user stumbled over ---------------------------------------------------------
+
+
+def test_two_clients_in_one_folder(clients, folder):
+    clients[1].state_dir = clients[0].state_dir
+    assert refusal(lambda: train(clients, folder)) == (
+        "party 'south' failed in 'mufc_train': state-dir must be a folder of this party "
+        "alone"
+    )
+
+
+def test_ids_to_forget_are_in_no_log(clients, folder, caplog):
+    caplog.set_level(logging.INFO)
+    model = train(clients, folder).model.model
+    forget(clients, folder, model, "north:north.3,north.4;south:south.1")
+    assert "forget={'north': 2, 'south': 1}" in caplog.text
+    assert "north.3" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["\ufeffnorth.3\n", "north.3\r\n\r\n", " north.3"])
+def test_lists_of_other_editors(clients, folder, text):
+    model = train(clients, folder).model.model
+    (clients[0].state_dir / "forget.txt").write_bytes(text.encode())
+    assert forget(clients, folder, model).metrics["removed"] == 1
+
+
+def test_a_list_that_is_no_text(clients, folder):
+    model = train(clients, folder).model.model
+    (clients[0].state_dir / "forget.txt").write_bytes("käthe".encode("utf-16"))
+    sentence = (
+        "party 'north' failed in 'mufc_forget': forget.txt must be a file of UTF-8"
+    )
+    assert refusal(lambda: forget(clients, folder, model)).startswith(sentence)
+
+
+def test_the_party_is_told_which_lines_are_wrong(clients, folder, caplog):
+    model = train(clients, folder).model.model
+    (clients[0].state_dir / "forget.txt").write_text("id\nnorth.3\nnorth.99\n")
+    refusal(lambda: forget(clients, folder, model))
+    assert "ids [1, 3] of forget.txt are not of rows of training" in caplog.text
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_client_that_was_forgotten_is_forgotten_again(tmp_path, folder, here):
+    clients = federation(tmp_path, (14, 9, 6, 5))
+    model = train(clients, folder).model.model
+    leave = MUFCForgetClient(model, NAMES[3], server_state=folder)
+    first = simulate(leave, clients).metrics
+    assert (first["removed"], first["clients"]) == (5, 3)
+    again = simulate(leave, clients if here else clients[:3]).metrics
+    counts = {"version": 2, "clients": 3, "rows": 29, "removed": 0, "changed": 0}
+    assert {name: again[name] for name in counts} == counts
+    assert ServerState(folder, model).load().version == 2
+
+
+def test_a_model_that_cannot_forget_says_so(clients, folder, caplog):
+    simulate(MUFC(3), clients, seed=0)
+    assert "this model cannot forget" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [[1, 4], 17, None])
+def test_requests_of_another_kind(wrong):
+    with pytest.raises(ValueError, match="forget must be text or a mapping"):
+        MUFCUnlearn("0123456789abcdef", wrong)
+
+
+def test_columns_outside_the_box_have_a_name(clients, folder):
+    clients[1].columns = ["age", "income"]
+    clients[1].X = clients[1].X + [0, 7]
+    assert refusal(lambda: train(clients, folder)) == (
+        "party 'south' failed in 'mufc_train': column 'income' must have values inside "
+        "the agreed box"
+    )

@@ -1,0 +1,337 @@
+"""Twenty clients of which one fails, and messages that were changed on their way.
+
+Whatever happens, the run ends with a reason or q is that of those who take part.
+"""
+
+import logging
+import re
+import sqlite3
+
+import numpy as np
+import pytest
+from faults import Clock, Fault, FaultyGrid
+from forgetting import centroid_ids, check, federation, plain_q, q_of
+
+from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.messages import pack, unpack
+from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.unlearning import ClientState, ServerState, list_models
+
+TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
+BAD = 11
+SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
+
+
+def twenty(folder=None):
+    """Return twenty clients with three rows each, with a state-dir if a folder."""
+    rng = np.random.default_rng(2)
+    found = []
+    for j in range(20):
+        X = rng.uniform(-0.5, 0.5, size=(3, 2))
+        ids = np.array([f"c{j:02d}.{i}" for i in range(3)])
+        own = None if folder is None else folder / f"c{j:02d}"
+        found.append(Party(X, ids=ids, name=f"c{j:02d}", state_dir=own))
+    return found
+
+
+@pytest.fixture
+def three(tmp_path):
+    return federation(tmp_path)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let twenty state files be written without waiting for the disk."""
+    connect = sqlite3.connect
+
+    def unsafe(*args, **kwargs):
+        db = connect(*args, **kwargs)
+        return Hasty(db)
+
+    class Hasty:
+        """A connection that does not wait."""
+
+        def __init__(self, db):
+            self.db = db
+
+        def execute(self, sql, *args):
+            """Run a statement."""
+            return self.db.execute(sql.replace("= EXTRA", "= OFF"), *args)
+
+        def __getattr__(self, name):
+            return getattr(self.db, name)
+
+    monkeypatch.setattr(sqlite3, "connect", unsafe)
+
+
+# -- a client that drops out -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        ("hello", "raise"),
+        ("mufc_train", "unavailable"),
+        ("mufc_commit", "lose reply"),
+    ],
+)
+def test_one_of_twenty_drops_out(clock: Clock, action, kind):
+    """One kind at each step; the others are the frame's tests."""
+    grid = FaultyGrid(twenty(), [Fault(kind, action, BAD, nth=None)], clock)
+    with pytest.raises(PartyFailed) as caught:
+        MUFC(**SETTINGS, seed=1).start(grid, timeout=TIMEOUT)
+    who = "node 1011" if action == "hello" else "c11"
+    assert str(caught.value).startswith(f"party {who!r} failed in {action!r}: ")
+    assert grid.struck
+
+
+@pytest.mark.parametrize("action", ["mufc_train", "mufc_commit"])
+def test_the_nineteen_others_train(clock: Clock, tmp_path, quick, action):
+    """Where it is allowed: q is that of their rows, and they can forget."""
+    clients = twenty(tmp_path)
+    grid = FaultyGrid(clients, [Fault("raise", action, BAD, nth=None)], clock)
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS, server_state=server, allow_missing=True, seed=1)
+    result = strategy.start(grid, timeout=TIMEOUT)
+    model = result.model.model
+    assert result.metrics["rows"] == 57
+    assert result.model.missing == ["c11"]
+    others = clients[:BAD] + clients[BAD + 1 :]
+    check(others, server, model)
+
+
+def test_one_of_twenty_drops_out_while_rows_are_forgotten(
+    clock: Clock, tmp_path, quick, caplog
+):
+    """At each step: an error, then the task again, which has the result."""
+    caplog.set_level(logging.CRITICAL)
+    clients, server = twenty(tmp_path), tmp_path / "server"
+    strategy = MUFC(**SETTINGS, server_state=server)
+    model = simulate(strategy, clients, seed=1).model.model
+    gone = [centroid_ids(clients[BAD], model)[0], centroid_ids(clients[7], model)[0]]
+    request = MUFCUnlearn(
+        model, {"c11": gone[:1], "c07": gone[1:]}, server_state=server
+    )
+    for action, version in (("mufc_forget", 1), ("mufc_commit", 2)):
+        fault = Fault("unavailable", action, BAD, nth=None)
+        with pytest.raises(PartyFailed, match=action):
+            request.start(FaultyGrid(clients, [fault], clock), timeout=TIMEOUT)
+        assert ServerState(server, model).version == version
+        assert ClientState(clients[BAD].state_dir, model).version == 1
+    simulate(request, clients)
+    check(clients, server, model, gone)
+
+
+def test_a_client_of_the_model_that_stays_away_is_missed(three, tmp_path):
+    """Its rows would stay in no sum: the others' would be a wrong q."""
+    server = tmp_path / "server"
+    model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
+    before = ServerState(server, model).load()
+    for strategy in (
+        MUFCUnlearn(model, "north:north.1", server_state=server),
+        MUFCForgetClient(model, "south", server_state=server),
+    ):
+        with pytest.raises(FederationError, match="'west' does not"):
+            simulate(strategy, three[:2])
+    assert q_of(ServerState(server, model).load()) == q_of(before)
+    check(three, server, model)
+
+
+@pytest.mark.parametrize("action", ["mufc_train", "mufc_commit"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("lose reply", "reply unavailable", "duplicate", "reorder", "unavailable"),
+        *("damage reply array", "damage request array", "damage request setting"),
+    ],
+)
+def test_whatever_happens_once_the_result_is_the_same(
+    clock: Clock, three, tmp_path, kind, action
+):
+    """Or the client is named. Steps that are asked again give the same reply."""
+    expected = simulate(MUFC(**SETTINGS), three, seed=1).model
+    server = tmp_path / "server"
+    grid = FaultyGrid(three, [Fault(kind, action, 1)], clock)
+    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
+    if kind == "lose reply":
+        with pytest.raises(PartyFailed, match=f"'south' failed in '{action}': no rep"):
+            strategy.start(grid, timeout=TIMEOUT)
+        return
+    model = strategy.start(grid, timeout=TIMEOUT).model
+    assert grid.struck
+    np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)
+    assert model.sizes_.tolist() == expected.sizes_.tolist()
+    check(three, server, model.model)
+    again = Fault(kind, action.replace("train", "forget"), 0)
+    gone = [centroid_ids(three[0], model.model)[0]]
+    request = MUFCUnlearn(model.model, {"north": gone}, server_state=server)
+    request.start(FaultyGrid(three, [again], clock), timeout=TIMEOUT)
+    check(three, server, model.model, gone)
+
+
+# -- messages that were changed, with a digest that fits -------------------------------
+
+
+class Changed(InProcessGrid):
+    """Changes what clients have sent in one step, and seals it anew."""
+
+    def __init__(self, parties, action, change):
+        super().__init__(parties)
+        self.action, self.change, self.held = action, change, {}
+
+    def push_messages(self, messages):
+        """Hold the replies of the step back until all have come."""
+        numbers = super().push_messages(messages)
+        for number in numbers:
+            reply = self._replies[number]
+            if not reply.has_content():
+                continue
+            values, frame = unpack(reply.content)
+            if "message" in values and self.change:
+                frame.pop("digest")
+                self.held[number] = values, frame
+        if len(self.held) == len(self._parties):
+            self.change([values for values, _ in self.held.values()])
+            for number, (values, frame) in self.held.items():
+                self._replies[number].content = pack(values, frame)
+            self.held = {}
+        return numbers
+
+    def pull_messages(self, message_ids):
+        """Return nothing of the step before all is there."""
+        return [] if self.held else super().pull_messages(message_ids)
+
+
+P = np.uint64(2**61 - 1)
+
+
+def changed(place, by=1):
+    """Return a change of one element of one message."""
+
+    def change(replies):
+        message = replies[1]["message"].copy()
+        message[place] = (message[place] + np.uint64(by)) % P
+        replies[1]["message"] = message
+
+    return change
+
+
+def doubled(replies):
+    """Send one client's message in the place of another's."""
+    replies[1]["message"] = replies[0]["message"]
+
+
+def without_mask(replies):
+    """Leave out a message: its mask is missing."""
+    replies[1]["message"] = np.zeros_like(replies[1]["message"])
+
+
+def shorter(replies):
+    """Cut a message."""
+    replies[1]["message"] = replies[1]["message"][:-1]
+
+
+def real(replies):
+    """Send real numbers."""
+    replies[1]["message"] = replies[1]["message"].astype(float)
+
+
+def absent(replies):
+    """Send none."""
+    del replies[1]["message"]
+
+
+def too_large(replies):
+    """Send what is no element of the field."""
+    replies[1]["message"] = replies[1]["message"] | np.uint64(7 << 61)
+
+
+CHANGES = {
+    "sum of counts": changed(0),
+    "power sum": changed(5, 12345),
+    "last power sum": changed(11),
+    "coordinates": changed(12, 99),
+    "last coordinates": changed(-1),
+    "doubled": doubled,
+    "mask missing": without_mask,
+    "shorter": shorter,
+    "real": real,
+    "absent": absent,
+    "too large": too_large,
+}
+REASONS = "|".join(
+    [
+        "the rows of the clients must add up to a number from 0 to 2.40: a message is",
+        *("counts of all clients must add up", "must hold at most"),
+        "must hash to its point",
+    ]
+)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("task", ["train", "unlearn"])
+def test_a_changed_message_never_gives_a_wrong_q(three, tmp_path, name, task):
+    """With local_clusters = 2 and three clients: 12 power sums, 6 of coordinates."""
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS | {"local_clusters": 2}, server_state=server, seed=1)
+    if task == "unlearn":
+        model = simulate(strategy, three).model.model
+        gone = [centroid_ids(three[0], model)[0]]
+        strategy = MUFCUnlearn(model, {"north": gone}, server_state=server)
+    with pytest.raises((FederationError, PartyFailed)) as caught:
+        strategy.start(Changed(three, task, CHANGES[name]), timeout=TIMEOUT)
+    text = str(caught.value)
+    assert "\n" not in text
+    if name not in ("shorter", "real", "absent", "too large"):
+        assert re.search(REASONS, text)
+    if name in ("shorter", "real", "absent"):
+        assert isinstance(caught.value, PartyFailed)
+        assert "'message'" in text
+    if task == "train":
+        assert list_models(server) == []
+        return
+    simulate(MUFCStatus(model, server_state=server), three)
+    check(three, server, model)
+    simulate(strategy, three)
+    check(three, server, model, gone)
+
+
+def test_a_change_of_all_replies_is_none_where_nothing_is_changed(three, tmp_path):
+    """Of the grid that changes messages."""
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
+    model = strategy.start(Changed(three, "train", lambda replies: None)).model.model
+    check(three, server, model)
+
+
+def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
+    """All that a client has sent comes again, in another session or as another's.
+
+    The number of rows is noise then: eight times, of either sign.
+    """
+    kept = {}
+    strategy = MUFC(**SETTINGS, seed=1)
+    first = Changed(three, "train", lambda replies: kept.update(replies[1]))
+    strategy.start(first)
+    for change in (
+        lambda replies: replies[1].update(message=kept["message"]),
+        *[lambda replies: replies[1].update(kept)] * 4,
+        *[lambda replies: replies[1].update(replies[0])] * 4,
+    ):
+        with pytest.raises(FederationError, match=REASONS):
+            strategy.start(Changed(three, "train", change))
+
+
+def test_plain_q_is_what_the_check_compares(three, tmp_path):
+    """A wrong q is found out by the check itself."""
+    server = tmp_path / "server"
+    model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
+    now = ServerState(server, model).load()
+    assert sum(plain_q(three[0].X[:2], [1, 2], now.settings).values()) == 3
+    counts = now.counts.copy()
+    counts[0] += 1
+    state = ServerState(server, model)
+    state.save(2, now.bins, counts, now.centers, now.clients, "unlearn")
+    with pytest.raises(AssertionError):
+        check(three, server, model)

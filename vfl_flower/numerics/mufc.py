@@ -1,0 +1,594 @@
+"""Clusters that can forget: local seeding, redraw, quantisation, global clusters.
+
+The symbols are those of [1]: client l holds n^(l) rows and its centroids C^(l); gamma
+is the quantisation step, B the number of bins of a column, q the number of rows in each
+bin, X_s the server's points, C_s its K centres, X_R the rows to remove and X' the
+others.
+
+References
+----------
+[1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
+federated clusters", ICLR 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import assign, draw, lloyd, weighted_kmeans
+from vfl_flower.typing import Array
+
+MAX_SERVER_BYTES = 2**28
+"""Largest size of X_s drawn at random, but for one point a bin; then points weigh."""
+
+POINTS = ("uniform", "weighted")
+"""How a bin's rows become points of X_s."""
+
+
+def initialise(
+    blocks: RowBlocks,
+    k: int,
+    rng: np.random.Generator,
+    prefix: Array | None = None,
+) -> tuple[Array, Array]:
+    """Draw centroids among the rows by k-means++, in an order that is kept.
+
+    Line 2 of Algorithm 1: the first is a uniform row, each further one is row x with
+    probability d^2(x, C) / phi_c(X; C). With a prefix, lines 5-14 of Algorithm 3: these
+    come first, and only the others are drawn.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows; to unlearn, the remaining ones X'. May have none.
+    k : int
+        K' of a client: the largest number of centroids.
+    rng : numpy.random.Generator
+        Source of the draws.
+    prefix : Array of int, shape (i,), optional
+        Numbers in `blocks` of the centroids to keep: those that `surviving` returns,
+        renumbered. Default: none, a fresh initialisation.
+
+    Returns
+    -------
+    rows : Array of int64, shape (k',)
+        Numbers of the centroids in the order drawn, no two of equal values:
+        k' = min(k, number of rows at a squared distance above 0 from one another).
+    labels : Array of int64, shape (n,)
+        Nearest centroid of each row, the first of equally near ones; each has a row.
+
+    Raises
+    ------
+    ValueError
+        `k` is below 1; `prefix` is longer than k, names no row or two equal ones; or
+        distances are not finite.
+
+    Notes
+    -----
+    Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
+    Given the centroids before it, the next one is a D^2 draw from X that fell outside
+    X_R, which has the law of a D^2 draw from X', or a draw from X' in its place;
+    so it is a D^2 draw from X' in either case, and by induction the sequence of rows
+    has the law of a fresh run on X'. Several requests one after another are exact too,
+    and so is a removed row with an equal twin.
+
+    It does not hold for a set X_R chosen after a look at the centroids, such as "the
+    first one", nor for the rows of highest cost under the present C_s, as in Section 6
+    of [1]: such a set tells something of the draws. No removed row is a centroid then
+    either, but given X_R the law is not that of a fresh run.
+
+    It is exact up to rounding: a probability is off by about n 2^-53 of itself.
+
+    Examples
+    --------
+    >>> blocks = RowBlocks(np.array([[0.0], [9.0], [0.0]]))
+    >>> initialise(blocks, 3, np.random.default_rng(0), np.array([2]))
+    (array([2, 1]), array([0, 1, 0]))
+    """
+    n = len(blocks)
+    kept = [] if prefix is None else [int(row) for row in prefix]
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if len(kept) > k or not all(0 <= row < n for row in kept):
+        raise ValueError(
+            f"prefix must have at most k = {k} row numbers below {n}, got {kept}"
+        )
+    nearest = np.full(n, np.inf)  # d^2(x, C)
+    labels = np.zeros(n, np.int64)
+    rows: list[int] = []
+    for j in range(k):
+        if j < len(kept):
+            row = kept[j]
+        elif nearest.any():
+            row = int(draw(nearest if rows else np.ones(n), 1, rng)[0])
+        else:  # each row equals a centroid
+            break
+        if nearest[row] == 0:
+            raise ValueError(f"prefix must name rows of distinct values, got {kept}")
+        center = blocks.take(np.array([row]))
+        distances = np.concatenate([_squared_distances(b, center) for b in blocks])
+        if not distances.max() < np.inf:
+            raise ValueError("distances between rows must be finite")
+        closer = distances < nearest
+        labels[closer] = j
+        nearest[closer] = distances[closer]
+        rows.append(row)
+    return np.array(rows, np.int64), labels
+
+
+def surviving(centroids: Array, removed: Array) -> Array:
+    """Return the centroids drawn before the first removed one.
+
+    Lines 2-10 of Algorithm 3. Where all survive, C' = C and nothing is redrawn: a
+    client only subtracts the removed rows, by `local_labels`, from its cluster sizes.
+
+    Parameters
+    ----------
+    centroids : Array, shape (k',)
+        Row numbers or ids of the centroids, in the order drawn.
+    removed : Array, shape (r,)
+        Row numbers or ids of X_R.
+
+    Returns
+    -------
+    Array, shape (i,)
+        c_1 .. c_i.
+
+    Examples
+    --------
+    >>> surviving(np.array([7, 2, 5]), np.array([1, 5, 2]))
+    array([7])
+    """
+    hit = np.isin(centroids, removed)
+    return centroids[: hit.argmax()] if hit.any() else centroids
+
+
+def local_labels(rows: Array, centroids: Array) -> Array:
+    """Return the nearest centroid of a few rows, as `initialise` labels them.
+
+    Parameters
+    ----------
+    rows : Array, shape (r, d)
+        Rows, such as X_R. It holds r k' d numbers.
+    centroids : Array, shape (k', d)
+        C^(l), at least one.
+
+    Returns
+    -------
+    Array of int64, shape (r,)
+        The labels, the first of equally near centroids.
+
+    Examples
+    --------
+    >>> local_labels(np.array([[1.0], [5.0]]), np.array([[0.0], [6.0], [2.0]]))
+    array([0, 1])
+    """
+    return np.asarray(_squared_distances(rows[:, None], centroids).argmin(axis=1))
+
+
+def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
+    """Run Lloyd's iteration from the drawn centroids (Appendix M.3).
+
+    The result is a function of the drawn rows and the data, so unlearning stays exact:
+    after `initialise` with the surviving prefix, run this again on the remaining rows.
+    It must run after each removal, since every row is in a mean, and never from the
+    present means. So a client stores the drawn rows, and no means.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows.
+    rows : Array of int, shape (k',)
+        The drawn centroids, from `initialise`.
+
+    Returns
+    -------
+    centroids : Array, shape (k'', d)
+        The means, without those that no row is nearest to.
+    labels : Array of int64, shape (n,)
+        Nearest centroid of each row; each has a row.
+    """
+    if len(rows) == 0:
+        return np.empty((0, blocks.shape[1])), np.empty(0, np.int64)
+    centers = lloyd(blocks, blocks.take(rows))
+    labels = np.concatenate([assign(block, centers)[0] for block in blocks])
+    occupied, labels = np.unique(labels, return_inverse=True)
+    # A mean of equal numbers may round out of their range, thus out of the box.
+    low = np.min([block.min(axis=0) for block in blocks], axis=0)
+    high = np.max([block.max(axis=0) for block in blocks], axis=0)
+    return np.clip(centers[occupied], low, high), labels
+
+
+@dataclass(frozen=True, eq=False)
+class Quantizer:
+    """The bins of line 3 of Algorithm 1 and Appendix H, over a public box.
+
+    A column is scaled to y in [-1/2, 1/2], and its bin is a(y) = argmin_j |y - gamma j|
+    plus A, the largest such j, so that bins count from 0.
+
+    Differs from [1] in: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded up
+    to an odd number, where [1] counts 1 / gamma. 2. The outermost bins end where the
+    box does.
+
+    Parameters
+    ----------
+    lower, upper : Array, shape (d,) or ()
+        The box of each column, or one for all, in the unit of the data. It must be
+        agreed and not be taken from the rows: else it tells of removed ones. A column
+        with both equal is constant.
+    gamma : float
+        Step, in (0, 1], in sides of the box; [1] takes 1 / sqrt(n), n the rows of all
+        clients at the training.
+
+    Raises
+    ------
+    ValueError
+        `gamma` is not in (0, 1] or gives 2^53 bins or more; the bounds are of other
+        shapes, not finite or in the wrong order.
+
+    Examples
+    --------
+    >>> quantizer = Quantizer(np.array([0.0, 0.0]), np.array([1.0, 9.0]), 1 / 3)
+    >>> quantizer.n_bins, quantizer.bits
+    (3, 2)
+    >>> quantizer.bins(np.array([[0.2, 9.0], [0.5, 2.9]]))
+    array([[0, 2],
+           [1, 0]])
+    >>> quantizer.centers(np.array([[0, 2]]))
+    array([[0.16666667, 7.5       ]])
+    """
+
+    lower: Array
+    upper: Array
+    gamma: float
+
+    def __post_init__(self) -> None:
+        """Check the bounds and the step."""
+        if not 2.0**-53 < self.gamma <= 1:
+            raise ValueError(
+                f"gamma must be in (0, 1] with fewer than 2^53 bins, got {self.gamma}"
+            )
+        if np.shape(self.lower) != np.shape(self.upper) or np.ndim(self.lower) > 1:
+            raise ValueError(
+                "lower and upper must have one value or one a column, got shapes "
+                f"{np.shape(self.lower)} and {np.shape(self.upper)}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = np.subtract(self.upper, self.lower, dtype=np.float64)
+        if not np.all((width >= 0) & (width < np.inf)):
+            raise ValueError("lower must be at most upper, and both finite")
+
+    @property
+    def n_bins(self) -> int:
+        """B, the number of bins of a column."""
+        return 2 * self._top + 1
+
+    @property
+    def bits(self) -> int:
+        """Number of bits that hold the bin of one column, at least 1."""
+        return max(1, (self.n_bins - 1).bit_length())
+
+    @property
+    def _top(self) -> int:
+        # A: rint(1 / (2 gamma)) with ties down, so that gamma = 1 / B gives B bins. The
+        # tolerance is for a gamma that is 1 / B but for rounding.
+        return int(np.ceil(0.5 / self.gamma * (1 - 2.0**-50) - 0.5))
+
+    def check(self, points: Array) -> None:
+        """Raise if a row is outside the box.
+
+        Parameters
+        ----------
+        points : Array, shape (m, d)
+            Rows: all of a client, so that it does not depend on the draws.
+
+        Raises
+        ------
+        ValueError
+            The number of columns differs from the box's, or a column has a value that
+            is missing or outside; the message has the column, not the value.
+        """
+        if np.ndim(self.lower) == 1 and points.shape[1] != len(self.lower):
+            raise ValueError(
+                f"rows must have the {len(self.lower)} columns of the agreed box, got "
+                f"{points.shape[1]}"
+            )
+        inside = ((points >= self.lower) & (points <= self.upper)).all(axis=0)
+        if not inside.all():
+            raise ValueError(
+                f"column {int(inside.argmin())}, counted from 0, must have values "
+                "inside the agreed box"
+            )
+
+    def bins(self, points: Array) -> Array:
+        """Return the bin of each point.
+
+        Parameters
+        ----------
+        points : Array, shape (m, d)
+            Points in the box, such as C^(l).
+
+        Returns
+        -------
+        Array of int64, shape (m, d)
+            a(y) + A, from 0 to B - 1.
+
+        Raises
+        ------
+        ValueError
+            As `check` does.
+        """
+        self.check(points)
+        y = (points - self._middle) / np.where(self._width > 0, self._width, 1)
+        a = np.clip(np.rint(y / self.gamma), -self._top, self._top)
+        return a.astype(np.int64) + self._top
+
+    def centers(self, bins: Array) -> Array:
+        """Return the middle of each bin.
+
+        Parameters
+        ----------
+        bins : Array of int, shape (m, d)
+            Bins, from 0 to B - 1.
+
+        Returns
+        -------
+        Array, shape (m, d)
+            The points, in the unit of the data and in the box up to rounding.
+
+        Raises
+        ------
+        ValueError
+            A bin is not from 0 to B - 1.
+        """
+        low, side = self._extent(bins)
+        return low + side / 2
+
+    def sample(self, bins: Array, counts: Array, rng: np.random.Generator) -> Array:
+        """Draw points uniformly inside bins (line 6 of Algorithm 1).
+
+        Parameters
+        ----------
+        bins : Array of int, shape (m, d)
+            Bins, from 0 to B - 1.
+        counts : Array of int, shape (m,)
+            Number of points of each.
+        rng : numpy.random.Generator
+            Source of the draws.
+
+        Returns
+        -------
+        Array, shape (sum counts, d)
+            The points bin by bin, in the unit of the data and in the box up to
+            rounding.
+
+        Raises
+        ------
+        ValueError
+            A bin is not from 0 to B - 1.
+        """
+        low, side = self._extent(bins)
+        points = rng.random((int(counts.sum()), bins.shape[1]))
+        points *= np.repeat(side, counts, axis=0)
+        points += np.repeat(low, counts, axis=0)
+        return points
+
+    @property
+    def _width(self) -> Array:
+        return np.subtract(self.upper, self.lower, dtype=np.float64)
+
+    @property
+    def _middle(self) -> Array:
+        return np.asarray(self.lower + self._width / 2)
+
+    def _extent(self, bins: Array) -> tuple[Array, Array]:
+        """Return the lowest corner and the sides of each bin, in the data's unit."""
+        if bins.size and not 0 <= bins.min() <= bins.max() < self.n_bins:
+            raise ValueError(f"bins must be from 0 to {self.n_bins - 1}")
+        a = bins - self._top
+        low = np.maximum(self.gamma * (a - 0.5), -0.5)
+        high = np.minimum(self.gamma * (a + 0.5), 0.5)
+        return self._middle + low * self._width, (high - low) * self._width
+
+
+def server_points(
+    quantizer: Quantizer,
+    bins: Array,
+    counts: Array,
+    rng: np.random.Generator,
+    points: str = "uniform",
+    max_bytes: int = MAX_SERVER_BYTES,
+) -> tuple[Array, Array]:
+    """Turn the counted bins into weighted points (line 6 of Algorithm 1).
+
+    Parameters
+    ----------
+    quantizer : Quantizer
+        The bins' geometry.
+    bins : Array of int, shape (m, d)
+        The bins with q_j > 0.
+    counts : Array of int, shape (m,)
+        q_j, in rows; at least 1.
+    rng : numpy.random.Generator
+        Source of the draws.
+    points : {"uniform", "weighted"}
+        q_j uniform points inside bin j, each of weight 1; or its middle with weight
+        q_j.
+    max_bytes : int
+        Largest size of the uniform points, but for one a bin. Where q_j points a bin
+        would need more, each bin has fewer, a share of q_j rounded up, and they weigh
+        q_j together.
+
+    Returns
+    -------
+    X_s : Array, shape (m', d)
+        The points, in the unit of the data.
+    weights : Array, shape (m',)
+        Their weights, in rows; the sum is that of q.
+
+    Raises
+    ------
+    ValueError
+        `points` is none of these, a count is below 1, or a bin is not from 0 to B - 1.
+    """
+    if points not in POINTS:
+        raise ValueError(f"points must be one of {', '.join(POINTS)}, got {points!r}")
+    if len(counts) and counts.min() < 1:
+        raise ValueError(f"counts must be at least 1, got {counts.min()}")
+    if points == "weighted":
+        return quantizer.centers(bins), counts.astype(np.float64)
+    share = min(1.0, max_bytes / (8 * bins.shape[1]) / max(1, int(counts.sum())))
+    drawn = np.ceil(counts * share).astype(np.int64)
+    return quantizer.sample(bins, drawn, rng), np.repeat(counts / drawn, drawn)
+
+
+def server_centroids(
+    X_s: Array, weights: Array, k: int, rng: np.random.Generator, n_init: int = 10
+) -> Array:
+    """Cluster the server's points (line 7 of Algorithm 1, line 5 of Algorithm 5).
+
+    Parameters
+    ----------
+    X_s : Array, shape (m, d)
+        Points, from `server_points`; in Algorithm 5 the clients' centroids themselves.
+    weights : Array, shape (m,)
+        Positive weight of each, in rows.
+    k : int
+        K, the number of global clusters.
+    rng : numpy.random.Generator
+        Source of the starts.
+    n_init : int
+        Number of starts; the best is kept.
+
+    Returns
+    -------
+    Array, shape (K', d)
+        C_s; K' < K where fewer points are distinct, as when almost everything has been
+        forgotten.
+
+    Raises
+    ------
+    ValueError
+        `k` is below 1, or there is no point.
+    """
+    if len(X_s) == 0:
+        raise ValueError("clusters need at least one row among the clients, got 0")
+    distinct = len(initialise(RowBlocks(X_s), k, rng)[0])
+    return weighted_kmeans(X_s, distinct, weights, rng, n_init)[0]
+
+
+def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
+    """Give each row the global cluster of its local centroid (Definition 3.1).
+
+    Parameters
+    ----------
+    centroids : Array, shape (k', d)
+        C^(l), not quantised.
+    labels : Array of int, shape (n,)
+        Local cluster of each row.
+    centers : Array, shape (K, d)
+        C_s.
+
+    Returns
+    -------
+    Array of int64, shape (n,)
+        Global cluster of each row.
+    """
+    if len(centroids) == 0:
+        return np.empty(0, np.int64)
+    return assign(centroids, centers)[0][labels]
+
+
+def contributions(
+    blocks: RowBlocks, centers: Array, labels: Array | None = None
+) -> Array:
+    """Return what each row adds to the objective.
+
+    Their sum over the clients is phi_f of equation 2 with the induced labels, and the
+    cost of the nearest centres with none. Either divided by the lowest pooled cost
+    phi_c* is a loss ratio.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows.
+    centers : Array, shape (K, d)
+        C_s.
+    labels : Array of int, shape (n,), optional
+        Global cluster of each row, from `induced_labels`. Default: the nearest.
+
+    Returns
+    -------
+    Array, shape (n,)
+        |x_i - c_i|^2, in the data's unit squared.
+    """
+    parts, start = [np.empty(0)], 0
+    for block in blocks:
+        part = slice(start, start := start + len(block))
+        if labels is None:
+            parts.append(assign(block, centers)[1])
+        else:
+            parts.append(_squared_distances(block, centers[labels[part]]))
+    return np.concatenate(parts)
+
+
+def best_cost(X: Array, k: int, rng: np.random.Generator, n_init: int = 10) -> float:
+    """Estimate phi_c*: the lowest cost of several pooled runs of k-means++.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        The rows of all clients.
+    k : int
+        K.
+    rng : numpy.random.Generator
+        Source of the starts.
+    n_init : int
+        Number of starts.
+
+    Returns
+    -------
+    float
+        sum_i min_l |x_i - c_l|^2, in the data's unit squared.
+
+    Raises
+    ------
+    ValueError
+        `k` is below 1 or above the number of rows.
+    """
+    return weighted_kmeans(X, k, np.ones(len(X)), rng, n_init)[1]
+
+
+def adversarial_order(
+    blocks: RowBlocks, centers: Array, labels: Array | None = None
+) -> Array:
+    """Order the rows by their contribution to the objective, the largest first.
+
+    The adversarial removals of Section 6. With centres from a run of its own on the
+    pooled rows the order is independent of the clients' draws, and unlearning in it is
+    exact; with the present C_s and induced labels, as in [1], it is not.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows.
+    centers : Array, shape (K, d)
+        Global centres.
+    labels : Array of int, shape (n,), optional
+        Global cluster of each row. Default: the nearest.
+
+    Returns
+    -------
+    Array of int64, shape (n,)
+        Row numbers; of equal ones the lowest first.
+    """
+    return np.argsort(-contributions(blocks, centers, labels), kind="stable")
+
+
+def _squared_distances(rows: Array, centers: Array) -> Array:
+    # From the differences, so that it is exactly 0 for a row that equals the centre.
+    difference = rows - centers
+    return np.asarray(np.einsum("...j,...j->...", difference, difference))

@@ -1,0 +1,350 @@
+"""Arithmetic modulo a prime, and sparse sums recovered from their power sums.
+
+[1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
+Federated Clusters", ICLR 2023. Algorithm 2 sends S_i = sum_j q_j j^(i-1) instead of
+the sparse vector q; here the j are the points x_j and the q_j the values v_j.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+MERSENNE_61 = 2**61 - 1
+"""The prime whose products need no division: 2^61 = 1 modulo it."""
+
+_LIMB = 21
+"""Bits of a part of an element: three parts make 61 bits."""
+
+_INNER = 1 << 11
+"""Terms of a float64 sum of products of two parts, which stays below 2^53: exact."""
+
+_POINTS = 1 << 10
+"""Points at a time, so that tables of powers stay small."""
+
+
+@dataclass(frozen=True)
+class PrimeField:
+    """The integers modulo a prime p, as NumPy arrays of uint64 below p.
+
+    Every array that a method takes holds elements, of type uint64 and below p, and
+    this is not checked. Arrays broadcast as in NumPy.
+
+    Parameters
+    ----------
+    p : int
+        2^61 - 1, or a prime below 2^32.
+
+    Raises
+    ------
+    ValueError
+        If `p` is neither.
+
+    Examples
+    --------
+    >>> field = PrimeField(13)
+    >>> a = np.array([3, 12], dtype=np.uint64)
+    >>> field.add(a, a), field.inverse(a)
+    (array([ 6, 11], dtype=uint64), array([ 9, 12], dtype=uint64))
+    """
+
+    p: int = MERSENNE_61
+
+    def __post_init__(self) -> None:
+        """Check that `p` is a prime which the arithmetic can do."""
+        p = operator.index(self.p)
+        small = 2 <= p < 2**32 and all(p % q for q in range(2, math.isqrt(p) + 1))
+        if not small and p != MERSENNE_61:
+            raise ValueError(f"p must be 2^61 - 1 or a prime below 2^32, got {p}")
+        object.__setattr__(self, "p", p)
+
+    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Sum ``a + b`` modulo p, elementwise; into `out`, which may be `a`."""
+        with np.errstate(over="ignore"):
+            total = np.add(a, b, out=out)
+            # Where total < p, total - p wraps round to a number above it.
+            return np.asarray(np.minimum(total, total - np.uint64(self.p), out=out))
+
+    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Difference ``a - b`` modulo p, elementwise; into `out` as in `add`."""
+        with np.errstate(over="ignore"):
+            total = np.subtract(a, b, out=out)
+            return np.asarray(np.minimum(total, total + np.uint64(self.p), out=out))
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        """Product ``a b`` modulo p, elementwise.
+
+        For p = 2^61 - 1, with a = 2^32 a_1 + a_0 and b alike: 2^64 = 2^3, and the
+        middle term m = a_1 b_0 + a_0 b_1 < 2^62 splits at its bit 29, since
+        2^32 2^29 = 1. The sum of all parts is below 2^63.
+        """
+        if self.p != MERSENNE_61:
+            return np.asarray(a * b % np.uint64(self.p))
+        low_32, low_29, p = (
+            np.uint64(2**32 - 1),
+            np.uint64(2**29 - 1),
+            np.uint64(self.p),
+        )
+        a_1, a_0, b_1, b_0 = a >> 32, a & low_32, b >> 32, b & low_32
+        middle = a_1 * b_0 + a_0 * b_1
+        low = a_0 * b_0
+        total = (a_1 * b_1 << 3) + (middle >> 29) + ((middle & low_29) << 32)
+        total += (low & p) + (low >> 61)
+        total = (total & p) + (total >> 61)
+        with np.errstate(over="ignore"):
+            return np.asarray(np.minimum(total, total - p))
+
+    def power(self, a: Array, exponent: int) -> Array:
+        """Power ``a^exponent`` modulo p, elementwise; the exponent at least 0."""
+        result = np.ones_like(a)
+        for bit in f"{exponent:b}":
+            result = self.multiply(result, result)
+            if bit == "1":
+                result = self.multiply(result, a)
+        return result
+
+    def inverse(self, a: Array) -> Array:
+        """Inverse ``a^(p - 2)`` modulo p, elementwise.
+
+        Raises
+        ------
+        ZeroDivisionError
+            If an element is 0.
+        """
+        if not np.all(a):
+            raise ZeroDivisionError("0 has no inverse modulo p")
+        return self.power(a, self.p - 2)
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Matrix product modulo p, by exact products of float64 matrices.
+
+        Parameters
+        ----------
+        a : Array, shape (m, k)
+            Elements.
+        b : Array, shape (k, n)
+            Elements.
+
+        Returns
+        -------
+        Array, shape (m, n)
+            Elements.
+        """
+        total = np.zeros((len(a), b.shape[1]), dtype=np.uint64)
+        unit = np.array([2**_LIMB % self.p], dtype=np.uint64)
+        for start in range(0, len(b), _INNER):
+            left = self._limbs(a[:, start : start + _INNER])
+            right = self._limbs(b[start : start + _INNER])
+            part = np.zeros_like(total)
+            for shift in reversed(range(2 * len(left) - 1)):
+                exact = np.zeros_like(total)
+                for i in range(len(left)):
+                    if 0 <= shift - i < len(right):
+                        exact += (left[i] @ right[shift - i]).astype(np.uint64)
+                exact %= np.uint64(self.p)
+                part = self.add(self.multiply(part, unit), exact)
+            total = self.add(total, part)
+        return total
+
+    def _limbs(self, a: Array) -> list[Array]:
+        """Return the parts of `_LIMB` bits of the elements, lowest first, float64."""
+        mask = np.uint64(2**_LIMB - 1)
+        shifts = range(0, self.p.bit_length(), _LIMB)
+        return [(a >> shift & mask).astype(np.float64) for shift in shifts]
+
+    def powers(self, points: Array, count: int) -> Array:
+        """Return x_j^i for i = 0 .. count - 1.
+
+        Parameters
+        ----------
+        points : Array, shape (m,)
+            The x_j, elements.
+        count : int
+            Number of powers, at least 1.
+
+        Returns
+        -------
+        Array, shape (m, count)
+            Elements; the powers of 0 are 1, 0, 0 ...
+        """
+        table = np.ones((len(points), count), dtype=np.uint64)
+        known, step = 1, points
+        while known < count:
+            # x^(known + i) = x^known x^i: each pass doubles what is known.
+            table[:, known : 2 * known] = self.multiply(
+                table[:, : min(known, count - known)], step[:, None]
+            )
+            known, step = 2 * known, self.multiply(step, step)
+        return table
+
+    def power_sums(self, points: Array, values: Array, count: int) -> Array:
+        """Return S_i = sum_j v_j x_j^i for i = 0 .. count - 1.
+
+        Index i is that of S_(i+1) in [1], Algorithm 2, line 2.
+
+        Parameters
+        ----------
+        points : Array, shape (m,)
+            The x_j, elements; repeats are allowed.
+        values : Array, shape (m,) or (m, c)
+            The v_j, elements; each column by itself.
+        count : int
+            Number of sums, at least 1.
+
+        Returns
+        -------
+        Array, shape (count,) or (count, c)
+            Elements.
+
+        Notes
+        -----
+        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j): a table of count / s powers
+        of x_j^s times one of s powers of x_j, about 2 sqrt(count c) products a point
+        instead of count c, and one matrix product.
+        """
+        width = math.prod(values.shape[1:])
+        columns = values.reshape(len(points), width)
+        step = _step(count, width)
+        n_steps = -(-count // step)
+        total = np.zeros((n_steps, step * width), dtype=np.uint64)
+        for start in range(0, len(points), _POINTS):
+            x = points[start : start + _POINTS]
+            small = self.powers(x, step)[:, :, None]
+            terms = self.multiply(small, columns[start : start + _POINTS, None, :])
+            large = self.powers(self.power(x, step), n_steps)
+            product = self.matmul(large.T, terms.reshape(len(x), -1))
+            total = self.add(total, product)
+        return total.reshape(n_steps * step, width)[:count].reshape(
+            count, *values.shape[1:]
+        )
+
+    def evaluate(self, coefficients: Array, points: Array) -> Array:
+        """Return f(x_j) = sum_i c_i x_j^i.
+
+        Parameters
+        ----------
+        coefficients : Array, shape (count, c)
+            The c_i of one polynomial a column, elements, lowest first; count at least
+            1.
+        points : Array, shape (m,)
+            The x_j, elements.
+
+        Returns
+        -------
+        Array, shape (m, c)
+            Elements.
+        """
+        count, width = coefficients.shape
+        # Horner's rule in x^s; within a step, a product with s powers.
+        step = min(count, max(128, _step(count, 1.0 / width)))
+        values = np.zeros((len(points), width), dtype=np.uint64)
+        for start in range(0, len(points), _POINTS):
+            block = values[start : start + _POINTS]
+            x = points[start : start + _POINTS]
+            small, large = self.powers(x, step), self.power(x, step)[:, None]
+            for first in reversed(range(0, count, step)):
+                part = coefficients[first : first + step]
+                product = self.matmul(small[:, : len(part)], part)
+                self.add(self.multiply(block, large), product, out=block)
+        return values
+
+    def points_of(self, sums: Array) -> Array | None:
+        """Find the points of power sums, their values unknown.
+
+        The minimal polynomial of the sequence S_i is g(x) = prod_j (x - x_j), by
+        Berlekamp and Massey, where there are half as many points as sums or fewer
+        ([1], Algorithm 2, line 3, whose g has the coefficients in reverse); its roots
+        are the points.
+
+        Parameters
+        ----------
+        sums : Array, shape (2 N,)
+            S_i for i = 0 .. 2 N - 1, elements.
+
+        Returns
+        -------
+        Array of shape (m,), or None
+            At most N different x_j in increasing order, none of which is 0; None if
+            there are no such points. The sums may still be of no values at them: see
+            whether `power_sums` of what `values_at` returns gives `sums` back.
+        """
+        ring = self._polynomials()
+        minimal = ring.minpoly(sums.tolist())
+        # Without a constant term, 0 is a root.
+        if minimal.degree() > len(sums) // 2 or minimal[0] == 0:
+            return None
+        roots = minimal.roots() if minimal.degree() > 0 else []
+        if len(roots) < minimal.degree():
+            return None
+        return np.array(sorted(int(root) for root, _ in roots), dtype=np.uint64)
+
+    def values_at(self, points: Array, sums: Array) -> Array:
+        """Solve S_i = sum_j v_j x_j^i for the values v_j.
+
+        With g(x) = prod_j (x - x_j), the part of g(x) sum_i S_i x^(-i-1) that has no
+        negative powers is a polynomial h of degree below m, and v_j = h(x_j) / g'(x_j)
+        (Forney's formula).
+
+        Parameters
+        ----------
+        points : Array, shape (m,)
+            The x_j, elements, all different.
+        sums : Array, shape (count, c)
+            S_i for i = 0 .. count - 1, elements, a column for each set of values; the
+            first m rows are used and must be there.
+
+        Returns
+        -------
+        Array, shape (m, c)
+            The v_j, elements.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer sums than points.
+        ZeroDivisionError
+            If two points are equal.
+        """
+        m = len(points)
+        if len(sums) < m:
+            raise ValueError(f"sums must be at least {m}, got {len(sums)}")
+        if m == 0:
+            return np.zeros((0, sums.shape[1]), dtype=np.uint64)
+        ring = self._polynomials()
+        factors = [ring([-x, 1]) for x in points.tolist()]
+        while len(factors) > 1:
+            pairs = zip(factors[::2], factors[1::2], strict=False)
+            odd = factors[-1:] if len(factors) % 2 else []
+            factors = [a * b for a, b in pairs] + odd
+        g = factors[0]
+        coefficients = np.zeros((m, sums.shape[1] + 1), dtype=np.uint64)
+        for c, column in enumerate(sums[:m].T):
+            # S_(m-1) + S_(m-2) x + ...: the series times x^m, cut at x^0.
+            h = (g * ring(column[::-1].tolist())).right_shift(m)
+            _fill(coefficients[:, c], h)
+        _fill(coefficients[:, -1], g.derivative())
+        at_points = self.evaluate(coefficients, points)
+        return self.multiply(at_points[:, :-1], self.inverse(at_points[:, -1:]))
+
+    def _polynomials(self) -> Any:
+        """Return python-flint's ring of polynomials modulo p."""
+        from flint import fmpz_mod_ctx, fmpz_mod_poly_ctx
+
+        return fmpz_mod_poly_ctx(fmpz_mod_ctx(self.p))
+
+
+def _step(count: int, width: float) -> int:
+    """Return the s nearest to sqrt(count / width), for count / s and s width alike."""
+    return max(1, round(math.sqrt(count / width)))
+
+
+def _fill(column: Array, polynomial: Any) -> None:
+    """Write the coefficients of a polynomial to a column of zeros, lowest first."""
+    found = [int(coefficient) for coefficient in polynomial.coeffs()]
+    column[: len(found)] = found

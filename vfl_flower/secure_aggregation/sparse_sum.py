@@ -1,0 +1,480 @@
+"""Secure sums of sparse vectors: counts of bins, as power sums over a prime field.
+
+[1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
+Federated Clusters", ICLR 2023, Algorithm 2 (SCMA). A client's vector q^(l) has an entry
+for each of B^d bins and at most K that are not zero. Instead of q^(l) it sends 2 K L
+power sums of its bins, which the masks of `Field` hide; their sum over the L clients
+tells the server q = sum_l q^(l), and nothing else of a client.
+
+Differs from [1] in:
+
+1. The point of a bin is a keyed hash of its coordinates in the field of 2^61 - 1, and
+   not its number, which takes a prime above B^d: thousands of bits for d = 784. Beside
+   the counts, K L more power sums for each 60 bits of coordinates carry the bin itself,
+   weighted with its count; the server divides by the count, and hashes what it finds to
+   check it. ``field="paper"`` has the points of [1], for B^d below 2^61 - 1.
+2. Every decoded sum is checked: what is not the sum of the clients' vectors is an
+   error that says why, and not another vector.
+3. The prime is 2^61 - 1 in both, even where a smaller one would do: then all but a
+   negligible part of what is not a sum of vectors fails the checks.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vfl_flower.numerics.prime_field import MERSENNE_61, PrimeField
+from vfl_flower.typing import Array
+
+KEY_BYTES = 16
+"""Length of the key of the hash."""
+
+_WORD = 60
+"""Bits of coordinates in an element: all their values lie below 2^61 - 1."""
+
+_ROWS = 256
+"""Bins that are unpacked at a time."""
+
+
+class SparseSumError(ValueError):
+    """A sum cannot be decoded, and no part of it was."""
+
+
+class MasksDoNotCancelError(SparseSumError):
+    """The sum of all counts is wrong: a message is missing, doubled or changed."""
+
+
+class TooManyBinsError(SparseSumError):
+    """No set of at most K L bins has these power sums."""
+
+
+class HashMismatchError(SparseSumError):
+    """The coordinates of a bin do not belong to its point."""
+
+
+class PointCollisionError(SparseSumError):
+    """Two different bins of one client have the same point."""
+
+
+@dataclass(frozen=True)
+class Field(PrimeField):
+    """The integers modulo a prime as a group for masks: elements in, elements out.
+
+    Parameters
+    ----------
+    p : int
+        The prime: 2^61 - 1, or one below 2^32.
+    parties : int
+        Number of parties, at least 1. A sum of more would be exact as well.
+
+    Raises
+    ------
+    ValueError
+        If `parties` is less than 1 or `p` is no such prime.
+
+    Examples
+    --------
+    >>> group = Field(parties=2)
+    >>> a, _ = group.encode(np.array([2**61 - 2, 5], dtype=np.uint64))
+    >>> group.add(a, a)
+    array([2305843009213693949,                  10], dtype=uint64)
+    """
+
+    name: ClassVar[str] = "field"
+    dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
+    protects: ClassVar[bool] = True
+
+    parties: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if self.parties < 1:
+            raise ValueError(f"parties must be at least 1, got {self.parties}")
+        object.__setattr__(self, "parties", operator.index(self.parties))
+
+    @property
+    def label(self) -> str:
+        """Name, prime and parties."""
+        return f"{self.name} {self.p} {self.parties}"
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Return elements as they are, not a copy; nothing is clipped.
+
+        Raises
+        ------
+        ValueError
+            If `values` are not uint64, or one is not below p.
+        """
+        return _elements(values, self), 0
+
+    def decode(self, total: Array) -> Array:
+        """Return a sum of elements as it is: uint64, any shape.
+
+        Raises
+        ------
+        ValueError
+            If `total` is not uint64, or one is not below p.
+        """
+        return _elements(total, self)
+
+    def random(self, take: Callable[[int], bytes], count: int) -> Array:
+        """Return `count` uniform elements, by rejection.
+
+        Each is the lowest bits of eight bytes, little endian, as many as p has. Those
+        that are p or more are left out, and the next eight bytes are read for them.
+        """
+        mask = np.uint64(2 ** self.p.bit_length() - 1)
+        found = np.zeros(0, dtype=self.dtype)
+        while len(found) < count:
+            # One word for each element that is missing: never one too many.
+            words = take(8 * (count - len(found)))
+            drawn = np.frombuffer(words, dtype=self.dtype) & mask
+            found = np.concatenate([found, drawn[drawn < self.p]])
+        return found
+
+
+def _elements(values: Array, group: PrimeField) -> Array:
+    values = np.asarray(values)
+    if values.dtype != np.dtype("<u8"):
+        raise ValueError(f"values must be uint64 elements, got {values.dtype}")
+    if np.any(values >= group.p):
+        raise ValueError(f"values must be elements below p = {group.p}, got a larger")
+    return values
+
+
+@dataclass(frozen=True)
+class SparseSum:
+    """Code of a sparse sum: what a client sends, and what the server reads from it.
+
+    All clients and the server make it with the same arguments.
+
+    Parameters
+    ----------
+    n_clusters : int
+        K, largest number of bins of one client, at least 1.
+    n_clients : int
+        L, number of clients, at least 1.
+    n_columns : int
+        d, coordinates of a bin, at least 1.
+    n_values : int
+        B, values of a coordinate: the integers 0 .. B - 1; from 1 to 2^32.
+    key : bytes
+        Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing, since
+        the server learns every bin of the sum: it may be known to all, but is to be
+        drawn at random for each run, after the data are fixed. Then nobody can prepare
+        bins with the same hash, and any two of m bins have one with a probability
+        below m^2 / 2^62. If they do, decoding fails.
+    field : {"hash", "paper"}
+        Point of a bin: a hash of its coordinates, or its number from 1 to B^d as in
+        [1].
+    p : int
+        The prime, above B^d and n; another than 2^61 - 1 for ``field="paper"`` alone.
+
+    Attributes
+    ----------
+    bits : int
+        Bits of a coordinate, ceil(log2 B), at least 1.
+    n_slots : int
+        K L, largest number of bins in a sum.
+    n_words : int
+        Elements that hold a bin, ceil(d bits / 60); 0 for ``field="paper"``.
+    size : int
+        Elements of a message, 2 K L + K L n_words; of eight bytes each.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range or they do not fit together.
+
+    Notes
+    -----
+    A message alone tells a client's bins: it is the input of a secure sum in the group
+    `Field`. Its size does not depend on them, nor on how many they are.
+
+    A sum is decoded only if the sum of all counts, the number of bins, each count,
+    every power sum and each hash fit. Noise, as a missing mask leaves, passes the first
+    of them with a probability of 2^-61, or n 2^-61 where n is only a bound. Nothing can
+    tell what a client that breaks the protocol adds: true are the bins of those that
+    keep it. With ``field="paper"`` no hash tells more than K L bins from K L others,
+    which happens by chance where K L is small: that each client has at most K is
+    checked by the clients, in `encode`. With a small prime, as in the example of [1],
+    noise may pass as well.
+
+    Examples
+    --------
+    >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))
+    >>> group = Field(parties=2)
+    >>> a = code.encode(np.array([[9, 0, 1], [2, 2, 2]]), np.array([5, 1]))
+    >>> b = code.encode(np.array([[9, 0, 1]]), np.array([4]))
+    >>> code.decode(group.add(a, b), n=10)
+    (array([[2, 2, 2],
+           [9, 0, 1]]), array([1, 9]))
+    """
+
+    n_clusters: int
+    n_clients: int
+    n_columns: int
+    n_values: int
+    key: bytes = b""
+    field: str = "hash"
+    p: int = MERSENNE_61
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        for name in ("n_clusters", "n_clients", "n_columns", "n_values", "p"):
+            # As Python's integers, whose powers do not wrap.
+            value = operator.index(getattr(self, name))
+            object.__setattr__(self, name, value)
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.n_values > 2**32:
+            raise ValueError(f"n_values must be at most 2^32, got {self.n_values}")
+        PrimeField(self.p)
+        if self.field == "hash":
+            if len(self.key) != KEY_BYTES:
+                raise ValueError(
+                    f"key must have {KEY_BYTES} bytes, got {len(self.key)}"
+                )
+            if self.p != MERSENNE_61:
+                raise ValueError(f'p must be 2^61 - 1 for field="hash", got {self.p}')
+        elif self.field == "paper":
+            # Bits first: B^d of many columns would be a huge number.
+            bits = self.n_columns * math.log2(self.n_values)
+            if bits > 61 or self.n_values**self.n_columns >= self.p:
+                raise ValueError(
+                    f'n_values^n_columns must be below p = {self.p} for field="paper", '
+                    f"got {self.n_values}^{self.n_columns}"
+                )
+        else:
+            raise ValueError(f"field must be hash or paper, got {self.field!r}")
+
+    @property
+    def bits(self) -> int:
+        """Bits of a coordinate."""
+        return max(1, (self.n_values - 1).bit_length())
+
+    @property
+    def n_slots(self) -> int:
+        """K L, largest number of bins in a sum."""
+        return self.n_clusters * self.n_clients
+
+    @property
+    def n_words(self) -> int:
+        """Elements that hold the coordinates of a bin."""
+        return -(-self.n_columns * self.bits // _WORD) if self.field == "hash" else 0
+
+    @property
+    def size(self) -> int:
+        """Elements of a message."""
+        return self.n_slots * (2 + self.n_words)
+
+    def encode(self, bins: Array, counts: Array) -> Array:
+        """Return one client's message, before its mask.
+
+        [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L; then, for i =
+        1 .. K L, the same sums with q_j times each word of the bin's coordinates in the
+        place of q_j.
+
+        Parameters
+        ----------
+        bins : Array of int, shape (k, d)
+            Coordinates of the client's bins, 0 .. B - 1; k at most K, and 0 for a
+            client without rows. Repeats are allowed, and their counts add up.
+        counts : Array of int, shape (k,)
+            q_j, rows in each bin, at least 1.
+
+        Returns
+        -------
+        Array of uint64, shape (size,)
+            Elements of the field.
+
+        Raises
+        ------
+        ValueError
+            If bins or counts are of another shape or type or out of range.
+        PointCollisionError
+            If two different bins have one point.
+        """
+        bins, counts = self._checked(bins, counts)
+        field, points = PrimeField(self.p), self._points(bins)
+        if len(np.unique(points)) < len(np.unique(bins, axis=0)):
+            raise PointCollisionError(
+                "bins must have different points, got two with one: take a new key"
+            )
+        sums = field.power_sums(points, counts, 2 * self.n_slots)
+        if self.field == "paper":
+            return sums
+        weighted = field.multiply(counts[:, None], self._pack(bins))
+        payload = field.power_sums(points, weighted, self.n_slots)
+        return np.concatenate([sums, payload.ravel()])
+
+    def decode(self, total: Array, n: int, exact: bool = True) -> tuple[Array, Array]:
+        """Return the bins and counts of a sum of messages.
+
+        [1], Algorithm 2, line 3.
+
+        Parameters
+        ----------
+        total : Array of uint64, shape (size,)
+            Sum of the messages of all clients, without masks; elements of the field.
+        n : int
+            Sum of all counts: the number of rows of all clients, below p.
+        exact : bool
+            False: `n` is only an upper bound of the sum of all counts.
+
+        Returns
+        -------
+        bins : Array of int64, shape (m, d)
+            The bins with a count, each once, in the order of their coordinates, the
+            first one first.
+        counts : Array of int64, shape (m,)
+            q_j, at least 1.
+
+        Raises
+        ------
+        ValueError
+            If `total` is of another shape or type, an element is out of range, or `n`
+            is negative or not below p.
+        MasksDoNotCancelError
+            If the sum of all counts is not `n`, or above it where not `exact`.
+        TooManyBinsError
+            If no set of at most K L bins with counts from 1 to n has these power sums.
+        HashMismatchError
+            If the coordinates of a bin do not belong to its point.
+        """
+        field, n = PrimeField(self.p), operator.index(n)
+        total = _elements(total, field)
+        if total.shape != (self.size,):
+            raise ValueError(f"total must have shape ({self.size},), got {total.shape}")
+        if not 0 <= n < self.p:
+            raise ValueError(f"n must be from 0 to p - 1 = {self.p - 1}, got {n}")
+        sums, payload = np.split(total, [2 * self.n_slots])
+        if sums[0] > n or (exact and sums[0] < n):
+            bound = f"{n}" if exact else f"at most {n}"
+            raise MasksDoNotCancelError(
+                f"the counts of all clients must add up to {bound}, got another "
+                "sum: a message is missing, doubled or changed"
+            )
+        points, counts = self._solve(field, sums, n)
+        if self.field == "paper":
+            number, power = points.astype(np.int64) - 1, self._radix()
+            bins = number[:, None] // power % self.n_values
+        else:
+            weighted = field.values_at(points, payload.reshape(self.n_slots, -1))
+            words = field.multiply(weighted, field.inverse(counts)[:, None])
+            bins = self._opened(words, points)
+        order = np.lexsort(bins.T[::-1])
+        return bins[order], counts.astype(np.int64)[order]
+
+    def _solve(self, field: PrimeField, sums: Array, n: int) -> tuple[Array, Array]:
+        """Return points and counts, both shape (m,), of the sums of the counts."""
+        points = field.points_of(sums)
+        if points is not None:
+            counts = field.values_at(points, sums[:, None])[:, 0]
+            last = self.p if self.field == "hash" else self.n_values**self.n_columns
+            # At most K L points that give all 2 K L sums are the only ones ([1],
+            # Appendix J). Their number is known by now; that the decoder found them
+            # is not left to its proof. The first sum is at most n.
+            if (
+                np.all((points <= last) & (counts >= 1))
+                and int(counts.sum(dtype=object)) == int(sums[0])
+                and np.array_equal(field.power_sums(points, counts, len(sums)), sums)
+            ):
+                return points, counts
+        raise TooManyBinsError(
+            f"the sum must hold at most {self.n_slots} bins, each with a count from 1 "
+            f"to {n}, got another one: a client sent too many, or a message is changed"
+        )
+
+    def _checked(self, bins: Array, counts: Array) -> tuple[Array, Array]:
+        """Return bins as int64 and counts as elements."""
+        bins, counts = np.asarray(bins), np.asarray(counts)
+        if bins.ndim != 2 or bins.shape[1] != self.n_columns:
+            raise ValueError(
+                f"bins must have shape (k, {self.n_columns}), got {bins.shape}"
+            )
+        if len(bins) > self.n_clusters:
+            raise ValueError(
+                f"bins must be at most n_clusters = {self.n_clusters}, got {len(bins)}"
+            )
+        if counts.shape != (len(bins),):
+            raise ValueError(
+                f"counts must have shape ({len(bins)},), got {counts.shape}"
+            )
+        if bins.dtype.kind not in "iu" or counts.dtype.kind not in "iu":
+            raise ValueError(
+                f"bins and counts must be integers, got {bins.dtype}, {counts.dtype}"
+            )
+        if np.any((bins < 0) | (bins >= self.n_values)):
+            raise ValueError(
+                f"bins must have coordinates from 0 to {self.n_values - 1}, got others"
+            )
+        if np.any((counts < 1) | (counts >= self.p)):
+            raise ValueError(f"counts must be from 1 to {self.p - 1}, got others")
+        return bins.astype(np.int64), counts.astype(np.uint64)
+
+    def _points(self, bins: Array) -> Array:
+        """Return the point of each bin, shape (k,), from 1 to p - 1."""
+        if self.field == "paper":
+            return (1 + bins @ self._radix()).astype(np.uint64)
+        # 128 bits modulo p - 1: uniform but for 2^-67.
+        digests = (
+            blake2b(row.tobytes(), digest_size=16, key=self.key).digest()
+            for row in bins.astype("<i8")
+        )
+        return np.array(
+            [1 + int.from_bytes(digest, "little") % (self.p - 1) for digest in digests],
+            dtype=np.uint64,
+        )
+
+    def _radix(self) -> Array:
+        """Return B^0 .. B^(d - 1), shape (d,): bin a has number 1 + sum_i a_i B^i."""
+        powers = [self.n_values**i for i in range(self.n_columns)]
+        return np.array(powers, dtype=np.int64)
+
+    def _pack(self, bins: Array) -> Array:
+        """Return the coordinates of bins, 60 bits a word, shape (k, n_words)."""
+        octets = bins.astype("<u4")[:, :, None].view(np.uint8)
+        bits = np.unpackbits(octets, axis=2, bitorder="little")[:, :, : self.bits]
+        padded = np.zeros((len(bins), self.n_words * _WORD), dtype=np.uint8)
+        width = self.n_columns * self.bits
+        padded[:, :width] = bits.reshape(len(bins), width)
+        words = padded.reshape(len(bins), self.n_words, _WORD)
+        return np.packbits(words, axis=2, bitorder="little").view("<u8")[:, :, 0]
+
+    def _unpack(self, words: Array) -> Array:
+        """Return the bins of words, int64, shape (k, d)."""
+        octets = words.astype("<u8")[:, :, None].view(np.uint8)
+        bits = np.unpackbits(octets, axis=2, count=_WORD, bitorder="little")
+        bits = bits.reshape(len(words), -1)[:, : self.n_columns * self.bits]
+        bits = bits.reshape(len(words), self.n_columns, self.bits)
+        coordinates = np.zeros((len(words), self.n_columns, 4), dtype=np.uint8)
+        packed = np.packbits(bits, axis=2, bitorder="little")
+        coordinates[:, :, : packed.shape[2]] = packed
+        return coordinates.view("<u4")[:, :, 0].astype(np.int64)
+
+    def _opened(self, words: Array, points: Array) -> Array:
+        """Return the bins in `words`, each checked by its point."""
+        bins = np.zeros((len(words), self.n_columns), dtype=np.int64)
+        wrong = 0
+        for start in range(0, len(words), _ROWS):
+            rows = slice(start, start + _ROWS)
+            bins[rows] = found = self._unpack(words[rows])
+            fits = np.all(found < self.n_values, axis=1)
+            fits &= np.all(self._pack(found) == words[rows], axis=1)
+            wrong += int(np.sum(~fits | (self._points(found) != points[rows])))
+        if wrong:
+            raise HashMismatchError(
+                f"the coordinates of each bin must hash to its point, got {wrong} of "
+                f"{len(words)} bins whose do not: two bins with one point, which a new "
+                "key cures, or a changed message"
+            )
+        return bins
