@@ -1350,8 +1350,8 @@ def test_share_rows_bounds_what_is_sent_in_the_clear(clients, folder):
 def test_two_clients_in_one_folder(clients, folder):
     clients[1].state_dir = clients[0].state_dir
     assert refusal(lambda: train(clients, folder)) == (
-        "party 'south' failed in 'mufc_train': state-dir must be a folder of this party "
-        "alone"
+        "party 'south' failed in 'mufc_train': state-dir must be a folder of this "
+        "party alone"
     )
 
 
@@ -1390,7 +1390,7 @@ def test_the_party_is_told_which_lines_are_wrong(clients, folder, caplog):
 def test_a_client_that_was_forgotten_is_forgotten_again(tmp_path, folder, here):
     clients = federation(tmp_path, (14, 9, 6, 5))
     model = train(clients, folder).model.model
-    leave = MUFCForgetClient(model, NAMES[3], server_state=folder)
+    leave = MUFCForgetClient(model, clients[3].name, server_state=folder)
     first = simulate(leave, clients).metrics
     assert (first["removed"], first["clients"]) == (5, 3)
     again = simulate(leave, clients if here else clients[:3]).metrics
@@ -1412,7 +1412,7 @@ def test_requests_of_another_kind(wrong):
 
 def test_columns_outside_the_box_have_a_name(clients, folder):
     clients[1].columns = ["age", "income"]
-    clients[1].X = clients[1].X + [0, 7]
+    clients[1].X = clients[1].X + np.array([0, 7])
     assert refusal(lambda: train(clients, folder)) == (
         "party 'south' failed in 'mufc_train': column 'income' must have values inside "
         "the agreed box"
