@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,6 @@ from vfl_flower.simulations.mufc import (
     main,
     message_bytes,
     mixture,
-    on_supernodes,
     pooled,
     removal,
     removal_page,
@@ -369,13 +367,6 @@ def test_whole_runs_forget(data):
     ]
     assert {one["round_trips"] for one in found} == {3}
     assert len(runs_page({"here": found}).splitlines()) == 2 + 2 + 4
-
-
-@pytest.mark.slow
-def test_whole_runs_on_supernodes(data):
-    found = on_supernodes(data, Path(__file__).parents[2], tell=silent)
-    assert [one["round_trips"] for one in found] == [3, 3, 3]
-    assert "slowest party" in runs_page({"there": found})
 
 
 def test_all_sets_can_be_generated_or_say_why(tmp_path):

@@ -18,6 +18,7 @@ from vfl_flower.model_parts import ModelPart, save_part
 from vfl_flower.simulations import InProcessGrid
 from vfl_flower.strategies import (
     FDSKL,
+    MUFC,
     CoresetVKMC,
     CoresetVRLR,
     FDSKLPrediction,
@@ -72,6 +73,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fkk lanczos": FKKMeans(**_one_by_one),
     "fkk without cem": FKKMeans(**_without),
     "fkk columns": FKKMeans(**_columns),
+    "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
 }
 
 
@@ -144,6 +146,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {v: users for v in VARIANTS if v.startswith("fkk") and v != "fkk columns"}
+    made["mufc"] = users
     return made.get(variant, parties)(count)
 
 
@@ -212,7 +215,7 @@ def assert_unchanged(variant: str, result: ProtocolResult, count: int = 2) -> No
     clean = faultless(variant, count)
     own, expected = result.model.arrays(), clean.model.arrays()
     # The number of the run is another each time.
-    if variant.startswith(("fdskl", "fkk")):
+    if variant.startswith(("fdskl", "fkk", "mufc")):
         del own["model"], expected["model"]
     np.testing.assert_equal(own, expected)
     assert result.metrics == clean.metrics
@@ -243,7 +246,9 @@ def assert_failed(variant: str, fault: Fault, clock: Clock) -> PartyFailed:
 def test_every_step_of_the_clients_is_run():
     from vfl_flower.clients.base import STEPS as registered
 
-    assert {action for _, action in STEPS} >= {"hello", *registered}
+    # These need a state on disk: see test_mufc_faults.py and test_mufc_crashes.py.
+    others = {"mufc_forget", "mufc_status"}
+    assert {action for _, action in STEPS} >= {"hello", *registered} - others
 
 
 @pytest.mark.parametrize("kind", KINDS)
