@@ -1,6 +1,7 @@
 """A protocol goes where a Flower strategy goes, and honours what it takes."""
 
 import logging
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -412,6 +413,8 @@ def test_summary_of_a_subclass(caplog):
         (FDSKL, "allow_two_parties"),
         (CoresetVRLR, "allow_two_parties"),
         (CoresetVRLR, "fit_intercept"),
+        (MUFC, "allow_missing"),
+        (partial(MUFCUnlearn, "0123456789abcdef"), "lazy_counts"),
     ],
 )
 def test_what_is_true_or_false_is_nothing_else(strategy, name):

@@ -29,6 +29,7 @@ from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
     check_choice,
+    check_flags,
     check_positive,
     check_whole,
 )
@@ -264,6 +265,7 @@ class MUFC(_Task):
         self.local_clusters, self.box, self.field = local_clusters, box, field
         self.n_init, self.server_state = n_init, server_state
         self.allow_missing = allow_missing
+        check_flags(self, "allow_missing")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithm 1."""
@@ -376,6 +378,7 @@ class MUFCUnlearn(_Task):
         super().__init__(masking=masking, n_parties=n_parties, seed=seed)
         self.model, self.forget, self.lazy_counts = _named(model), forget, lazy_counts
         self.server_state = server_state
+        check_flags(self, "lazy_counts")
         parse_requests(forget)
 
     def shown(self) -> dict[str, Any]:
