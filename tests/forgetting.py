@@ -98,5 +98,7 @@ def check(parties, folder, model, gone=(), left=()):
 def predicted(party, model):
     """Return the ids in a client's file of clusters."""
     path = party.state_dir / f"predictions-{model}.csv"
+    if not path.exists():  # it has left
+        return []
     with path.open(newline="") as file:
         return [row[0] for row in csv.reader(file)][1:]

@@ -1142,3 +1142,10 @@ def test_a_model_that_the_node_does_not_have(node, model, sentence):
     with pytest.raises(PartyError) as caught:
         load_from_context(node)
     assert str(caught.value) == f"party-0: {sentence}"
+
+
+def test_a_wrong_node_config_names_its_party():
+    node = {"data": "/a.csv", "party-name": "rome", "standardize": True}
+    context = Context(1, 2, node, RecordDict(), {"strategy": "fk-kmeans"})
+    with pytest.raises(PartyError, match=r"^party 'rome': standardize must be in the"):
+        load_from_context(context)

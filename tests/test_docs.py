@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,19 @@ def test_notebook_runs(tmp_path, monkeypatch, capsys):
     assert names["result"].ledger.round_trips == 3  # as its comment says
     assert (tmp_path / "model.npz").exists()
     assert "coresets_totals" in capsys.readouterr().out
+
+
+def test_other_examples_of_the_notebook_run(tmp_path, monkeypatch):
+    """One after the other, as one would type them."""
+    monkeypatch.chdir(tmp_path)
+    notebook = README.split("## In a notebook", 1)[1].split("\n## ", 1)[0]
+    names: dict[str, Any] = {}
+    for block in notebook.split("```python\n")[1:]:
+        code = block.split("```", 1)[0].replace('"/tmp/', f'"{tmp_path}/')
+        code = code.replace('f"/tmp/', f'f"{tmp_path}/')
+        exec(compile(code, "README.md", "exec"), names)
+    result = names["result"]
+    assert (result.model.version, result.metrics["removed"]) == (2, 2)
 
 
 def test_run_config_keys_exist():

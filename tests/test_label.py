@@ -101,3 +101,18 @@ def test_what_is_missing_is_said(users, capsys, tmp_path, config, model, reason)
         main([model, "--node-config", config or users[0], "--output", str(output)])
     assert reason in str(ended.value.code)
     assert not output.exists()
+
+
+@pytest.mark.parametrize("output", ["state-0", "nowhere/out.csv"])
+def test_where_the_labels_cannot_go(users, model, tmp_path, output):
+    command = ["--node-config", users[0], "--output", str(tmp_path / output)]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command])
+    assert ended.value.code == "output must be a file in a folder that exists"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_node_config_without_quotes(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["0123456789abcdef", "--node-config", "data=/a b", "--output", "x.csv"])
+    assert "text values in double quotes" in str(ended.value.code)

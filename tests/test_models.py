@@ -384,3 +384,12 @@ def test_more_than_ten_parties_stay_in_order(tmp_path):
     ):
         assert_same(type(model).load(model.save(tmp_path / "m.npz")), model)
         assert_same(type(model).from_arrays(model.to_record()), model)
+
+
+@pytest.mark.parametrize("name", ["text.npz", "array.npy"])
+def test_a_file_that_is_no_model(tmp_path, name):
+    """No advice to load it unsafely, and no stack."""
+    path = tmp_path / name
+    path.write_text("a,b") if name == "text.npz" else np.save(path, np.zeros(3))
+    with pytest.raises(ValueError, match="is damaged, or no saved model"):
+        LinearModel.load(path)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from vfl_flower import Party
@@ -282,3 +283,10 @@ def test_steps_of_the_package_are_there_with_the_app():
         assert STEPS[f"fdskl_{action}"].seals("angles_2")
         assert STEPS[f"fdskl_{action}"].sums == ()
     assert STEPS["fdskl_distances"].seals("distances")
+
+
+def test_columns_of_a_data_frame():
+    frame = pd.DataFrame({"age": [1, 2], 7: [3, 4]})
+    assert Party(frame).columns == ["age", "7"]
+    assert Party(frame, columns=frame.columns[::-1]).columns == ["7", "age"]
+    assert Party(frame.to_numpy()).columns is None

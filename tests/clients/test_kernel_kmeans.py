@@ -289,3 +289,13 @@ def test_labels_of_the_server_are_kept():
     np.testing.assert_array_equal(own.predictions, labels)
     with pytest.raises(PartyError, match="must be those of the 12 rows, got 11"):
         client.take_labels(own, labels[1:])
+
+
+def test_features_of_other_rows_are_not_those_that_were_kept():
+    """A run that failed leaves them; a next one with its seed may have other rows."""
+    party = user()
+    client.gram(party, 1, **setup())
+    party.X = party.X + 1
+    again = client.gram(party, 1)["gram"]
+    other = user(X=party.X)
+    np.testing.assert_array_equal(again, client.gram(other, 1, **setup())["gram"])

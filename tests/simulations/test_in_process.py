@@ -255,3 +255,8 @@ def test_data_that_strategies_write_to_would_be_noticed():
             party.y.flags.writeable = False
     for strategy in STRATEGIES:
         simulate(strategy, parties, seed=0)
+
+
+def test_what_is_no_party():
+    with pytest.raises(ValueError, match="must be of class Party, got ndarray"):
+        InProcessGrid([np.zeros((2, 2))])

@@ -188,7 +188,7 @@ def test_number_of_rounds_is_refused(grid, rounds):
     )
 
 
-@pytest.mark.parametrize("timeout", [0, -1.5, float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1.5, float("nan"), "5"])
 def test_timeout_must_be_some_time(grid, timeout):
     sentence = f"timeout must be more than 0 seconds, got {timeout}"
     with pytest.raises(ValueError, match=sentence):

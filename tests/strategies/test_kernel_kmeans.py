@@ -427,15 +427,18 @@ def test_two_users_that_drop_out_one_after_the_other(clock):
 
 def test_two_users_that_are_left_are_refused(clock):
     faults = [Fault("raise", "kernel_kmeans_gram", m, nth=None) for m in (0, 2)]
-    with pytest.raises(FederationError, match="it needs at least three parties"):
+    with pytest.raises(FederationError, match="it needs at least three parties") as e:
         faulty(clock, *faults, allow_missing=True)
+    text = str(e.value)
+    assert "before that, party 'registry' failed in 'kernel_kmeans_gram'" in text
+    assert text.endswith("the run began again without airline, registry")
 
 
 def test_one_user_that_is_left_is_not_enough(clock):
     """Although two are allowed, and all three are silent at once."""
     faults = [Fault("lose reply", "kernel_kmeans_gram", m, nth=None) for m in (0, 1, 3)]
     settings = {"allow_missing": True, "allow_two_parties": True}
-    with pytest.raises(FederationError, match="the run needs 2 parties, 1 connected"):
+    with pytest.raises(FederationError, match="the run needs 2 parties, 1 left"):
         faulty(clock, *faults, **settings)
 
 
@@ -825,7 +828,8 @@ def test_the_models_of_all_iterations_are_seen():
         seen[t] = KernelKMeansModel.from_arrays(arrays)
 
     result = strategy().start(grid, evaluate_fn=evaluate)
-    assert [t for t in seen if t] == list(range(1, T + 2))
+    assert list(seen) == list(range(T + 2))
+    assert not seen[0].eigenvalues_.size
     last = seen[T + 1].arrays()
     np.testing.assert_equal(last, result.model.arrays())
     np.testing.assert_equal(seen[T].eigenvalues_, result.model.eigenvalues_)
@@ -1096,3 +1100,34 @@ def test_without_a_seed_the_users_draw_a_secret_one():
     assert len(found) == 2
     seeds = {part["seed"] for part in run().model.parts}
     assert len(seeds) == 1  # all users have the same
+
+
+# -- what a user stumbled over ---------------------------------------------------------
+
+
+def test_columns_that_standardizing_leaves_out_are_named(caplog):
+    """A constant one, and one whose variation is lost beside its distance from 0."""
+    X = np.column_stack([data()[0], np.full(N, 3.0), 1e13 + data()[0][:, 0]])
+    run_of = simulate(strategy(standardize=True), users(X=X))
+    assert "columns 5, 6, counted from 0, take no part" in caplog.text
+    labels = np.concatenate(run_of.model.labels_)
+    assert adjusted_rand_score(data()[1], labels) > 0.9
+
+
+def test_a_threshold_above_all_eigenvalues():
+    with pytest.raises(FederationError, match="threshold must be below the largest"):
+        run(threshold=1e9)
+
+
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+def test_columns_too_small_for_their_sums(partition):
+    X = 1e-12 * data()[0]
+    made = users(X=X) if partition == "horizontal" else parties()
+    for party in made:
+        party.X = 1e-12 * party.X if partition == "vertical" else party.X
+    with pytest.raises(FederationError, match="add up to 1e-15 at least"):
+        simulate(strategy(partition=partition), made)
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert run(gamma=np.float32(0.25)).model.gamma == 0.25

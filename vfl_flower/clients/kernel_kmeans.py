@@ -73,7 +73,7 @@ def _features(party: Party, t: int) -> Iterator[Array]:
     own, X = party.state, party.X
     start, stop = feature_range(t, own["D"], own["D_1"])
     key = (t, *(np.asarray(own[n]).tobytes() for n in _SETUP if n in own))
-    if party.cache.get("key") == key:
+    if party.cache.get("key") == key and party.cache["X"] is X:
         yield from party.cache["A"]
         return
     small, kept = 8 * len(X) * (stop - start) <= CACHE_BYTES, []
@@ -82,7 +82,7 @@ def _features(party: Party, t: int) -> Iterator[Array]:
             kept.append(A)
         yield A
     if small:
-        party.cache.update(key=key, A=kept)
+        party.cache.update(key=key, X=X, A=kept)
 
 
 def _W(party: Party, t: int) -> Iterator[Array]:

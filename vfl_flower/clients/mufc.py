@@ -56,7 +56,7 @@ def train(
     settings |= _columns(party) | {"party": party.index}
     blocks = RowBlocks(party.X)
     for block in blocks:
-        _refusing(_quantizer(settings).check, block, party.columns)
+        _refusing(Quantizer.of(settings).check, block, party.columns)
     drawn, labels = initialise(
         blocks, int(settings["local_clusters"]), party.rng("centroids")
     )
@@ -69,7 +69,7 @@ def train(
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
     everything = np.ones(party.n_rows, dtype=bool)
     reply = _sent(party, settings, everything, drawn, sizes, n_clients, key)
-    totals = np.array([sizes.sum(), 0.0, 0.0])
+    totals = np.array([sizes.sum(), 0.0])
     return {**reply, "totals": totals, "kept": party.state_dir is not None}
 
 
@@ -95,7 +95,7 @@ def _sent(
     if settings["privacy"] == "none":
         party.share(drawn)
         return {"centroids": centroids, "sizes": sizes}
-    quantizer = _quantizer(settings)
+    quantizer = Quantizer.of(settings)
     found = _refusing(quantizer.bins, centroids)
     bins, which = np.unique(found, axis=0, return_inverse=True)
     counts = np.zeros(len(bins), dtype=np.int64)
@@ -136,7 +136,8 @@ def commit(
 ) -> Values:
     """Line 9: rows take the global cluster of their centroid; forget what was before.
 
-    The induced objective and sizes go into sums over the clients.
+    The induced objective and sizes go into sums over the clients. One that leaves keeps
+    its audit log and nothing else.
     """
     if party.state_dir is not None:
         state = ClientState(party.state_dir, model)
@@ -155,8 +156,9 @@ def commit(
         _drop_cache(party)
     labels = induced_labels(*_local(party), centers)
     cost = contributions(RowBlocks(party.X, rows=numbers), centers, labels).sum()
-    party.state["labels"] = party.predictions = labels
-    party.predicted, party.model = numbers, model
+    party.state["labels"] = labels
+    if not leaves:
+        party.predictions, party.predicted, party.model = labels, numbers, model
     return {
         "cost": np.array([cost]),
         "sizes": np.bincount(labels, minlength=len(centers)).astype(np.float64),
@@ -187,15 +189,20 @@ def forget(
     if leaves:
         none, nothing = np.zeros(party.n_rows, dtype=bool), np.zeros(0, dtype=np.int64)
         reply = _sent(party, settings, none, nothing, nothing, n_clients, key)
-        return {**reply, "totals": np.zeros(3)}
+        return {**reply, "totals": np.zeros(2)}
     state = _state(party, model, version, before)
     settings, now = state.settings, state.current()
     if now is None:
         raise PartyError(f"training of model {model} was not finished here")
-    if _columns(party) != {name: settings[name] for name in _columns(party)}:
+    if party.X.shape[1] != settings["n_columns"]:
         raise PartyError(
-            "the data must have the columns of training in their order: "
-            f"{settings['n_columns']}, got {party.X.shape[1]}, or other names"
+            f"the data must have the {settings['n_columns']} columns of training, got "
+            f"{party.X.shape[1]}"
+        )
+    if _columns(party)["columns"] != settings["columns"]:
+        raise PartyError(
+            "the data must have the columns of training in their order: their names "
+            "differ"
         )
     asked = list(dict.fromkeys([*ids, *_requests(party)]))
     requested = state.tag(asked)
@@ -257,7 +264,7 @@ def forget(
     if not np.all(kept):
         _drop_cache(party)
     behind = _predictions(party, model) is None
-    totals = np.array([remaining, len(gone), behind], dtype=np.float64)
+    totals = np.array([remaining, behind], dtype=np.float64)
     return {**reply, "totals": totals}
 
 
@@ -349,11 +356,6 @@ def _ids(party: Party) -> list[str]:
     if ids is None:
         raise PartyError("rows are forgotten by their ids: the data need an id-column")
     return [str(value) for value in ids]
-
-
-def _quantizer(settings: dict[str, Any]) -> Quantizer:
-    lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
-    return Quantizer(lower, upper, float(settings["gamma"]))
 
 
 def _refusing(

@@ -13,7 +13,9 @@ federated clusters", ICLR 2023.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -260,6 +262,12 @@ class Quantizer:
             width = np.subtract(self.upper, self.lower, dtype=np.float64)
         if not np.all((width >= 0) & (width < np.inf)):
             raise ValueError("lower must be at most upper, and both finite")
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Quantizer:
+        """Return that of ``lower``, ``upper`` (lists or arrays) and ``gamma``."""
+        lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
+        return cls(lower, upper, float(settings["gamma"]))
 
     @property
     def n_bins(self) -> int:

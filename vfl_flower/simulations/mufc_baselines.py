@@ -226,6 +226,5 @@ class DCKMeans(_OneShot):
             points = np.concatenate(replies.each("centroids"))
         else:
             bins, _, _ = MUFC._counted(self, parties, run, replies, settings, key)
-            lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
-            points = Quantizer(lower, upper, float(settings["gamma"])).centers(bins)
+            points = Quantizer.of(settings).centers(bins)
         return dckm_centroids(points, self.n_clusters, run.rng("k-means"), self.n_init)

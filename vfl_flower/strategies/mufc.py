@@ -75,7 +75,7 @@ class _Task(ProtocolStrategy):
         key: bytes,
     ) -> tuple[Array, Array, Array]:
         """Lines 4 to 7 of Algorithm 1: return bins, counts and global centroids."""
-        quantizer = _quantizer(settings)
+        quantizer = Quantizer.of(settings)
         rng = run.rng("k-means")
         k, n_init = int(settings["n_clusters"]), int(settings["n_init"])
         if settings["privacy"] == "none":
@@ -110,7 +110,7 @@ class _Task(ProtocolStrategy):
             int(settings["local_clusters"]),
             len(parties),
             parties[0].n_columns,
-            _quantizer(settings).n_bins,
+            Quantizer.of(settings).n_bins,
             key,
             str(settings["field"]),
         )
@@ -297,7 +297,7 @@ class MUFC(_Task):
         except ValueError:
             raise FederationError(
                 f"field must be 'hash' for {parties[0].n_columns} columns of "
-                f"{_quantizer(settings).n_bins} bins: their product is above 2^61"
+                f"{Quantizer.of(settings).n_bins} bins: their product is above 2^61"
             ) from None
         replies = parties.ask(
             "mufc_train",
@@ -330,9 +330,9 @@ class MUFCUnlearn(_Task):
     round trip     client l sends                         the server learns
     =============  =====================================  ==========================
     hello          as in training                         all of it
-    forget         as in training; number of rows         the sums over clients: of
-                   removed now, masked                    counts after the removal,
-                                                          and the rows removed
+    forget         as in training; number of rows, and    the sums over clients: of
+                   whether its file of clusters is        counts after the removal,
+                   missing, masked                        so the rows removed
     commit         as in training                         the sums over clients
     =============  =====================================  ==========================
 
@@ -441,7 +441,7 @@ class MUFCUnlearn(_Task):
             changed = bool(removed or leaving)
         if not changed:  # line 4 of Algorithm 4: C_s stays
             centers = before.centers
-        behind = int(replies.sums["totals"][2])
+        behind = int(replies.sums["totals"][1])
         if not removed and not set(leaving) & set(before.clients):
             log.warning("nothing to forget was asked for, or it was forgotten before")
             model = MUFCModel(self.model, before.version, before.centers, kept=True)
@@ -659,11 +659,6 @@ def _clusters(
 
 def _new_key(settings: Mapping[str, Any]) -> bytes:
     return secrets.token_bytes(16) if settings["field"] == "hash" else b""
-
-
-def _quantizer(settings: Mapping[str, Any]) -> Quantizer:
-    lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
-    return Quantizer(lower, upper, float(settings["gamma"]))
 
 
 def _packed(value: Any) -> Any:

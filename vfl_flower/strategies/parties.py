@@ -490,6 +490,10 @@ class Parties(Sequence[PartyInfo]):
         deadline = time.monotonic() + self.timeout
         poll = FIRST_POLL
         while len(nodes := self._nodes()) < wanted:
+            if self._without:  # those that are left have connected before
+                raise FederationError(
+                    f"the run needs {wanted} parties, {len(nodes)} left"
+                )
             if poll == FIRST_POLL:
                 log.info("waiting for %d parties, %d connected", wanted, len(nodes))
             if time.monotonic() > deadline:
