@@ -5,9 +5,8 @@ generated ones of its shape) at five users; both methods in turn, on one thread,
 The plain loop knows all that is pooled, and has no messages, masks or state: for each
 iteration the features of each user, the Gram matrix, its eigenpairs and B, and in the
 end the same distributed k-means. ``--memory`` lets each user be a process of its own
-in place of that, with generated rows, and prints how far its resident memory grew
-(``ru_maxrss``) beyond that of its rows, Python and Flower; ``--profile`` prints where
-the time goes.
+in place of that, with generated rows, and prints how far its resident memory grew;
+``--profile`` prints where the time goes.
 
     python benchmarks/kernel_kmeans.py --repeats 3
     python benchmarks/kernel_kmeans.py --memory
@@ -19,24 +18,17 @@ import argparse
 import cProfile
 import logging
 import math
-import multiprocessing
 import os
 import pstats
-import resource
 import statistics
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Context, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as MessageProto
-from flwr.supercore.task_identity import TaskIdentity
+from processes import ProcessGrid, start, stop
 from threadpoolctl import threadpool_limits
 
 from vfl_flower import Party
-from vfl_flower.client_app import make_client_app
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.distributed_kmeans import (
     combine,
@@ -45,11 +37,10 @@ from vfl_flower.numerics.distributed_kmeans import (
     split_budget,
 )
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.simulations import simulate
 from vfl_flower.strategies import FKKMeans
 
 USERS, CLUSTERS, COMPONENTS, CORESET = 5, 10, 20, 1000
-MB = 2**20
 
 
 def data(rows: int, columns: int) -> np.ndarray:
@@ -119,75 +110,18 @@ def plain_loop(users: list[np.ndarray], D: int, T: int, seed: int) -> list[np.nd
 # --- Memory of a user ----------------------------------------------------------------
 
 
-def peak() -> float:
-    """Return the largest resident memory of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
-
-
-def serve(pipe: Connection, index: int, rows: int, columns: int) -> None:
-    """Answer messages until there is none, then say how much memory it took."""
+def user(index: int, rows: int, columns: int) -> Party:
+    """Return one user with generated rows."""
     rng = np.random.default_rng(index)
     X = rng.standard_normal((rows, columns), dtype=np.float32)
-    party = Party(X, index=index, name=f"u{index}")
-    app = make_client_app(lambda context: party)
-    context = Context(1, 1000 + index, {}, RecordDict(), {})
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    before = peak()
-    most: dict[str, float] = {}
-    while message := pipe.recv_bytes():
-        arrived = message_from_proto(MessageProto.FromString(message))
-        del message
-        action = arrived.metadata.message_type
-        reply = app(arrived, context)
-        reply.metadata.__dict__["_message_id"] = "reply"
-        pipe.send_bytes(message_to_proto(reply).SerializeToString())
-        del arrived, reply
-        most[action] = max(most.get(action, 0.0), peak() - before)
-    pipe.send((X.nbytes / MB, most))
-
-
-class ProcessGrid(InProcessGrid):
-    """A grid whose parties are processes."""
-
-    def __init__(self, pipes: list[Connection]) -> None:
-        super().__init__([Party(np.zeros((1, 1))) for _ in pipes])
-        self._pipes = dict(zip(self.get_node_ids(), pipes, strict=True))
-        self._asked: dict[str, Connection] = {}
-
-    def _push(self, message) -> str:
-        self._pushed += 1
-        number = message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
-        pipe = self._pipes[message.metadata.dst_node_id]
-        pipe.send_bytes(message_to_proto(message).SerializeToString())
-        self._asked[number] = pipe
-        return number
-
-    def pull_messages(self, message_ids):
-        """Wait for the replies."""
-        return [
-            message_from_proto(
-                MessageProto.FromString(self._asked.pop(number).recv_bytes())
-            )
-            for number in message_ids
-            if number in self._asked
-        ]
+    return Party(X, index=index, name=f"u{index}")
 
 
 def memory(rows: int, columns: int, features: int, iterations: int) -> None:
     """Print how far the memory of each user grew, by step."""
-    spawn = multiprocessing.get_context("spawn")
-    pipes = []
-    for m in range(USERS):
-        ours, theirs = spawn.Pipe()
-        arguments = (theirs, m, rows // USERS, columns)
-        spawn.Process(target=serve, args=arguments, daemon=True).start()
-        pipes.append(ours)
+    pipes = start(user, [(m, rows // USERS, columns) for m in range(USERS)])
     strategy(features, iterations).start(ProcessGrid(pipes))
-    for m, pipe in enumerate(pipes):
-        pipe.send_bytes(b"")
-        size, most = pipe.recv()
-        steps = ", ".join(f"{a.split('.')[1]} {v:.0f}" for a, v in most.items())
-        print(f"user {m}: rows {size:.0f} MB, beyond them at most: {steps} MB")
+    stop(pipes)
 
 
 def main() -> None:
@@ -223,12 +157,12 @@ def main() -> None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(15)
             return
         for seed in range(options.repeats):
-            start = time.perf_counter()
+            begun = time.perf_counter()
             plain_loop(users, D, T, seed)
             middle = time.perf_counter()
             simulate(strategy(D, T), parties, seed=seed)
             end = time.perf_counter()
-            seconds["plain loop"].append(middle - start)
+            seconds["plain loop"].append(middle - begun)
             seconds["FKKMeans"].append(end - middle)
         pairs = zip(seconds["FKKMeans"], seconds["plain loop"], strict=True)
         print(f"{shape}: median of {options.repeats}")

@@ -270,6 +270,9 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
         (report,) = output.glob("*/result.json")
         ((name, found),) = json.loads(report.read_text())["results"].items()
         assert name == config["task"]
+        # The ids that are asked for would stay.
+        text = "".join(path.read_text() for path in report.parent.glob("*.[jm]*"))
+        assert "a:1,2" not in text
         return found
 
     number = run(task="train")["model"]

@@ -17,8 +17,8 @@ from vfl_flower.simulations.coresets import (
     MissingData,
     run_all,
 )
+from vfl_flower.simulations.experiments import Columns
 from vfl_flower.simulations.tables import (
-    Columns,
     Experiment,
     Solver,
     coreset_wins,
@@ -217,8 +217,8 @@ def test_command_writes_json_and_tables(tmp_path, capsys):
     X = rng.normal(size=(150, 18)).astype(np.float32)
     np.savez(tmp_path / "kc_house.npz", X=X, y=X.sum(axis=1))
     output = tmp_path / "out"
-    arguments = ["--data", "kc_house", "--repeats", "2", "--sizes", "100", "120"]
-    arguments += ["--data-dir", str(tmp_path), "--output", str(output)]
+    arguments = ["--datasets", "kc_house", "--repeats", "2", "--sizes", "100", "120"]
+    arguments += ["--data-dir", str(tmp_path), "--output-dir", str(output)]
     experiments.main(arguments)
     assert sorted(os.listdir(output)) == ["coresets.json", "coresets.md"]
     found = json.loads((output / "coresets.json").read_text())

@@ -9,6 +9,7 @@ import pytest
 
 from vfl_flower.simulations import fdskl as experiments
 from vfl_flower.simulations.baselines import central_dsg
+from vfl_flower.simulations.experiments import MissingData, load_npz, standardise
 from vfl_flower.simulations.fdskl import (
     BLOCKS,
     STEPS,
@@ -26,7 +27,6 @@ from vfl_flower.simulations.fdskl import (
     topologies_page,
     tuned,
 )
-from vfl_flower.simulations.tables import MissingData, load_npz, standardise
 
 N, D, BUDGETS = 240, 7, (20_000, 40_000)
 

@@ -12,6 +12,7 @@ from sklearn.metrics.pairwise import rbf_kernel
 from vfl_flower import Party
 from vfl_flower.numerics.kernel_kmeans import pooled_fkkm
 from vfl_flower.simulations import simulate
+from vfl_flower.simulations.experiments import MissingData
 from vfl_flower.simulations.kernel_baselines import default_gamma
 from vfl_flower.simulations.kernel_kmeans import (
     SOLVERS,
@@ -35,7 +36,6 @@ from vfl_flower.simulations.kernel_kmeans import (
     slope,
     uploaded,
 )
-from vfl_flower.simulations.tables import MissingData
 from vfl_flower.strategies import FKKMeans
 
 N, D = 240, 6

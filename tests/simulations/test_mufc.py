@@ -11,20 +11,17 @@ from vfl_flower import Party
 from vfl_flower.models import MUFCModel
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import contributions
-from vfl_flower.simulations import mufc as experiments
-from vfl_flower.simulations import simulate
+from vfl_flower.simulations import mufc_data, simulate
+from vfl_flower.simulations.experiments import MissingData
 from vfl_flower.simulations.mufc import (
     METHODS,
     PATTERNS,
-    Clients,
     Memory,
     in_process,
     loss,
     loss_page,
     main,
     message_bytes,
-    mixture,
-    pooled,
     removal,
     removal_page,
     removals,
@@ -33,7 +30,6 @@ from vfl_flower.simulations.mufc import (
     runs_page,
     settings,
     settings_page,
-    split_clusters,
     strategy,
     whole_run,
 )
@@ -43,7 +39,7 @@ from vfl_flower.simulations.mufc_baselines import (
     dckm_centroids,
     kfed_centroids,
 )
-from vfl_flower.simulations.tables import MissingData
+from vfl_flower.simulations.mufc_data import Clients, mixture, pooled, split_clusters
 from vfl_flower.strategies.exchange import FederationError
 
 
@@ -370,19 +366,19 @@ def test_whole_runs_forget(data):
 
 
 def test_all_sets_can_be_generated_or_say_why(tmp_path):
-    for name, make in experiments.DATASETS.items():
+    for name, make in mufc_data.DATASETS.items():
         if name in ("gaussian", "tmi", "tcga", "postures"):
             continue
         with pytest.raises(MissingData, match=r"there is no \w+\.npz in"):
             make(tmp_path, True)
-    few = experiments.DATASETS["tcga"](None, True)
+    few = mufc_data.DATASETS["tcga"](None, True)
     assert (few.d, few.k, len(few.rows)) == (57, 4, 10)
     assert few.note.startswith("GENERATED, not TCGA")
     assert set(few.published) == set(METHODS) - {"MUFC, weighted bins"}
 
 
 def test_celltype_keeps_its_clients(folder):
-    data = experiments.celltype(folder, False)
+    data = mufc_data.celltype(folder, False)
     assert [len(X) for X in data.rows] == [100] * 4
     with np.load(folder / "celltype.npz") as file:
         np.testing.assert_array_equal(data.rows[3], file["X64"][3::4] - 0.5)

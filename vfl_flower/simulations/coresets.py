@@ -2,7 +2,7 @@
 
 All tables take about an hour, ``--quick`` some minutes::
 
-    python -m vfl_flower.simulations.coresets --data kc_house --task regression
+    python -m vfl_flower.simulations.coresets --datasets kc_house --tasks regression
     python -m vfl_flower.simulations.coresets --quick
 
 C-X is solver X on a coreset, U-X on a uniform sample of the same size. Repeat r of a
@@ -25,7 +25,6 @@ The npz files are looked for in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,20 +35,23 @@ import numpy as np
 from vfl_flower.config import PartySource
 from vfl_flower.data import load_party
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.simulations.flights import ID, LABEL, make_party_files
-from vfl_flower.simulations.tables import (
-    DRAWN,
+from vfl_flower.simulations.experiments import (
     Columns,
-    Experiment,
     MissingData,
-    Published,
-    Solver,
     load_npz,
-    markdown,
-    run_experiment,
+    read_options,
     standardise,
     versions,
     write_results,
+)
+from vfl_flower.simulations.flights import ID, LABEL, make_party_files
+from vfl_flower.simulations.tables import (
+    DRAWN,
+    Experiment,
+    Published,
+    Solver,
+    markdown,
+    run_experiment,
 )
 from vfl_flower.typing import Array
 
@@ -422,44 +424,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m vfl_flower.simulations.coresets",
         description="Reproduce the experiments of the coreset paper.",
     )
-    parser.add_argument("--data", nargs="+", choices=LOADERS, default=list(LOADERS))
-    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--datasets", nargs="+", choices=LOADERS, default=list(LOADERS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[], metavar="M")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small, to see it work")
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("VFL_FLOWER_DATA") or None,
-        help="folder of kc_house.npz and covtype.npz (default: VFL_FLOWER_DATA)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=None,
-        help="folder of the results (default: in the user's data folder)",
-    )
-    args = parser.parse_args(arguments)
-    if args.repeats < 1:
-        parser.error(f"--repeats must be at least 1, got {args.repeats}")
-    if min(args.sizes, default=1) < 1:
-        parser.error(f"--sizes must be at least 1, got {min(args.sizes)}")
-    if args.output is None:
-        from platformdirs import user_data_path
-
-        args.output = user_data_path("vfl_flower") / "experiments"
+    args = read_options(parser, arguments, {"repeats": 1, "sizes": 1})
     run_all(
-        args.data,
-        args.task,
-        output=args.output,
+        args.datasets,
+        args.tasks,
+        output=args.output_dir,
         repeats=args.repeats,
         seed=args.seed,
         sizes=args.sizes,
         quick=args.quick,
         data_dir=args.data_dir,
     )
-    print(f"results in {args.output.absolute()}")
+    print(f"results in {args.output_dir.absolute()}")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,7 @@ covtype.
 from __future__ import annotations
 
 import argparse
-import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -51,15 +49,16 @@ from vfl_flower.simulations.baselines import (
     svc,
     test_error,
 )
-from vfl_flower.simulations.in_process import simulate
-from vfl_flower.simulations.tables import (
+from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
     load_npz,
+    read_options,
     standardise,
     versions,
     write_results,
 )
+from vfl_flower.simulations.in_process import simulate
 from vfl_flower.strategies.fdskl import FDSKL
 
 DATASETS = {"ijcnn1": 1, "a9a": 1, "cod_rna": 1, "mushrooms": 1, "covtype": 2}
@@ -625,9 +624,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m vfl_flower.simulations.fdskl",
         description="Reproduce the experiments of the FDSKL paper.",
     )
-    parser.add_argument("tables", nargs="+", choices=TABLES, metavar="TABLE")
     parser.add_argument(
-        "--datasets", nargs="+", choices=DATASETS, default=list(DATASETS)
+        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
+    )
+    parser.add_argument(
+        "--datasets",
+        nargs="+",
+        choices=DATASETS,
+        default=list(DATASETS),
+        metavar="NAME",
+        help=", ".join(DATASETS),
     )
     parser.add_argument("--seeds", type=int, default=3, help="splits of each data set")
     parser.add_argument("--rows", type=int, default=20_000, help="of each data set")
@@ -642,33 +648,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--sizes", nargs="+", type=int, default=list(SIZES), help="rows of scaling"
     )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("VFL_FLOWER_DATA") or None,
-        help="folder of the npz files (default: VFL_FLOWER_DATA)",
-    )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=None,
-        help="folder of the results (default: in the user's data folder)",
-    )
-    args = parser.parse_args(arguments)
-    for name, least in (("seeds", 1), ("rows", 8)):
-        if getattr(args, name) < least:
-            parser.error(
-                f"--{name} must be at least {least}, got {getattr(args, name)}"
-            )
-    for name in ("budgets", "sizes"):
-        if min(getattr(args, name)) < 1:
-            parser.error(f"--{name} must be at least 1, got {min(getattr(args, name))}")
-    if args.output_dir is None:
-        from platformdirs import user_data_path
-
-        args.output_dir = user_data_path("vfl_flower") / "experiments"
-    # Each run warns that it has a seed, which here is meant.
-    logging.getLogger("vfl_flower").setLevel(logging.ERROR)
+    least = {"seeds": 1, "rows": 8, "budgets": 1, "sizes": 1}
+    args = read_options(parser, arguments, least)
     for table in args.tables:
         page = run(
             table,

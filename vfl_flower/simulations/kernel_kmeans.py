@@ -23,9 +23,7 @@ mushrooms, mnist, covtype.
 from __future__ import annotations
 
 import argparse
-import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +48,13 @@ from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.lanczos import lanczos
 from vfl_flower.numerics.random_features import RandomFeatures, features
 from vfl_flower.report import markdown_table
+from vfl_flower.simulations.experiments import (
+    MissingData,
+    load_npz,
+    read_options,
+    versions,
+    write_results,
+)
 from vfl_flower.simulations.in_process import simulate
 from vfl_flower.simulations.kernel_baselines import (
     KINDS,
@@ -60,12 +65,6 @@ from vfl_flower.simulations.kernel_baselines import (
     random_fourier,
     scalable_kernel,
     split_users,
-)
-from vfl_flower.simulations.tables import (
-    MissingData,
-    load_npz,
-    versions,
-    write_results,
 )
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
@@ -992,9 +991,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m vfl_flower.simulations.kernel_kmeans",
         description="Reproduce the experiments of the federated kernel k-means paper.",
     )
-    parser.add_argument("tables", nargs="+", choices=TABLES, metavar="TABLE")
     parser.add_argument(
-        "--datasets", nargs="+", choices=SETTINGS, default=list(SETTINGS)
+        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
+    )
+    parser.add_argument(
+        "--datasets",
+        nargs="+",
+        choices=SETTINGS,
+        default=list(SETTINGS),
+        metavar="NAME",
+        help=", ".join(SETTINGS),
     )
     parser.add_argument(
         "--rows", type=int, default=100_000, help="of each data set at most"
@@ -1012,31 +1018,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--split", choices=KINDS, default="equal")
     parser.add_argument("--quick", action="store_true", help="fewer settings of nmi")
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("VFL_FLOWER_DATA") or None,
-        help="folder of the npz files (default: VFL_FLOWER_DATA)",
-    )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=None,
-        help="folder of the results (default: in the user's data folder)",
-    )
-    args = parser.parse_args(arguments)
-    for name, least in (("rows", 100), ("seeds", 1), ("iterations", 1), ("users", 3)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            parser.error(f"--{name} must be at least {least}, got {value}")
-    if min(args.counts) < 1:
-        parser.error(f"--counts must be at least 1, got {min(args.counts)}")
-    if args.output_dir is None:
-        from platformdirs import user_data_path
-
-        args.output_dir = user_data_path("vfl_flower") / "experiments"
-    # Each run warns that it has a seed, which here is meant.
-    logging.getLogger("vfl_flower").setLevel(logging.ERROR)
+    least = {"rows": 100, "seeds": 1, "iterations": 1, "users": 3, "counts": 1}
+    args = read_options(parser, arguments, least)
     for table in args.tables:
         page = run(
             table,

@@ -1,9 +1,7 @@
-"""What the experiments share, and the tables of those with coresets.
+"""The tables of the experiments with coresets: their cells and their costs.
 
-Shared: a data set that is split by columns, how it is read, how results are written.
-
-Of the coresets: the cells of a table and their costs; the data sets and the command
-line are in :mod:`vfl_flower.simulations.coresets`. Everything runs through
+The data sets and the command line are in :mod:`vfl_flower.simulations.coresets`.
+Everything runs through
 :func:`~vfl_flower.simulations.simulate` with masked sums; the cost of a model on all
 rows (or on rows held out) is evaluated on pooled data outside of the run, which is not
 communication.
@@ -14,14 +12,9 @@ communication.
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,102 +23,14 @@ from vfl_flower.clients.base import Party
 from vfl_flower.models import KMeansModel, LinearModel, Model
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.report import markdown_table, write_text
+from vfl_flower.report import markdown_table
+from vfl_flower.simulations.experiments import Columns
 from vfl_flower.simulations.in_process import simulate
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.sampling import SAMPLINGS
-from vfl_flower.typing import Array
 
 DRAWN = ("coreset", "uniform")
 SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
-
-
-class MissingData(Exception):
-    """A data set cannot be had, with a sentence that says why."""
-
-
-def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
-    """Read a data set.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Of the data; None: not given.
-    name : str
-        ``<name>.npz`` holds X, shape (n, d), and y, shape (n,).
-
-    Returns
-    -------
-    X, y : Array of float64
-        Rows and labels.
-
-    Raises
-    ------
-    MissingData
-        There is no folder or no file.
-    """
-    if folder is None:
-        raise MissingData(
-            f"set VFL_FLOWER_DATA or --data-dir to a folder with {name}.npz"
-        )
-    path = folder / f"{name}.npz"
-    if not path.is_file():
-        raise MissingData(f"there is no {name}.npz in {folder}")
-    with np.load(path, allow_pickle=False) as file:
-        return file["X"].astype(np.float64), file["y"].astype(np.float64)
-
-
-def standardise(X: Array, n: int | None = None) -> None:
-    """Give the columns mean 0 and standard deviation 1, in place; constants are 0.
-
-    Parameters
-    ----------
-    X : Array of float64, shape (n', d)
-        Rows.
-    n : int, optional
-        Mean and deviation are those of the first n rows; default: of all.
-    """
-    for column in X.T:
-        column -= column[:n].mean()
-        column /= column[:n].std() or 1.0
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A data set that is split over parties by columns.
-
-    Attributes
-    ----------
-    X : Array, shape (n, d)
-        Training rows of all parties.
-    widths : tuple of int
-        d_j of each party.
-    y : Array, shape (n,), or None
-        Labels of the training rows.
-    holder : int
-        The party with the labels.
-    test : (Array, Array) or None
-        X and y of rows held out.
-    """
-
-    X: Array
-    widths: tuple[int, ...]
-    y: Array | None = None
-    holder: int = -1
-    test: tuple[Array, Array] | None = None
-
-    def split(self, X: Array) -> list[Array]:
-        """Return the columns of each party, as views."""
-        edges = np.cumsum([0, *self.widths]).tolist()
-        return [X[:, a:b] for a, b in pairwise(edges)]
-
-    def parties(self) -> list[Party]:
-        """Return the parties, made once for all repeats."""
-        holder = range(len(self.widths))[self.holder]
-        return [
-            Party(X, y=self.y if j == holder else None)
-            for j, X in enumerate(self.split(self.X))
-        ]
 
 
 @dataclass(frozen=True)
@@ -392,12 +297,6 @@ def run_experiment(
     }
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what the figures depend on."""
-    packages = ("vfl-flower", "flwr", "numpy", "scipy", "scikit-learn")
-    return {"python": platform.python_version()} | {p: version(p) for p in packages}
-
-
 def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
     """Return, a sentence a solver, at which sizes coreset beats uniform in the mean.
 
@@ -572,9 +471,3 @@ def markdown(results: Mapping[str, Any]) -> str:
             table,
         ]
     return "\n".join(lines) + "\n"
-
-
-def write_results(results: Mapping[str, Any], page: str, stem: Path) -> None:
-    """Write ``<stem>.json`` and the page ``<stem>.md``, each whole or not at all."""
-    write_text(stem.with_suffix(".json"), json.dumps(results, indent=1))
-    write_text(stem.with_suffix(".md"), page)

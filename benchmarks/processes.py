@@ -1,0 +1,100 @@
+"""Parties that are processes of their own, as on SuperNodes, and what memory they took.
+
+Each makes its rows, gets the serialised messages of whole runs, and says how much its
+resident memory grew at most (``ru_maxrss``, which counts the interpreter, Flower and
+NumPy too: they are subtracted, as read just before the first message).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.supercore.task_identity import TaskIdentity
+
+from vfl_flower import Party
+from vfl_flower.client_app import make_client_app
+from vfl_flower.simulations import InProcessGrid
+
+MB = 2**20
+
+
+def peak() -> float:
+    """Return the largest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
+
+
+def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None:
+    """Answer messages until there is none, then say how much memory it took."""
+    party = make(*arguments)
+    app = make_client_app(lambda context: party)
+    context = Context(1, 1000, {}, RecordDict(), {})
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    before = peak()
+    most: dict[str, float] = {}
+    while message := pipe.recv_bytes():
+        arrived = message_from_proto(MessageProto.FromString(message))
+        del message
+        action = arrived.metadata.message_type
+        reply = app(arrived, context)
+        reply.metadata.__dict__["_message_id"] = "reply"
+        pipe.send_bytes(message_to_proto(reply).SerializeToString())
+        del arrived, reply
+        most[action] = max(most.get(action, 0.0), peak() - before)
+    pipe.send((party.X.nbytes / MB, most))
+
+
+def start(make: Callable[..., Party], parties: Iterable[tuple]) -> list[Connection]:
+    """Start a process a party, of ``make(*arguments)``; return the pipes to them."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = []
+    for arguments in parties:
+        ours, theirs = spawn.Pipe()
+        spawn.Process(
+            target=serve, args=(theirs, make, *arguments), daemon=True
+        ).start()
+        pipes.append(ours)
+    return pipes
+
+
+def stop(pipes: list[Connection]) -> None:
+    """End the processes, and print how far the memory of each grew, by step."""
+    for j, pipe in enumerate(pipes):
+        pipe.send_bytes(b"")
+        size, most = pipe.recv()
+        steps = ", ".join(f"{a.split('.')[1]} {v:.0f}" for a, v in most.items())
+        print(f"party {j}: data {size:.0f} MB, beyond them at most: {steps} MB")
+
+
+class ProcessGrid(InProcessGrid):
+    """A grid whose parties are processes."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        super().__init__([Party(np.zeros((1, 1))) for _ in pipes])
+        self._pipes = dict(zip(self.get_node_ids(), pipes, strict=True))
+        self._asked: dict[str, Connection] = {}
+
+    def _push(self, message: Message) -> str:
+        self._pushed += 1
+        number = message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
+        pipe = self._pipes[message.metadata.dst_node_id]
+        pipe.send_bytes(message_to_proto(message).SerializeToString())
+        self._asked[number] = pipe
+        return number
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Wait for the replies."""
+        return [
+            message_from_proto(
+                MessageProto.FromString(self._asked.pop(number).recv_bytes())
+            )
+            for number in message_ids
+            if number in self._asked
+        ]
