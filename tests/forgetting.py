@@ -40,11 +40,16 @@ def nearest(X, centroids):
     return ((X[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
 
 
-def plain_bins(points, settings):
-    """Return the bins as Appendix H of the paper has them, shape (m, d)."""
-    lower, upper, gamma = (np.array(settings[k]) for k in ("lower", "upper", "gamma"))
+def cube(points, settings):
+    """Return points in sides of the box, 0 in its middle."""
+    lower, upper = (np.array(settings[name]) for name in ("lower", "upper"))
+    return (points - (lower + upper) / 2) / (upper - lower)
+
+
+def plain_bins(y, settings):
+    """Return the bins of points in the cube, as Appendix H of the paper has them."""
+    gamma = settings["gamma"]
     top = int(np.ceil((1 / gamma - 1) / 2 - 1e-9))
-    y = (points - (lower + upper) / 2) / (upper - lower)
     return np.clip(np.rint(y / gamma), -top, top).astype(int) + top
 
 
@@ -80,7 +85,7 @@ def check(parties, folder, model, gone=(), left=()):
         assert state.removed() == set(state.tag(mine)), f"{party.name}: other removed"
         stay = state.keep(state.tag(ids))
         assert not set(mine) & set(np.array(ids)[stay])
-        X, places = party.X[stay], np.array(ids)[stay].tolist()
+        X, places = cube(party.X[stay], now.settings), np.array(ids)[stay].tolist()
         drawn = np.array([places.index(i) for i in centroid_ids(party, model)], int)
         assert len(set(drawn.tolist())) == len(drawn)
         centroids, labels = X[drawn], nearest(X, X[drawn])

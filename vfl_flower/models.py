@@ -519,13 +519,16 @@ class MUFCModel(Model):
         C_s, in the unit of the columns.
     inertia_ : float
         Sum of the squared distances of the rows to the centres of their clusters, those
-        of their local centroids.
+        of their local centroids, in sides of the box squared; NaN where no client has
+        been asked.
     sizes_ : Array of int, shape (K,)
-        Rows in each cluster.
+        Rows in each cluster; none where no client has been asked.
     kept : bool
         Whether clients and server have kept what they need to forget.
     missing : list of str
         Clients that failed, without which it was trained.
+    lower, upper : Array, shape (d,) or ()
+        The box that columns are scaled by.
     labels_ : list of Array, optional
         Clusters of the rows that were not forgotten, an array a client, where all are
         in one process.
@@ -540,6 +543,8 @@ class MUFCModel(Model):
     sizes_: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     kept: bool = False
     missing: list[str] = field(default_factory=list)
+    lower: Array = field(default_factory=lambda: np.array(-0.5))
+    upper: Array = field(default_factory=lambda: np.array(0.5))
     labels_: list[Array] | None = field(default=None, repr=False)
 
     @property
@@ -557,12 +562,12 @@ class MUFCModel(Model):
         return f"model {self.model}, version {self.version}, {can}{without}"
 
     def predict(self, X: Array) -> Array:
-        """Return the nearest centre of rows, shape (n,).
+        """Return the nearest centre of rows, shape (n,), in sides of the box.
 
         Parameters
         ----------
         X : Array, shape (n, d)
-            Rows in the unit of those of training.
+            Rows in the unit of those of training; they may be outside the box.
 
         Raises
         ------
@@ -570,14 +575,15 @@ class MUFCModel(Model):
             The rows have other columns.
         """
         from vfl_flower.numerics.kmeans import assign
+        from vfl_flower.numerics.mufc import Box
 
-        rows = np.asarray(X, dtype=np.float64)
+        rows, box = np.asarray(X, dtype=np.float64), Box(self.lower, self.upper)
         d = self.cluster_centers_.shape[1]
         if rows.ndim != 2 or rows.shape[1] != d:
             raise ValueError(
                 f"X must be a matrix of {d} columns, got shape {rows.shape}"
             )
-        return assign(rows, self.cluster_centers_)[0]
+        return assign(box.scale(rows), box.scale(self.cluster_centers_))[0]
 
     def arrays(self) -> Arrays:
         """Return the centres, sizes and settings; labels stay where they are."""
@@ -589,6 +595,8 @@ class MUFCModel(Model):
             "sizes": self.sizes_,
             "kept": np.array(self.kept),
             "missing": np.array(self.missing, dtype=str),
+            "lower": np.asarray(self.lower),
+            "upper": np.asarray(self.upper),
         }
 
     @classmethod
@@ -603,4 +611,6 @@ class MUFCModel(Model):
             found["sizes"],
             bool(found["kept"]),
             found["missing"].tolist(),
+            found["lower"],
+            found["upper"],
         )

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import sqlite3
@@ -91,6 +92,10 @@ class GlobalClusters:
         Names of the clients whose rows are in q.
     settings : dict
         What training agreed on.
+    sizes : Array of int64, shape (K,)
+        Rows of each cluster; none before `ServerState.describe`.
+    inertia : float
+        The induced objective; NaN before `ServerState.describe`.
     """
 
     version: int
@@ -100,6 +105,8 @@ class GlobalClusters:
     centers: Array
     clients: list[str]
     settings: dict[str, Any]
+    sizes: Array
+    inertia: float
 
 
 class _StateFile:
@@ -330,7 +337,8 @@ class ClientState(_StateFile):
         tags = np.sort(np.array(_hmacs(key, ids), f"S{TAG}"))
         repeated = int((tags[1:] == tags[:-1]).sum())
         if repeated:
-            raise PartyError(f"ids must be distinct, {repeated} rows repeat an id")
+            logger.error("%d rows repeat an id", repeated)
+            raise PartyError("ids must be distinct: some rows repeat an id")
         with state._new() as db:
             db.execute(
                 "INSERT INTO about VALUES (?, 0, '', ?, ?, x'', x'')",
@@ -592,6 +600,18 @@ class ClientState(_StateFile):
             for table in ("rows", "removed", "staged"):
                 db.execute(f"DELETE FROM {table}")
 
+    def remove_unfinished(self) -> None:
+        """Remove the file of a training that was not finished, at version 0, if any.
+
+        Raises
+        ------
+        PartyError
+            The file cannot be read or removed.
+        """
+        if not self.exists or self.version == 0:
+            with self._errors():
+                self._path.unlink(missing_ok=True)
+
     def _left(self, db: sqlite3.Connection) -> bool:
         return self._about(db, "tag_key") == (None,)
 
@@ -628,7 +648,8 @@ class ServerState(_StateFile):
     error = ValueError
     tables: ClassVar[dict[str, str]] = {
         "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, clients TEXT, "
-        "columns INTEGER, bins BLOB, counts BLOB, centers BLOB",
+        "columns INTEGER, bins BLOB, counts BLOB, centers BLOB, sizes BLOB, "
+        "inertia REAL",
         "log": "time TEXT, kind TEXT, version INTEGER, clients TEXT, changed INTEGER",
     }
 
@@ -663,7 +684,8 @@ class ServerState(_StateFile):
         state = cls(folder, model)
         with state._new() as db:
             db.execute(
-                "INSERT INTO about VALUES (?, 0, '', ?, ?, 1, x'', x'', x'')",
+                "INSERT INTO about VALUES "
+                "(?, 0, '', ?, ?, 1, x'', x'', x'', x'', NULL)",
                 (model, json.dumps(settings), json.dumps(list(clients))),
             )
         return state
@@ -722,7 +744,7 @@ class ServerState(_StateFile):
             changed = _entries(before.bins, before.counts) != _entries(bins, counts)
             db.execute(
                 "UPDATE about SET version = ?, run = ?, clients = ?, columns = ?, "
-                "bins = ?, counts = ?, centers = ?",
+                "bins = ?, counts = ?, centers = ?, sizes = x'', inertia = NULL",
                 (
                     *(int(version), run, json.dumps(list(clients)), bins.shape[1]),
                     *(bins.astype("<i8").tobytes(), counts.astype("<i8").tobytes()),
@@ -734,15 +756,39 @@ class ServerState(_StateFile):
                 (_now(), kind, int(version), json.dumps(list(named)), changed),
             )
 
+    def describe(self, version: int, sizes: Array, inertia: float) -> None:
+        """Add what the clients say of a version after it was saved.
+
+        Parameters
+        ----------
+        version : int
+            The present version; of another one nothing is written.
+        sizes : Array of int, shape (K,)
+            Rows of each cluster.
+        inertia : float
+            The induced objective.
+        """
+        with self._open(WRITE) as db:
+            db.execute(
+                "UPDATE about SET sizes = ?, inertia = ? WHERE version = ?",
+                (
+                    np.asarray(sizes).astype("<i8").tobytes(),
+                    *(float(inertia), int(version)),
+                ),
+            )
+
     def load(self) -> GlobalClusters:
         """Return the present version."""
         with self._open() as db:
             return self._load(db)
 
     def _load(self, db: sqlite3.Connection) -> GlobalClusters:
-        version, run, d, bins, counts, centers, clients, settings = self._about(
-            db, "version, run, columns, bins, counts, centers, clients, settings"
+        version, run, d, bins, counts, centers, clients, settings, *about = self._about(
+            db,
+            "version, run, columns, bins, counts, centers, clients, settings, sizes, "
+            "inertia",
         )
+        sizes, inertia = about
         return GlobalClusters(
             version,
             run,
@@ -751,6 +797,8 @@ class ServerState(_StateFile):
             np.frombuffer(centers, "<f8").astype(np.float64).reshape(-1, d),
             json.loads(clients),
             json.loads(settings),
+            np.frombuffer(sizes, "<i8").astype(np.int64),
+            math.nan if inertia is None else inertia,
         )
 
     def log(self) -> list[dict[str, Any]]:

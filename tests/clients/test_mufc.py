@@ -22,7 +22,7 @@ from vfl_flower.clients.base import STEPS, PartyError
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import weighted_kmeans
 from vfl_flower.numerics.mufc import adversarial_order
-from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.secure_aggregation import SparseSum, join_limbs
 from vfl_flower.unlearning import ClientState
 
 MODEL = "0123456789abcdef"
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_needs_no_state(north):
     assert reply["totals"].tolist() == [0, 0]
     given = {"model": MODEL, "version": 2, "run": "b", "centers": np.zeros((1, 2))}
     reply = mufc.commit(north, **given, leaves=True)
-    assert reply["cost"].tolist() == [0]
+    assert join_limbs(reply["cost"]).tolist() == [0]
     assert reply["sizes"].tolist() == [0]
 
 
@@ -257,7 +257,7 @@ def test_induced_objective_by_hand(north):
     assert north.predictions.tolist() == [side] * 4
     assert reply["sizes"].tolist() == [[4, 0], [0, 4]][side]
     expected = ((north.X - centers[side]) ** 2).sum()
-    np.testing.assert_allclose(reply["cost"], [expected])
+    np.testing.assert_allclose(join_limbs(reply["cost"]), [expected])
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_equal_ids_in_the_data(north):
     ids = north.ids.copy()
     ids[0] = ids[1]
     north.row_ids = ids.tolist
-    with pytest.raises(PartyError, match=r"14 rows of training .* each once, got 14$"):
-        forget(north, ["north.5"][:0])
+    with pytest.raises(PartyError, match=r"not forgotten, each once: its own log"):
+        forget(north)
 
 
 # -- the law ---------------------------------------------------------------------------

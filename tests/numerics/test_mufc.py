@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import chi2, kstest
 from sklearn.metrics import pairwise_distances
@@ -22,6 +22,8 @@ from vfl_flower.numerics import mufc
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, lloyd
 from vfl_flower.numerics.mufc import (
+    Box,
+    BoxedRows,
     Quantizer,
     adversarial_order,
     best_cost,
@@ -357,13 +359,9 @@ def test_complete_training_drops_empty_clusters_and_stays_in_range(monkeypatch):
 # --- quantisation ---------------------------------------------------------------------
 
 
-def unit(gamma, d=1):
-    return Quantizer(np.full(d, -0.5), np.full(d, 0.5), gamma)
-
-
 @pytest.mark.parametrize("B", range(1, 60))
 def test_gamma_of_an_odd_number_of_bins_gives_that_number(B):
-    assert unit(1 / B).n_bins == B + (B % 2 == 0)
+    assert Quantizer(1 / B).n_bins == B + (B % 2 == 0)
 
 
 @given(
@@ -372,7 +370,7 @@ def test_gamma_of_an_odd_number_of_bins_gives_that_number(B):
 )
 def test_bins_are_the_nearest_multiples_of_gamma(gamma, y):
     """Line 3: |y - gamma a(y)| <= gamma / 2, and the middle is no farther off."""
-    quantizer, y = unit(gamma), np.array(y)[:, None]
+    quantizer, y = Quantizer(gamma), np.array(y)[:, None]
     bins = quantizer.bins(y)
     assert 0 <= bins.min() <= bins.max() < quantizer.n_bins < 2**quantizer.bits * 2
     assert quantizer.n_bins <= 2**quantizer.bits
@@ -384,8 +382,8 @@ def test_bins_are_the_nearest_multiples_of_gamma(gamma, y):
 
 
 def test_points_fill_their_bins():
-    """The box has sides 8 and 1; of 5 bins a side the third holds points."""
-    quantizer = Quantizer(np.array([-2.0, 3]), np.array([6.0, 4]), 0.2)
+    """Of 5 bins a side the third holds points."""
+    quantizer = Quantizer(0.2)
     points = quantizer.sample(
         np.array([[2, 2], [0, 4]]), np.array([2000, 3]), np.random.default_rng(0)
     )
@@ -393,12 +391,13 @@ def test_points_fill_their_bins():
     assert quantizer.bins(points[:2000]).tolist() == [[2, 2]] * 2000
     assert quantizer.bins(points[2000:]).tolist() == [[0, 4]] * 3
     # Two p-values: a false alarm at 2 * 10^-6.
-    assert kstest(points[:2000, 0], "uniform", (1.2, 1.6)).pvalue > 1e-6
-    assert kstest(points[:2000, 1], "uniform", (3.4, 0.2)).pvalue > 1e-6
+    for column in range(2):
+        found = kstest(points[:2000, column], "uniform", (-0.1, 0.2))
+        assert found.pvalue > 1e-6
 
 
-def test_outermost_bins_end_at_the_box():
-    quantizer = unit(0.5)
+def test_outermost_bins_end_at_the_cube():
+    quantizer = Quantizer(0.5)
     assert quantizer.n_bins == 3
     bins = np.array([[0], [1], [2]])
     assert quantizer.centers(bins).tolist() == [[-0.375], [0.0], [0.375]]
@@ -406,57 +405,130 @@ def test_outermost_bins_end_at_the_box():
     assert abs(points).max() <= 0.5
 
 
-def test_one_box_for_all_columns_and_a_constant_column():
-    one = Quantizer(np.array(-1.0), np.array(1.0), 0.25)
-    each = Quantizer(np.array([-1.0, -1.0]), np.array([1.0, 1.0]), 0.25)
-    X = np.random.default_rng(0).uniform(-1, 1, (9, 2))
-    np.testing.assert_array_equal(one.bins(X), each.bins(X))
-    flat = Quantizer(np.array([7.0]), np.array([7.0]), 0.25)
-    assert flat.centers(flat.bins(np.array([[7.0]]))).tolist() == [[7.0]]
-
-
 @pytest.mark.parametrize(
-    ("lower", "upper", "gamma", "message"),
-    [
-        ([0.0], [1.0], 0.0, r"gamma must be in \(0, 1\]"),
-        ([0.0], [1.0], 1.5, "got 1.5"),
-        ([0.0], [1.0], np.nan, "got nan"),
-        ([0.0], [1.0], 1e-30, "2\\^53 bins"),
-        ([0.0], [1.0, 2.0], 0.5, r"got shapes \(1,\) and \(2,\)"),
-        ([[0.0]], [[1.0]], 0.5, r"got shapes \(1, 1\)"),
-        ([2.0], [1.0], 0.5, "lower must be at most upper"),
-        ([-np.inf], [1.0], 0.5, "both finite"),
-        ([0.0], [np.nan], 0.5, "both finite"),
-        ([-1e308], [1.7e308], 0.5, "both finite"),
-    ],
+    "gamma", [0.0, -1.0, 1.5, np.nan, np.inf, 2.0**-32, 1e-17, 1e-30, 5e-324]
 )
-def test_bad_boxes(lower, upper, gamma, message):
-    with pytest.raises(ValueError, match=message):
-        Quantizer(np.array(lower), np.array(upper), gamma)
+def test_bad_gammas(gamma):
+    with pytest.raises(
+        ValueError, match=r"gamma must be in \(0, 1\] and give a column"
+    ):
+        Quantizer(gamma)
 
 
-def test_rows_outside_the_box_name_the_column_and_no_value():
-    quantizer = unit(0.1, d=3)
-    quantizer.check(np.full((2, 3), 0.5))
+def test_the_finest_bins():
+    """As many as a sparse sum takes."""
+    quantizer = Quantizer(1 / (2**32 - 1))
+    assert quantizer.n_bins == 2**32 - 1
+    ends = quantizer.bins(np.array([[-0.5, 0.0, 0.5]]))
+    assert ends.tolist() == [[0, 2**31 - 1, 2**32 - 2]]
+
+
+def test_points_outside_the_cube_name_the_column_and_no_value():
+    quantizer = Quantizer(0.1)
     for value in (0.51, -7.25, np.nan, np.inf):
         X = np.zeros((4, 3))
         X[2, 1] = value
         with pytest.raises(ValueError, match="column 1, counted from 0") as error:
             quantizer.bins(X)
-        assert "agreed box" in str(error.value)
         assert str(value) not in str(error.value)
-    with pytest.raises(ValueError, match=r"must have the 3 columns .* got 2"):
-        quantizer.check(np.zeros((4, 2)))
     for bad in (-1, quantizer.n_bins):
         with pytest.raises(ValueError, match="bins must be from 0 to 10"):
             quantizer.centers(np.array([[0, bad, 0]]))
+
+
+# --- the box --------------------------------------------------------------------------
+
+
+def test_one_box_for_all_columns():
+    one = Box(np.array(-1.0), np.array(3.0))
+    each = Box(np.array([-1.0, -1.0]), np.array([3.0, 3.0]))
+    X = np.random.default_rng(0).uniform(-1, 3, (9, 2))
+    np.testing.assert_array_equal(one.scale(X), each.scale(X))
+    np.testing.assert_array_equal(one.restore(X), each.restore(X))
+    np.testing.assert_allclose(one.scale(X), (X - 1) / 4, rtol=0, atol=1e-15)
+
+
+@given(
+    lower=st.floats(-1e300, 1e300),
+    share=st.lists(st.floats(0, 1), min_size=1, max_size=9),
+    width=st.floats(1e-300, 1e300),
+)
+def test_rows_of_the_box_are_in_the_cube(lower, share, width):
+    """Not only up to rounding, and the bounds are its sides."""
+    upper = lower + width
+    assume(upper > lower and upper - lower > 1e-307)
+    box = Box(np.array(lower), np.array(upper))
+    rows = np.clip(lower + np.array(share) * (upper - lower), lower, upper)[:, None]
+    box.check(rows)
+    y = box.scale(rows)
+    assert abs(y).max() <= 0.5
+    assert box.scale(np.array([[lower, upper]])).tolist() == [[-0.5, 0.5]]
+    back = box.restore(y)
+    np.testing.assert_allclose(
+        back, rows, rtol=0, atol=2**-50 * max(width, abs(lower), abs(upper))
+    )
+
+
+def test_the_cube_is_its_own_box():
+    """No value is changed, and none is copied."""
+    box = Box(np.array(-0.5), np.array(0.5))
+    X = np.random.default_rng(0).uniform(-0.5, 0.5, (9, 2))
+    assert box.scale(X) is X
+    assert box.restore(X) is X
+    (block,) = BoxedRows(X, box)
+    assert np.shares_memory(block, X)
+
+
+def test_rows_are_scaled_block_by_block():
+    box = Box(np.array([0.0, -5.0]), np.array([1e6, 5.0]))
+    X = np.random.default_rng(0).uniform(box.lower, box.upper, (200_000, 2))
+    blocks, rows = BoxedRows(X, box), np.array([7, 3, 199_999])
+    parts = list(blocks)
+    assert len(parts) > 2
+    np.testing.assert_array_equal(np.concatenate(parts), box.scale(X))
+    np.testing.assert_array_equal(blocks.take(rows), box.scale(X[rows]))
+    np.testing.assert_array_equal(
+        BoxedRows(X, box, rows).take(np.array([1])), box.scale(X[3:4])
+    )
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "message"),
+    [
+        ([0.0], [1.0, 2.0], r"got shapes \(1,\) and \(2,\)"),
+        ([[0.0]], [[1.0]], r"got shapes \(1, 1\)"),
+        ([2.0], [1.0], "lower must be below upper"),
+        ([1.0], [1.0], "lower must be below upper"),
+        ([0.0], [1e-310], "lower must be below upper"),
+        ([-np.inf], [1.0], "both finite"),
+        ([0.0], [np.nan], "both finite"),
+        ([-1e308], [1.7e308], "both finite"),
+    ],
+)
+def test_bad_boxes(lower, upper, message):
+    with pytest.raises(ValueError, match=message):
+        Box(np.array(lower), np.array(upper))
+
+
+def test_rows_outside_the_box_name_the_column_and_no_value():
+    box = Box(np.full(3, -0.5), np.full(3, 0.5))
+    box.check(np.full((2, 3), 0.5))
+    for value in (0.51, -7.25, np.nan, np.inf):
+        X = np.zeros((4, 3))
+        X[2, 1] = value
+        with pytest.raises(ValueError, match="column 1, counted from 0") as error:
+            box.check(X)
+        assert "agreed box" in str(error.value)
+        assert str(value) not in str(error.value)
+    with pytest.raises(ValueError, match=r"must have the 3 columns .* got 2"):
+        box.check(np.zeros((4, 2)))
 
 
 # --- the server -----------------------------------------------------------------------
 
 
 def test_server_points_carry_the_counts():
-    quantizer, bins = unit(0.1, d=2), np.array([[0, 5], [9, 9], [3, 3]])
+    quantizer, bins = Quantizer(0.1), np.array([[0, 5], [9, 9], [3, 3]])
     counts = np.array([1, 70, 400])
     rng = np.random.default_rng(0)
     X_s, weights = server_points(quantizer, bins, counts, rng, "weighted")
@@ -468,7 +540,7 @@ def test_server_points_carry_the_counts():
 
 
 def test_many_rows_become_fewer_points_of_the_same_weight():
-    quantizer, bins = unit(0.1, d=2), np.array([[0, 5], [9, 9], [3, 3]])
+    quantizer, bins = Quantizer(0.1), np.array([[0, 5], [9, 9], [3, 3]])
     counts = np.array([1, 2**40, 3 * 2**40])
     X_s, weights = server_points(
         quantizer, bins, counts, np.random.default_rng(0), max_bytes=16 * 1000
@@ -496,7 +568,7 @@ def test_weighted_centroids_by_hand():
 
 def test_bad_server_input():
     rng = np.random.default_rng(0)
-    quantizer, bins = unit(0.1), np.array([[1]])
+    quantizer, bins = Quantizer(0.1), np.array([[1]])
     with pytest.raises(ValueError, match="uniform, weighted, got 'even'"):
         server_points(quantizer, bins, np.array([1]), rng, "even")
     with pytest.raises(ValueError, match="counts must be at least 1, got 0"):
@@ -544,7 +616,8 @@ def test_the_whole_algorithm_comes_close_to_pooled_clustering():
     X, rng = mixture(n=3000, spread=3.0), np.random.default_rng(0)
     truth = assign(X, server_centroids(X, np.ones(3000), 6, rng))[0]
     clients = np.array_split(np.argsort(truth, kind="stable"), 10)
-    quantizer = Quantizer(X.min(axis=0), X.max(axis=0), 3000**-0.5)
+    X = Box(X.min(axis=0), X.max(axis=0)).scale(X)
+    quantizer = Quantizer(3000**-0.5)
     best, ratios = best_cost(X, 6, rng), {}
     for training in ("init", "full"):
         local = []

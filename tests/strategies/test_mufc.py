@@ -14,6 +14,7 @@ from flwr.app import Context, RecordDict
 from forgetting import (
     centroid_ids,
     check,
+    cube,
     federation,
     nearest,
     plain_q,
@@ -90,11 +91,13 @@ def stream(seed, *names):
 
 
 def global_centers(q, points, settings, seed):
-    """Return C_s by lines 5 to 7 of Algorithm 1, or of 5 from (centroids, sizes)."""
+    """Return C_s by lines 5 to 7 of Algorithm 1, or of 5 from (centroids, sizes).
+
+    In the cube.
+    """
     rng = stream(seed, b"server", b"k-means")
     bins = np.array(sorted(q))
     counts = np.array([q[tuple(place)] for place in bins.tolist()])
-    width = np.array(settings["upper"]) - np.array(settings["lower"])
     top = np.ceil((1 / settings["gamma"] - 1) / 2 - 1e-9)
     low, high = (
         np.clip(settings["gamma"] * (bins - top + side), -0.5, 0.5)
@@ -110,8 +113,6 @@ def global_centers(q, points, settings, seed):
             (counts.sum(), len(bins[0]))
         ) * np.repeat(high - low, counts, axis=0)
         weights = np.ones(len(X_s))
-    if settings["privacy"] == "scma":
-        X_s = X_s * width + (np.array(settings["lower"]) + width / 2)
     k = len(initialise(RowBlocks(X_s), settings["n_clusters"], rng)[0])
     return weighted_kmeans(X_s, k, weights, rng, settings["n_init"])[0]
 
@@ -119,19 +120,21 @@ def global_centers(q, points, settings, seed):
 def reference(parties, settings, seed):
     """Return drawn rows, q, centres, labels and objective by Algorithm 1 on all rows.
 
-    With the draws of the run: the generators of the clients and of the server.
+    With the draws of the run: the generators of the clients and of the server. Rows
+    are scaled by hand, and the centres back to the unit of the data.
     """
     q, drawn, points, own = {}, [], [], []
-    for index, party in enumerate(parties):
+    scaled = [cube(party.X, settings) for party in parties]
+    for index, (party, X) in enumerate(zip(parties, scaled, strict=True)):
         rows, _ = initialise(
-            RowBlocks(party.X),
+            RowBlocks(X),
             settings["local_clusters"],
             stream(seed, index, b"centroids"),
         )
-        centroids = party.X[rows]
+        centroids = X[rows]
         if settings["client_training"] == "full":
-            centroids, _ = complete(RowBlocks(party.X), rows)
-        labels = nearest(party.X, centroids)
+            centroids, _ = complete(RowBlocks(X), rows)
+        labels = nearest(X, centroids)
         sizes = np.bincount(labels, minlength=len(centroids))
         drawn.append(party.ids[rows].tolist())
         points.append((centroids, sizes))
@@ -144,9 +147,10 @@ def reference(parties, settings, seed):
         for (centroids, _), mine in zip(points, own, strict=True)
     ]
     cost = sum(
-        ((party.X - centers[mine]) ** 2).sum()
-        for party, mine in zip(parties, labels, strict=True)
+        ((X - centers[mine]) ** 2).sum() for X, mine in zip(scaled, labels, strict=True)
     )
+    lower, upper = (np.array(settings[name]) for name in ("lower", "upper"))
+    centers = centers * (upper - lower) + (lower + upper) / 2
     return drawn, q, centers, labels, cost
 
 
@@ -167,6 +171,9 @@ def reference(parties, settings, seed):
         ((9, 1), {"gamma": 1.0, "server_points": "weighted"}),
         (range(3, 13), {"n_clusters": 4}),
         ((8, 8), {"box": "-1,1;-0.5,2"}),
+        ((20, 30), {"box": "-2000,1000;-0.5,2", "client_training": "full"}),
+        ((20, 30), {"box": "-2000,1000;-0.5,2", "privacy": "none"}),
+        ((20, 30, 9), {"box": "-1e150,1e150;-0.5,2", "server_points": "weighted"}),
     ],
 )
 def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
@@ -180,8 +187,11 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     drawn, q, centers, labels, cost = reference(clients, now.settings, 5)
     assert [centroid_ids(party, model.model) for party in clients] == drawn
     assert q_of(now) == q
-    np.testing.assert_allclose(model.cluster_centers_, centers, rtol=1e-12)
+    far = np.abs([now.settings["lower"], now.settings["upper"]]).max(axis=0)
+    assert (abs(model.cluster_centers_ - centers) <= 1e-12 * far).all()
     np.testing.assert_array_equal(now.centers, model.cluster_centers_)
+    assert now.sizes.tolist() == model.sizes_.tolist()
+    assert now.inertia == model.inertia_
     for mine, expected in zip(model.labels_, labels, strict=True):
         np.testing.assert_array_equal(mine, expected)
     assert model.inertia_ == pytest.approx(cost, rel=1e-9)
@@ -361,9 +371,9 @@ def test_twice_the_same_request_is_done_already(clients, folder, caplog):
     again = forget(clients, folder, model, requests)
     assert "forgotten before" in caplog.text
     assert again.ledger.round_trips == 2
-    assert again.metrics == {
-        **{"version": 2, "clients": 3, "rows": 27, "removed": 0, "changed": 0}
-    }
+    assert again.metrics == first.metrics | {"removed": 0, "changed": 0}
+    assert again.metrics["version"] == 2
+    assert again.model.sizes_.tolist() == first.model.sizes_.tolist()
     np.testing.assert_array_equal(
         again.model.cluster_centers_, first.model.cluster_centers_
     )
@@ -407,7 +417,7 @@ def test_one_new_row_among_old_requests(clients, folder):
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_unknown_ids_change_nothing(clients, folder, private):
+def test_unknown_ids_change_nothing(clients, folder, private, caplog):
     model = train(clients, folder).model.model
     north, south, _ = clients
     requests = {"north": ordinary(north, model), "south": ["south.0", "west.0", "17"]}
@@ -418,8 +428,9 @@ def test_unknown_ids_change_nothing(clients, folder, private):
         forget(clients, folder, model, requests)
     assert str(caught.value) == (
         "party 'south' failed in 'mufc_forget': ids to forget must be of rows of "
-        "training: 2 of 3 are not"
+        "training: some are not, its own log says how many"
     )
+    assert "2 of 3 ids are not of rows of training" in caplog.text
     assert files(folder, south.state_dir) == before
     (south.state_dir / "forget.txt").unlink(missing_ok=True)
     status = simulate(MUFCStatus(model, server_state=folder), clients).metrics
@@ -465,26 +476,29 @@ def test_new_rows_take_no_part(clients, folder):
     check(clients, folder, model, gone)
     assert result.metrics["rows"] == 27
     assert "new" not in predicted(north, model)
-    with pytest.raises(PartyFailed, match="1 of 1 are not"):
+    with pytest.raises(PartyFailed, match="rows of training: some are not"):
         forget([more, *clients[1:]], folder, model, {"north": ["new"]})
 
 
-def test_rows_that_are_gone_and_were_not_asked_for_end_the_run(clients, folder):
+def test_rows_that_are_gone_and_were_not_asked_for_end_the_run(clients, folder, caplog):
     """They would be a silent removal."""
     model = train(clients, folder).model.model
     north = clients[0]
     gone = ordinary(north, model, 2)
     before = files(folder)
     message = (
-        "party 'north' failed in 'mufc_forget': the data must hold the {} rows of "
-        "training that were not forgotten, each once, got {}"
+        "party 'north' failed in 'mufc_forget': the data must hold the rows of "
+        "training that were not forgotten, each once: its own log says how many they "
+        "hold"
     )
+    logged = "{} rows of training were not forgotten: the data hold {} of them"
     for asked, remaining, got in ((gone[:1], 13, 12), ([], 14, 12)):
         with pytest.raises(PartyFailed) as caught:
             forget(
                 [without(north, gone), *clients[1:]], folder, model, {"north": asked}
             )
-        assert str(caught.value) == message.format(remaining, got)
+        assert str(caught.value) == message
+        assert logged.format(remaining, got) in caplog.text
     assert files(folder) == before
     check(clients, folder, model)
     forget([without(north, gone), *clients[1:]], folder, model, {"north": gone})
@@ -1089,6 +1103,15 @@ def test_a_client_that_leaves_keeps_no_row(deployment):
         ({"n_init": 0}, "n_init must be a whole number from 1, got 0"),
         ({"gamma": 0}, "gamma must be 'auto' or a number above 0, got 0"),
         ({"gamma": 1.01}, "gamma must be 'auto' or in (0, 1], got 1.01"),
+        *(
+            (
+                {"gamma": gamma, **more},
+                "gamma must be in (0, 1] and give a column at most 2^32 bins, 1 / "
+                f"gamma of them, got {gamma}",
+            )
+            for gamma in (2.0**-32, 1e-17, 5e-324)
+            for more in ({}, {"privacy": "none"}, {"field": "paper"})
+        ),
         ({"gamma": "small"}, "gamma must be 'auto' or a number above 0, got 'small'"),
         ({"gamma": float("nan")}, "gamma must be 'auto' or a number above 0, got nan"),
         ({"field": "real"}, "field must be one of hash, paper, got 'real'"),
@@ -1114,6 +1137,7 @@ def test_bad_settings(settings, message):
     [
         *("", "1", "0,1,2", "a,b", "1,0", "0,inf", "nan,1", "0,1;", "0,1;2"),
         *((0, 1, 2), ([0, 0], [1]), (1, 0), 3, ([[0]], [[1]])),
+        *("0,0", "0,1;7,7", (0, 1e-310), (-1e308, 1e308)),
     ],
 )
 def test_bad_boxes(box):
@@ -1130,10 +1154,14 @@ def test_boxes():
         assert [bound.tolist() for bound in parse_box(box)] == [[-1, 0], [2, 5]]
 
 
-@pytest.mark.parametrize("requests", ["17", "a:", ":17", "a:17;b", "a: , "])
+@pytest.mark.parametrize("requests", ["17,23", "a:", ":17", "a:23;17;b:17", "a: , "])
 def test_bad_requests(requests):
-    with pytest.raises(ValueError, match=r"^forget must be 'client:id,id' with ';'"):
+    """Its text, which has ids, stays out of the error."""
+    with pytest.raises(ValueError, match=r"^forget must be 'client:id,id' w") as caught:
         MUFCUnlearn(MODEL, requests)
+    parts = (2, 3) if ";" in requests else (1, 1)
+    assert str(caught.value).endswith("part {} of {} is not".format(*parts))
+    assert "17" not in str(caught.value)
 
 
 def test_requests():
@@ -1146,7 +1174,7 @@ def test_requests():
 
 def test_text_in_the_place_of_a_list_of_ids_is_no_list_of_letters():
     """``{"north": "17"}`` must not ask for rows 1 and 7."""
-    message = "forget must have a list of ids for 'north', got '17'"
+    message = "forget must have a list of ids for 'north', got str"
     for ask in (parse_requests, lambda forget: MUFCUnlearn(MODEL, forget)):
         with pytest.raises(ValueError, match=f"^{message}$"):
             ask({"south": ["1"], "north": "17"})
@@ -1183,14 +1211,15 @@ def refusal(call, kind=FederationError):
 def test_no_state_at_the_server(clients, folder, kind):
     model = train(clients, folder).model.model
     more = ["west"] if kind is MUFCForgetClient else []
-    nowhere = kind(model, *more)
-    assert refusal(lambda: simulate(nowhere, clients), ValueError) == (
+    assert refusal(lambda: kind(model, *more), ValueError) == (
         "server_state must be the folder in which training kept the server's state, "
         "got none"
     )
     other = kind(model, *more, server_state=folder / "other")
-    text = refusal(lambda: simulate(other, clients), ValueError)
+    grid = Recorder(clients)
+    text = refusal(lambda: other.start(grid), ValueError)
     assert text == f"the server has no state of model {model}"
+    assert not grid.transcript
     with pytest.raises(ValueError, match="8 to 32 lower-case hexadecimal digits"):
         kind("../escape", *more, server_state=folder)
 

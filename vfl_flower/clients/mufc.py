@@ -4,6 +4,8 @@ What a client must remember from run to run is in its ``state-dir``
 (:mod:`vfl_flower.unlearning`): which rows it has trained on and which of them are its
 centroids, in the order drawn, as tags of their ids, and the sizes of their clusters. No
 value of a row is in it.
+
+All that is clustered is in the cube to which the box scales the rows.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from vfl_flower.clients.base import Party, PartyError, digest_ids, step
 from vfl_flower.model_parts import write_private
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import (
+    Box,
+    BoxedRows,
     Quantizer,
     complete,
     contributions,
@@ -28,7 +32,7 @@ from vfl_flower.numerics.mufc import (
     local_labels,
     surviving,
 )
-from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array, Values
 from vfl_flower.unlearning import ClientState, list_models
 
@@ -46,22 +50,36 @@ def train(
     model: str,
     n_clients: int,
     key: bytes = b"",
+    keep: bool = True,
+    abandoned: Sequence[str] = (),
     **settings: Any,
 ) -> Values:
-    """Lines 1 to 4: draw centroids, and give their quantised counts."""
+    """Lines 1 to 4: draw centroids, and give their quantised counts.
+
+    What the run began before, and gave up with a party that failed, is removed.
+    """
+    keep = keep and party.state_dir is not None
+    if keep and not party.name:
+        raise PartyError(
+            "to forget later it needs a name of its own, party-name: the place in a "
+            "run may be another party's in the next"
+        )
+    for number in abandoned:
+        _remove_unfinished(party, number)
     settings = {
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in settings.items()
     }
-    settings |= _columns(party) | {"party": party.index}
-    blocks = RowBlocks(party.X)
-    for block in blocks:
-        _refusing(Quantizer.of(settings).check, block, party.columns)
+    settings |= _columns(party) | {"party": party.index, "name": party.name}
+    box = Box.of(settings)
+    for block in RowBlocks(party.X):
+        _refusing(box.check, block, party.columns)
+    blocks = BoxedRows(party.X, box)
     drawn, labels = initialise(
         blocks, int(settings["local_clusters"]), party.rng("centroids")
     )
     sizes = np.bincount(labels, minlength=len(drawn))
-    if party.state_dir is not None:
+    if keep and party.state_dir is not None:
         ids = _ids(party)
         _check_alone(party, model)
         state = ClientState.create(party.state_dir, model, ids, settings)
@@ -70,7 +88,7 @@ def train(
     everything = np.ones(party.n_rows, dtype=bool)
     reply = _sent(party, settings, everything, drawn, sizes, n_clients, key)
     totals = np.array([sizes.sum(), 0.0])
-    return {**reply, "totals": totals, "kept": party.state_dir is not None}
+    return {**reply, "totals": totals, "kept": keep}
 
 
 def _sent(
@@ -86,16 +104,18 @@ def _sent(
 
     Remembers for the rest of the run which rows take part, and the drawn ones.
     """
-    full = settings["client_training"] == "full"
+    full, box = settings["client_training"] == "full", Box.of(settings)
     party.state |= {"rows": np.packbits(kept), "drawn": drawn, "full": full}
-    centroids = party.X[drawn].astype(np.float64)
+    party.state |= {"lower": box.lower, "upper": box.upper}
+    centroids = BoxedRows(party.X, box).take(drawn)
+    _refusing(box.check, party.X[drawn], party.columns)
     if full:
         centroids, labels = _local(party)
         sizes = np.bincount(labels, minlength=len(centroids))
     if settings["privacy"] == "none":
         party.share(drawn)
         return {"centroids": centroids, "sizes": sizes}
-    quantizer = Quantizer.of(settings)
+    quantizer = Quantizer(float(settings["gamma"]))
     found = _refusing(quantizer.bins, centroids)
     bins, which = np.unique(found, axis=0, return_inverse=True)
     counts = np.zeros(len(bins), dtype=np.int64)
@@ -114,15 +134,21 @@ def _sent(
 def _local(party: Party) -> tuple[Array, Array]:
     """Return the local centroids, and of each row that takes part the local cluster."""
     own = party.state
-    numbers = np.flatnonzero(np.unpackbits(own["rows"], count=party.n_rows))
+    blocks, numbers = _taking_part(party)
     places = np.searchsorted(numbers, own["drawn"])
-    blocks = RowBlocks(party.X, rows=numbers)
     if own["full"]:
         return complete(blocks, places)
     if len(places) == 0:
         return blocks.take(places), places
     _, labels = initialise(blocks, len(places), party.rng("none"), places)
     return blocks.take(places), labels
+
+
+def _taking_part(party: Party) -> tuple[RowBlocks, Array]:
+    """Return the rows that take part in the run, and their numbers."""
+    own = party.state
+    numbers = np.flatnonzero(np.unpackbits(own["rows"], count=party.n_rows))
+    return BoxedRows(party.X, Box.of(own), numbers), numbers
 
 
 @step("mufc_commit", sums=("cost", "sizes"))
@@ -133,34 +159,40 @@ def commit(
     run: str,
     centers: Array,
     leaves: bool = False,
+    kept: bool = True,
 ) -> Values:
     """Line 9: rows take the global cluster of their centroid; forget what was before.
 
     The induced objective and sizes go into sums over the clients. One that leaves keeps
-    its audit log and nothing else.
+    its audit log and nothing else; where the model is not kept, none keeps anything.
     """
     if party.state_dir is not None:
         state = ClientState(party.state_dir, model)
         _drop_predictions(party, model)
-        if not leaves:
+        if not kept:
+            _remove_unfinished(party, model)
+        elif not leaves:
             state.settle(version, run)
         elif state.exists:
             state.wipe()
+        if leaves:
+            (party.state_dir / REQUESTS).unlink(missing_ok=True)
         _finish_requests(party)
-    numbers = np.flatnonzero(np.unpackbits(party.state["rows"], count=party.n_rows))
+    blocks, numbers = _taking_part(party)
     if len(numbers) < party.n_rows:
         log.warning(
             "%d rows of the data take no part: take those forgotten out of the file",
             party.n_rows - len(numbers),
         )
         _drop_cache(party)
-    labels = induced_labels(*_local(party), centers)
-    cost = contributions(RowBlocks(party.X, rows=numbers), centers, labels).sum()
+    scaled = Box.of(party.state).scale(centers)
+    labels = induced_labels(*_local(party), scaled)
+    cost = contributions(blocks, scaled, labels).sum()
     party.state["labels"] = labels
     if not leaves:
         party.predictions, party.predicted, party.model = labels, numbers, model
     return {
-        "cost": np.array([cost]),
+        "cost": _refusing(split_limbs, np.array([cost])),
         "sizes": np.bincount(labels, minlength=len(centers)).astype(np.float64),
     }
 
@@ -177,6 +209,7 @@ def forget(
     run: str,
     n_clients: int,
     key: bytes = b"",
+    kind: str = "unlearn",
     ids: Sequence[str] = (),
     leaves: bool = False,
     **settings: Any,
@@ -184,9 +217,14 @@ def forget(
     """Remove rows, redraw centroids if one of them is among these, and give counts.
 
     What leaves the party has the same form and size whatever is removed. A client that
-    leaves gives no counts; its state may be gone, so it is told the settings.
+    leaves gives no counts; its state may be gone, so it is told the settings. The
+    others do nothing for themselves then: their own requests wait for ``unlearn``.
     """
     if leaves:
+        if party.state_dir is not None:
+            left = ClientState(party.state_dir, model)
+            if left.exists and not left.left:
+                _check_name(party, left)
         none, nothing = np.zeros(party.n_rows, dtype=bool), np.zeros(0, dtype=np.int64)
         reply = _sent(party, settings, none, nothing, nothing, n_clients, key)
         return {**reply, "totals": np.zeros(2)}
@@ -204,17 +242,19 @@ def forget(
             "the data must have the columns of training in their order: their names "
             "differ"
         )
-    asked = list(dict.fromkeys([*ids, *_requests(party)]))
+    own = _requests(party) if kind == "unlearn" else []
+    asked = list(dict.fromkeys([*ids, *own]))
     requested = state.tag(asked)
     known = state.known(requested)
     if unknown := len(asked) - np.count_nonzero(known):
         wrong = {value for value, there in zip(asked, known, strict=True) if not there}
-        lines = [i for i, v in enumerate(_requests(party), start=1) if v in wrong]
+        lines = [i for i, v in enumerate(own, start=1) if v in wrong]
+        log.error("%d of %d ids are not of rows of training", unknown, len(asked))
         if lines:
             log.error("ids %s of %s are not of rows of training", lines, REQUESTS)
         raise PartyError(
-            f"ids to forget must be of rows of training: {unknown} of {len(asked)} "
-            "are not"
+            "ids to forget must be of rows of training: some are not, its own log says "
+            "how many"
         )
     gone = set(requested) - state.removed()
     party.state["asked"] = asked
@@ -227,17 +267,25 @@ def forget(
     row = {tags[i]: i for i in np.flatnonzero(kept)}
     remaining = int(now.sizes.sum()) - len(gone)
     if len(row) != remaining or np.count_nonzero(kept) != remaining:
+        log.error(
+            "%d rows of training were not forgotten: the data hold %d of them, in %d "
+            "rows",
+            remaining,
+            len(row),
+            np.count_nonzero(kept),
+        )
         raise PartyError(
-            f"the data must hold the {remaining} rows of training that were not "
-            f"forgotten, each once, got {np.count_nonzero(kept)}"
+            "the data must hold the rows of training that were not forgotten, each "
+            "once: its own log says how many they hold"
         )
     prefix = surviving(np.arange(len(now.centroids)), _places(now.centroids, gone))
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
     redrawn = len(prefix) < len(now.centroids)
+    box = Box.of(settings)
     if redrawn:
         numbers = np.flatnonzero(kept)
         drawn, labels = initialise(
-            RowBlocks(party.X, rows=numbers),
+            BoxedRows(party.X, box, numbers),
             int(settings["local_clusters"]),
             party.rng(f"redraw {version}"),
             np.searchsorted(numbers, drawn),
@@ -246,17 +294,24 @@ def forget(
     elif not gone:
         sizes = now.sizes
     elif np.count_nonzero(removed) == len(gone):
-        out = local_labels(party.X[removed].astype(np.float64), party.X[drawn])
+        blocks = BoxedRows(party.X, box)
+        out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
         sizes = now.sizes - np.bincount(out, minlength=len(drawn))
     else:  # the rows are gone from the data already
-        party.state |= {"rows": np.packbits(kept), "drawn": drawn, "full": False}
-        sizes = np.bincount(_local(party)[1], minlength=len(drawn))
+        numbers = np.flatnonzero(kept)
+        _, labels = initialise(
+            BoxedRows(party.X, box, numbers),
+            len(drawn),
+            party.rng("none"),
+            np.searchsorted(numbers, drawn),
+        )
+        sizes = np.bincount(labels, minlength=len(drawn))
     state.stage(
         version + 1,
         [tags[i] for i in drawn],
         sizes,
         list(gone),
-        kind="unlearn",
+        kind=kind,
         redrawn=redrawn,
         run=run,
     )
@@ -293,11 +348,26 @@ def _state(party: Party, model: str, version: int, run: str) -> ClientState:
     if party.state_dir is None:
         raise PartyError("it has no state-dir, so it has nothing to forget from")
     state = ClientState(party.state_dir, model)
+    _check_name(party, state)
     present = state.version
     state.settle(version, run)
     if state.version != present:
         _drop_predictions(party, model)
     return state
+
+
+def _check_name(party: Party, state: ClientState) -> None:
+    if (name := state.settings["name"]) != party.name:
+        raise PartyError(
+            f"its state-dir has the state of party {name!r}: each party keeps its own "
+            "folder and name"
+        )
+
+
+def _remove_unfinished(party: Party, model: str) -> None:
+    """Remove the state of a training that the server has not kept."""
+    if party.state_dir is not None:
+        ClientState(party.state_dir, model).remove_unfinished()
 
 
 def _predictions(party: Party, model: str) -> Path | None:
@@ -343,6 +413,8 @@ def _requests(party: Party) -> list[str]:
 def _finish_requests(party: Party) -> None:
     """Take the ids that were asked for from the list, not what came meanwhile."""
     done = set(party.state.get("asked", ()))
+    if not done:
+        return
     more = [value for value in _requests(party) if value not in done]
     if party.state_dir is not None and (path := party.state_dir / REQUESTS).exists():
         if more:

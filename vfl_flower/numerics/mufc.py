@@ -3,7 +3,7 @@
 The symbols are those of [1]: client l holds n^(l) rows and its centroids C^(l); gamma
 is the quantisation step, B the number of bins of a column, q the number of rows in each
 bin, X_s the server's points, C_s its K centres, X_R the rows to remove and X' the
-others.
+others. All of them are in the cube [-1/2, 1/2]^d, to which `Box` scales the data.
 
 References
 ----------
@@ -25,6 +25,9 @@ from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
 """Largest size of X_s drawn at random, but for one point a bin; then points weigh."""
+
+MAX_BINS = 2**32
+"""Most bins of a column: what a sparse sum takes."""
 
 POINTS = ("uniform", "weighted")
 """How a bin's rows become points of X_s."""
@@ -205,69 +208,168 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, eq=False)
-class Quantizer:
-    """The bins of line 3 of Algorithm 1 and Appendix H, over a public box.
-
-    A column is scaled to y in [-1/2, 1/2], and its bin is a(y) = argmin_j |y - gamma j|
-    plus A, the largest such j, so that bins count from 0.
-
-    Differs from [1] in: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded up
-    to an odd number, where [1] counts 1 / gamma. 2. The outermost bins end where the
-    box does.
+class Box:
+    """The public box of the columns, which becomes the cube [-1/2, 1/2]^d.
 
     Parameters
     ----------
     lower, upper : Array, shape (d,) or ()
-        The box of each column, or one for all, in the unit of the data. It must be
-        agreed and not be taken from the rows: else it tells of removed ones. A column
-        with both equal is constant.
-    gamma : float
-        Step, in (0, 1], in sides of the box; [1] takes 1 / sqrt(n), n the rows of all
-        clients at the training.
+        Bounds of each column, or one pair for all, in the unit of the data. They must
+        be agreed and not be taken from the rows: else they tell of removed ones.
 
     Raises
     ------
     ValueError
-        `gamma` is not in (0, 1] or gives 2^53 bins or more; the bounds are of other
-        shapes, not finite or in the wrong order.
+        The bounds are of other shapes, or a width is no normal, finite number above 0.
 
     Examples
     --------
-    >>> quantizer = Quantizer(np.array([0.0, 0.0]), np.array([1.0, 9.0]), 1 / 3)
-    >>> quantizer.n_bins, quantizer.bits
-    (3, 2)
-    >>> quantizer.bins(np.array([[0.2, 9.0], [0.5, 2.9]]))
-    array([[0, 2],
-           [1, 0]])
-    >>> quantizer.centers(np.array([[0, 2]]))
-    array([[0.16666667, 7.5       ]])
+    >>> box = Box(np.array([0.0, 18.0]), np.array([1.0, 118.0]))
+    >>> box.scale(np.array([[0.25, 118.0]]))
+    array([[-0.25,  0.5 ]])
+    >>> box.restore(np.array([[-0.25, 0.5]]))
+    array([[  0.25, 118.  ]])
     """
 
     lower: Array
     upper: Array
-    gamma: float
 
     def __post_init__(self) -> None:
-        """Check the bounds and the step."""
-        if not 2.0**-53 < self.gamma <= 1:
-            raise ValueError(
-                f"gamma must be in (0, 1] with fewer than 2^53 bins, got {self.gamma}"
-            )
+        """Check the bounds."""
         if np.shape(self.lower) != np.shape(self.upper) or np.ndim(self.lower) > 1:
             raise ValueError(
                 "lower and upper must have one value or one a column, got shapes "
                 f"{np.shape(self.lower)} and {np.shape(self.upper)}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            width = np.subtract(self.upper, self.lower, dtype=np.float64)
-        if not np.all((width >= 0) & (width < np.inf)):
-            raise ValueError("lower must be at most upper, and both finite")
+            width = self._width
+        if not np.all((width >= np.finfo(np.float64).tiny) & (width < np.inf)):
+            raise ValueError("lower must be below upper, and both finite")
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Quantizer:
-        """Return that of ``lower``, ``upper`` (lists or arrays) and ``gamma``."""
+    def of(cls, settings: Mapping[str, Any]) -> Box:
+        """Return that of ``lower`` and ``upper``, lists or arrays."""
         lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
-        return cls(lower, upper, float(settings["gamma"]))
+        return cls(lower, upper)
+
+    @property
+    def _width(self) -> Array:
+        return np.subtract(self.upper, self.lower, dtype=np.float64)
+
+    @property
+    def _is_cube(self) -> bool:
+        return bool(np.all(self.lower == -0.5) and np.all(self.upper == 0.5))
+
+    def check(self, rows: Array) -> None:
+        """Raise if a row is outside the box.
+
+        Parameters
+        ----------
+        rows : Array, shape (m, d)
+            Rows: all of a client, so that it does not depend on the draws.
+
+        Raises
+        ------
+        ValueError
+            The number of columns differs from the box's, or a column has a value that
+            is missing or outside; the message has the column, not the value.
+        """
+        if np.ndim(self.lower) == 1 and rows.shape[1] != len(self.lower):
+            raise ValueError(
+                f"rows must have the {len(self.lower)} columns of the agreed box, got "
+                f"{rows.shape[1]}"
+            )
+        _check_inside(rows, self.lower, self.upper, "the agreed box")
+
+    def scale(self, points: Array) -> Array:
+        """Return points of the data in the cube; themselves where the box is the cube.
+
+        Parameters
+        ----------
+        points : Array, shape (m, d)
+            Points, in the unit of the data.
+
+        Returns
+        -------
+        Array, shape (m, d)
+            Points in sides of the box. Those in the box are in the cube, not only up
+            to rounding.
+        """
+        if self._is_cube:
+            return points
+        return np.asarray((points - self.lower) / self._width - 0.5)
+
+    def restore(self, points: Array) -> Array:
+        """Return points of the cube in the unit of the data; the inverse of `scale`."""
+        if self._is_cube:
+            return points
+        return np.asarray(self.lower + (points + 0.5) * self._width)
+
+
+class BoxedRows(RowBlocks):
+    """Rows in the cube of their box, scaled block by block.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        Rows, in the unit of the data.
+    box : Box
+        Their box.
+    rows : Array of int, shape (m,), optional
+        Rows of `X` to use. Default: all.
+    """
+
+    def __init__(self, X: Array, box: Box, rows: Array | None = None) -> None:
+        super().__init__(X, rows=rows)
+        self._box = box
+
+    def _gather(self, index: slice | Array) -> Array:
+        return self._box.scale(super()._gather(index))
+
+
+@dataclass(frozen=True, eq=False)
+class Quantizer:
+    """The bins of line 3 of Algorithm 1 and Appendix H, in the cube [-1/2, 1/2]^d.
+
+    The bin of a coordinate y is a(y) = argmin_j |y - gamma j| plus A, the largest such
+    j, so that bins count from 0.
+
+    Differs from [1] in: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded up
+    to an odd number, where [1] counts 1 / gamma. 2. The outermost bins end where the
+    cube does.
+
+    Parameters
+    ----------
+    gamma : float
+        Step, in (0, 1]; [1] takes 1 / sqrt(n), n the rows of all clients at the
+        training.
+
+    Raises
+    ------
+    ValueError
+        `gamma` is not in (0, 1], or gives a column more than 2^32 bins.
+
+    Examples
+    --------
+    >>> quantizer = Quantizer(1 / 3)
+    >>> quantizer.n_bins, quantizer.bits
+    (3, 2)
+    >>> quantizer.bins(np.array([[-0.3, 0.5], [0.0, -0.5]]))
+    array([[0, 2],
+           [1, 0]])
+    >>> quantizer.centers(np.array([[0, 2]]))
+    array([[-0.33333333,  0.33333333]])
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        """Check the step."""
+        if not 2.0**-33 < self.gamma <= 1 or self.n_bins > MAX_BINS:
+            raise ValueError(
+                "gamma must be in (0, 1] and give a column at most 2^32 bins, 1 / "
+                f"gamma of them, got {self.gamma}"
+            )
 
     @property
     def n_bins(self) -> int:
@@ -285,39 +387,13 @@ class Quantizer:
         # tolerance is for a gamma that is 1 / B but for rounding.
         return int(np.ceil(0.5 / self.gamma * (1 - 2.0**-50) - 0.5))
 
-    def check(self, points: Array) -> None:
-        """Raise if a row is outside the box.
-
-        Parameters
-        ----------
-        points : Array, shape (m, d)
-            Rows: all of a client, so that it does not depend on the draws.
-
-        Raises
-        ------
-        ValueError
-            The number of columns differs from the box's, or a column has a value that
-            is missing or outside; the message has the column, not the value.
-        """
-        if np.ndim(self.lower) == 1 and points.shape[1] != len(self.lower):
-            raise ValueError(
-                f"rows must have the {len(self.lower)} columns of the agreed box, got "
-                f"{points.shape[1]}"
-            )
-        inside = ((points >= self.lower) & (points <= self.upper)).all(axis=0)
-        if not inside.all():
-            raise ValueError(
-                f"column {int(inside.argmin())}, counted from 0, must have values "
-                "inside the agreed box"
-            )
-
     def bins(self, points: Array) -> Array:
         """Return the bin of each point.
 
         Parameters
         ----------
         points : Array, shape (m, d)
-            Points in the box, such as C^(l).
+            Points in the cube, such as C^(l).
 
         Returns
         -------
@@ -327,11 +403,11 @@ class Quantizer:
         Raises
         ------
         ValueError
-            As `check` does.
+            A column has a value that is missing or outside the cube; the message has
+            the column, not the value.
         """
-        self.check(points)
-        y = (points - self._middle) / np.where(self._width > 0, self._width, 1)
-        a = np.clip(np.rint(y / self.gamma), -self._top, self._top)
+        _check_inside(points, np.asarray(-0.5), np.asarray(0.5), "the cube of the box")
+        a = np.clip(np.rint(points / self.gamma), -self._top, self._top)
         return a.astype(np.int64) + self._top
 
     def centers(self, bins: Array) -> Array:
@@ -345,7 +421,7 @@ class Quantizer:
         Returns
         -------
         Array, shape (m, d)
-            The points, in the unit of the data and in the box up to rounding.
+            The points, in the cube.
 
         Raises
         ------
@@ -370,8 +446,7 @@ class Quantizer:
         Returns
         -------
         Array, shape (sum counts, d)
-            The points bin by bin, in the unit of the data and in the box up to
-            rounding.
+            The points bin by bin, in the cube up to rounding.
 
         Raises
         ------
@@ -384,22 +459,23 @@ class Quantizer:
         points += np.repeat(low, counts, axis=0)
         return points
 
-    @property
-    def _width(self) -> Array:
-        return np.subtract(self.upper, self.lower, dtype=np.float64)
-
-    @property
-    def _middle(self) -> Array:
-        return np.asarray(self.lower + self._width / 2)
-
     def _extent(self, bins: Array) -> tuple[Array, Array]:
-        """Return the lowest corner and the sides of each bin, in the data's unit."""
+        """Return the lowest corner and the sides of each bin."""
         if bins.size and not 0 <= bins.min() <= bins.max() < self.n_bins:
             raise ValueError(f"bins must be from 0 to {self.n_bins - 1}")
         a = bins - self._top
         low = np.maximum(self.gamma * (a - 0.5), -0.5)
         high = np.minimum(self.gamma * (a + 0.5), 0.5)
-        return self._middle + low * self._width, (high - low) * self._width
+        return low, high - low
+
+
+def _check_inside(points: Array, lower: Array, upper: Array, what: str) -> None:
+    inside = ((points >= lower) & (points <= upper)).all(axis=0)
+    if not inside.all():
+        raise ValueError(
+            f"column {int(inside.argmin())}, counted from 0, must have values inside "
+            f"{what}"
+        )
 
 
 def server_points(
@@ -415,7 +491,7 @@ def server_points(
     Parameters
     ----------
     quantizer : Quantizer
-        The bins' geometry.
+        The bins' sides and places.
     bins : Array of int, shape (m, d)
         The bins with q_j > 0.
     counts : Array of int, shape (m,)
@@ -433,7 +509,7 @@ def server_points(
     Returns
     -------
     X_s : Array, shape (m', d)
-        The points, in the unit of the data.
+        The points, in the cube.
     weights : Array, shape (m',)
         Their weights, in rows; the sum is that of q.
 
@@ -531,7 +607,7 @@ def contributions(
     Returns
     -------
     Array, shape (n,)
-        |x_i - c_i|^2, in the data's unit squared.
+        |x_i - c_i|^2, in the unit of the rows squared.
     """
     parts, start = [np.empty(0)], 0
     for block in blocks:
@@ -560,7 +636,7 @@ def best_cost(X: Array, k: int, rng: np.random.Generator, n_init: int = 10) -> f
     Returns
     -------
     float
-        sum_i min_l |x_i - c_l|^2, in the data's unit squared.
+        sum_i min_l |x_i - c_l|^2, in the unit of the rows squared.
 
     Raises
     ------

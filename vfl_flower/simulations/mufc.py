@@ -77,8 +77,6 @@ from vfl_flower.simulations.mufc_baselines import (
 )
 from vfl_flower.simulations.mufc_data import (
     DATASETS,
-    LOWER,
-    UPPER,
     Clients,
     gaussian,
 )
@@ -142,9 +140,7 @@ class Memory:
         self._training, self._server = METHODS[method]
         self._data, self._seed = data, seed
         self._local = local_clusters or data.k
-        self._quantizer = Quantizer(
-            np.asarray(LOWER), np.asarray(UPPER), gamma or 1 / math.sqrt(data.n)
-        )
+        self._quantizer = Quantizer(gamma or 1 / math.sqrt(data.n))
         self._parties = [Party(X, index=m) for m, X in enumerate(data.rows)]
         for party in self._parties:
             party.seed = seed
@@ -318,8 +314,7 @@ def _std(values: Sequence[float]) -> float:
 
 def message_bytes(data: Clients) -> int:
     """Return the bytes of a client's sums: 8 (2 K L + K L ceil(d bits / 60))."""
-    gamma = 1 / math.sqrt(data.n)
-    quantizer = Quantizer(np.asarray(LOWER), np.asarray(UPPER), gamma)
+    quantizer = Quantizer(1 / math.sqrt(data.n))
     code = SparseSum(data.k, len(data.rows), data.d, quantizer.n_bins, bytes(16))
     return 8 * code.size
 

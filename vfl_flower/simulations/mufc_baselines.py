@@ -23,8 +23,7 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, lloyd
 from vfl_flower.numerics.mufc import Quantizer, server_centroids
 from vfl_flower.strategies.base import Run
-from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.mufc import MUFC, Box
+from vfl_flower.strategies.mufc import MUFC, Bounds
 from vfl_flower.strategies.parties import Parties
 from vfl_flower.strategies.replies import Replies
 from vfl_flower.typing import Array
@@ -101,11 +100,6 @@ class _OneShot(MUFC):
         settings: Mapping[str, Any],
         key: bytes,
     ) -> tuple[Array, Array, Array]:
-        if any(replies.each("kept")):
-            raise FederationError(
-                f"{type(self).__name__} cannot forget, so that clients must have no "
-                "state folder"
-            )
         centers = self._centers(parties, run, replies, settings, key)
         none = np.zeros((0, parties[0].n_columns), dtype=np.int64)
         return none, none[:, 0], centers
@@ -142,7 +136,7 @@ class KFED(_OneShot):
         n_clusters: int = 4,
         *,
         local_clusters: int = 0,
-        box: Box = "-0.5,0.5",
+        box: Bounds = "-0.5,0.5",
         masking: str = "ring",
         n_parties: int = 0,
         seed: int | None = None,
@@ -194,7 +188,7 @@ class DCKMeans(_OneShot):
         *,
         gamma: float | str = "auto",
         local_clusters: int = 0,
-        box: Box = "-0.5,0.5",
+        box: Bounds = "-0.5,0.5",
         n_init: int = 10,
         masking: str = "ring",
         n_parties: int = 0,
@@ -226,5 +220,5 @@ class DCKMeans(_OneShot):
             points = np.concatenate(replies.each("centroids"))
         else:
             bins, _, _ = MUFC._counted(self, parties, run, replies, settings, key)
-            points = Quantizer.of(settings).centers(bins)
+            points = Quantizer(settings["gamma"]).centers(bins)
         return dckm_centroids(points, self.n_clusters, run.rng("k-means"), self.n_init)

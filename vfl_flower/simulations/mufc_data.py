@@ -21,8 +21,8 @@ from vfl_flower.numerics.mufc import best_cost
 from vfl_flower.simulations.experiments import load_npz
 from vfl_flower.typing import Array
 
-LOWER, UPPER = -0.5, 0.5
-"""Of the box: all data are scaled into it."""
+LOWER = -0.5
+"""Of the cube that all data are scaled into."""
 
 CLIENTS = 100
 

@@ -67,6 +67,11 @@ class Run:
         Seed of the run.
     missing : list of str
         Parties that failed, without which the run has begun again.
+    begun : list of str
+        Numbers of models that the run has begun, this and the given up ones; a protocol
+        that needs them adds its own.
+    final : bool
+        Set by a protocol that must not begin again, although `allow_missing` says so.
     """
 
     def __init__(
@@ -74,8 +79,10 @@ class Run:
         seed: int,
         evaluate_fn: EvaluateFn | None = None,
         missing: Sequence[str] = (),
+        begun: list[str] | None = None,
     ) -> None:
         self.seed, self.missing = seed, list(missing)
+        self.begun, self.final = [] if begun is None else begun, False
         self._evaluate_fn = evaluate_fn
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
@@ -216,11 +223,12 @@ class ProtocolStrategy(Strategy):
         if isinstance(timeout, str) or not timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
         self.summary()
-        check_seed(self.seed)
+        self.check()
         seed = secrets.randbits(63) if self.seed is None else self.seed
         ledger, missing, failed = Ledger(), dict[int, str](), ""
+        begun: list[str] = []
         while True:
-            run = Run(seed, evaluate_fn, list(missing.values()))
+            run = Run(seed, evaluate_fn, list(missing.values()), begun)
             try:
                 parties = Parties(
                     grid,
@@ -238,7 +246,7 @@ class ProtocolStrategy(Strategy):
                 arrays = self.protocol(parties, run)
                 break
             except PartyFailed as failure:
-                if not self.allow_missing or not failure.nodes:
+                if not self.allow_missing or not failure.nodes or run.final:
                     raise
                 log.warning("%s; the run begins again without it", failure)
                 missing |= failure.nodes
@@ -259,6 +267,10 @@ class ProtocolStrategy(Strategy):
             evaluation=ledger.of(*self.evaluation_actions),
             seed=self.seed,
         )
+
+    def check(self) -> None:
+        """Raise before any message where the strategy cannot run."""
+        check_seed(self.seed)
 
     @property
     def least_parties(self) -> int:

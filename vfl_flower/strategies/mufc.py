@@ -20,11 +20,17 @@ from flwr.app import ArrayRecord
 from vfl_flower.models import MUFCModel
 from vfl_flower.numerics.mufc import (
     POINTS,
+    Box,
     Quantizer,
     server_centroids,
     server_points,
 )
-from vfl_flower.secure_aggregation import SparseSum, SparseSumError
+from vfl_flower.secure_aggregation import (
+    LIMB,
+    SparseSum,
+    SparseSumError,
+    join_limbs,
+)
 from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
@@ -33,11 +39,11 @@ from vfl_flower.strategies.base import (
     check_positive,
     check_whole,
 )
-from vfl_flower.strategies.exchange import FederationError
+from vfl_flower.strategies.exchange import FederationError, PartyFailed
 from vfl_flower.strategies.parties import Parties
 from vfl_flower.strategies.replies import Replies, Sum
 from vfl_flower.typing import Array
-from vfl_flower.unlearning import ServerState
+from vfl_flower.unlearning import GlobalClusters, ServerState
 
 log = logging.getLogger("vfl_flower")
 
@@ -45,7 +51,7 @@ TRAININGS = ("init", "full")
 PRIVACIES = ("scma", "none")
 FIELDS = ("hash", "paper")
 
-Box = str | tuple[Any, Any]
+Bounds = str | tuple[Any, Any]
 
 
 class _Task(ProtocolStrategy):
@@ -58,14 +64,6 @@ class _Task(ProtocolStrategy):
     model: str
     server_state: str | Path | None
 
-    def _folder(self) -> Path:
-        if not self.server_state:
-            raise ValueError(
-                "server_state must be the folder in which training kept the server's "
-                "state, got none"
-            )
-        return Path(self.server_state)
-
     def _counted(
         self,
         parties: Parties,
@@ -74,8 +72,11 @@ class _Task(ProtocolStrategy):
         settings: Mapping[str, Any],
         key: bytes,
     ) -> tuple[Array, Array, Array]:
-        """Lines 4 to 7 of Algorithm 1: return bins, counts and global centroids."""
-        quantizer = Quantizer.of(settings)
+        """Lines 4 to 7 of Algorithm 1: return bins, counts and global centroids.
+
+        The centroids are in the cube of the box.
+        """
+        quantizer = Quantizer(float(settings["gamma"]))
         rng = run.rng("k-means")
         k, n_init = int(settings["n_clusters"]), int(settings["n_init"])
         if settings["privacy"] == "none":
@@ -110,7 +111,7 @@ class _Task(ProtocolStrategy):
             int(settings["local_clusters"]),
             len(parties),
             parties[0].n_columns,
-            Quantizer.of(settings).n_bins,
+            Quantizer(float(settings["gamma"])).n_bins,
             key,
             str(settings["field"]),
         )
@@ -121,34 +122,46 @@ class _Task(ProtocolStrategy):
             sums["message"] = Sum(group="field")
         return sums
 
-    def _scale(self, parties: Parties, settings: Mapping[str, Any]) -> float:
-        """Return a bound of the objective: all rows at the box's far corner."""
-        lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
-        sides = np.broadcast_to(upper - lower, (parties[0].n_columns,))
-        return max(float(parties.n_rows * (sides**2).sum()), 1e-200)
+    def _model(
+        self, model: str, version: int, centers: Array, settings: Mapping[str, Any]
+    ) -> MUFCModel:
+        """Return a version of a model, with centres in the unit of the data."""
+        box = Box.of(settings)
+        return MUFCModel(
+            model, version, centers, kept=True, lower=box.lower, upper=box.upper
+        )
+
+    def _known(self, now: GlobalClusters) -> MUFCModel:
+        """Return the version of the model that the server has."""
+        model = self._model(self.model, now.version, now.centers, now.settings)
+        model.sizes_, model.inertia_ = now.sizes, now.inertia
+        return model
 
     def _commit(
         self,
         parties: Parties,
         run: Run,
         model: MUFCModel,
-        scale: float,
         leaving: Sequence[str] = (),
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
         """Tell the clients the version that holds, and the centres."""
-        found = parties.ask_exactly(
+        found = parties.ask_each(
             "mufc_commit",
-            {"cost": scale, "sizes": 2.0**40},
             [{"leaves": party.name in leaving} for party in parties],
+            sums={"cost": Sum(LIMB), "sizes": Sum(2.0**40)},
             model=model.model,
             version=model.version,
             run=run_id or f"{parties.session:016x}",
             centers=model.cluster_centers_,
+            kept=model.kept,
         )
-        model.inertia_ = float(found.sums["cost"][0])
+        model.inertia_ = float(join_limbs(found.sums["cost"])[0])
         model.sizes_ = np.rint(found.sums["sizes"]).astype(np.int64)
+        if model.kept and self.server_state:
+            state = ServerState(Path(self.server_state), model.model)
+            state.describe(model.version, model.sizes_, model.inertia_)
         record = model.to_record()
         here = [party.name for party in parties if party.name not in leaving]
         counted = {
@@ -159,6 +172,18 @@ class _Task(ProtocolStrategy):
         }
         run.record(1, record, counted | metrics)
         return record
+
+
+class _Later(_Task):
+    """What the tasks after training have in common: a state at the server."""
+
+    def check(self) -> None:
+        """Raise before any message where the server has no such model."""
+        super().check()
+        self._state().load()
+
+    def _state(self) -> ServerState:
+        return ServerState(_folder(self.server_state), self.model)
 
 
 class MUFC(_Task):
@@ -178,12 +203,17 @@ class MUFC(_Task):
     With ``privacy="none"`` the server learns each client's centroids, which are rows of
     it, and sizes.
 
+    Rows are scaled by a box to the cube [-1/2, 1/2]^d, in which all is clustered: no
+    column counts more than another because of its unit. Centres are in the unit of the
+    data, the objective in sides of the box squared.
+
     Parameters
     ----------
     n_clusters : int
         K, global clusters.
     gamma : float or "auto"
-        Quantisation step, in (0, 1], in sides of the box; ``"auto"``: 1 / sqrt(n).
+        Quantisation step, in sides of the box, in (0, 1] and at least about 2^-32;
+        ``"auto"``: 1 / sqrt(n). With a small one a bin shows a row.
     server_points : {"uniform", "weighted"}
         What a bin of q_j rows becomes: q_j uniform points, or its middle of weight q_j.
     client_training : {"init", "full"}
@@ -195,18 +225,28 @@ class MUFC(_Task):
         K', centroids of a client at most; 0: K.
     box : str or (lower, upper)
         Bounds of the columns, agreed and public and not taken from the rows: one pair
-        ``"lower,upper"`` for all, or one a column, ``"0,1;18,120"``.
+        ``"lower,upper"`` for all, or one a column, ``"0,1;18,120"``. They set the scale
+        of each column.
     field : {"hash", "paper"}
         How a bin becomes an element of a field: by a hash, or as in [1] by its number,
         for few columns.
     n_init : int
         Starts of k-means at the server.
     server_state : path, optional
-        Folder in which the server keeps what it needs to forget later.
-    allow_missing, masking, n_parties, seed
-        As of :class:`FKKMeans`, and see
-        :class:`~vfl_flower.strategies.base.ProtocolStrategy`. A seed makes draws that
-        can be foreseen: for experiments.
+        Folder in which the server keeps what it needs to forget later. Each client
+        needs a ``state-dir`` and a name of its own for that.
+    allow_missing : bool
+        Begin again without a client that fails before the server has the sum. After it
+        the run ends: a second sum without that client would show its counts.
+    masking, n_parties, seed
+        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. A seed makes draws
+        that can be foreseen: for experiments.
+
+    Raises
+    ------
+    PartyFailed
+        A client failed. Where that was in the last round trip, the model is saved, and
+        its number is in the text.
 
     Notes
     -----
@@ -235,7 +275,7 @@ class MUFC(_Task):
         privacy: str = "scma",
         *,
         local_clusters: int = 0,
-        box: Box = "-0.5,0.5",
+        box: Bounds = "-0.5,0.5",
         field: str = "hash",
         n_init: int = 10,
         server_state: str | Path | None = None,
@@ -251,6 +291,8 @@ class MUFC(_Task):
         check_positive("gamma", gamma, "auto")
         if gamma != "auto" and float(gamma) > 1:
             raise ValueError(f"gamma must be 'auto' or in (0, 1], got {gamma}")
+        if gamma != "auto":
+            Quantizer(float(gamma))  # at most 2^32 bins
         check_choice("server_points", server_points, POINTS)
         check_choice("client_training", client_training, TRAININGS)
         check_choice("privacy", privacy, PRIVACIES)
@@ -292,23 +334,32 @@ class MUFC(_Task):
             "n_init": self.n_init,
         }
         key = _new_key(settings)
-        try:
-            self._code(parties, settings, key)
-        except ValueError:
-            raise FederationError(
-                f"field must be 'hash' for {parties[0].n_columns} columns of "
-                f"{Quantizer.of(settings).n_bins} bins: their product is above 2^61"
-            ) from None
+        if self.privacy == "scma":
+            try:
+                self._code(parties, settings, key)
+            except ValueError:
+                raise FederationError(
+                    f"field must be 'hash' for {d} columns of "
+                    f"{Quantizer(settings['gamma']).n_bins} bins: their product is "
+                    "above 2^61"
+                ) from None
+        abandoned = list(run.begun)
+        run.begun.append(model)
         replies = parties.ask(
             "mufc_train",
             sums=self._sums(parties, settings),
             model=model,
             n_clients=len(parties),
             key=key,
+            keep=bool(self.server_state),
+            abandoned=abandoned,
             **settings,
         )
+        # The server has q: with a second one of all but one it would know the one's.
+        run.final = True
         bins, counts, centers = self._counted(parties, run, replies, settings, key)
-        kept = all(replies.each("kept")) and bool(self.server_state)
+        centers = Box.of(settings).restore(centers)
+        kept = all(replies.each("kept"))
         names = [party.name for party in parties]
         if not kept:
             log.warning(
@@ -317,13 +368,25 @@ class MUFC(_Task):
             )
         if kept:
             stored = {k: _listed(v) for k, v in settings.items()}
-            state = ServerState.create(self._folder(), model, stored, names)
+            state = ServerState.create(_folder(self.server_state), model, stored, names)
             state.save(1, bins, counts, centers, names, "train", run=model)
-        found = MUFCModel(model, 1, centers, kept=kept, missing=run.missing)
-        return self._commit(parties, run, found, self._scale(parties, settings))
+        found = self._model(model, 1, centers, settings)
+        found.kept, found.missing = kept, run.missing
+        try:
+            return self._commit(parties, run, found)
+        except PartyFailed as failure:
+            if not kept:
+                raise
+            raise PartyFailed(
+                failure.party,
+                failure.action,
+                f"{failure.reason}; model {model} is saved, and its next task "
+                "completes it",
+                failure.nodes,
+            ) from None
 
 
-class MUFCUnlearn(_Task):
+class MUFCUnlearn(_Later):
     """Forget rows of a trained model.
 
     =============  =====================================  ==========================
@@ -349,7 +412,8 @@ class MUFCUnlearn(_Task):
         Clients forget besides what stands in ``forget.txt`` in their ``state-dir``,
         which nobody else sees.
     lazy_counts : bool
-        Keep the centres where the counts change and no bin does (Algorithm 4).
+        Keep the centres where the counts change and no bin does (Algorithm 4); not with
+        ``privacy="none"``, where centroids are no bins.
     server_state : path
         The folder of training.
     masking, n_parties, seed
@@ -357,6 +421,9 @@ class MUFCUnlearn(_Task):
 
     Raises
     ------
+    ValueError
+        From `start`, before any message: the folder has no state of that model, or
+        `lazy_counts` has no effect.
     FederationError
         Other clients than those of the model take part.
     PartyFailed
@@ -380,12 +447,19 @@ class MUFCUnlearn(_Task):
         self.server_state = server_state
         check_flags(self, "lazy_counts")
         parse_requests(forget)
+        _folder(server_state)
 
     def shown(self) -> dict[str, Any]:
         """Return the arguments without the ids, which would stay in a log."""
         requests = parse_requests(self.forget)
         counts = {name: len(ids) for name, ids in requests.items()}
         return super().shown() | {"forget": counts}
+
+    def check(self) -> None:
+        """Raise before any message where the server has no such model."""
+        super().check()
+        if self.lazy_counts and self._state().load().settings["privacy"] == "none":
+            raise ValueError("lazy_counts has no effect with privacy='none', got True")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithms 3 and 4."""
@@ -399,7 +473,7 @@ class MUFCUnlearn(_Task):
         requests: Mapping[str, Sequence[str]],
         leaving: Sequence[str],
     ) -> ArrayRecord:
-        state = ServerState(self._folder(), self.model)
+        state = self._state()
         before, run_id = state.load(), f"{parties.session:016x}"
         names = [party.name for party in parties]
         # A client that was forgotten may not have heard of it.
@@ -431,8 +505,10 @@ class MUFCUnlearn(_Task):
             run=run_id,
             n_clients=len(parties),
             key=key,
+            kind="forget-client" if leaving else "unlearn",
         )
         bins, counts, centers = self._counted(parties, run, replies, settings, key)
+        centers = Box.of(settings).restore(centers)
         removed = int(before.counts.sum() - counts.sum())
         changed = not np.array_equal(bins, before.bins)
         if not self.lazy_counts:
@@ -444,18 +520,16 @@ class MUFCUnlearn(_Task):
         behind = int(replies.sums["totals"][1])
         if not removed and not set(leaving) & set(before.clients):
             log.warning("nothing to forget was asked for, or it was forgotten before")
-            model = MUFCModel(self.model, before.version, before.centers, kept=True)
-            scale = self._scale(parties, settings)
-            # A run that was killed has left clients without their clusters, or one that
-            # was forgotten did not hear of it.
-            if behind or set(leaving) & set(names):
-                done = {"removed": 0, "changed": 0}
-                return self._commit(
-                    parties, run, model, scale, leaving, before.run, **done
-                )
+            model = self._known(before)
+            # A run that was killed has left clients without their clusters or the
+            # server without their sizes, or one that was forgotten did not hear of it.
+            done = {"removed": 0, "changed": 0}
+            if behind or not len(before.sizes) or set(leaving) & set(names):
+                return self._commit(parties, run, model, leaving, before.run, **done)
             found = {"version": before.version, "clients": len(parties)}
-            found |= {"rows": int(before.counts.sum()), "removed": 0, "changed": 0}
-            run.record(1, record := model.to_record(), found)
+            found |= {"rows": int(before.counts.sum())} | done
+            kept = {"inertia": before.inertia}
+            run.record(1, record := model.to_record(), found | kept)
             return record
         stay = [name for name in before.clients if name not in leaving]
         state.save(
@@ -468,10 +542,9 @@ class MUFCUnlearn(_Task):
             named=list(leaving or requests),
             run=run_id,
         )
-        model = MUFCModel(self.model, before.version + 1, centers, kept=True)
-        scale = self._scale(parties, settings)
+        model = self._model(self.model, before.version + 1, centers, settings)
         return self._commit(
-            parties, run, model, scale, leaving, removed=removed, changed=int(changed)
+            parties, run, model, leaving, removed=removed, changed=int(changed)
         )
 
 
@@ -479,6 +552,7 @@ class MUFCForgetClient(MUFCUnlearn):
     """Forget whole clients of a trained model, connected or not.
 
     A connected one removes its state; without one that is gone the others' counts do.
+    Rows that the others want to forget wait for :class:`MUFCUnlearn`.
 
     Parameters
     ----------
@@ -500,6 +574,16 @@ class MUFCForgetClient(MUFCUnlearn):
         n_parties: int = 0,
         seed: int | None = None,
     ) -> None:
+        _named(model)
+        listed: Any = clients.split(",") if isinstance(clients, str) else clients
+        if not isinstance(listed, Iterable) or not all(
+            isinstance(name, str) for name in listed
+        ):
+            raise ValueError(f"clients must be their names, got {clients!r}")
+        self.clients = clients
+        self._leaving = [name.strip() for name in listed if name.strip()]
+        if not self._leaving:
+            raise ValueError("clients must name those to forget, got none")
         super().__init__(
             model,
             server_state=server_state,
@@ -507,21 +591,16 @@ class MUFCForgetClient(MUFCUnlearn):
             n_parties=n_parties,
             seed=seed,
         )
-        if not isinstance(clients, str) and not hasattr(clients, "__iter__"):
-            raise ValueError(f"clients must be their names, got {clients!r}")
-        listed = clients.split(",") if isinstance(clients, str) else list(clients)
-        self.clients = clients
-        self._leaving = [name.strip() for name in listed if name.strip()]
-        if not self._leaving:
-            raise ValueError("clients must name those to forget, got none")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Let their counts become 0."""
         return self._forget(parties, run, {}, self._leaving)
 
 
-class MUFCStatus(_Task):
+class MUFCStatus(_Later):
     """Say how much of a model was forgotten; bring clients up to date after a crash.
+
+    The centres, sizes and objective are those that the server has kept.
 
     Parameters
     ----------
@@ -541,10 +620,11 @@ class MUFCStatus(_Task):
     ) -> None:
         super().__init__(masking=masking, n_parties=n_parties)
         self.model, self.server_state = _named(model), server_state
+        _folder(server_state)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask each client, in one round trip."""
-        now = ServerState(self._folder(), self.model).load()
+        now = self._state().load()
         names = [party.name for party in parties]
         _check_clients(names, now.clients, (), (), ())
         replies = parties.ask(
@@ -554,17 +634,16 @@ class MUFCStatus(_Task):
             log.info(
                 "%s: %s", party.name, ", ".join(f"{v} {k}" for k, v in reply.items())
             )
-        model = MUFCModel(self.model, now.version, now.centers, kept=True)
         sums = {
             name: sum(replies.each(name))
             for name in ("rows", "removed", "pending", "requests")
         }
-        record = model.to_record()
+        record = self._known(now).to_record()
         run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
         return record
 
 
-def parse_box(box: Box) -> tuple[Array, Array]:
+def parse_box(box: Bounds) -> tuple[Array, Array]:
     """Return lower and upper bounds, one each or one a column.
 
     Raises
@@ -581,11 +660,11 @@ def parse_box(box: Box) -> tuple[Array, Array]:
         else:
             lower, upper = (np.asarray(bound, dtype=np.float64) for bound in box)
         lower, upper = np.asarray(lower), np.asarray(upper)
-        Quantizer(lower, upper, 1.0)
+        Box(lower, upper)
     except (ValueError, TypeError):
         raise ValueError(
             "box must be 'lower,upper', or one such pair a column with ';' between, "
-            f"lower at most upper and finite, got {box!r}"
+            f"lower below upper and both finite, got {box!r}"
         ) from None
     return lower, upper
 
@@ -609,16 +688,21 @@ def parse_requests(
         for name, ids in forget.items():
             if isinstance(ids, str) or not hasattr(ids, "__iter__"):
                 raise ValueError(
-                    f"forget must have a list of ids for {name!r}, got {ids!r}"
+                    f"forget must have a list of ids for {name!r}, got "
+                    f"{type(ids).__name__}"
                 )
         return {name: [str(value) for value in ids] for name, ids in forget.items()}
     found: dict[str, list[str]] = {}
-    for part in filter(None, (part.strip() for part in forget.split(";"))):
+    parts = [part.strip() for part in forget.split(";")]
+    for place, part in enumerate(parts, start=1):
+        if not part:
+            continue
         name, _, ids = part.partition(":")
         listed = [value.strip() for value in ids.split(",") if value.strip()]
         if not name.strip() or not listed:
             raise ValueError(
-                f"forget must be 'client:id,id' with ';' between clients, got {part!r}"
+                "forget must be 'client:id,id' with ';' between clients, and part "
+                f"{place} of {len(parts)} is not"
             )
         found.setdefault(name.strip(), []).extend(listed)
     return found
@@ -655,6 +739,15 @@ def _clusters(
             "at least one row must stay: forgetting all needs no model"
         )
     return server_centroids(points, weights, k, rng, n_init)
+
+
+def _folder(server_state: str | Path | None) -> Path:
+    if not server_state:
+        raise ValueError(
+            "server_state must be the folder in which training kept the server's "
+            "state, got none"
+        )
+    return Path(server_state)
 
 
 def _new_key(settings: Mapping[str, Any]) -> bytes:
