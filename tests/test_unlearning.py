@@ -542,10 +542,42 @@ def test_only_an_unfinished_training_begins_again(folder, state, make, who, erro
     assert view(made) == before
 
 
-def test_ids_are_distinct(folder):
+def test_ids_are_distinct(folder, caplog):
     text = refusal(ClientState.create, folder, MODEL, [*IDS, IDS[3]], {})
-    assert text == "ids must be distinct, 1 rows repeat an id"
+    assert text == "ids must be distinct: some rows repeat an id"
+    assert "1 rows repeat an id" in caplog.text
     assert not folder.exists()
+
+
+def test_an_unfinished_training_is_removed_and_no_other(folder, client):
+    """Also one that was killed as it began, and none at all."""
+    other = "f" * 16
+    begun = ClientState.create(folder, other, IDS, {})
+    for state in (begun, client):
+        state.remove_unfinished()
+    assert not begun.exists
+    assert begun._path.exists() is False
+    assert client.version == 1
+    begun._path.touch()
+    begun.remove_unfinished()
+    begun.remove_unfinished()
+    assert not begun._path.exists()
+
+
+def test_the_server_adds_sizes_and_objective(server):
+    """Of the present version; the next one has none until they are added."""
+    now = server.load()
+    assert now.sizes.tolist() == []
+    assert np.isnan(now.inertia)
+    server.describe(now.version, np.array([3, 0]), 0.25)
+    server.describe(now.version + 1, np.array([4, 4]), 1.0)
+    found = server.load()
+    assert (found.sizes.tolist(), found.inertia) == ([3, 0], 0.25)
+    assert found.run == now.run
+    server.save(
+        now.version + 1, now.bins, now.counts, now.centers, now.clients, "unlearn"
+    )
+    assert len(server.load().sizes) == 0
 
 
 def test_another_process_is_waited_for(client, monkeypatch):

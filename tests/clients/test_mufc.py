@@ -285,6 +285,33 @@ def test_equal_ids_in_the_data(north):
         forget(north)
 
 
+def test_an_id_that_came_twice_beside_all_others(north):
+    """The rows of training are all there, and one of them twice."""
+    train(north)
+    north.X = np.concatenate([north.X, north.X[:1]])
+    north.row_ids = [*north.ids.tolist(), "north.0"].copy
+    with pytest.raises(PartyError, match=r"not forgotten, each once: its own log"):
+        forget(north)
+    north.row_ids = [*north.ids.tolist(), "new"].copy
+    forget(north)
+
+
+def test_each_version_draws_from_a_stream_of_its_own(north, monkeypatch):
+    """Else a seed, or a secret that is asked again, gives two redraws one draw."""
+    drawn, rng = [], Party.rng
+
+    def recorded(party, stream):
+        drawn.append(rng(party, stream).random())
+        return rng(party, stream)
+
+    monkeypatch.setattr(Party, "rng", recorded)
+    train(north)
+    for version, (before, run) in enumerate([(MODEL, "b"), ("b", "c"), ("c", "d")], 1):
+        forget(north, centroid_ids(north, MODEL)[:1], version, before, run)
+        ClientState(north.state_dir, MODEL).settle(version + 1, run)
+    assert len(set(drawn)) == len(drawn) == 4
+
+
 # -- the law ---------------------------------------------------------------------------
 
 

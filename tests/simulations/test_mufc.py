@@ -40,7 +40,6 @@ from vfl_flower.simulations.mufc_baselines import (
     kfed_centroids,
 )
 from vfl_flower.simulations.mufc_data import Clients, mixture, pooled, split_clusters
-from vfl_flower.strategies.exchange import FederationError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,9 +178,27 @@ def test_sums_have_the_same_size_whoever_clusters(data):
 
 
 @pytest.mark.parametrize("baseline", [KFED, DCKMeans])
-def test_baselines_cannot_forget(data, baseline, tmp_path):
-    with pytest.raises(FederationError, match="clients must have no state folder"):
-        simulate(baseline(3), data.parties(tmp_path))
+def test_baselines_keep_no_state(data, baseline, tmp_path):
+    model = simulate(baseline(3), data.parties(tmp_path)).model
+    assert not model.kept
+    kept = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert kept == {".csv"}  # clusters of rows
+
+
+@pytest.mark.parametrize("baseline", [KFED, DCKMeans])
+def test_baselines_scale_by_the_box(data, baseline):
+    """As rows that were scaled by hand."""
+    box = ([0.0, -5e5], [1e-3, 5e5])
+    lower, width = np.array(box[0]), np.subtract(*box[::-1])
+    wide = [np.clip((X + 0.5) * width + lower, *box) for X in data.rows]
+    by_hand = [(X - lower) / width - 0.5 for X in wide]
+    one = simulate(baseline(3, box=box), [Party(X) for X in wide], seed=0).model
+    two = simulate(baseline(3), [Party(X) for X in by_hand], seed=0).model
+    np.testing.assert_array_equal(
+        one.cluster_centers_, (two.cluster_centers_ + 0.5) * width + lower
+    )
+    for mine, other in zip(one.labels_, two.labels_, strict=True):
+        np.testing.assert_array_equal(mine, other)
 
 
 @pytest.mark.parametrize(

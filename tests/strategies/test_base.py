@@ -52,6 +52,7 @@ class Trivial(ProtocolStrategy):
         return model.to_record()
 
 
+_kept = {"model": "0123456789abcdef", "server_state": "/state"}
 SETTINGS: dict[type[ProtocolStrategy], dict[str, Any]] = {
     CoresetVRLR: {"size": 77, "sampling": "uniform", "protocol": "paper", "seed": 8},
     CoresetVKMC: {"size": 77, "sampling": "uniform", "protocol": "paper", "seed": 8},
@@ -59,9 +60,9 @@ SETTINGS: dict[type[ProtocolStrategy], dict[str, Any]] = {
     FDSKLPrediction: {"model": "0123456789abcdef", "bits": 32, "n_parties": 3},
     FKKMeans: {"n_clusters": 3, "kernel": "laplacian", "gamma": 0.5, "seed": 8},
     MUFC: {"n_clusters": 3, "gamma": 0.5, "box": "0,1;2,3", "seed": 8},
-    MUFCUnlearn: {"model": "0123456789abcdef", "forget": "a:1,2;b:3", "seed": 8},
-    MUFCForgetClient: {"model": "0123456789abcdef", "clients": "a,b", "seed": 8},
-    MUFCStatus: {"model": "0123456789abcdef", "n_parties": 3},
+    MUFCUnlearn: _kept | {"forget": "a:1,2;b:3", "seed": 8},
+    MUFCForgetClient: _kept | {"clients": "a,b", "seed": 8},
+    MUFCStatus: _kept | {"n_parties": 3},
 }
 """Arguments other than the default ones, of each strategy."""
 

@@ -209,6 +209,78 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
         assert found == mine.tolist()
 
 
+BOX = ([18.0, -3e6, 0.0], [120.0, 1e6, 1e-5])
+
+
+def boxed(tmp_path, rows):
+    """Return clients named as usual, with these rows."""
+    found = federation(tmp_path, [len(X) for X in rows])
+    for party, X in zip(found, rows, strict=True):
+        party.X = X
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"server_points": "weighted"},
+        {"client_training": "full"},
+        {"privacy": "none"},
+        {"privacy": "none", "client_training": "full"},
+    ],
+)
+def test_columns_count_as_the_box_says(tmp_path, settings):
+    """Of very different widths: as rows that were scaled by hand, in each task.
+
+    One client has float32, another one has columns one after another.
+    """
+    lower, upper = (np.array(bound) for bound in BOX)
+    rng = np.random.default_rng(4)
+    shares = [rng.random((n, 3)) for n in (30, 20, 10)]
+    wide = [np.clip(lower + s * (upper - lower), lower, upper) for s in shares]
+    wide[1] = np.clip(wide[1], lower * 0.9, upper * 0.9).astype(np.float32)
+    wide[2] = np.asfortranarray(wide[2])
+    by_hand = [(X - lower) / (upper - lower) - 0.5 for X in wide]
+    models, gone = [], {}
+    for name, rows, box in (("wide", wide, BOX), ("hand", by_hand, "-0.5,0.5")):
+        clients = boxed(tmp_path / name, rows)
+        server = tmp_path / name / "server"
+        model = train(clients, server, seed=3, box=box, **settings).model
+        gone = gone or {
+            "north": centroid_ids(clients[0], model.model)[1:2],
+            "south": ordinary(clients[1], model.model, 2),
+        }
+        own = [clients[0], without(clients[1], gone["south"][:1]), clients[2]]
+        request = forget(own, server, model.model, gone, seed=5).model
+        again = forget(own, server, model.model, gone, seed=5).model
+        models.append((model, request, again))
+        check(clients, server, model.model, [*gone["north"], *gone["south"]])
+    X, Z = np.concatenate(wide), np.concatenate(by_hand)
+    for one, two in zip(*models, strict=True):
+        np.testing.assert_array_equal(
+            one.cluster_centers_, lower + (two.cluster_centers_ + 0.5) * (upper - lower)
+        )
+        assert one.inertia_ == pytest.approx(two.inertia_, rel=1e-12)
+        assert one.sizes_.tolist() == two.sizes_.tolist()
+        np.testing.assert_array_equal(one.predict(X), two.predict(Z))
+        for mine, other in zip(one.labels_ or (), two.labels_ or (), strict=True):
+            np.testing.assert_array_equal(mine, other)
+    assert len(np.unique(models[0][0].predict(X))) == 3
+
+
+@pytest.mark.parametrize("width", [1.0, 1e4, 1e9])
+def test_the_objective_of_a_wide_box(clients, width):
+    """Rows that fill a small part of it: the sum is exact all the same."""
+    box = (-width, width)
+    model = simulate(MUFC(3, gamma=2.5e-10, box=box), clients, seed=1).model
+    cost = 0.0
+    for party, labels in zip(clients, model.labels_, strict=True):
+        cost += (((party.X - model.cluster_centers_[labels]) / (2 * width)) ** 2).sum()
+    assert model.inertia_ == pytest.approx(cost, rel=1e-4)
+    assert cost > 0
+
+
 def test_clients_with_few_distinct_rows(tmp_path, folder):
     """Equal rows are one centroid, of the same count."""
     clients = federation(tmp_path, (8, 8, 8))
@@ -271,17 +343,78 @@ def test_without_state_folders_nothing_is_kept(tmp_path, folder, clients):
     assert [len(mine) for mine in model.labels_] == [14, 9, 6]
     model = train(federation(tmp_path), None).model
     assert not model.kept
+    assert list(tmp_path.rglob("*.sqlite")) == []
+
+
+def test_where_one_client_has_no_folder_no_other_keeps_a_state(tmp_path, clients):
+    """It is told so, since it has begun one."""
+    clients[1].state_dir = None
+    model = train(clients, tmp_path / "server").model
+    assert not model.kept
+    assert list(tmp_path.rglob("*.sqlite")) == []
+    kept = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept == [f"predictions-{model.model}.csv"] * 2
+
+
+def test_a_client_needs_a_name_to_forget_later(tmp_path, clients, folder):
+    """By its place it would be another one where the order is another."""
+    clients[2].name = None
+    assert refusal(lambda: train(clients, folder), PartyFailed) == (
+        "party 'party-2' failed in 'mufc_train': to forget later it needs a name of "
+        "its own, party-name: the place in a run may be another party's in the next"
+    )
+    assert not folder.exists()
+    assert not clients[2].state_dir.exists()
+    assert not train(clients, None).model.kept
+    clients[2].state_dir = None
+    assert not train(clients, folder).model.kept
+
+
+@pytest.mark.parametrize("task", ["unlearn", "status", "forget-client"])
+def test_a_client_refuses_the_state_of_another(clients, folder, task):
+    """Two have changed their names: each would forget the other's rows."""
+    model = train(clients, folder).model.model
+    one, two = clients[1:]
+    swapped = [
+        clients[0],
+        *(
+            Party(own.X, ids=own.ids, name=other.name, state_dir=own.state_dir)
+            for own, other in ((one, two), (two, one))
+        ),
+    ]
+    kept = [party.state_dir for party in clients]
+    before = files(folder, *kept)
+    strategy = {
+        "unlearn": MUFCUnlearn(model, {"south": ["west.1"]}, server_state=folder),
+        "status": MUFCStatus(model, server_state=folder),
+        "forget-client": MUFCForgetClient(model, "south", server_state=folder),
+    }[task]
+    if task == "forget-client":  # else two would be left
+        more = federation(folder.parent, (14, 9, 6, 5))[3:]
+        model = train([*clients, *more], folder).model.model
+        strategy = MUFCForgetClient(model, "south", server_state=folder)
+        swapped, before = [*swapped, *more], files(folder, *kept)
+    step = "status" if task == "status" else "forget"
+    assert refusal(lambda: simulate(strategy, swapped), PartyFailed) == (
+        f"party 'west' failed in 'mufc_{step}': its state-dir has the state of party "
+        "'south': each party keeps its own folder and name"
+    )
+    assert files(folder, *kept).keys() == before.keys()
+    assert ServerState(folder, model).version == 1
+    simulate(MUFCStatus(model, server_state=folder), [*clients, *swapped[3:]])
+    check([*clients, *swapped[3:]], folder, model)
 
 
 def test_draws_are_private_without_a_seed(clients, folder):
-    """And two runs of one seed are the same, in two models."""
+    """And two runs of one seed are the same, in two models.
+
+    Three runs draw the same at all clients by chance about once in 10^5 times.
+    """
     same = [train(clients, folder, seed=3).model for _ in range(2)]
     assert same[0].model != same[1].model
     np.testing.assert_array_equal(same[0].cluster_centers_, same[1].cluster_centers_)
-    drawn = {
-        tuple(centroid_ids(clients[0], train(clients, folder, seed=None).model.model))
-        for _ in range(3)
-    }
+    models = [train(clients, folder, seed=None).model.model for _ in range(3)]
+    drawn = {str([centroid_ids(p, model) for p in clients]) for model in models}
     assert len(drawn) == 3
 
 
@@ -403,6 +536,34 @@ def test_predictions_that_a_killed_run_left_out_are_written(clients, folder, los
     check(clients, folder, model, gone)
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_server_that_fails_before_it_has_the_sizes(
+    clients, folder, monkeypatch, removed
+):
+    """They are asked for by the next request, also where it has nothing to forget."""
+    with monkeypatch.context() as broken:
+        if not removed:
+            broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                train(clients, folder)
+            (path,) = folder.glob("*.sqlite")
+            model = path.stem
+        else:
+            model = train(clients, folder).model.model
+            broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                forget(clients, folder, model, "north:north.1")
+    status = simulate(MUFCStatus(model, server_state=folder), clients).model
+    assert (status.sizes_.tolist(), np.isnan(status.inertia_)) == ([], True)
+    asked = "north:north.1" if removed else ""
+    again = forget(clients, folder, model, asked).model
+    assert again.sizes_.sum() == 29 - removed
+    assert np.isfinite(again.inertia_)
+    status = simulate(MUFCStatus(model, server_state=folder), clients).model
+    assert status.sizes_.tolist() == again.sizes_.tolist()
+    assert status.inertia_ == again.inertia_
+
+
 def test_one_new_row_among_old_requests(clients, folder):
     model = train(clients, folder).model.model
     gone = ordinary(clients[0], model, 3)
@@ -441,20 +602,23 @@ def test_unknown_ids_change_nothing(clients, folder, private, caplog):
     check(clients, folder, model)
 
 
-@pytest.mark.parametrize("redrawn", [False, True])
+@pytest.mark.parametrize("which", ["rows", "one of the rows", "a centroid"])
 @pytest.mark.parametrize("training", ["init", "full"])
 def test_rows_may_be_gone_from_the_data_before_the_run(
-    tmp_path, clients, folder, redrawn, training
+    tmp_path, clients, folder, which, training
 ):
     """The state is the same as where they are still in the file."""
     model = train(clients, folder, client_training=training).model.model
     north = clients[0]
-    gone = [centroid_ids(north, model)[1]] if redrawn else ordinary(north, model, 2)
+    gone = ordinary(north, model, 2)
+    if which == "a centroid":
+        gone = centroid_ids(north, model)[1:2]
+    away = gone[:1] if which == "one of the rows" else gone
     copied = federation(shutil.copytree(tmp_path, tmp_path / "copy"))
     results = [
         forget(parties, server, model, {"north": gone}, seed=4)
         for parties, server in (
-            ([without(north, gone), *clients[1:]], folder),
+            ([without(north, away), *clients[1:]], folder),
             (copied, tmp_path / "copy" / "server"),
         )
     ]
@@ -517,6 +681,17 @@ def test_lazy_counts_keep_the_centres_where_no_bin_changes(clients, folder):
     lazy = forget(clients, folder, model.model, {"north": gone}, lazy_counts=True)
     assert lazy.metrics["changed"] == 1
     check(clients, folder, model.model, gone)
+
+
+def test_lazy_counts_of_centroids_in_the_clear(clients, folder):
+    """They are no bins, so that it has no effect: said before any message."""
+    model = train(clients, folder, privacy="none").model.model
+    lazy = MUFCUnlearn(model, "north:north.1", lazy_counts=True, server_state=folder)
+    grid = Recorder(clients)
+    assert refusal(lambda: lazy.start(grid), ValueError) == (
+        "lazy_counts has no effect with privacy='none', got True"
+    )
+    assert not grid.transcript
 
 
 @pytest.mark.parametrize("training", ["init", "full"])
@@ -582,6 +757,8 @@ def test_status(clients, folder, caplog):
     assert result.ledger.round_trips == 2
     assert "north: 14 rows, 0 removed, 2 pending, 0 requests" in caplog.text
     np.testing.assert_array_equal(result.model.cluster_centers_, model.cluster_centers_)
+    assert result.model.sizes_.tolist() == model.sizes_.tolist()
+    assert result.model.inertia_ == model.inertia_
     forget(clients, folder, model.model)
     result = simulate(MUFCStatus(model.model, server_state=folder), clients)
     counts = {"rows": 27, "removed": 2, "pending": 0, "requests": 1}
@@ -598,13 +775,24 @@ def test_a_connected_client_leaves(clients, folder, settings):
     model = train(clients, folder, **settings).model.model
     rows = len(centroid_ids(clients[2], model))
     assert rows
+    for party in (clients[0], clients[2]):
+        (party.state_dir / "forget.txt").write_text(f"{party.name}.0\n")
     result = simulate(MUFCForgetClient(model, " west ", server_state=folder), clients)
     check(clients, folder, model, left=["west"])
     assert (result.metrics["clients"], result.metrics["rows"]) == (2, 23)
     (left,) = clients[2].state_dir.iterdir()
     assert left.name == f"{model}.sqlite"  # the audit log
+    kinds = [
+        [entry["kind"] for entry in ClientState(party.state_dir, model).log()]
+        for party in clients
+    ]
+    assert kinds == [["train", "forget-client"]] * 3
+    # What others want to forget is for a run that says so.
+    requests = clients[0].state_dir / "forget.txt"
+    assert requests.read_text() == "north.0\n"
     status = simulate(MUFCStatus(model, server_state=folder), clients[:2]).metrics
-    assert (status["rows"], status["version"]) == (23, 2)
+    assert (status["rows"], status["version"], status["pending"]) == (23, 2, 1)
+    requests.unlink()
     gone = ordinary(clients[0], model)
     forget(clients[:2], folder, model, {"north": gone})
     check(clients, folder, model, gone, left=["west"])
@@ -885,6 +1073,22 @@ def test_nothing_of_a_session_comes_again(seen):
             arrays += [v.tobytes() for v in e.values.values() if hasattr(v, "tobytes")]
     assert len(set(keys)) == len(keys) == 16
     assert len(set(arrays)) == len(arrays) == 2 * 4 * 8
+
+
+def test_each_run_has_a_key_of_its_own(seen):
+    """To hash bins with, told to all: a client cannot look for collisions before."""
+    keys = [
+        {
+            e.values["key"]
+            for e in transcript
+            if not e.up and e.action in ("mufc_train", "mufc_forget")
+        }
+        for transcripts in seen[1]
+        for transcript in transcripts
+    ]
+    assert [len(key) for own in keys for key in own] == [16] * 4
+    assert len(set.union(*keys)) == 4
+    assert bytes(16) not in set.union(*keys)
 
 
 def test_no_value_and_no_id_is_in_a_message(seen):
@@ -1186,6 +1390,12 @@ def test_no_model_is_named(kind):
         ValueError, match=r"^model must be the number of a trained model, got none$"
     ):
         kind("")
+
+
+@pytest.mark.parametrize("clients", [5, [5], ["a", None]])
+def test_clients_are_names(clients):
+    with pytest.raises(ValueError, match=r"^clients must be their names, got "):
+        MUFCForgetClient(MODEL, clients, server_state="/state")
 
 
 @pytest.mark.parametrize("clients", ["", " , ", []])

@@ -10,7 +10,7 @@ import sqlite3
 import numpy as np
 import pytest
 from faults import Clock, Fault, FaultyGrid
-from forgetting import centroid_ids, check, federation, plain_q, q_of
+from forgetting import centroid_ids, check, federation, plain_q, predicted, q_of
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.messages import pack, unpack
@@ -86,19 +86,59 @@ def test_one_of_a_hundred_drops_out(clock: Clock, action, kind):
     assert grid.struck
 
 
-@pytest.mark.parametrize(("action", "n"), [("mufc_train", 100), ("mufc_commit", 20)])
-def test_all_others_train(clock: Clock, tmp_path, quick, action, n):
-    """Where it is allowed: q is that of their rows, and they can forget."""
-    clients = twenty(tmp_path, n)
-    grid = FaultyGrid(clients, [Fault("raise", action, BAD, nth=None)], clock)
+def test_all_others_train(clock: Clock, tmp_path, quick):
+    """Where it is allowed: q is that of their rows, and they can forget.
+
+    Nothing stays of the first attempt; what another run has begun does.
+    """
+    clients, other = twenty(tmp_path, 100), "0123456789abcdef"
+    ClientState.create(clients[3].state_dir, other, clients[3].ids.tolist(), {})
+    grid = FaultyGrid(clients, [Fault("raise", "mufc_train", BAD, nth=None)], clock)
     server = tmp_path / "server"
     strategy = MUFC(**SETTINGS, server_state=server, allow_missing=True, seed=1)
     result = strategy.start(grid, timeout=TIMEOUT)
     model = result.model.model
-    assert result.metrics["rows"] == 3 * (n - 1)
+    assert result.metrics["rows"] == 3 * 99
     assert result.model.missing == ["c11"]
     others = clients[:BAD] + clients[BAD + 1 :]
     check(others, server, model)
+    assert list_models(server) == [model]
+    for party in others:
+        more = [other] if party is clients[3] else []
+        assert list_models(party.state_dir) == sorted([model, *more])
+
+
+@pytest.mark.parametrize("kind", ["raise", "lose reply"])
+def test_a_client_that_fails_after_the_sum_ends_the_run(
+    clock: Clock, three, tmp_path, kind
+):
+    """A second sum without it would show its counts; one model is saved, and named."""
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS, server_state=server, allow_missing=True, seed=1)
+    three += federation(tmp_path, (14, 9, 6, 5))[3:]
+    grid = FaultyGrid(three, [Fault(kind, "mufc_commit", 3, nth=None)], clock)
+    with pytest.raises(PartyFailed) as caught:
+        strategy.start(grid, timeout=TIMEOUT)
+    (model,) = list_models(server)
+    text = str(caught.value)
+    assert text.startswith("party 'east' failed in 'mufc_commit': ")
+    assert text.endswith(f"model {model} is saved, and its next task completes it")
+    assert ServerState(server, model).load().clients == [p.name for p in three]
+    assert [list_models(party.state_dir) for party in three] == [[model]] * 4
+    simulate(MUFCUnlearn(model, server_state=server), three)
+    check(three, server, model)
+    assert [predicted(p, model) for p in three] == [p.ids.tolist() for p in three]
+
+
+def test_a_client_that_fails_after_the_sum_of_a_model_that_is_not_kept(
+    clock: Clock, three
+):
+    three += federation(three[0].state_dir.parent, (14, 9, 6, 5))[3:]
+    grid = FaultyGrid(three, [Fault("raise", "mufc_commit", 3, nth=None)], clock)
+    with pytest.raises(PartyFailed) as caught:
+        MUFC(**SETTINGS, allow_missing=True).start(grid, timeout=TIMEOUT)
+    assert "saved" not in str(caught.value)
+    assert [list_models(party.state_dir) for party in three] == [[]] * 4
 
 
 def test_one_of_twenty_drops_out_while_rows_are_forgotten(
