@@ -276,6 +276,16 @@ def test_strategies_of_a_config():
         assert strategy.sampling == name
 
 
+@pytest.mark.parametrize("value", [1723, "clinic-a:1723"])
+@pytest.mark.parametrize("strategy", ["mufc", "fdskl"])
+def test_ids_to_forget_are_in_no_error(strategy, value):
+    """Of another type, or for another task."""
+    with pytest.raises(ValueError, match="'forget'") as caught:
+        make_strategies(check_run_config({"strategy": strategy, "forget": value}))
+    assert "1723" not in str(caught.value)
+    assert f"got {type(value).__name__}" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("run_config", "sentence"),
     [

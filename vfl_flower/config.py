@@ -193,7 +193,8 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
         wanted = type(RUN_DEFAULTS[key])
         if type(value) is not wanted and (type(value), wanted) != (int, float):
             raise ValueError(
-                f"run config {key!r} must be of type {wanted.__name__}, got {value!r}"
+                f"run config {key!r} must be of type {wanted.__name__}, got "
+                f"{_shown(key, value)}"
             )
     return RUN_DEFAULTS | dict(run_config)
 
@@ -217,7 +218,7 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
             hint = "; it needs another task" if key == "model" else ""
             raise ValueError(
                 f"run config {key!r} does not apply to strategy "
-                f"{config['strategy']!r}, got {value!r}{hint}"
+                f"{config['strategy']!r}, got {_shown(key, value)}{hint}"
             )
     if config["seed"] != -1 and "seed" not in parameters:
         raise ValueError(
@@ -239,6 +240,11 @@ def strategy_arguments(config: Mapping[str, Any], strategy: type) -> dict[str, A
         for name in parameters
         if name in known and not (name in _OWN and known[name] == _OWN[name])
     }
+
+
+def _shown(key: str, value: object) -> str:
+    """Return a value as an error may have it: ids to forget stay in no log."""
+    return type(value).__name__ if key == "forget" else repr(value)
 
 
 def rows_split(run_config: UserConfig) -> bool:
