@@ -209,9 +209,9 @@ def forget(
     run: str,
     n_clients: int,
     key: bytes = b"",
-    kind: str = "unlearn",
     ids: Sequence[str] = (),
     leaves: bool = False,
+    kind: str = "unlearn",
     **settings: Any,
 ) -> Values:
     """Remove rows, redraw centroids if one of them is among these, and give counts.
