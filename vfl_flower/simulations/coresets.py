@@ -24,7 +24,6 @@ The npz files are looked for in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
     load_npz,
+    new_parser,
     read_options,
     standardise,
     versions,
@@ -420,11 +420,7 @@ def run_all(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.coresets",
-        description="Reproduce the experiments of the coreset paper.",
-    )
-    parser.add_argument("--datasets", nargs="+", choices=LOADERS, default=list(LOADERS))
+    parser = new_parser("coresets", "the coreset paper", LOADERS)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[], metavar="M")
     parser.add_argument("--repeats", type=int, default=20)

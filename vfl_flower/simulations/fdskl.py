@@ -24,7 +24,6 @@ covtype.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -53,6 +52,7 @@ from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
     load_npz,
+    new_parser,
     read_options,
     standardise,
     versions,
@@ -620,21 +620,7 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.fdskl",
-        description="Reproduce the experiments of the FDSKL paper.",
-    )
-    parser.add_argument(
-        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
-    )
-    parser.add_argument(
-        "--datasets",
-        nargs="+",
-        choices=DATASETS,
-        default=list(DATASETS),
-        metavar="NAME",
-        help=", ".join(DATASETS),
-    )
+    parser = new_parser("fdskl", "the FDSKL paper", DATASETS, TABLES)
     parser.add_argument("--seeds", type=int, default=3, help="splits of each data set")
     parser.add_argument("--rows", type=int, default=20_000, help="of each data set")
     parser.add_argument(

@@ -22,7 +22,6 @@ mushrooms, mnist, covtype.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +50,7 @@ from vfl_flower.report import markdown_table
 from vfl_flower.simulations.experiments import (
     MissingData,
     load_npz,
+    new_parser,
     read_options,
     versions,
     write_results,
@@ -987,20 +987,8 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.kernel_kmeans",
-        description="Reproduce the experiments of the federated kernel k-means paper.",
-    )
-    parser.add_argument(
-        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
-    )
-    parser.add_argument(
-        "--datasets",
-        nargs="+",
-        choices=SETTINGS,
-        default=list(SETTINGS),
-        metavar="NAME",
-        help=", ".join(SETTINGS),
+    parser = new_parser(
+        "kernel_kmeans", "the federated kernel k-means paper", SETTINGS, TABLES
     )
     parser.add_argument(
         "--rows", type=int, default=100_000, help="of each data set at most"
