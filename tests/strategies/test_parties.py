@@ -794,6 +794,7 @@ def test_exact_sums_are_asked_again_with_wider_bounds(clock, caplog):
     assert replies.clipped == 0
     assert len(parties.ledger.waits["total"]) == 2
     assert "clipped" not in caplog.text
+    assert parties.ledger.clipped == 0  # in what was used
 
 
 @pytest.mark.parametrize("send", [False, True], ids=["missing", "of another type"])

@@ -446,6 +446,7 @@ class Parties(Sequence[PartyInfo]):
         each = [{}] * len(self) if each is None else each
         sums = dict(sums)
         while (replies := self._ask(action, each, sums, values)).clipped:
+            self.ledger.drop_clipped(action)
             sums = {
                 name: replace(one, bound=one.bound * 2.0**20)
                 if isinstance(one, Sum)
