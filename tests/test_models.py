@@ -284,7 +284,7 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
 def test_values_that_are_no_numbers(model, value):
     found = blocks(model)
     found[1] = np.array([[value] * found[1].shape[1]] * len(found[1]))
-    with pytest.raises(ValueError, match="finite numbers, .* at place 1, from 0, has"):
+    with pytest.raises(ValueError, match=r"finite numbers, .* at place 1, from 0, has"):
         model.predict(found)
 
 
