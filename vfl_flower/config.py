@@ -192,8 +192,10 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
             continue
         wanted = type(RUN_DEFAULTS[key])
         if type(value) is not wanted and (type(value), wanted) != (int, float):
+            hint = f', write "{value}" in double quotes' if wanted is str else ""
             raise ValueError(
-                f"run config {key!r} must be of type {wanted.__name__}, got {value!r}"
+                f"run config {key!r} must be of type {wanted.__name__}, got "
+                f"{value!r}{hint}"
             )
     return RUN_DEFAULTS | dict(run_config)
 

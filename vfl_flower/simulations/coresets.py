@@ -37,6 +37,7 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
+    check_some,
     load_npz,
     new_parser,
     read_options,
@@ -427,16 +428,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small, to see it work")
     args = read_options(parser, arguments, {"repeats": 1, "sizes": 1})
-    run_all(
-        args.datasets,
-        args.tasks,
-        output=args.output_dir,
-        repeats=args.repeats,
-        seed=args.seed,
-        sizes=args.sizes,
-        quick=args.quick,
-        data_dir=args.data_dir,
-    )
+    try:
+        found = run_all(
+            args.datasets,
+            args.tasks,
+            output=args.output_dir,
+            repeats=args.repeats,
+            seed=args.seed,
+            sizes=args.sizes,
+            quick=args.quick,
+            data_dir=args.data_dir,
+        )
+        check_some(found["skipped"], args.datasets)
+    except MissingData as reason:
+        parser.exit(1, f"{parser.prog}: {reason}\n")
     print(f"results in {args.output_dir.absolute()}")
 
 

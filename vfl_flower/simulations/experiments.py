@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -119,6 +119,27 @@ def write_results(results: Mapping[str, Any], page: str, stem: Path) -> None:
     """Write ``<stem>.json`` and the page ``<stem>.md``, each whole or not at all."""
     write_text(stem.with_suffix(".json"), json.dumps(results, indent=1))
     write_text(stem.with_suffix(".md"), page)
+
+
+def check_some(skipped: Mapping[str, str], names: Iterable[str]) -> None:
+    """Raise ``MissingData`` where none of the data sets could be had."""
+    if set(skipped) >= set(names):
+        reasons = [f"{name}: {reason}" for name, reason in skipped.items()]
+        raise MissingData("; ".join(reasons))
+
+
+def show_tables(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    run: Callable[[str], str],
+) -> None:
+    """Print the page that `run` makes of each table; exit with 1 without data."""
+    for table in options.tables:
+        try:
+            print(run(table), flush=True)
+        except MissingData as reason:
+            parser.exit(1, f"{parser.prog}: {reason}\n")
+    print(f"results in {options.output_dir.absolute()}")
 
 
 def new_parser(

@@ -28,6 +28,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,11 @@ from vfl_flower.simulations.baselines import (
 from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
+    check_some,
     load_npz,
     new_parser,
     read_options,
+    show_tables,
     standardise,
     versions,
     write_results,
@@ -600,11 +603,7 @@ def run(
         lines = topologies()
         return write(lines, topologies_page(lines))
     if table == "scaling":
-        try:
-            lines = scaling(names[-1], data_dir, sizes=sizes)
-        except MissingData as reason:
-            skipped[names[-1]] = str(reason)
-            lines = []
+        lines = scaling(names[-1], data_dir, sizes=sizes)
         return write(lines, scaling_page(names[-1], lines))
     found: dict[str, Any] = {}
     for name in names:
@@ -614,6 +613,7 @@ def run(
             )
         except MissingData as reason:
             skipped[name] = str(reason)
+            check_some(skipped, names)
         page = write(found, errors_page(found, budgets))
     return page
 
@@ -636,19 +636,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     least = {"seeds": 1, "rows": 8, "budgets": 1, "sizes": 1}
     args = read_options(parser, arguments, least)
-    for table in args.tables:
-        page = run(
-            table,
-            args.output_dir,
-            args.data_dir,
-            names=args.datasets,
-            seeds=args.seeds,
-            rows=args.rows,
-            budgets=sorted(args.budgets),
-            sizes=args.sizes,
-        )
-        print(page, flush=True)
-    print(f"results in {args.output_dir.absolute()}")
+    make = partial(
+        run,
+        output=args.output_dir,
+        data_dir=args.data_dir,
+        names=args.datasets,
+        seeds=args.seeds,
+        rows=args.rows,
+        budgets=sorted(args.budgets),
+        sizes=args.sizes,
+    )
+    show_tables(parser, args, make)
 
 
 if __name__ == "__main__":

@@ -195,7 +195,8 @@ class Parties(Sequence[PartyInfo]):
         )
         if not allowed:
             raise FederationError(
-                f"{reason}: it needs at least three parties, or allow_two_parties"
+                f"{reason}: it needs at least three parties, or allow_two_parties "
+                "(in a run config allow-two-parties=true)"
             )
         log.warning("%s", reason)
 
