@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde import context_from_proto, context_to_proto
 from transcripts import Recorder
 
@@ -32,6 +33,7 @@ from vfl_flower.client_app import (
     kept_part,
     load_from_context,
     make_client_app,
+    register,
     run_of,
 )
 from vfl_flower.clients.base import STEPS, PartyError, Step
@@ -960,6 +962,32 @@ def test_loader_says_how_many_parties_there_are():
     party = load_from_context(context)
     assert (party.index, party.n_parties) == (1, 3)
     assert hello(party)["n_parties"] == 3
+
+
+def own_app(made: list[Any]) -> Nodes:
+    """Return nodes whose app is an engineer's own, with a loader of one line."""
+    grid = Nodes(places(len(made)))
+    app = ClientApp()
+    register(app, lambda context: made[context.node_config["partition-id"]])
+    grid._app = app
+    return grid
+
+
+def test_own_loader_needs_not_say_the_place():
+    X = np.arange(12.0).reshape(6, 2)
+    parties = Parties(own_app([Party(X), Party(X), Party(X)]), Ledger(), seed=1)
+    assert [party.node_id for party in parties] == [1000, 1001, 1002]
+    made = [Party(X, index=2), Party(X, index=0), Party(X, index=1)]  # it says one
+    parties = Parties(own_app(made), Ledger(), seed=1)
+    assert [party.node_id for party in parties] == [1001, 1002, 1000]
+
+
+@pytest.mark.parametrize("made", [None, (np.ones((2, 2)), None)])
+def test_own_loader_that_returns_no_party(made):
+    with pytest.raises(PartyFailed) as caught:
+        Parties(own_app([made, made]), Ledger(), seed=1)
+    wrong = f"load must return a Party, got {type(made).__name__}"
+    assert caught.value.reason == wrong
 
 
 def test_loader_of_a_node_that_does_not_know_how_many_there_are(tmp_path):

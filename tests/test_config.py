@@ -88,6 +88,7 @@ def test_value_of_another_type(key, value, wanted):
         check_run_config({key: value})
     assert str(caught.value) == (
         f"run config {key!r} must be of type {wanted}, got {value!r}"
+        + (', write "3" in double quotes' if wanted == "str" else "")
     )
 
 

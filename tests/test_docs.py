@@ -5,9 +5,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from vfl_flower import Party
 from vfl_flower.config import RUN_DEFAULTS, party_source
+from vfl_flower.simulations import InProcessGrid
+from vfl_flower.strategies import CoresetVRLR
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -43,6 +47,29 @@ def test_other_examples_of_the_notebook_run(tmp_path, monkeypatch):
     assert (result.model.version, result.metrics["removed"]) == (2, 2)
 
 
+def test_own_apps_run(tmp_path):
+    """The ServerApp's strategy on the ClientApp with a loader of one's own."""
+    server, client = README.split("## In your own ServerApp", 1)[1].split(
+        "```python\n"
+    )[1:3]
+    names: dict[str, Any] = {}
+    for block in (server, client):
+        exec(compile(block.split("```", 1)[0], "README.md", "exec"), names)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 6))
+    blocks = [{"X": X[:, :2]}, {"X": X[:, 2:4]}, {"X": X[:, 4:], "y": X.sum(axis=1)}]
+    grid = InProcessGrid([Party(X)] * 3)
+    for context, block, owner in zip(
+        grid._contexts.values(), blocks, "cab", strict=True
+    ):
+        context.node_config = {"table": str(tmp_path / f"{owner}.npz"), "owner": owner}
+        np.savez(context.node_config["table"], **block)
+    grid._app = names["app"]
+    result = CoresetVRLR(size=2000).start(grid)
+    assert {entry.party for entry in result.ledger.entries.values()} == set("abc")
+    np.testing.assert_allclose(np.concatenate(result.model.coef_), np.ones(6))
+
+
 def test_run_config_keys_exist():
     keys = table("| key | |")
     assert len(keys) >= 10
@@ -65,7 +92,7 @@ def test_node_config_keys_are_read():
 
 
 def test_files_that_documents_name_exist():
-    for document in [ROOT / "README.md", *ROOT.glob("docs/papers/*.md")]:
+    for document in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 

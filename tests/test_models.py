@@ -279,6 +279,15 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
         model.predict(found)
 
 
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("value", [np.nan, -np.inf, "a", None])
+def test_values_that_are_no_numbers(model, value):
+    found = blocks(model)
+    found[1] = np.array([[value] * found[1].shape[1]] * len(found[1]))
+    with pytest.raises(ValueError, match=r"finite numbers, .* at place 1, from 0, has"):
+        model.predict(found)
+
+
 def test_what_predict_wanted_and_got():
     with pytest.raises(
         ValueError, match=r"\[2, 1\] columns, got 1 arrays of .* \[\(4, 2\)"

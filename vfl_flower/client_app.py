@@ -70,7 +70,20 @@ def make_client_app(load: Load, *, allow_plain: bool = False) -> ClientApp:
 
 
 def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
-    """Add every step of the package to an existing ClientApp, as ``train.<action>``."""
+    """Add every step of the package to an existing ClientApp, as ``train.<action>``.
+
+    Parameters
+    ----------
+    app : flwr.clientapp.ClientApp
+        The app.
+    load : callable
+        Returns the party's data for a Flower context. It is called for each message,
+        so it should be quick: keep what takes long, or map a file into memory. A party
+        without an index gets the ``partition-id`` of its node; without one either,
+        parties are ordered by their names.
+    allow_plain : bool
+        See :func:`make_client_app`.
+    """
     for module in pkgutil.iter_modules(clients.__path__):
         importlib.import_module(f"{clients.__name__}.{module.name}")
 
@@ -93,7 +106,7 @@ def answer(
         message.content.clear()  # its arrays are in `values`: tens of MB
         frame["digest"] += step.action.encode()  # what was asked, and of which step
         memory = Memory(context.state)
-        party = copy.copy(load(context))
+        party = _loaded(load, context)
         if step.action == HELLO:
             reply = dict(hello(party, **values)) | {
                 "public_key": memory.open(frame["session"])
@@ -129,6 +142,18 @@ def answer(
         code = FAILED
         reason = f"{type(error).__name__}; the stack is in the party's own log"
     return Message(Error(code, reason), reply_to=message)
+
+
+def _loaded(load: Load, context: Context) -> Party:
+    """Return a copy of the party, at the place that its node has if it says none."""
+    party = load(context)
+    if not isinstance(party, Party):
+        raise PartyError(f"load must return a Party, got {type(party).__name__}")
+    party = copy.copy(party)
+    place = context.node_config.get("partition-id")
+    if party.index is None and isinstance(place, int):
+        party.index = place
+    return party
 
 
 def hello(party: Party, partition: str = "vertical") -> Values:

@@ -192,9 +192,11 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
             continue
         wanted = type(RUN_DEFAULTS[key])
         if type(value) is not wanted and (type(value), wanted) != (int, float):
+            it = "it" if key == "forget" else f'"{value}"'
+            hint = f", write {it} in double quotes" if wanted is str else ""
             raise ValueError(
                 f"run config {key!r} must be of type {wanted.__name__}, got "
-                f"{_shown(key, value)}"
+                f"{_shown(key, value)}{hint}"
             )
     return RUN_DEFAULTS | dict(run_config)
 

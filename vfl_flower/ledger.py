@@ -23,7 +23,8 @@ class Entry:
     seconds_computed : float
         Time the party spent in the step, by its own clock.
     clipped : int
-        Values that the party clipped to the bound of a fixed-point sum.
+        Values that the party clipped to the bound of a fixed-point sum, unless that
+        sum was asked for again with a wider one.
     """
 
     action: str
@@ -77,6 +78,11 @@ class Ledger:
     def round_trip(self, action: str, seconds: float) -> None:
         """Count one round trip and the time that the server waited for it."""
         self.waits.setdefault(action, []).append(seconds)
+
+    def drop_clipped(self, action: str) -> None:
+        """Count no values clipped in an action whose replies are not used."""
+        for entry in self.of(action).entries.values():
+            entry.clipped = 0
 
     def of(self, *actions: str) -> Ledger:
         """Return the costs of some actions alone."""

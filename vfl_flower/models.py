@@ -118,6 +118,12 @@ def _check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]
             "predict takes one matrix a party, in party order, with the same rows and "
             f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
         )
+    for place, block in enumerate(found):
+        if block.dtype.kind not in "biuf" or not np.isfinite(block).all():
+            raise ValueError(
+                "predict takes finite numbers, the matrix of the party at place "
+                f"{place}, from 0, has others"
+            )
     return found
 
 

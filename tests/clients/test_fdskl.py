@@ -11,6 +11,7 @@ from vfl_flower.clients.base import STEPS, PartyError
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.secure_aggregation import join_limbs, split_limbs
 
 ROOT = math.sqrt(2)
 """phi at angle 0."""
@@ -70,48 +71,66 @@ def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
     i, j = draw_pairs(12, 1000, np.random.default_rng([7, 1000]))
     for index in range(3):
         own = party(index)
-        found = fdskl.distances(own, kernel, "binary")["distances"]
+        found = fdskl.distances(own, kernel, "binary", 2)["distances"]
         expected = (np.abs(own.X[i] - own.X[j]) ** power).sum(axis=1)
-        np.testing.assert_allclose(found, expected)
+        np.testing.assert_allclose(join_limbs(found), expected)
         assert not own.state
+
+
+def test_distances_are_of_rows_to_train_on():
+    own, rows = party(0), np.array([2, 3, 7], dtype=np.uint32)
+    i, j = rows[draw_pairs(3, 1000, np.random.default_rng([7, 1000]))]
+    found = fdskl.distances(own, "gaussian", "binary", 2, rows)["distances"]
+    expected = ((own.X[i] - own.X[j]) ** 2).sum(axis=1)
+    np.testing.assert_allclose(join_limbs(found), expected)
+
+
+def test_distances_count_as_shared_rows():
+    """Those of a few rows give the columns up to a rotation."""
+    rows = np.array([2, 3, 7])
+    for index, bound in ((0, 3), (2, 0)):  # party 2 gets the sum
+        own = party(index)
+        own.share_rows = bound
+        fdskl.distances(own, "gaussian", "binary", 2, rows)
+        fdskl.angles(own, rows[:2], 4, 16, **SETUP)  # the same rows
+    own = party(0)
+    own.share_rows = 2
+    with pytest.raises(PartyError, match=r"lets 2 rows leave it .* asks for 3"):
+        fdskl.distances(own, "gaussian", "binary", 2, rows)
 
 
 def test_bandwidth_by_hand():
     """Median 8: sqrt(8 / 2), or 8 itself."""
-    pairs = np.repeat([2.0, 8.0, 100.0], [499, 2, 499])
-    assert fdskl.bandwidth(party(), "gaussian", distances=pairs, resolution=0.0) == {
-        "bandwidth": 2.0
-    }
-    assert fdskl.bandwidth(party(), "laplacian", distances=pairs, resolution=0.0) == {
-        "bandwidth": 8.0
-    }
-    with pytest.raises(PartyError, match="median distance of rows must be positive"):
-        fdskl.bandwidth(party(), "gaussian", distances=np.zeros(1000), resolution=0.0)
+    pairs = split_limbs(np.repeat([2.0, 8.0, 100.0], [499, 2, 499])).ravel()
+    assert fdskl.bandwidth(party(), "gaussian", pairs) == {"bandwidth": 2.0}
+    assert fdskl.bandwidth(party(), "laplacian", pairs) == {"bandwidth": 8.0}
 
 
 def test_distances_that_overflow_are_refused_by_the_party():
     own = party(0)
-    own.X = own.X * 1e200
-    with pytest.raises(PartyError, match="distances of rows are finite: standardise"):
-        fdskl.distances(own, "gaussian", "binary")
+    for unit in (1e20, 1e200):
+        own.X = party(0).X * unit
+        with pytest.raises(PartyError, match=r"must be below 2\^120: standardise the"):
+            fdskl.distances(own, "gaussian", "binary", 2)
 
 
 def test_a_median_near_the_step_of_the_sum_is_refused():
-    """A million steps of the fixed point: the bandwidth is then right to 1e-6."""
-    pairs, step = np.full(1000, 8.0), 2.0**-17
-    assert fdskl.bandwidth(party(), "gaussian", distances=pairs, resolution=step) == {
-        "bandwidth": 2.0
-    }
+    """Below a million steps; above, the bandwidth is right to 1e-6."""
+    own = party()
+    own.n_parties, least = 3, 3 * 2.0**-60
+    pairs = split_limbs(np.full(1000, least))
+    assert fdskl.bandwidth(own, "laplacian", pairs) == {"bandwidth": least}
     message = "'median' needs distances above .*: standardise the columns, or give a"
-    with pytest.raises(PartyError, match=message):
-        fdskl.bandwidth(party(), "gaussian", distances=pairs, resolution=1.001 * step)
+    for small in (0.999 * least, 0.0):
+        with pytest.raises(PartyError, match=message):
+            fdskl.bandwidth(own, "gaussian", split_limbs(np.full(1000, small)))
 
 
 @pytest.mark.parametrize("count", [1, 999, 1001])
 def test_the_median_of_other_than_1000_distances_is_refused(count):
     """That of one would be the distance of one pair of rows."""
     with pytest.raises(PartyError, match=f"^distances must be 1000, got {count}$"):
-        fdskl.bandwidth(party(), "gaussian", distances=np.ones(count), resolution=0.0)
+        fdskl.bandwidth(party(), "gaussian", split_limbs(np.ones(count)))
 
 
 # -- angles ----------------------------------------------------------------------------
@@ -239,7 +258,7 @@ def test_shared_features_are_refused_outside_one_process():
 def test_labels_are_looked_at_before_the_first_reply(y, target, message):
     for call in (
         lambda own: ask(own, target=target),
-        lambda own: fdskl.distances(own, "gaussian", target),
+        lambda own: fdskl.distances(own, "gaussian", target, 2),
         lambda own: fdskl.start(own, 2, 0.0, **{**SETUP, "target": target}),
     ):
         own = party(2, y)

@@ -202,6 +202,11 @@ def test_a_folder_holds_one_file_a_party(folder):
         assert (air.index, sky.index) == (0, 1)
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    words = refusal(tmp_path / "parties")
+    assert "must be a folder or a file that is there, and there is none" in words
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -7,6 +7,7 @@ import pytest
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from vfl_flower.numerics import kernel_solvers
 from vfl_flower.numerics.kernel_solvers import (
     GRID,
     LOSSES,
@@ -303,6 +304,18 @@ def test_the_unit_of_the_labels_does_not_matter():
         assert other.cv_score == pytest.approx(found.cv_score, rel=1e-6)
 
 
+def test_labels_are_classes_where_the_caller_says_so():
+    angles, _, Y = data()
+    found = [fit(angles, Y, "square", None, RNG(0), classes=c) for c in (True, None)]
+    assert found[0].path == found[1].path
+    real = fit(angles, Y, "square", None, RNG(0), classes=False)
+    other = fit(angles, 2 * Y, "square", None, RNG(0))
+    assert real.cv_score == pytest.approx(other.cv_score)
+    assert real.path != found[0].path
+    with pytest.raises(ValueError, match=r"^Y must be -1 or \+1 for classes"):
+        fit(angles, 2 * Y, "square", None, RNG(0), classes=True)
+
+
 @pytest.mark.parametrize("C", [1, 3])
 @pytest.mark.parametrize("loss", BINARY)
 def test_folds_choose_a_strength(loss, C):
@@ -333,6 +346,23 @@ def test_folds_leave_rows_out(loss):
     assert all(0.35 < score < 0.65 for _, score in found.path)
     close = fit(angles, Y, loss, 1e-6, RNG(0))
     assert (predict(angles, close) * Y > 0).all()
+
+
+def test_the_path_is_left_sooner_where_fits_are_not_at_the_optimum(monkeypatch):
+    """After one strength that is no better, and not two."""
+    rng = np.random.default_rng(5)
+    angles = rng.integers(2**16, size=(200, 200), dtype=np.uint16)
+    Y = rng.permutation(np.repeat([[1.0], [-1.0]], 100, axis=0))
+    minimise, paths = kernel_solvers._minimise, []
+    for reached in (True, False):
+        monkeypatch.setattr(
+            kernel_solvers,
+            "_minimise",
+            lambda *given, reached=reached: (*minimise(*given)[:2], reached),
+        )
+        paths.append(fit(angles, Y, "logistic", None, RNG(0)).path)
+    assert len(paths[1]) < len(paths[0]) < len(PATH)
+    assert paths[0][: len(paths[1])] == paths[1]
 
 
 # -- bad input ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import tracemalloc
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -237,6 +238,29 @@ def test_angles_are_the_nearest_units(kernel, n, d):
     assert (angles >= 0).all()
     assert (angles < 1).all()
     assert gap(angles, turns) < 1e-9
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("power", [19.9, 20.1, 21.9, 22.1, 23.5, 50.9, 51.1, 52, 53.5])
+def test_angles_on_either_side_of_the_limits_of_rounding(power, bits):
+    """Products of 2^20 units leave float32, those of 2^51 the rounding by addition.
+
+    Against exact fractions. A product is rounded to 2^-24 of it in float32, so to 1/16
+    unit, and to 2^-53 in float64, twice.
+    """
+    part = RandomFeatures("gaussian", 1, 1.0, 5)
+    omega, b = part.weights(0, 64)
+    largest = float(np.abs(omega).max()) / (2 * np.pi) * 2.0**bits
+    X = np.array([[1.0], [-0.9], [0.37]]) * 2.0**power / largest
+    angles = part.angles(X, 0, 64, bits)
+    slack = 0.5 + 1 / 8 + 2.0 ** (power - 51)
+    for row, x in zip(angles, X[:, 0], strict=True):
+        for angle, w, phase in zip(row, omega[:, 0], b, strict=True):
+            # The product's own factor is rounded too.
+            factor = Fraction(float(w / (2 * np.pi) * 2.0**bits))
+            exact = Fraction(float(x)) * factor + Fraction(float(phase)) * 2**bits
+            error = (int(angle) - exact + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+            assert abs(error) <= slack
 
 
 def test_parties_add_up_to_the_pooled_angle():

@@ -212,6 +212,16 @@ def test_task_that_a_data_set_lacks_is_a_reason(tmp_path):
     assert found["skipped"] == {"covtype": "it has no regression experiment"}
 
 
+def test_no_data_at_all_is_an_error(tmp_path, capsys):
+    arguments = ["--datasets", "covtype", "kc_house", "--data-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as caught:
+        experiments.main([*arguments, "--output-dir", str(tmp_path / "out")])
+    assert caught.value.code == 1
+    told = capsys.readouterr().err
+    assert "covtype: there is no covtype.npz in" in told
+    assert "kc_house: there is no kc_house.npz in" in told
+
+
 def test_command_writes_json_and_tables(tmp_path, capsys):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(150, 18)).astype(np.float32)

@@ -40,6 +40,12 @@ def test_fewer_than_two_parties(three, count):
         simulate(CoresetVRLR(size=4), three[:count])
 
 
+@pytest.mark.parametrize("wrong", ["coreset-vrlr", CoresetVRLR])
+def test_what_is_no_strategy(wrong):
+    with pytest.raises(ValueError, match="strategy must be a strategy of this package"):
+        simulate(wrong, [Party(np.ones((3, 1)))] * 2)
+
+
 def test_a_grid_without_parties():
     with pytest.raises(ValueError, match="needs parties, got none"):
         InProcessGrid([])

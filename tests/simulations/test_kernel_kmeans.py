@@ -364,3 +364,17 @@ def test_command_refuses_what_cannot_be(arguments, message, capsys):
     with pytest.raises(SystemExit):
         main(["nmi", *arguments])
     assert message in capsys.readouterr().err
+
+
+def test_no_data_at_all_is_an_error(tmp_path, capsys):
+    arguments = ["floats", "--datasets", "mnist", "--data-dir", str(tmp_path)]
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--output-dir", str(tmp_path / "out")])
+    assert caught.value.code == 1
+    assert "mnist: there is no mnist.npz in" in capsys.readouterr().err
+
+
+def test_nmi_has_iterations_of_its_own(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["nmi", "--iterations", "5", "--output-dir", str(tmp_path)])
+    assert "--iterations must not be given for nmi" in capsys.readouterr().err

@@ -561,16 +561,19 @@ def test_evaluation_has_a_quarter_of_the_budget_and_rows_at_random():
 
 
 def test_bandwidth_is_that_of_the_median_distance_of_pairs():
-    """1,000 pairs that all parties draw alike; the fixed point is finer than 1e-9."""
+    """1,000 pairs that all parties draw alike among the rows to train on."""
     X, _ = data()
     for kernel in ("gaussian", "laplacian"):
         result, parts, grid = run(
             parties(), bandwidth="median", kernel=kernel, features=8
         )
-        i, j = draw_pairs(N, 1000, np.random.default_rng([1, 1000]))
+        asked = [v["rows"] for a, _, v in grid.sent if a == "fdskl_angles"]
+        rows = np.concatenate(asked[:: len(parts)])
+        pairs = draw_pairs(len(rows), 1000, np.random.default_rng([1, 1000]))
+        i, j = rows[pairs].astype(int)
         power = 2 if kernel == "gaussian" else 1
         expected = median_bandwidth((np.abs(X[i] - X[j]) ** power).sum(axis=1), kernel)
-        assert result.metrics["bandwidth"] == pytest.approx(expected, rel=1e-6)
+        assert result.metrics["bandwidth"] == pytest.approx(expected, rel=1e-12)
         assert {part["bandwidth"] for part in parts} == {result.model.bandwidth}
         asked = [to for action, to, _ in grid.sent if action == "fdskl_bandwidth"]
         assert asked == [2]
@@ -641,10 +644,10 @@ def test_direct_takes_eight_round_trips_at_the_default_budget():
         entry = result.ledger.entry("fdskl_angles", name)
         assert (entry.units_up, entry.messages) == (m * M, 4)
         assert entry.units_down == m
-        assert result.ledger.entry("fdskl_distances", name).units_up == 1000
+        assert result.ledger.entry("fdskl_distances", name).units_up == 5000  # limbs
         down = result.ledger.entry("fdskl_fit", name).units_down
         assert down == (m * M + m if j == 2 else 0)
-    assert result.ledger.entry("fdskl_bandwidth", "party 2").units_down == 1000
+    assert result.ledger.entry("fdskl_bandwidth", "party 2").units_down == 5000
 
 
 @pytest.mark.parametrize(
@@ -772,7 +775,9 @@ def test_evaluation_is_counted_apart(topology):
         ({"iterations": 0}, "iterations must be a whole number from 1, got 0"),
         ({"block": 0}, "block must be a whole number from 1, got 0"),
         ({"bits": 8}, "bits must be 16 or 32, got 8"),
+        ({"bits": 16.0}, r"bits must be 16 or 32, got 16\.0"),
         ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1\.0"),
+        ({"test_fraction": "a"}, r"test_fraction must be in \[0, 1\), got 'a'"),
         ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
         (
@@ -856,6 +861,19 @@ def test_share_rows_bounds_the_rows_whose_angles_leave_a_party(settings, holders
         with pytest.raises(PartyFailed, match=message) as caught:
             run(federation, **settings)
         assert caught.value.party == f"party {j}"
+
+
+def test_share_rows_bounds_the_rows_whose_distances_leave_a_party():
+    """Those of the rows to train on, so no row leaves besides."""
+    settings = {"bandwidth": "median", "rows": 50, "features": 4, "loss": "square"}
+    federation = parties()
+    for party in federation:
+        party.share_rows = 50
+    run(federation, **settings)
+    federation[0].share_rows = 0
+    with pytest.raises(PartyFailed, match="lets 0 rows leave it") as caught:
+        run(federation, **settings)
+    assert (caught.value.party, caught.value.action) == ("party 0", "fdskl_distances")
 
 
 def test_a_rare_class_without_a_row_to_train_on_is_no_class():
@@ -1043,6 +1061,84 @@ def test_rows_that_are_all_equal():
     federation = [Party(X), Party(X), Party(X, np.arange(20) % 2)]
     with pytest.raises(PartyFailed, match="'median' needs distances above"):
         FDSKL().start(InProcessGrid(federation))
+
+
+def test_an_outlier_does_not_change_the_median():
+    """Nor does the server hear of it: no value is clipped."""
+    X, real = data()
+    X = 8 * X
+    X[5, 0] = 1e8
+    made = [Party(block) for block in split(X)]
+    made[-1].y = real
+    settings = {"target": "continuous", "loss": "square", "features": 4}
+    result, parts, _ = run(made, bandwidth="median", **settings)
+    i, j = draw_pairs(N, 1000, np.random.default_rng([1, 1000]))
+    assert result.metrics["rows"] == N
+    expected = median_bandwidth(((X[i] - X[j]) ** 2).sum(axis=1), "gaussian")
+    assert parts[0]["bandwidth"] == pytest.approx(expected, rel=1e-12)
+    assert result.ledger.clipped == 0
+    assert trips(result)["fdskl_distances"] == 1
+
+
+def test_numbers_that_are_plus_and_minus_one_are_no_classes():
+    """The unit of numbers to be predicted does not matter."""
+    y = np.sign(data()[1])
+    settings = {"target": "continuous", "loss": "square", "features": 32}
+    one, two = (run(parties(unit * y), **settings)[0].metrics for unit in (1.0, 2.0))
+    for name in ("cv_score", "regularization"):
+        assert one[name] == pytest.approx(two[name], rel=1e-9)
+    classes = run(parties(y), loss="square", features=32)[0].metrics
+    assert classes["cv_score"] * N == pytest.approx(round(classes["cv_score"] * N))
+    assert one["cv_score"] * N != pytest.approx(round(one["cv_score"] * N), abs=1e-3)
+
+
+def test_one_row():
+    made = [Party(np.ones((1, 2))) for _ in range(3)]
+    made[2].y = np.ones(1)
+    with pytest.raises(FederationError, match="FDSKL needs at least two rows, got one"):
+        run(made)
+
+
+def numbers(factor):
+    """Return parties of which the second holder's labels are `factor` times larger."""
+    y = data()[1].copy()
+    y[1::2] *= factor
+    return parties(y, holders=[0, 2])
+
+
+NUMBERS = {**DS, "iterations": 8, "block": 8, "target": "continuous", "loss": "square"}
+
+
+def test_scores_are_as_large_as_the_largest_label_of_all_holders():
+    _, parts, _ = run(numbers(1e6), **NUMBERS)
+    assert np.abs(parts[2]["coef"]).max() > 1e3
+
+
+def test_labels_whose_scores_no_sum_can_hold():
+    with pytest.raises(PartyFailed, match=r"labels must be below 2\^800") as caught:
+        run(numbers(1e300), **NUMBERS)
+    assert (caught.value.party, caught.value.action) == ("party 2", "fdskl_start")
+
+
+def test_the_party_whose_phase_stays_is_drawn():
+    """Line 6 of Algorithm 3: any other than the holder."""
+    settings = {"masking": "paper", "topology": "ring", "features": 2, "rows": 20}
+    found = [
+        run(parties(count=5), seed=seed, loss="square", **settings)[1][0]["kept"]
+        for seed in range(40)
+    ]
+    # Each of four is missed with probability 4 (3/4)^40 < 1e-4; the seeds are fixed.
+    assert set(np.ravel(found).tolist()) == {0, 1, 2, 3}
+
+
+def test_what_the_label_holder_learns_is_warned_of(caplog):
+    run(parties(count=2), features=4, loss="square")
+    assert "'party 1' learns nearly all of the 2 columns" in caplog.text
+    assert "laplacian" not in caplog.text
+    caplog.clear()
+    run(parties(), features=4, loss="square", kernel="laplacian")
+    assert "the other parties' columns one by one" in caplog.text
+    assert "nearly all" not in caplog.text  # of three
 
 
 def test_two_parties_are_warned(caplog):

@@ -223,7 +223,11 @@ def test_the_label_holder_gets_the_predictions_of_the_model(
     assert trips == {"hello": 1, "fdskl_part": 1, "fdskl_answer": answers}
 
 
-@pytest.mark.parametrize("size", [1.0, 1e9, 1e-9])
+LARGER = np.where(np.arange(N) % 2, 1e6, 1.0)
+"""The labels of the second of two holders are a million times those of the first."""
+
+
+@pytest.mark.parametrize("size", [1.0, 1e9, 1e-9, LARGER])
 def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     """To the angles of 32 bits, 3e-9 of a turn: the sum of scores is no coarser."""
     settings = {"holders": (0, 2), "target": "continuous", "bits": 32, **DS}
@@ -232,7 +236,7 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     simulate(FDSKLPrediction(result.model.model, bits=32), parties)
     found, expected = written(tmp_path)[2], result.model.predict(blocks)
     assert np.abs(found - expected).max() <= 1e-8 * np.abs(expected).max()
-    assert np.abs(expected).max() > 0.1 * size
+    assert np.abs(expected).max() > 0.1 * np.max(size)
 
 
 def test_no_score_is_asked_for_where_there_is_one_holder(tmp_path):

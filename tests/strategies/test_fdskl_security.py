@@ -24,7 +24,7 @@ from vfl_flower.clients.base import STEPS as ACTIONS
 from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
 from vfl_flower.numerics.kernel_solvers import GRID
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs, features
-from vfl_flower.secure_aggregation import masks, relay
+from vfl_flower.secure_aggregation import join_limbs, masks, relay
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
 from vfl_flower.sums import PartySums
 
@@ -450,7 +450,11 @@ def test_label_holder_gets_distances_of_pairs_exactly(default):
     widths = 2, 2, 2
     X, _ = data(widths)
     distances = next(m["distances"] for m in view.messages if "distances" in m)
-    i, j = draw_pairs(300, 1000, np.random.default_rng([view.frame["seed"], 1000]))
+    distances = join_limbs(distances.reshape(5, -1))
+    asked = next(m for m in view.messages if "holder" in m)
+    rows = asked.get("rows", np.arange(300)).astype(int)
+    rng = np.random.default_rng([view.frame["seed"], 1000])
+    i, j = rows[draw_pairs(len(rows), 1000, rng)]
     others = distances - ((X[i, 4:] - X[j, 4:]) ** 2).sum(axis=1)
     true = ((X[i, :4] - X[j, :4]) ** 2).sum(axis=1)
     np.testing.assert_allclose(others, true, rtol=1e-6, atol=1e-6)

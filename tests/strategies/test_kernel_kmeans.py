@@ -658,7 +658,8 @@ def test_a_coreset_smaller_than_the_number_of_users():
 def test_two_users():
     assert refusal(users()[:2]) == (
         "FKKMeans gives the parties sums over all, and between two the sum shows each "
-        "the other's part: it needs at least three parties, or allow_two_parties",
+        "the other's part: it needs at least three parties, or allow_two_parties (in "
+        "a run config allow-two-parties=true)",
         2,
     )
     result = simulate(strategy(allow_two_parties=True), users()[:2])

@@ -146,8 +146,8 @@ def test_order_is_that_of_the_names_where_there_is_no_index(clock):
 
 def test_neither_index_nor_name(clock):
     assert refusal([{"index": -1, "name": "a"}, {"index": -1}, {"index": -1}]) == (
-        "each node needs a partition-id or a party-name in its node config, 2 have "
-        "neither"
+        "each node needs a partition-id or a party-name in its node config, or its "
+        "Party an index or a name: 2 have neither"
     )
 
 
@@ -442,7 +442,8 @@ def test_two_parties_are_refused(clock):
     with pytest.raises(FederationError) as caught:
         greet(some(2)).refuse_two("FDSKL", False)
     assert str(caught.value) == (
-        f"{BETWEEN_TWO}: it needs at least three parties, or allow_two_parties"
+        f"{BETWEEN_TWO}: it needs at least three parties, or allow_two_parties "
+        "(in a run config allow-two-parties=true)"
     )
 
 
@@ -506,14 +507,14 @@ def test_label_holder_is_asked_for_before_any_training(labels, clock):
             2,
             "solver 'cg' gives the parties sums over all, and between two the sum "
             "shows each the other's part: it needs at least three parties, or "
-            "allow_two_parties",
+            "allow_two_parties (in a run config allow-two-parties=true)",
         ),
         (
             CoresetVRLR(size=3, solver="saga"),
             2,
             "solver 'saga' gives the parties sums over all, and between two the sum "
             "shows each the other's part: it needs at least three parties, or "
-            "allow_two_parties",
+            "allow_two_parties (in a run config allow-two-parties=true)",
         ),
     ],
     ids=["uniform", "uniform, test rows", "k", "no rows", "full", "cg", "saga"],
@@ -794,6 +795,7 @@ def test_exact_sums_are_asked_again_with_wider_bounds(clock, caplog):
     assert replies.clipped == 0
     assert len(parties.ledger.waits["total"]) == 2
     assert "clipped" not in caplog.text
+    assert parties.ledger.clipped == 0  # in what was used
 
 
 @pytest.mark.parametrize("send", [False, True], ids=["missing", "of another type"])

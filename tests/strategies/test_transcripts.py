@@ -339,8 +339,8 @@ REQUEST = names("rows stop bits")
 SCORED = names("angles at")
 FDSKL_DOWN = {
     "hello": (names("partition"), []),
-    "fdskl_distances": (names("kernel target"), []),
-    "fdskl_bandwidth": (names("kernel resolution"), [names("distances")]),
+    "fdskl_distances": (names("kernel target holder"), [names("rows")]),
+    "fdskl_bandwidth": (names("kernel"), [names("distances")]),
     "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
     "fdskl_test_angles": (REQUEST | names("send"), []),
     "fdskl_fit": (names(), [names("loss rows regularization"), names("offsets")]),
@@ -511,7 +511,7 @@ def test_distances_are_of_a_thousand_pairs():
 
     _, transcript = record(kernel())
     sent = replies(transcript, "fdskl_distances", "distances")
-    assert [array.shape for array in sent] == [(PAIRS,)] * 3
+    assert [array.shape for array in sent] == [(5, PAIRS)] * 3  # limbs
     assert PAIRS == 1000
 
 

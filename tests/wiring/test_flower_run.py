@@ -130,9 +130,38 @@ def test_timeout(probe, environments):
 
 @pytest.mark.slow
 def test_refused(probe, environments):
-    with pytest.raises(RunFailed, match=r"(?s)flwr run: .*Invalid run configuration"):
-        run(probe, run_config=["unknown=1"], timeout=120)
+    with pytest.raises(RunFailed, match=r"(?s)flwr run: .*invalid format"):
+        run(probe, run_config=["number=one"], timeout=120)
     assert environments[0].pids() == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nummer=1", "run config has no key 'nummer'; did you mean 'number'[?]"),
+        ("unlike=1", "run config has no key 'unlike'$"),
+        ("number 3", "run config must be KEY=VALUE pairs, got 'number'"),
+        ("number=3 mode", "run config must be KEY=VALUE pairs, got 'mode'"),
+        ("none.toml", "run config none[.]toml cannot be read: No such file"),
+        ("bad.toml", "run config bad[.]toml cannot be read: "),
+    ],
+)
+def test_run_config_that_flower_would_not_name(
+    given, message, probe, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("number = = 1")
+    with pytest.raises(ValueError, match=message):
+        run(probe, run_config=[given], timeout=120)
+
+
+def test_pairs_of_one_argument():
+    text = """text="a b = c" number=3 mode='x y'"""
+    assert list(flower_run._pairs(text)) == [
+        'text="a b = c"',
+        "number=3",
+        "mode='x y'",
+    ]
 
 
 @pytest.mark.slow

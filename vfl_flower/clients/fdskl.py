@@ -30,6 +30,7 @@ from vfl_flower.numerics.random_features import (
     pair_distances,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
 from vfl_flower.typing import Array, Values
 
 MAX_CLASSES = 100
@@ -76,26 +77,37 @@ PAIRS = 1000
 
 
 @step("fdskl_distances", sealed=("distances",))
-def distances(party: Party, kernel: str, target: str) -> Values:
-    """Return this party's part of the distances of pairs of rows."""
+def distances(
+    party: Party, kernel: str, target: str, holder: int, rows: Array | None = None
+) -> Values:
+    """Return limbs of this party's part of the distances of pairs of rows.
+
+    `holder` gets their sum; `rows` are those to train on, None: all.
+    """
     _classes(party, target)  # refuses before anything is sent
+    rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
-    pairs = draw_pairs(party.n_rows, PAIRS, rng)
+    pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
+    if party.index != holder:
+        party.share(pairs)
     try:
-        return {"distances": pair_distances(party.X, pairs, kernel)}
-    except ValueError as error:
-        raise PartyError(str(error)) from None
+        return {"distances": split_limbs(pair_distances(party.X, pairs, kernel))}
+    except ValueError:
+        raise PartyError(
+            "distances of rows must be below 2^120: standardise the columns, or give a "
+            "bandwidth"
+        ) from None
 
 
 @step("fdskl_bandwidth")
-def bandwidth(
-    party: Party, kernel: str, distances: Array, resolution: float = 0.0
-) -> Values:
+def bandwidth(party: Party, kernel: str, distances: Array) -> Values:
     """Return the bandwidth that the median of the summed distances gives."""
-    if len(distances) != PAIRS:  # the median of one would be that one
-        raise PartyError(f"distances must be {PAIRS}, got {len(distances)}")
+    found = join_limbs(distances.reshape(len(PLACES), -1))
+    if len(found) != PAIRS:  # the median of one would be that one
+        raise PartyError(f"distances must be {PAIRS}, got {len(found)}")
+    resolution = party.n_parties * PLACES[-1]
     try:
-        return {"bandwidth": median_bandwidth(distances, kernel, resolution)}
+        return {"bandwidth": median_bandwidth(found, kernel, resolution)}
     except ValueError as error:
         raise PartyError(str(error)) from None
 
@@ -228,7 +240,15 @@ def fit(
         rule = "labels must differ" if real else "each class must have a label"
         raise PartyError(f"{rule} among the {len(rows)} rows to train on")
     rng, folds = party.rng("cross-validation"), min(5, len(rows))
-    found = fit_angles(summed, Y, loss, regularization or None, rng, folds=folds)
+    found = fit_angles(
+        summed,
+        Y,
+        loss,
+        regularization or None,
+        rng,
+        classes=model["target"] != "continuous",
+        folds=folds,
+    )
     party.part = _part(party, found.coef / np.sqrt(M), found.intercept)
     score = {} if found.cv_score is None else {"cv_score": found.cv_score}
     return {
@@ -270,6 +290,8 @@ def start(party: Party, iterations: int, test_fraction: float, **setup: Any) -> 
     rows = party.rng("instances").choice(np.flatnonzero(known), size=shape)
     several = target == "continuous" and len(party.state["holders"]) > 1
     largest = np.abs(party.y[known]).max() if several else 1.0
+    if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
+        raise PartyError("labels must be below 2^800 in size, for the sum of scores")
     party.state["scale"] = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     return {
         "rows": rows.astype(np.uint32),

@@ -145,6 +145,11 @@ def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
         return files[source.index or 0], files
     if path.suffix.lower() in FORMATS:
         return path, []
+    if path.is_absolute() and not path.suffix and not path.exists():
+        raise PartyError(
+            f"data of {who_of(source)} must be a folder or a file that is there, and "
+            "there is none at this path"
+        )
     # A plain word cannot be a path that should stay at the party.
     word = re.fullmatch(r"\w*", source.data)
     raise PartyError(

@@ -332,7 +332,9 @@ def labels(column: Any, name: str, who: str) -> Array | None:
     if pa.types.is_null(column.type):
         return None
     if not _is_number(column):
-        raise PartyError(f"label-column {name!r} of {who} must hold numbers")
+        raise PartyError(
+            f"label-column {name!r} of {who} must hold numbers: code classes as 0, 1"
+        )
     y = column.cast(pa.float64(), safe=False).to_numpy()
     infinite, missing = int(np.isinf(y).sum()), int(np.isnan(y).sum())
     if infinite:

@@ -51,8 +51,8 @@ def folder_files(folder: Path, source: PartySource) -> list[Path]:
         )
     if source.count not in (None, len(files)):
         raise PartyError(
-            f"num-partitions must be the number of party files in the data folder, "
-            f"{len(files)}, got {source.count}"
+            "num-partitions (num-supernodes of a simulation) must be the number of "
+            f"party files in the data folder, {len(files)}, got {source.count}"
         )
     if source.index is None or not 0 <= source.index < len(files):
         raise PartyError(

@@ -204,6 +204,7 @@ def fit(
     regularization: float | None,
     rng: np.random.Generator,
     *,
+    classes: bool | None = None,
     folds: int = 5,
     tol: float = 1e-3,
     max_iter: int = 1000,
@@ -217,8 +218,7 @@ def fit(
         Summed angles of the rows, as fractions of a turn or turns.
     Y : Array, shape (n, C)
         Labels: one column of -1 and +1; or a column a class (one-vs-rest), +1 once in
-        each row; or, for the square loss, any real columns. What is all -1 and +1
-        counts as classes.
+        each row; or, for the square loss, any real columns.
     loss : {"square", "logistic", "smooth_hinge"}
         L of Table 1.
     regularization : float or None
@@ -228,6 +228,8 @@ def fit(
         real labels, the smallest squared error.
     rng : numpy.random.Generator
         Draws the folds; the square loss draws nothing.
+    classes : bool, optional
+        Whether `Y` are classes; default: where all of it is -1 or +1.
     folds : int
         From 2 to n; more cost little, since all share the features.
     tol : float
@@ -266,7 +268,9 @@ def fit(
     and fold.
     """
     losses = named(loss)
-    classes = _check(angles, Y, losses, regularization, folds)
+    if classes is None:
+        classes = bool((np.abs(Y) == 1).all())
+    _check(angles, Y, losses, regularization, folds, classes)
     center, scale = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
     if not classes:
         center = Y.mean(axis=0)
@@ -297,9 +301,14 @@ def fit(
 
 
 def _check(
-    angles: Array, Y: Array, loss: Loss, regularization: float | None, folds: int
-) -> bool:
-    """Return whether the labels are classes; ValueError if anything is out of range."""
+    angles: Array,
+    Y: Array,
+    loss: Loss,
+    regularization: float | None,
+    folds: int,
+    classes: bool,
+) -> None:
+    """Raise ``ValueError`` if anything is out of range."""
     if angles.ndim != 2 or Y.ndim != 2 or len(Y) != len(angles):
         raise ValueError(
             "angles and Y must be matrices with the same rows, got shapes "
@@ -318,9 +327,8 @@ def _check(
             "each column of Y must have two different labels, got one in column "
             f"{int(constant.argmax())} of {Y.shape[1]}"
         )
-    classes = bool((np.abs(Y) == 1).all())
-    if loss.binary and not classes:
-        raise ValueError("Y must be -1 or +1 for this loss")
+    if (loss.binary or classes) and (np.abs(Y) != 1).any():
+        raise ValueError("Y must be -1 or +1 for classes and for this loss")
     if classes and Y.shape[1] > 1 and ((Y > 0).sum(axis=1) != 1).any():
         raise ValueError(
             f"each row of Y must have one +1 among its {Y.shape[1]} classes"
@@ -331,7 +339,6 @@ def _check(
         )
     if loss.binary and regularization is None and not 2 <= folds <= len(Y):
         raise ValueError(f"folds must be from 2 to the {len(Y)} rows of Y, got {folds}")
-    return classes
 
 
 class _Axes:

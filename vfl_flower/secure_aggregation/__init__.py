@@ -9,7 +9,7 @@ from vfl_flower.secure_aggregation.groups import (
     group,
 )
 from vfl_flower.secure_aggregation.keys import new_private_key, public_key
-from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs, split_limbs
+from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs, split_limbs
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
 from vfl_flower.secure_aggregation.relay import Relay
 from vfl_flower.secure_aggregation.sparse_sum import (
@@ -35,6 +35,7 @@ from vfl_flower.secure_aggregation.trees import (
 
 __all__ = [
     "LIMB",
+    "PLACES",
     "TOPOLOGIES",
     "Circle",
     "Field",

@@ -24,7 +24,6 @@ The npz files are looked for in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,9 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
+    check_some,
     load_npz,
+    new_parser,
     read_options,
     standardise,
     versions,
@@ -420,27 +421,27 @@ def run_all(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.coresets",
-        description="Reproduce the experiments of the coreset paper.",
-    )
-    parser.add_argument("--datasets", nargs="+", choices=LOADERS, default=list(LOADERS))
+    parser = new_parser("coresets", "the coreset paper", LOADERS)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[], metavar="M")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small, to see it work")
     args = read_options(parser, arguments, {"repeats": 1, "sizes": 1})
-    run_all(
-        args.datasets,
-        args.tasks,
-        output=args.output_dir,
-        repeats=args.repeats,
-        seed=args.seed,
-        sizes=args.sizes,
-        quick=args.quick,
-        data_dir=args.data_dir,
-    )
+    try:
+        found = run_all(
+            args.datasets,
+            args.tasks,
+            output=args.output_dir,
+            repeats=args.repeats,
+            seed=args.seed,
+            sizes=args.sizes,
+            quick=args.quick,
+            data_dir=args.data_dir,
+        )
+        check_some(found["skipped"], args.datasets)
+    except MissingData as reason:
+        parser.exit(1, f"{parser.prog}: {reason}\n")
     print(f"results in {args.output_dir.absolute()}")
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -119,6 +119,68 @@ def write_results(results: Mapping[str, Any], page: str, stem: Path) -> None:
     """Write ``<stem>.json`` and the page ``<stem>.md``, each whole or not at all."""
     write_text(stem.with_suffix(".json"), json.dumps(results, indent=1))
     write_text(stem.with_suffix(".md"), page)
+
+
+def check_some(skipped: Mapping[str, str], names: Iterable[str]) -> None:
+    """Raise ``MissingData`` where none of the data sets could be had."""
+    if set(skipped) >= set(names):
+        reasons = [f"{name}: {reason}" for name, reason in skipped.items()]
+        raise MissingData("; ".join(reasons))
+
+
+def show_tables(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    run: Callable[[str], str],
+) -> None:
+    """Print the page that `run` makes of each table; exit with 1 without data."""
+    for table in options.tables:
+        try:
+            print(run(table), flush=True)
+        except MissingData as reason:
+            parser.exit(1, f"{parser.prog}: {reason}\n")
+    print(f"results in {options.output_dir.absolute()}")
+
+
+def new_parser(
+    module: str, paper: str, datasets: Iterable[str], tables: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """Return a parser of what experiments have in common.
+
+    Parameters
+    ----------
+    module : str
+        Name of the experiments' module in this package.
+    paper : str
+        What they reproduce.
+    datasets : iterable of str
+        What ``--datasets`` may name; all where nothing is said.
+    tables : sequence of str
+        Tables to choose from, if there is a choice.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+        To which the module adds its own options.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m vfl_flower.simulations.{module}",
+        description=f"Reproduce the experiments of {paper}.",
+    )
+    if tables:
+        parser.add_argument(
+            "tables", nargs="+", choices=tables, metavar="TABLE", help=", ".join(tables)
+        )
+    names = list(datasets)
+    parser.add_argument(
+        "--datasets",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="NAME",
+        help=", ".join(names),
+    )
+    return parser
 
 
 def read_options(

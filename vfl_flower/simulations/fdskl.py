@@ -24,11 +24,11 @@ covtype.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,11 @@ from vfl_flower.simulations.baselines import (
 from vfl_flower.simulations.experiments import (
     Columns,
     MissingData,
+    check_some,
     load_npz,
+    new_parser,
     read_options,
+    show_tables,
     standardise,
     versions,
     write_results,
@@ -600,11 +603,7 @@ def run(
         lines = topologies()
         return write(lines, topologies_page(lines))
     if table == "scaling":
-        try:
-            lines = scaling(names[-1], data_dir, sizes=sizes)
-        except MissingData as reason:
-            skipped[names[-1]] = str(reason)
-            lines = []
+        lines = scaling(names[-1], data_dir, sizes=sizes)
         return write(lines, scaling_page(names[-1], lines))
     found: dict[str, Any] = {}
     for name in names:
@@ -614,27 +613,14 @@ def run(
             )
         except MissingData as reason:
             skipped[name] = str(reason)
+            check_some(skipped, names)
         page = write(found, errors_page(found, budgets))
     return page
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.fdskl",
-        description="Reproduce the experiments of the FDSKL paper.",
-    )
-    parser.add_argument(
-        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
-    )
-    parser.add_argument(
-        "--datasets",
-        nargs="+",
-        choices=DATASETS,
-        default=list(DATASETS),
-        metavar="NAME",
-        help=", ".join(DATASETS),
-    )
+    parser = new_parser("fdskl", "the FDSKL paper", DATASETS, TABLES)
     parser.add_argument("--seeds", type=int, default=3, help="splits of each data set")
     parser.add_argument("--rows", type=int, default=20_000, help="of each data set")
     parser.add_argument(
@@ -650,19 +636,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     least = {"seeds": 1, "rows": 8, "budgets": 1, "sizes": 1}
     args = read_options(parser, arguments, least)
-    for table in args.tables:
-        page = run(
-            table,
-            args.output_dir,
-            args.data_dir,
-            names=args.datasets,
-            seeds=args.seeds,
-            rows=args.rows,
-            budgets=sorted(args.budgets),
-            sizes=args.sizes,
-        )
-        print(page, flush=True)
-    print(f"results in {args.output_dir.absolute()}")
+    make = partial(
+        run,
+        output=args.output_dir,
+        data_dir=args.data_dir,
+        names=args.datasets,
+        seeds=args.seeds,
+        rows=args.rows,
+        budgets=sorted(args.budgets),
+        sizes=args.sizes,
+    )
+    show_tables(parser, args, make)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ From a shell, exit code 1 and the reason for a run that failed::
 from __future__ import annotations
 
 import argparse
+import difflib
 import http.client
 import json
 import os
@@ -112,7 +113,8 @@ def run(
     RunFailed
         The run was refused, failed, was stopped or took longer than `timeout`.
     ValueError
-        `num_supernodes` is given for a federation.
+        `num_supernodes` is given for a federation; `run_config` is no list of pairs,
+        names a file that cannot be read, or has a key that the project has not.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -169,7 +171,9 @@ def submit(
     RunFailed
         As for :func:`run`.
     """
-    pairs = [f"--run-config={pair}" for item in run_config for pair in _pairs(item)]
+    given = [pair for item in run_config for pair in _pairs(item)]
+    _check_keys(Path(app_dir), given)
+    pairs = [f"--run-config={pair}" for pair in given]
     started = processes.flwr("run", str(app_dir), connection, *pairs, *options)
     run_id = str(started["run-id"])
     output, late = _show_log(processes, run_id, connection, timeout)
@@ -487,13 +491,39 @@ def free_port() -> int:
             return port
 
 
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+"""A pair as Flower reads it."""
+
+
 def _pairs(item: str) -> Iterator[str]:
-    """Yield ``key=value`` pairs: `item` itself, or those of the TOML file it names."""
+    """Yield ``key=value`` pairs: those of `item`, or of the TOML file it names."""
     if not item.endswith(".toml"):
-        yield item
+        rest = _PAIR.sub("", item).split()
+        if rest:  # which Flower would leave out without a word
+            raise ValueError(f"run config must be KEY=VALUE pairs, got {rest[0]!r}")
+        yield from (pair[0] for pair in _PAIR.finditer(item))
         return
-    for key, value in _flat(tomllib.loads(Path(item).read_text(encoding="utf-8"))):
+    try:
+        table = tomllib.loads(Path(item).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"run config {item} cannot be read: {reason}") from None
+    for key, value in _flat(table):
         yield f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+def _check_keys(project: Path, pairs: Iterable[str]) -> None:
+    """Raise ``ValueError`` for a key that the project's own config does not have."""
+    try:
+        table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+        known = [key for key, _ in _flat(table["tool"]["flwr"]["app"]["config"])]
+    except (OSError, ValueError, KeyError):
+        return  # Flower says what is wrong with the project
+    for key in (pair.partition("=")[0] for pair in pairs):
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"run config has no key {key!r}{hint}")
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

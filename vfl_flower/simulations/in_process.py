@@ -181,6 +181,11 @@ def simulate(
     >>> result.ledger.round_trips
     3
     """
+    if not isinstance(strategy, ProtocolStrategy):
+        raise ValueError(
+            "strategy must be a strategy of this package with its settings, as "
+            f"CoresetVRLR(size=500), got {strategy!r}"
+        )
     if seed is not None:
         strategy = copy.copy(strategy)
         strategy.seed = seed

@@ -22,7 +22,6 @@ mushrooms, mnist, covtype.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +49,11 @@ from vfl_flower.numerics.random_features import RandomFeatures, features
 from vfl_flower.report import markdown_table
 from vfl_flower.simulations.experiments import (
     MissingData,
+    check_some,
     load_npz,
+    new_parser,
     read_options,
+    show_tables,
     versions,
     write_results,
 )
@@ -974,6 +976,7 @@ def run(
                 )
         except MissingData as reason:
             skipped[name] = str(reason)
+            check_some(skipped, names)
         page = {"recovery": recovery_page, "floats": floats_page, "nmi": nmi_page}[
             table
         ](found)
@@ -987,20 +990,8 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.kernel_kmeans",
-        description="Reproduce the experiments of the federated kernel k-means paper.",
-    )
-    parser.add_argument(
-        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
-    )
-    parser.add_argument(
-        "--datasets",
-        nargs="+",
-        choices=SETTINGS,
-        default=list(SETTINGS),
-        metavar="NAME",
-        help=", ".join(SETTINGS),
+    parser = new_parser(
+        "kernel_kmeans", "the federated kernel k-means paper", SETTINGS, TABLES
     )
     parser.add_argument(
         "--rows", type=int, default=100_000, help="of each data set at most"
@@ -1014,28 +1005,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="D",
         help="random features of recovery",
     )
-    parser.add_argument("--iterations", type=int, help="T (default: 50 or 20)")
+    parser.add_argument("--iterations", type=int, help="T of recovery and floats")
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--split", choices=KINDS, default="equal")
     parser.add_argument("--quick", action="store_true", help="fewer settings of nmi")
     least = {"rows": 100, "seeds": 1, "iterations": 1, "users": 3, "counts": 1}
     args = read_options(parser, arguments, least)
-    for table in args.tables:
-        page = run(
-            table,
-            args.output_dir,
-            args.data_dir,
-            names=args.datasets,
-            rows=args.rows,
-            seeds=args.seeds,
-            counts=args.counts,
-            iterations=args.iterations,
-            users=args.users,
-            kind=args.split,
-            quick=args.quick,
-        )
-        print(page, flush=True)
-    print(f"results in {args.output_dir.absolute()}")
+    if args.iterations and "nmi" in args.tables:
+        parser.error("--iterations must not be given for nmi, which has its own")
+    make = partial(
+        run,
+        output=args.output_dir,
+        data_dir=args.data_dir,
+        names=args.datasets,
+        rows=args.rows,
+        seeds=args.seeds,
+        counts=args.counts,
+        iterations=args.iterations,
+        users=args.users,
+        kind=args.split,
+        quick=args.quick,
+    )
+    show_tables(parser, args, make)
 
 
 if __name__ == "__main__":

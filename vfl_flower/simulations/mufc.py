@@ -27,7 +27,6 @@ covtype15k, mnist; the others are generated.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
@@ -58,6 +57,7 @@ from vfl_flower.report import markdown_table
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.simulations.experiments import (
     MissingData,
+    new_parser,
     read_options,
     versions,
     write_results,
@@ -938,21 +938,8 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.simulations.mufc",
-        description="Reproduce the experiments of the MUFC paper.",
-    )
-    parser.add_argument(
-        "tables", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES)
-    )
-    parser.add_argument(
-        "--datasets",
-        nargs="+",
-        choices=DATASETS,
-        default=[],
-        metavar="NAME",
-        help=", ".join(DATASETS),
-    )
+    parser = new_parser("mufc", "the MUFC paper", DATASETS, TABLES)
+    parser.set_defaults(datasets=[])  # it depends on the table
     parser.add_argument("--seeds", type=int, default=20, help="of loss; others fewer")
     parser.add_argument("--requests", type=int, default=100, help="of removal")
     parser.add_argument("--quick", action="store_true", help="take few rows")

@@ -175,7 +175,10 @@ class Angles:
 
 
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
-    """Cut rows into ceil(bytes of their angles / block) pieces of nearly one size."""
+    """Cut rows into ceil(bytes of their angles / block) pieces of nearly one size.
+
+    So a piece has at most one row more than the block holds.
+    """
     check_block(M, bits, block_bytes)
     size = len(rows) * M * bits // 8
     yield from np.array_split(rows, max(1, math.ceil(size / block_bytes)))

@@ -340,6 +340,12 @@ def check_flags(strategy: object, *names: str) -> None:
             raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
+def check_bits(bits: int) -> None:
+    """Raise ``ValueError`` unless an angle can have this number of bits."""
+    if not isinstance(bits, (int, np.integer)) or bits not in (16, 32):
+        raise ValueError(f"bits must be 16 or 32, got {bits!r}")
+
+
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ``ValueError`` unless `value` is a finite number of at least `least`."""
     if not least <= value < 1e100:
@@ -351,6 +357,14 @@ def check_whole(name: str, value: int, least: int) -> None:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < least:
         raise ValueError(f"{name} must be a whole number from {least}, got {value!r}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise ``ValueError`` unless `value` is a number from 0 to less than 1."""
+    kinds = (int, float, np.integer, np.floating)
+    number = isinstance(value, kinds) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {value!r}")
 
 
 def check_seed(seed: int | None) -> None:

@@ -20,6 +20,7 @@ from vfl_flower.numerics.fdskl import SCHEDULES, step_sizes
 from vfl_flower.numerics.kernel_solvers import LOSSES
 from vfl_flower.numerics.random_features import KERNELS
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies.angles import (
     MASKINGS,
     Angles,
@@ -30,8 +31,10 @@ from vfl_flower.strategies.angles import (
 from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
+    check_bits,
     check_choice,
     check_flags,
+    check_fraction,
     check_positive,
     check_unchanged,
     check_whole,
@@ -51,9 +54,6 @@ LEAST_ROWS = 20
 
 MOST_FEATURES = 2048
 """Features that the budget is spent on at most: the solver takes their third power."""
-
-_DISTANCE_BOUND = 2.0**30
-"""First guess of the largest distance; made wider where it is not."""
 
 
 class FDSKL(ProtocolStrategy):
@@ -115,7 +115,7 @@ class FDSKL(ProtocolStrategy):
     bits : {16, 32}
         Of an angle, with ``masking="circle"``.
     block_bytes : int
-        Bytes of angles that a party sends in one round trip, at most.
+        Bytes of angles that a party sends in one round trip, to within a row.
     topology : {"star", "ring", "tree"}
         How sums travel. In Flower each hop is a round trip, so a star is the fastest;
         in the others parties encrypt their messages to each other.
@@ -214,10 +214,8 @@ class FDSKL(ProtocolStrategy):
             check_whole(name, value, least)
         if rows == 1:
             raise ValueError("rows must be 0 or at least 2, got 1")
-        if bits not in (16, 32):
-            raise ValueError(f"bits must be 16 or 32, got {bits}")
-        if not 0 <= test_fraction < 1:
-            raise ValueError(f"test_fraction must be in [0, 1), got {test_fraction}")
+        check_bits(bits)
+        check_fraction("test_fraction", test_fraction)
         if target == "continuous" and loss != "square":
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {loss!r}"
@@ -276,6 +274,8 @@ class FDSKL(ProtocolStrategy):
         self._warn(parties, holders)
         train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
         train = np.arange(parties.n_rows) if train is None else train
+        if parties.n_rows < 2:
+            raise FederationError("FDSKL needs at least two rows, got one")
         if len(train) < 2:
             raise FederationError(
                 "test_fraction must leave at least two rows to train on, got "
@@ -297,11 +297,12 @@ class FDSKL(ProtocolStrategy):
                 f"step must be at most the {len(train)} rows to train on with "
                 f"regularization 'auto' (Theorem 4), got {self.step}"
             )
-        setup = self._setup(parties, run, holders, M)
+        bandwidth = self._bandwidth(parties, holders[0], train if direct else None)
+        setup = self._setup(parties, run, holders, M, bandwidth)
         model = KernelModel(
             f"{parties.session:016x}",
             self.kernel,
-            float(setup["bandwidth"]),
+            bandwidth,
             M,
             [party.n_columns for party in parties],
         )
@@ -351,13 +352,18 @@ class FDSKL(ProtocolStrategy):
                 )
 
     def _setup(
-        self, parties: Parties, run: Run, holders: list[int], M: int
+        self,
+        parties: Parties,
+        run: Run,
+        holders: list[int],
+        M: int,
+        bandwidth: float,
     ) -> dict[str, Any]:
         """Return what parties must know to make their features."""
         setup: dict[str, Any] = {
             "target": self.target,
             "kernel": self.kernel,
-            "bandwidth": self._bandwidth(parties, holders[0]),
+            "bandwidth": bandwidth,
             "n_features": M,
             "holders": holders,
             "block": M if self.solver == "direct" else self.block,
@@ -387,23 +393,27 @@ class FDSKL(ProtocolStrategy):
             kept=tuple(setup.get("kept", ())),
         )
 
-    def _bandwidth(self, parties: Parties, holder: int) -> float:
-        """Return the bandwidth: given, or of the median distance of pairs of rows."""
+    def _bandwidth(self, parties: Parties, holder: int, rows: Array | None) -> float:
+        """Return the bandwidth: given, or of the median distance of pairs of rows.
+
+        Of `rows`, those whose angles are asked for, so that none leaves besides; in
+        the doubly stochastic form these are not known yet.
+        """
         if self.bandwidth != "median":
             return float(self.bandwidth)
-        if parties.n_rows < 2:
-            raise FederationError("bandwidth 'median' needs at least two rows, got one")
-        sealed = parties.ask_exactly(
+        given = {} if rows is None else {"rows": rows.astype(np.uint32)}
+        sealed = parties.ask(
             "fdskl_distances",
-            {"distances": Sum(_DISTANCE_BOUND, to=holder)},
+            sums={"distances": Sum(LIMB, to=holder)},
             kernel=self.kernel,
             target=self.target,
+            holder=holder,
+            **given,
         ).sealed["distances"]
         reply = parties.ask_one(
             holder,
             "fdskl_bandwidth",
             kernel=self.kernel,
-            resolution=_DISTANCE_BOUND * len(parties) * 2.0**-62,
             distances=sealed,
         )
         return float(reply["bandwidth"])

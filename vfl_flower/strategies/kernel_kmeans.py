@@ -34,6 +34,7 @@ from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
     check_at_least,
+    check_bits,
     check_choice,
     check_flags,
     check_positive,
@@ -231,8 +232,7 @@ class FKKMeans(ProtocolStrategy):
                 f"n_features must be at least n_clusters + 2 = {n_clusters + 2} with "
                 f"threshold 'paper', got {n_features}"
             )
-        if bits not in (16, 32):
-            raise ValueError(f"bits must be 16 or 32, got {bits}")
+        check_bits(bits)
         self.n_clusters, self.n_components = n_clusters, n_components
         self.n_features, self.iterations = n_features, iterations
         self.kernel, self.gamma, self.eigensolver = kernel, gamma, eigensolver

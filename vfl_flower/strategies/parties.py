@@ -195,7 +195,8 @@ class Parties(Sequence[PartyInfo]):
         )
         if not allowed:
             raise FederationError(
-                f"{reason}: it needs at least three parties, or allow_two_parties"
+                f"{reason}: it needs at least three parties, or allow_two_parties "
+                "(in a run config allow-two-parties=true)"
             )
         log.warning("%s", reason)
 
@@ -446,6 +447,7 @@ class Parties(Sequence[PartyInfo]):
         each = [{}] * len(self) if each is None else each
         sums = dict(sums)
         while (replies := self._ask(action, each, sums, values)).clipped:
+            self.ledger.drop_clipped(action)
             sums = {
                 name: replace(one, bound=one.bound * 2.0**20)
                 if isinstance(one, Sum)

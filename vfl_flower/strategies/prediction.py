@@ -12,6 +12,7 @@ from vfl_flower.strategies.angles import MASKINGS, Angles, check_topology
 from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
+    check_bits,
     check_flags,
     check_whole,
 )
@@ -70,8 +71,7 @@ class FDSKLPrediction(ProtocolStrategy):
         super().__init__(masking=masking, n_parties=n_parties)
         check_topology(topology, masking)
         check_whole("block_bytes", block_bytes, 1)
-        if bits not in (16, 32):
-            raise ValueError(f"bits must be 16 or 32, got {bits}")
+        check_bits(bits)
         if not model:
             raise ValueError("model must be the number of a trained model, got none")
         self.model, self.bits, self.block_bytes = model, bits, block_bytes

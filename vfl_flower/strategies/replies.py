@@ -127,8 +127,8 @@ def order_of(replies: Mapping[int, Mapping[str, Any]], gaps: bool = False) -> li
         unnamed = sum(not reply["name"] for reply in replies.values())
         if unnamed:
             raise FederationError(
-                "each node needs a partition-id or a party-name in its node config, "
-                f"{unnamed} have neither"
+                "each node needs a partition-id or a party-name in its node config, or "
+                f"its Party an index or a name: {unnamed} have neither"
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))
     if gaps and len(set(given.values()) - {-1}) == len(replies):

@@ -14,6 +14,7 @@ from vfl_flower.strategies.base import (
     ProtocolStrategy,
     Run,
     check_choice,
+    check_fraction,
     check_whole,
 )
 from vfl_flower.strategies.exchange import FederationError
@@ -78,8 +79,7 @@ class CoresetStrategy(ProtocolStrategy):
         check_choice("sampling", sampling, SAMPLINGS)
         check_choice("protocol", protocol, PROTOCOLS)
         check_choice("evaluate", evaluate, EVALUATIONS)
-        if not 0 <= test_fraction < 1:
-            raise ValueError(f"test_fraction must be in [0, 1), got {test_fraction}")
+        check_fraction("test_fraction", test_fraction)
         check_whole("check_size", check_size, 0)
         if check_size and (sampling, solver) != ("coreset", "central"):
             raise ValueError(
