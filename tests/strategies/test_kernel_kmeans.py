@@ -997,6 +997,42 @@ def test_a_large_tolerance_ends_it_after_two():
     assert found.ledger.round_trips < whole.round_trips
 
 
+@pytest.mark.parametrize("threshold", ["auto", 1e-6])
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+def test_no_early_stop_where_the_subspace_has_all_directions(eigensolver, threshold):
+    """(x^T x' + 1)^2 of two columns has rank 6: nothing turns, and K is not yet known.
+
+    With 5 components there is a sixth direction, and the subspace turns.
+    """
+    X = np.random.default_rng(0).normal(size=(N, 2))
+    settings = {"kernel": "polynomial", "degree": 2, "eigensolver": eigensolver}
+    settings |= {"subspace_tol": 0.01, "iterations": 6, "threshold": threshold}
+    for s in (6, 8):
+        result = simulate(strategy(n_components=s, **settings), users(X=X))
+        assert result.metrics["iterations"] == 6
+        assert max(column(result, "moved")[1:]) < 1e-4
+    turning = simulate(strategy(n_components=5, **settings), users(X=X))
+    assert column(turning, "moved")[1] > 1e-3
+    settings["subspace_tol"] = 1e9
+    early = simulate(strategy(n_components=5, **settings), users(X=X))
+    assert early.metrics["iterations"] == 2
+
+
+def test_no_early_stop_where_split_columns_have_few_distinct_rows():
+    rows = np.repeat(data()[0][:S], N // S, axis=0)
+    federation = [Party(x) for x in np.split(rows, [2], axis=1)]
+    settings = {"partition": "vertical", "subspace_tol": 0.01, "iterations": 4}
+    result = simulate(strategy(**settings), federation)
+    assert result.metrics["iterations"] == 4
+    assert max(column(result, "moved")[1:]) < 1e-6
+
+
+def test_an_early_stop_needs_more_directions_than_components():
+    """The first has four features for five: only the second can tell that there are."""
+    settings = {"n_features": 4, "threshold": 0.5, "subspace_tol": 1e9}
+    assert run(iterations=8, **settings).metrics["iterations"] == 2
+
+
 # -- split columns ---------------------------------------------------------------------
 
 

@@ -489,6 +489,9 @@ class Subspace:
         Squared lengths of the columns of B_{t+1}.
     moved : float
         Sine of the angle that the subspace turned by, over sqrt(eta_t).
+    dimension : int
+        Most eigenvalues above rounding of an iteration so far; those beyond s + 1 are
+        not always asked for.
     """
 
     D: int
@@ -502,6 +505,7 @@ class Subspace:
     vectors: Array = field(default_factory=lambda: np.zeros((0, 0)))
     lengths: Array = field(default_factory=lambda: np.zeros(0))
     moved: float = math.inf
+    dimension: int = 0
 
     @property
     def eta(self) -> float:
@@ -534,15 +538,25 @@ class Subspace:
         if self.t == 0 and self.rule == "auto":
             return math.inf, self.s + 1
         if self.t == 0 and self.rule == "paper":
-            return math.inf, max(self.s, self.k + 2)
+            return math.inf, max(self.s + 1, self.k + 2)
         threshold = self.threshold if self.t else float(self.rule)
-        return self.next_eta * threshold, self.s
+        return self.next_eta * threshold, self.s + (self.dimension <= self.s)
+
+    def still(self, tol: float) -> bool:
+        """Return whether the subspace turned by less than `tol`.
+
+        Never where at most s eigenvalues have been above rounding: the rows of A_1 then
+        span the whole subspace, which stands still from the first iteration on, however
+        wrong the eigenvectors within it are.
+        """
+        return self.dimension > self.s and self.moved < tol
 
     def step(self, values: Array, vectors: Array, trace: float) -> None:
         """Lines 11 to 13: take the eigenpairs of iteration t + 1."""
         self.t += 1
         count = above_rounding(values, self.D + len(values))
         values, vectors = values[:count], vectors[:, :count]
+        self.dimension = max(self.dimension, count)
         if self.t == 1:
             self.threshold = self._threshold(values, trace)
         else:

@@ -114,7 +114,8 @@ class FKKMeans(ProtocolStrategy):
     subspace_tol : float
         Ends the iterations when the subspace turns by less: the sine of the largest
         angle over the root of the step, about twice its distance from that of K. 0:
-        never. Data with noise rarely get there before `iterations`.
+        never. Data with noise rarely get there before `iterations`; a kernel matrix of
+        rank s or less never does, since its subspace does not turn.
     coreset_size : int
         Points that all users send together for k-means, besides their centres; all
         rows where they are no more.
@@ -308,7 +309,7 @@ class FKKMeans(ProtocolStrategy):
         return Subspace(D, D_1, s, k, self.threshold)
 
     def _ends(self, space: Subspace) -> bool:
-        return space.t == self.iterations or space.moved < self.subspace_tol
+        return space.t == self.iterations or space.still(self.subspace_tol)
 
     def _record(
         self,
