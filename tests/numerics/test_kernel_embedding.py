@@ -14,7 +14,6 @@ from vfl_flower.numerics.kernel_embedding import (
     embed_rows,
     feature_blocks,
     label_rows,
-    variances,
 )
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
@@ -23,6 +22,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     moments,
     pooled_fkkm,
     shrink,
+    variances,
 )
 
 N, DIM, D, S, T = 60, 4, 12, 3, 5

@@ -11,6 +11,7 @@ import pytest
 from faults import Fault, FaultyGrid
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
+from transcripts import Recorder
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed
 from vfl_flower.models import KernelKMeansModel
@@ -554,6 +555,20 @@ _ONE = {"eigensolver": "lanczos", "masking": "plain"}
             {"kernel": "polynomial", "degree": 0},
             "degree must be a whole number from 1, got 0",
         ),
+        (
+            {"kernel": "polynomial", "degree": 1001},
+            "degree must be at most 1000, got 1001",
+        ),
+        *(
+            ({"kernel": "polynomial", name: value}, f"{name} must be a number, got {r}")
+            for name in ("subspace_tol", "offset")
+            for value, r in ((None, "None"), ("x", "'x'"), (True, "True"))
+        ),
+        (
+            {"threshold": np.array([1.0, 2.0])},
+            "threshold must be 'auto' or a number above 0, got array([1., 2.])",
+        ),
+        ({"gamma": None}, "gamma must be 'auto' or a number above 0, got None"),
         ({"degree": 2}, "degree has no effect with kernel 'gaussian', got 2"),
         (
             {"offset": 0.0, "kernel": "laplacian"},
@@ -704,10 +719,10 @@ def test_constant_data(kernel, value):
     federation = split(np.full((30, 2), value))
     sentence, messages = refusal(federation, kernel=kernel)
     assert sentence == (
-        "gamma needs a column that varies: all are constant, or too far from 0 and "
-        "must be standardized"
+        "gamma needs a column that varies: all are constant, or vary too little for "
+        "their distance from 0"
     )
-    assert messages == 6
+    assert messages == (9 if value else 6)  # asked again, in case they are only far
     sentence, _ = refusal(federation, kernel=kernel, standardize=True)
     assert sentence.startswith("gamma needs a column that varies")
 
@@ -738,6 +753,22 @@ def test_data_that_are_too_large():
         "party 'airline' failed in 'kernel_kmeans_begin': sums of the columns' squares "
         "must be below 2^120: scale the columns"
     )
+
+
+@pytest.mark.parametrize(
+    ("gamma", "offset", "degree"),
+    [(1e200, 1.0, 3), (1e306, 1.0, 1), (1.0, 1.0, 900), (1e-300, 0.0, 3)],
+)
+def test_a_polynomial_kernel_out_of_range(gamma, offset, degree):
+    settings = {"gamma": gamma, "offset": offset, "degree": degree}
+    sentence, messages = refusal(users(), kernel="polynomial", **settings)
+    mean = (data()[0] ** 2).sum(axis=1).mean()
+    size = degree * math.log10(offset + gamma * mean)
+    assert sentence == (
+        "the polynomial kernel must be between 1e-200 and 1e200 in the mean, got "
+        f"10^{size:.4g}: choose another gamma, degree or offset"
+    )
+    assert messages == 6
 
 
 @pytest.mark.parametrize("eigensolver", SOLVERS)
@@ -893,9 +924,7 @@ def test_gamma_of_split_columns(kernel):
 
 
 def test_gamma_that_is_given_is_taken():
-    result = run(gamma=0.25)
-    assert result.model.gamma == 0.25
-    assert uploaded(result.ledger, "kernel_kmeans_begin")[1:] == [0, 0]
+    assert run(gamma=0.25).model.gamma == 0.25
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
@@ -926,6 +955,69 @@ def test_a_constant_column_counts_for_nothing_when_standardised():
     found = simulate(strategy(standardize=True), users(X=wide)).model
     assert math.isclose(found.gamma, run(standardize=True).model.gamma, rel_tol=1e-9)
     assert adjusted_rand_score(data()[1], np.concatenate(found.labels_)) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("kernel", "standardize"),
+    [("gaussian", False), ("laplacian", False)]
+    + [(kernel, True) for kernel in ("gaussian", "laplacian", "polynomial")],
+)
+def test_columns_far_from_0_are_asked_for_again_less_their_mean(kernel, standardize):
+    """Seconds since 1970: nothing of their spread is left in the sum of squares."""
+    X, _ = data()
+    far = X.copy()
+    far[:, 1] += 2.0**32  # a power of two: no bit of the result is lost but the last 20
+    settings = {"kernel": kernel, "standardize": standardize}
+    found = simulate(strategy(**settings), users(X=far))
+    near = run(**settings)
+    assert trips(found.ledger)["kernel_kmeans_begin"] == 2
+    assert found.ledger.round_trips == near.ledger.round_trips + 1
+    scaled = (X - X.mean(axis=0)) / X.std(axis=0) if standardize else X
+    expected = numpy_gamma(kernel, scaled)
+    assert math.isclose(found.model.gamma, expected, rel_tol=1e-6)
+    if not standardize:
+        labels = np.concatenate(found.model.labels_)
+        assert adjusted_rand_score(data()[1], labels) > 0.95
+    else:
+        part = found.model.parts[0]
+        np.testing.assert_allclose(part["shift"], far.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(part["scale"], 1 / X.std(axis=0), rtol=1e-6)
+        np.testing.assert_equal(found.model.labels_, near.model.labels_)
+
+
+def test_users_learn_the_means_only_of_columns_far_from_0():
+    """Of those whose squares are summed one by one."""
+    X = data()[0].copy()
+    X[:, 1] += 2.0**32
+    grid = Recorder(users(X=X))
+    strategy(kernel="laplacian").start(grid)
+    shifts = [e.values["shift"] for e in grid.transcript if "shift" in e.values]
+    assert len(shifts) == 3
+    assert (shifts[0] != 0).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "floats"),
+    [
+        ({}, 5 * 6),
+        ({"kernel": "laplacian"}, 10 * 5),
+        ({"kernel": "polynomial"}, 5),
+        ({"gamma": 0.1}, 0),
+        ({"gamma": 0.1, "kernel": "laplacian"}, 0),
+        ({"gamma": 0.1, "kernel": "polynomial"}, 5),
+        ({"gamma": 0.1, "standardize": True}, 10 * 5),
+        ({"standardize": True, "kernel": "polynomial"}, 10 * 5),
+    ],
+)
+def test_floats_of_begin(settings, floats):
+    """What is used and no more; the first user sends 48 bytes for each other too."""
+    result = run(**settings)
+    assert uploaded(result.ledger, "kernel_kmeans_begin") == [
+        floats + 48 * 2,
+        floats,
+        floats,
+    ]
+    assert trips(result.ledger)["kernel_kmeans_begin"] == 1
 
 
 @pytest.mark.parametrize("eigensolver", SOLVERS)
@@ -1142,9 +1234,10 @@ def test_without_a_seed_the_users_draw_a_secret_one():
 
 
 def test_columns_that_standardizing_leaves_out_are_named(caplog):
-    """A constant one, and one whose variation is lost beside its distance from 0."""
+    """A constant one, and one that varies by its last bit alone."""
     kept = data()[0]
-    X = np.column_stack([kept, np.full(N, 3.0), 1e13 + kept[:, 0]])
+    last = 1e13 * (1 + np.finfo(float).eps * (np.arange(N) % 2))
+    X = np.column_stack([kept, np.full(N, 0.1), last])
     found = simulate(strategy(standardize=True), users(X=X)).model
     assert "columns 5, 6, counted from 0, take no part" in caplog.text
     zeros = np.column_stack([kept, np.zeros((N, 2))])

@@ -700,29 +700,44 @@ class Failing(Recorder):
             super()._keep(message, node, up)
 
 
-@pytest.mark.parametrize("gamma", ["auto", 0.1])
-def test_who_fails_later_has_shown_its_sums_with_allow_missing(gamma):
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, ["sum_x", "sum_squares"]),
+        ({"kernel": "laplacian"}, ["sum_x", "sum_squares"]),
+        ({"kernel": "polynomial"}, ["sum_squares"]),
+        ({"gamma": 0.1}, []),
+        ({"gamma": 0.1, "kernel": "laplacian"}, []),
+        ({"gamma": 0.1, "kernel": "polynomial"}, ["sum_squares"]),
+    ],
+)
+def test_who_fails_later_has_shown_its_sums_with_allow_missing(settings, shown):
     """Sums with it less those without it: with one row, the row.
 
     The features are others, so of W no such difference is left. A gamma that is given
-    needs no sums.
+    needs no sums, but for the polynomial kernel: that of all squares, so |x|^2.
     """
     X = exponential(61)
     grid = Failing([Party(rows) for rows in (X[:20], X[20:40], X[40:60], X[60:])])
-    result = FKKMeans(**SMALL, gamma=gamma, allow_missing=True).start(grid)
+    result = FKKMeans(**SMALL, **settings, allow_missing=True).start(grid)
     assert result.model.missing == ["party-3"]
     begins = [e for e in grid.transcript if e.action == "kernel_kmeans_begin"]
     rounds = [[e for e in begins if e.up][:4], [e for e in begins if e.up][4:]]
     assert [len(entries) for entries in rounds] == [4, 3]
-    if gamma != "auto":
-        assert not any("sum_x" in e.values for e in begins)
-        return
-    sums = []
-    for entries in rounds:
-        ring = group("ring", LIMB, len(entries))
-        total = sum(e.values["sum_x"] for e in entries)
-        sums.append(join_limbs(ring.decode(total)))
-    np.testing.assert_allclose(sums[0] - sums[1], X[60], rtol=1e-12)
+    names = {name for e in begins for name in e.values if name.startswith("sum")}
+    assert names == set(shown)
+    by_column = settings.get("kernel") == "laplacian"
+    expected = {
+        "sum_x": X[60],
+        "sum_squares": X[60] ** 2 if by_column else [(X[60] ** 2).sum()],
+    }
+    for name in shown:
+        sums = []
+        for entries in rounds:
+            ring = group("ring", LIMB, len(entries))
+            total = sum(e.values[name] for e in entries)
+            sums.append(join_limbs(ring.decode(total)))
+        np.testing.assert_allclose(sums[0] - sums[1], expected[name], rtol=1e-12)
 
 
 # -- (f) split columns: the server has the angles of all rows ------------------------
