@@ -146,7 +146,8 @@ class FKKMeans(ProtocolStrategy):
         eigenvectors.
     masking, n_parties, seed
         See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. With ``"plain"``, in
-        one process, one user is enough. Who knows the seed knows the features.
+        one process, one user is enough. Who knows the seed knows the features: with
+        split columns the server then has all columns of all parties.
 
     Notes
     -----
@@ -299,8 +300,9 @@ class FKKMeans(ProtocolStrategy):
                 f"got {self.coreset_size}"
             )
         if self.seed is not None:
+            whose = "the sample" if horizontal else "all parties"
             log.warning(
-                "the run has a seed: who knows it can compute the rows of the sample"
+                "the run has a seed: who knows it can compute the rows of %s", whose
             )
         log.info("model %016x", parties.session)
         if horizontal and len(parties) > 1:
