@@ -245,6 +245,19 @@ def test_without_the_mechanism_no_new_row_is_labelled():
             ask(data()[0])
 
 
+@pytest.mark.parametrize("distance", [1e-8, 1e-7, 1e-6])
+@pytest.mark.parametrize("threshold", ["auto", 1e-9])
+def test_without_the_mechanism_rows_may_be_nearly_the_same(distance, threshold):
+    """Eigenvalues beside the rounding of N rows, and below that of D features."""
+    rng = np.random.default_rng(0)
+    X = np.repeat(rng.normal(size=(2, 3)), 4, axis=0)
+    X += distance * rng.normal(size=X.shape)
+    settings = {"n_clusters": 2, "n_components": 4, "n_features": 500, "iterations": 3}
+    result = simulate(strategy(threshold=threshold, **settings, **WITHOUT), split(X))
+    labels = np.concatenate(result.model.labels_)
+    assert adjusted_rand_score(np.repeat([0, 1], 4), labels) == 1
+
+
 # -- what it costs ---------------------------------------------------------------------
 
 

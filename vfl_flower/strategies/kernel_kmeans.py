@@ -548,6 +548,7 @@ class FKKMeans(ProtocolStrategy):
             V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
             space.step(values, V_B / np.sqrt(values), float(N))
             self._record(run, parties, space, setup["gamma"], found.steps)
+            U = U[:, : len(space.values)]  # the step takes more for rounding
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
