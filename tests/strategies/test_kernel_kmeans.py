@@ -1046,6 +1046,32 @@ def test_a_polynomial_kernel_sees_lines_through_the_origin(eigensolver):
     assert adjusted_rand_score(axis, np.concatenate(labels)) == 1.0
 
 
+@pytest.mark.parametrize("settings", [{}, {"coreset_size": 20}])
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
+def test_equal_rows_have_equal_labels_where_there_are_more_clusters(kernel, settings):
+    """Of 120 rows four are distinct: rounding says nothing of which of six is whose."""
+    rows = data()[0][:4]
+    which = np.random.default_rng(0).integers(4, size=N)
+    small = {"n_clusters": 6, "n_components": 6, "iterations": 3, "kernel": kernel}
+    for seed in range(4):
+        own = strategy(**small, **settings, seed=seed)
+        model = simulate(own, users(5, rows[which])).model
+        labels = np.concatenate(model.labels_)
+        assert adjusted_rand_score(which, labels) == 1
+        np.testing.assert_array_equal(model.predict(rows[which]), labels)
+
+
+def test_equal_rows_of_split_columns_have_equal_labels():
+    which = np.random.default_rng(0).integers(4, size=N)
+    X = data()[0][:4][which]
+    small = {"n_clusters": 6, "n_components": 6, "iterations": 3}
+    for seed in range(12):
+        federation = [Party(x) for x in np.split(X, [2], axis=1)]
+        own = strategy(**small, partition="vertical", seed=seed)
+        labels = simulate(own, federation).model.labels_[0]
+        assert adjusted_rand_score(which, labels) == 1
+
+
 # -- what leaves a user ----------------------------------------------------------------
 
 

@@ -17,7 +17,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models import KernelKMeansModel
-from vfl_flower.numerics.distributed_kmeans import combine, split_budget
+from vfl_flower.numerics.distributed_kmeans import (
+    combine,
+    first_of_equals,
+    split_budget,
+)
 from vfl_flower.numerics.kernel_embedding import KERNELS, default_gamma
 from vfl_flower.numerics.kernel_kmeans import (
     Subspace,
@@ -89,7 +93,7 @@ class FKKMeans(ProtocolStrategy):
     Parameters
     ----------
     n_clusters : int
-        k.
+        k. Some clusters are empty where there are fewer distinct rows.
     n_components : int
         s, eigenvectors of the kernel matrix that k-means runs on; at least k.
     n_features : int
@@ -575,6 +579,7 @@ class FKKMeans(ProtocolStrategy):
         centers, inertia = weighted_kmeans(
             H, self.n_clusters, ones, run.rng("k-means"), self.n_init
         )
+        centers = first_of_equals(centers)
         labels = assign(H, centers)[0].astype(np.int32)
         kept = parties.ask("kernel_kmeans_labels", labels=labels).each("kept")
         model = self._model(parties, run, space, float(gamma))
