@@ -1062,10 +1062,11 @@ def test_equal_rows_have_equal_labels_where_there_are_more_clusters(kernel, sett
 
 
 def test_equal_rows_of_split_columns_have_equal_labels():
-    which = np.random.default_rng(0).integers(4, size=N)
-    X = data()[0][:4][which]
-    small = {"n_clusters": 6, "n_components": 6, "iterations": 3}
-    for seed in range(12):
+    """An odd number of rows, so that the last are not computed as the others are."""
+    which = np.random.default_rng(0).integers(3, size=N - 7)
+    X = data()[0][:3][which]
+    small = {"n_clusters": 4, "n_components": 5, "iterations": 3}
+    for seed in range(8):
         federation = [Party(x) for x in np.split(X, [2], axis=1)]
         own = strategy(**small, partition="vertical", seed=seed)
         labels = simulate(own, federation).model.labels_[0]
