@@ -24,6 +24,7 @@ from vfl_flower.numerics.distributed_kmeans import (
 )
 from vfl_flower.numerics.kernel_embedding import bandwidth, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
+    default_threshold,
     feature_range,
     first_features,
     pooled_fkkm,
@@ -258,6 +259,32 @@ def test_without_the_mechanism_rows_may_be_nearly_the_same(distance, threshold):
     assert adjusted_rand_score(np.repeat([0, 1], 4), labels) == 1
 
 
+def first_eigenvalues(result: ProtocolResult, count: int) -> np.ndarray:
+    """Return the eigenvalues of W_1 W_1^T, by the features of its users."""
+    (X, _), part = data(), result.model.parts[0]
+    A = np.concatenate(list(feature_blocks(part, X, 0, count)))
+    return np.linalg.eigvalsh(A @ A.T / count)[::-1]
+
+
+def test_the_threshold_without_the_mechanism():
+    """The server has no Gram matrix, and takes the mean of its trace, N."""
+    count = first_features(D, S)
+    found = run(**WITHOUT).metrics["threshold"]
+    # The users' parts have no map, but the same features as those of another run.
+    values = first_eigenvalues(run(masking="plain"), count)
+    assert found == pytest.approx(default_threshold(values, N, count, S), rel=1e-6)
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+@pytest.mark.parametrize("components", [K, K + 4])
+def test_the_threshold_of_the_paper(eigensolver, components):
+    """The (k + 2)-th eigenvalue of the first iteration, with fewer components too."""
+    settings = {"threshold": "paper", "n_components": components}
+    result = run(eigensolver=eigensolver, **settings)
+    expected = first_eigenvalues(result, D)[K + 1]
+    assert result.metrics["threshold"] == pytest.approx(expected, rel=1e-6)
+
+
 # -- what it costs ---------------------------------------------------------------------
 
 
@@ -324,6 +351,29 @@ def test_floats_without_the_mechanism():
         products * rows for rows in SPLITS[5]
     ]
     assert result.ledger.round_trips == 1 + 1 + 2 * products + 3
+
+
+def test_the_setup_is_sent_once_without_the_mechanism():
+    grid = Recorder(users())
+    strategy(iterations=2, **WITHOUT).start(grid)
+    sent = [e for e in grid.transcript if e.action == "kernel_kmeans_project"]
+    sent = [e.values for e in sent if not e.up]
+    assert len(sent) > 3 * 4
+    assert [("kernel" in values) for values in sent] == [True] * 3 + [False] * (
+        len(sent) - 3
+    )
+    assert not any(name.startswith("seed") for values in sent[3:] for name in values)
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+def test_the_first_bounds_of_a_polynomial_kernel_hold(eigensolver):
+    """No sum is asked for twice."""
+    result = run(kernel="polynomial", eigensolver=eigensolver)
+    found = trips(result.ledger)
+    asked = sum(column(result, "products"))
+    step = "gram" if eigensolver == "gram" else "product"
+    assert found[f"kernel_kmeans_{step}"] == asked
+    assert found["kernel_kmeans_assign"] == 1
 
 
 def test_floats_of_the_k_means():
@@ -892,6 +942,17 @@ def test_what_is_recorded():
     assert "missing" not in result.metrics
     assert result.model.missing == []
     assert result.model.cluster_centers_.shape == (K, S)
+
+
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+def test_a_model_is_kept_where_all_have_a_state_dir(partition, tmp_path):
+    for with_one in (2, 3):
+        federation = users() if partition == "horizontal" else parties()
+        for party in federation[:with_one]:
+            party.state_dir = tmp_path
+        model = simulate(strategy(partition=partition), federation).model
+        assert model.kept == (with_one == 3)
+        assert model.n_columns == 5
 
 
 def test_labels_are_written_at_the_users(tmp_path):
