@@ -164,6 +164,13 @@ def test_gamma_of_normal_columns_is_the_inverse_mean_distance():
     assert math.isclose(found, 1 / mean, rel_tol=0.05)
 
 
+def test_what_is_less_than_the_rounding_of_a_shift():
+    """2^-52 of 1e4 is 2.2e-12; the variance is that of a deviation of 1e-12."""
+    sums = 4, np.zeros(1), np.full(1, 4e-24)
+    assert variances(*sums, np.full(1, 1e4)) == 0
+    assert math.isclose(variances(*sums, np.full(1, 1e3))[0], 1e-24)
+
+
 def test_columns_of_which_only_rounding_varies():
     X = np.array([[1e9, 1.0], [1e9 + 1e-6, 3.0], [1e9, 2.0]])
     found = variances(*moments(X))

@@ -1059,6 +1059,14 @@ def test_columns_far_from_0_are_asked_for_again_less_their_mean(kernel, standard
         np.testing.assert_equal(found.model.labels_, near.model.labels_)
 
 
+def test_gamma_of_scaled_columns_is_in_their_unit():
+    """The rounding of a mean of 1e17 is 20, and nothing beside a deviation of 1e10."""
+    X = data()[0].copy()
+    X[:, 1] = 1e17 + 1e10 * X[:, 1]
+    found = simulate(strategy(standardize=True), users(X=X)).model
+    assert math.isclose(found.gamma, run(standardize=True).model.gamma, rel_tol=1e-6)
+
+
 def test_users_learn_the_means_only_of_columns_far_from_0():
     """Of those whose squares are summed one by one."""
     X = data()[0].copy()
