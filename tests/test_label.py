@@ -1,4 +1,6 @@
 import csv
+import errno
+import os
 import subprocess
 import sys
 
@@ -110,6 +112,73 @@ def test_where_the_labels_cannot_go(users, model, tmp_path, output):
         main([model.model, *command])
     assert ended.value.code == "output must be a file in a folder that exists"
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("way", ["itself", "a link", "another name"])
+@pytest.mark.parametrize(
+    "name", ["0.csv", "state-0/{}.npz", "state-0/predictions-{}.csv"]
+)
+def test_no_file_of_the_party_is_overwritten(users, model, tmp_path, name, way):
+    own = output = tmp_path / name.format(model.model)
+    if way != "itself":
+        output = tmp_path / "out.csv"
+        (output.symlink_to if way == "a link" else output.hardlink_to)(own)
+    before = own.read_bytes()
+    command = ["--node-config", users[0], "--output", str(output)]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command])
+    assert ended.value.code == (
+        "output must not be a file of the party: its data, or one that is in its "
+        "state-dir already"
+    )
+    assert own.read_bytes() == before
+    assert output.exists()
+
+
+def test_no_file_of_a_folder_of_data_is_overwritten(users, model, tmp_path):
+    folder = tmp_path / "all"
+    folder.mkdir()
+    for m in range(3):
+        (folder / f"{m}.csv").hardlink_to(tmp_path / f"{m}.csv")
+    config = node_config(folder, tmp_path / "state-0")
+    config += " partition-id=0 num-partitions=3"
+    command = ["--node-config", config, "--output"]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command, str(folder / "1.csv")])
+    assert "must not be a file of the party" in ended.value.code
+    main([model.model, *command, str(tmp_path / "out.csv")])
+    assert len(rows_of(tmp_path / "out.csv")) == 80
+
+
+def test_only_a_regular_file_is_replaced(users, model, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        command = ["--node-config", users[0], "--output", str(tmp_path / name)]
+        with pytest.raises(SystemExit) as ended:
+            main([model.model, *command])
+        assert ended.value.code == "output must be a file in a folder that exists"
+        assert (tmp_path / name).is_fifo()
+
+
+def test_an_earlier_output_is_replaced(users, model, tmp_path):
+    output = tmp_path / "out.csv"
+    output.write_text("an earlier one")
+    main([model.model, "--node-config", users[0], "--output", str(output)])
+    assert len(rows_of(output)) == 80
+
+
+def test_where_labels_cannot_be_written_is_said(users, model, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.replace", refuse)
+    command = ["--node-config", users[0], "--output", str(tmp_path / "out.csv")]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command])
+    assert ended.value.code == (
+        "the labels cannot be written to the folder of output: Permission denied"
+    )
 
 
 def test_a_node_config_without_quotes(tmp_path):

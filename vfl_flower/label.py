@@ -32,7 +32,8 @@ def label(model: str, node_config: str, output: Path) -> None:
     node_config : str
         As that of a SuperNode: ``data``, ``state-dir``, and ``id-column`` if any.
     output : Path
-        The file, with ``id`` (or ``row``) and ``prediction``.
+        The file, with ``id`` (or ``row``) and ``prediction``; one that exists is
+        replaced, unless it is one of the party's.
 
     Raises
     ------
@@ -48,13 +49,20 @@ def label(model: str, node_config: str, output: Path) -> None:
             "node config must be 'key=value key=value' with text values in double "
             "quotes, as of a SuperNode"
         ) from None
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
         raise ValueError("output must be a file in a folder that exists")
     if "data" not in config:
         raise ValueError("node config must name the new rows as 'data'")
     source = party_source(config, {})
     if source.state_dir is None:
         raise ValueError("node config must name the 'state-dir' of training")
+    for own in (Path(source.data), source.state_dir):
+        files = own.iterdir() if own.is_dir() else [own]
+        if output.exists() and any(output.samefile(f) for f in files if f.exists()):
+            raise ValueError(
+                "output must not be a file of the party: its data, or one that is in "
+                "its state-dir already"
+            )
     part = load_part(source.state_dir, model, "kernel_kmeans")
     if "P" not in part.arrays:
         raise ValueError(
@@ -62,7 +70,8 @@ def label(model: str, node_config: str, output: Path) -> None:
         )
     party = load_party(source, encoding=part.settings["encoding"])
     labels = label_rows({**part.settings, **part.arrays}, party.X)
-    write_predictions(output, read_ids(source), labels, "the labels")
+    ids = read_ids(source)
+    write_predictions(output, ids, labels, "the labels", where="the folder of output")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

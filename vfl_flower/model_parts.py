@@ -99,17 +99,19 @@ def check_folder(folder: Path) -> None:
         raise PartyError("this party's state-dir cannot be written to")
 
 
-def write_private(target: Path, data: bytes, what: str) -> None:
+def write_private(
+    target: Path, data: bytes, what: str, where: str = "this party's state-dir"
+) -> None:
     """Write a file of the party's user alone, whole or not at all.
 
     Parameters
     ----------
     target : Path
-        The file, in the party's ``state-dir``; an earlier one is replaced.
+        The file; an earlier one is replaced.
     data : bytes
         Its content.
-    what : str
-        What the error calls it.
+    what, where : str
+        What the error calls it and its folder.
 
     Raises
     ------
@@ -134,12 +136,16 @@ def write_private(target: Path, data: bytes, what: str) -> None:
     except OSError as error:
         logger.error("cannot write %s: %s", target, error.strerror)
         raise PartyError(
-            f"{what} cannot be written to this party's state-dir: {error.strerror}"
+            f"{what} cannot be written to {where}: {error.strerror}"
         ) from None
 
 
 def write_predictions(
-    target: Path, ids: Iterable[Any] | None, predictions: Array, what: str
+    target: Path,
+    ids: Iterable[Any] | None,
+    predictions: Array,
+    what: str,
+    **where: str,
 ) -> None:
     """Write predictions to a CSV file of the party's user alone; see `write_private`.
 
@@ -151,15 +157,15 @@ def write_predictions(
         Ids of the rows; None: their numbers, from 0.
     predictions : Array, shape (n,)
         Labels or values.
-    what : str
-        What the error calls the file.
+    what, where : str
+        What the error calls the file and its folder.
     """
     text = io.StringIO()
     rows = csv.writer(text)
     rows.writerow(["row" if ids is None else "id", "prediction"])
     names = range(len(predictions)) if ids is None else ids
     rows.writerows(zip(names, predictions.tolist(), strict=True))
-    write_private(target, text.getvalue().encode(), what)
+    write_private(target, text.getvalue().encode(), what, **where)
     logger.warning("%d predictions are in %s", len(predictions), target)
 
 

@@ -107,11 +107,17 @@ def test_only_the_first_user_draws_the_seed():
 
 def test_moments_are_those_of_the_columns():
     own = user()
-    reply = client.begin(own, columns=True, total=True)
+    reply = client.begin(own, means=True, squares="column")
     np.testing.assert_allclose(join_limbs(reply["sum_x"]), own.X.sum(axis=0))
     np.testing.assert_allclose(join_limbs(reply["sum_squares"]), (own.X**2).sum(axis=0))
-    reply = client.begin(own, total=True)
+    reply = client.begin(own, squares="total")
     np.testing.assert_allclose(join_limbs(reply["sum_squares"]), [(own.X**2).sum()])
+    assert "sum_x" not in reply
+    far = user(X=own.X + 1e9)
+    reply = client.begin(far, means=True, squares="column", shift=np.full(2, 1e9))
+    for name, power in (("sum_x", 1), ("sum_squares", 2)):
+        expected = (own.X**power).sum(axis=0)
+        np.testing.assert_allclose(join_limbs(reply[name]), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e20, 1e200])
@@ -119,7 +125,7 @@ def test_columns_that_are_too_large(size):
     own = user()
     own.X = own.X * size
     with pytest.raises(PartyError, match=r"must be below 2\^120: scale the columns$"):
-        client.begin(own, columns=True, total=True)
+        client.begin(own, means=True, squares="column")
 
 
 # -- iterations ------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from vfl_flower.numerics.kernel_embedding import (
     embed_rows,
     feature_blocks,
     label_rows,
-    variances,
 )
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
@@ -23,6 +22,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     moments,
     pooled_fkkm,
     shrink,
+    variances,
 )
 
 N, DIM, D, S, T = 60, 4, 12, 3, 5
@@ -162,6 +162,13 @@ def test_gamma_of_normal_columns_is_the_inverse_mean_distance():
     mean = cdist(X[:1000], X[1000:], "cityblock").mean()
     found = default_gamma("laplacian", *moments(X))
     assert math.isclose(found, 1 / mean, rel_tol=0.05)
+
+
+def test_what_is_less_than_the_rounding_of_a_shift():
+    """2^-52 of 1e4 is 2.2e-12; the variance is that of a deviation of 1e-12."""
+    sums = 4, np.zeros(1), np.full(1, 4e-24)
+    assert variances(*sums, np.full(1, 1e4)) == 0
+    assert math.isclose(variances(*sums, np.full(1, 1e3))[0], 1e-24)
 
 
 def test_columns_of_which_only_rounding_varies():

@@ -25,6 +25,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     shrink,
     stack,
     step_size,
+    variances,
 )
 from vfl_flower.numerics.lanczos import block_lanczos, lanczos
 from vfl_flower.numerics.random_features import CHUNK, RandomFeatures, features
@@ -271,8 +272,24 @@ def test_a_common_shift_saves_gamma_from_cancellation():
     expected = gamma(*moments(X))
     far = X + 1e8
     assert gamma(*moments(far, 1e8)) == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(ValueError, match="or too far from 0"):
+    with pytest.raises(ValueError, match="or vary too little for their distance"):
         gamma(*moments(far))
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+def test_variances_of_columns_that_were_shifted(by_column):
+    """A constant one is less its shift not quite 0, and still varies by nothing."""
+    X = np.column_stack([np.full(30, 1e7 / 3), 1e9 + np.arange(30.0), np.zeros(30)])
+    shift = X.mean(axis=0) * (1 + 4 * np.finfo(float).eps)
+    N, sum_x, sum_squares = moments(X, shift)
+    assert sum_x[0] != 0
+    if not by_column:
+        sum_squares = sum_squares.sum(keepdims=True)
+    found = variances(N, sum_x, sum_squares, shift)
+    expected = [0, np.arange(30.0).var(), 0] if by_column else [np.arange(30.0).var()]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    constant = moments(X[:, :1], shift[:1])
+    assert variances(*constant, shift[:1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,14 @@ def test_multiples_of_the_unit_matrix_exhaust_the_space(p):
     assert len(run(2 * np.eye(7), p, 3.0).values) == 0
 
 
+@pytest.mark.parametrize(("p", "steps"), [(1, 7), (2, 5), (3, 4)])
+def test_rounding_is_that_of_the_largest_eigenvalue_after_a_breakdown_too(p, steps):
+    """What is left of a matrix of rank 5 is zero: one more step shows it."""
+    found = run(symmetric(SPECTRA["rank-deficient"]), p, 0.1)
+    assert found.converged
+    assert found.steps == steps
+
+
 @pytest.mark.parametrize("p", [1, 2])
 def test_zero_matrix_and_one_row(p):
     found = run(np.zeros((5, 5)), p, 0.5)

@@ -11,6 +11,7 @@ import pytest
 from faults import Fault, FaultyGrid
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
+from transcripts import Recorder
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed
 from vfl_flower.models import KernelKMeansModel
@@ -23,6 +24,7 @@ from vfl_flower.numerics.distributed_kmeans import (
 )
 from vfl_flower.numerics.kernel_embedding import bandwidth, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
+    default_threshold,
     feature_range,
     first_features,
     pooled_fkkm,
@@ -244,6 +246,45 @@ def test_without_the_mechanism_no_new_row_is_labelled():
             ask(data()[0])
 
 
+@pytest.mark.parametrize("distance", [1e-8, 1e-7, 1e-6])
+@pytest.mark.parametrize("threshold", ["auto", 1e-9])
+def test_without_the_mechanism_rows_may_be_nearly_the_same(distance, threshold):
+    """Eigenvalues beside the rounding of N rows, and below that of D features."""
+    rng = np.random.default_rng(0)
+    X = np.repeat(rng.normal(size=(2, 3)), 4, axis=0)
+    X += distance * rng.normal(size=X.shape)
+    settings = {"n_clusters": 2, "n_components": 4, "n_features": 500, "iterations": 3}
+    result = simulate(strategy(threshold=threshold, **settings, **WITHOUT), split(X))
+    labels = np.concatenate(result.model.labels_)
+    assert adjusted_rand_score(np.repeat([0, 1], 4), labels) == 1
+
+
+def first_eigenvalues(result: ProtocolResult, count: int) -> np.ndarray:
+    """Return the eigenvalues of W_1 W_1^T, by the features of its users."""
+    (X, _), part = data(), result.model.parts[0]
+    A = np.concatenate(list(feature_blocks(part, X, 0, count)))
+    return np.linalg.eigvalsh(A @ A.T / count)[::-1]
+
+
+def test_the_threshold_without_the_mechanism():
+    """The server has no Gram matrix, and takes the mean of its trace, N."""
+    count = first_features(D, S)
+    found = run(**WITHOUT).metrics["threshold"]
+    # The users' parts have no map, but the same features as those of another run.
+    values = first_eigenvalues(run(masking="plain"), count)
+    assert found == pytest.approx(default_threshold(values, N, count, S), rel=1e-6)
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+@pytest.mark.parametrize("components", [K, K + 4])
+def test_the_threshold_of_the_paper(eigensolver, components):
+    """The (k + 2)-th eigenvalue of the first iteration, with fewer components too."""
+    settings = {"threshold": "paper", "n_components": components}
+    result = run(eigensolver=eigensolver, **settings)
+    expected = first_eigenvalues(result, D)[K + 1]
+    assert result.metrics["threshold"] == pytest.approx(expected, rel=1e-6)
+
+
 # -- what it costs ---------------------------------------------------------------------
 
 
@@ -310,6 +351,29 @@ def test_floats_without_the_mechanism():
         products * rows for rows in SPLITS[5]
     ]
     assert result.ledger.round_trips == 1 + 1 + 2 * products + 3
+
+
+def test_the_setup_is_sent_once_without_the_mechanism():
+    grid = Recorder(users())
+    strategy(iterations=2, **WITHOUT).start(grid)
+    sent = [e for e in grid.transcript if e.action == "kernel_kmeans_project"]
+    sent = [e.values for e in sent if not e.up]
+    assert len(sent) > 3 * 4
+    assert [("kernel" in values) for values in sent] == [True] * 3 + [False] * (
+        len(sent) - 3
+    )
+    assert not any(name.startswith("seed") for values in sent[3:] for name in values)
+
+
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+def test_the_first_bounds_of_a_polynomial_kernel_hold(eigensolver):
+    """No sum is asked for twice."""
+    result = run(kernel="polynomial", eigensolver=eigensolver)
+    found = trips(result.ledger)
+    asked = sum(column(result, "products"))
+    step = "gram" if eigensolver == "gram" else "product"
+    assert found[f"kernel_kmeans_{step}"] == asked
+    assert found["kernel_kmeans_assign"] == 1
 
 
 def test_floats_of_the_k_means():
@@ -554,6 +618,20 @@ _ONE = {"eigensolver": "lanczos", "masking": "plain"}
             {"kernel": "polynomial", "degree": 0},
             "degree must be a whole number from 1, got 0",
         ),
+        (
+            {"kernel": "polynomial", "degree": 1001},
+            "degree must be at most 1000, got 1001",
+        ),
+        *(
+            ({"kernel": "polynomial", name: value}, f"{name} must be a number, got {r}")
+            for name in ("subspace_tol", "offset")
+            for value, r in ((None, "None"), ("x", "'x'"), (True, "True"))
+        ),
+        (
+            {"threshold": np.array([1.0, 2.0])},
+            "threshold must be 'auto' or a number above 0, got array([1., 2.])",
+        ),
+        ({"gamma": None}, "gamma must be 'auto' or a number above 0, got None"),
         ({"degree": 2}, "degree has no effect with kernel 'gaussian', got 2"),
         (
             {"offset": 0.0, "kernel": "laplacian"},
@@ -705,10 +783,10 @@ def test_constant_data(kernel, value):
     federation = split(np.full((30, 2), value))
     sentence, messages = refusal(federation, kernel=kernel)
     assert sentence == (
-        "gamma needs a column that varies: all are constant, or too far from 0 and "
-        "must be standardized"
+        "gamma needs a column that varies: all are constant, or vary too little for "
+        "their distance from 0"
     )
-    assert messages == 6
+    assert messages == (9 if value else 6)  # asked again, in case they are only far
     sentence, _ = refusal(federation, kernel=kernel, standardize=True)
     assert sentence.startswith("gamma needs a column that varies")
 
@@ -739,6 +817,22 @@ def test_data_that_are_too_large():
         "party 'airline' failed in 'kernel_kmeans_begin': sums of the columns' squares "
         "must be below 2^120: scale the columns"
     )
+
+
+@pytest.mark.parametrize(
+    ("gamma", "offset", "degree"),
+    [(1e200, 1.0, 3), (1e306, 1.0, 1), (1.0, 1.0, 900), (1e-300, 0.0, 3)],
+)
+def test_a_polynomial_kernel_out_of_range(gamma, offset, degree):
+    settings = {"gamma": gamma, "offset": offset, "degree": degree}
+    sentence, messages = refusal(users(), kernel="polynomial", **settings)
+    mean = (data()[0] ** 2).sum(axis=1).mean()
+    size = degree * math.log10(offset + gamma * mean)
+    assert sentence == (
+        "the polynomial kernel must be between 1e-200 and 1e200 in the mean, got "
+        f"10^{size:.4g}: choose another gamma, degree or offset"
+    )
+    assert messages == 6
 
 
 @pytest.mark.parametrize("eigensolver", SOLVERS)
@@ -851,6 +945,17 @@ def test_what_is_recorded():
     assert result.model.cluster_centers_.shape == (K, S)
 
 
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+def test_a_model_is_kept_where_all_have_a_state_dir(partition, tmp_path):
+    for with_one in (2, 3):
+        federation = users() if partition == "horizontal" else parties()
+        for party in federation[:with_one]:
+            party.state_dir = tmp_path
+        model = simulate(strategy(partition=partition), federation).model
+        assert model.kept == (with_one == 3)
+        assert model.n_columns == 5
+
+
 def test_labels_are_written_at_the_users(tmp_path):
     federation = users()
     for party in federation:
@@ -894,9 +999,7 @@ def test_gamma_of_split_columns(kernel):
 
 
 def test_gamma_that_is_given_is_taken():
-    result = run(gamma=0.25)
-    assert result.model.gamma == 0.25
-    assert uploaded(result.ledger, "kernel_kmeans_begin")[1:] == [0, 0]
+    assert run(gamma=0.25).model.gamma == 0.25
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
@@ -929,6 +1032,77 @@ def test_a_constant_column_counts_for_nothing_when_standardised():
     assert adjusted_rand_score(data()[1], np.concatenate(found.labels_)) > 0.9
 
 
+@pytest.mark.parametrize(
+    ("kernel", "standardize"),
+    [("gaussian", False), ("laplacian", False)]
+    + [(kernel, True) for kernel in ("gaussian", "laplacian", "polynomial")],
+)
+def test_columns_far_from_0_are_asked_for_again_less_their_mean(kernel, standardize):
+    """Seconds since 1970: nothing of their spread is left in the sum of squares."""
+    X, _ = data()
+    far = X.copy()
+    far[:, 1] += 2.0**32  # a power of two: no bit of the result is lost but the last 20
+    settings = {"kernel": kernel, "standardize": standardize}
+    found = simulate(strategy(**settings), users(X=far))
+    near = run(**settings)
+    assert trips(found.ledger)["kernel_kmeans_begin"] == 2
+    assert found.ledger.round_trips == near.ledger.round_trips + 1
+    scaled = (X - X.mean(axis=0)) / X.std(axis=0) if standardize else X
+    expected = numpy_gamma(kernel, scaled)
+    assert math.isclose(found.model.gamma, expected, rel_tol=1e-6)
+    if not standardize:
+        labels = np.concatenate(found.model.labels_)
+        assert adjusted_rand_score(data()[1], labels) > 0.95
+    else:
+        part = found.model.parts[0]
+        np.testing.assert_allclose(part["shift"], far.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(part["scale"], 1 / X.std(axis=0), rtol=1e-6)
+        np.testing.assert_equal(found.model.labels_, near.model.labels_)
+
+
+def test_gamma_of_scaled_columns_is_in_their_unit():
+    """The rounding of a mean of 1e17 is 20, and nothing beside a deviation of 1e10."""
+    X = data()[0].copy()
+    X[:, 1] = 1e17 + 1e10 * X[:, 1]
+    found = simulate(strategy(standardize=True), users(X=X)).model
+    assert math.isclose(found.gamma, run(standardize=True).model.gamma, rel_tol=1e-6)
+
+
+def test_users_learn_the_means_only_of_columns_far_from_0():
+    """Of those whose squares are summed one by one."""
+    X = data()[0].copy()
+    X[:, 1] += 2.0**32
+    grid = Recorder(users(X=X))
+    strategy(kernel="laplacian").start(grid)
+    shifts = [e.values["shift"] for e in grid.transcript if "shift" in e.values]
+    assert len(shifts) == 3
+    assert (shifts[0] != 0).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "floats"),
+    [
+        ({}, 5 * 6),
+        ({"kernel": "laplacian"}, 10 * 5),
+        ({"kernel": "polynomial"}, 5),
+        ({"gamma": 0.1}, 0),
+        ({"gamma": 0.1, "kernel": "laplacian"}, 0),
+        ({"gamma": 0.1, "kernel": "polynomial"}, 5),
+        ({"gamma": 0.1, "standardize": True}, 10 * 5),
+        ({"standardize": True, "kernel": "polynomial"}, 10 * 5),
+    ],
+)
+def test_floats_of_begin(settings, floats):
+    """What is used and no more; the first user sends 48 bytes for each other too."""
+    result = run(**settings)
+    assert uploaded(result.ledger, "kernel_kmeans_begin") == [
+        floats + 48 * 2,
+        floats,
+        floats,
+    ]
+    assert trips(result.ledger)["kernel_kmeans_begin"] == 1
+
+
 @pytest.mark.parametrize("eigensolver", SOLVERS)
 def test_a_polynomial_kernel_sees_lines_through_the_origin(eigensolver):
     """(x^T x')^2 is the same for x and -x; k-means of the rows would part them."""
@@ -940,6 +1114,33 @@ def test_a_polynomial_kernel_sees_lines_through_the_origin(eigensolver):
     settings |= {"n_clusters": 2, "n_components": 2, "eigensolver": eigensolver}
     labels = simulate(strategy(**settings), users(X=X)).model.labels_
     assert adjusted_rand_score(axis, np.concatenate(labels)) == 1.0
+
+
+@pytest.mark.parametrize("settings", [{}, {"coreset_size": 20}])
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
+def test_equal_rows_have_equal_labels_where_there_are_more_clusters(kernel, settings):
+    """Of 120 rows four are distinct: rounding says nothing of which of six is whose."""
+    rows = data()[0][:4]
+    which = np.random.default_rng(0).integers(4, size=N)
+    small = {"n_clusters": 6, "n_components": 6, "iterations": 3, "kernel": kernel}
+    for seed in range(4):
+        own = strategy(**small, **settings, seed=seed)
+        model = simulate(own, users(5, rows[which])).model
+        labels = np.concatenate(model.labels_)
+        assert adjusted_rand_score(which, labels) == 1
+        np.testing.assert_array_equal(model.predict(rows[which]), labels)
+
+
+def test_equal_rows_of_split_columns_have_equal_labels():
+    """An odd number of rows, so that the last are not computed as the others are."""
+    which = np.random.default_rng(0).integers(3, size=N - 7)
+    X = data()[0][:3][which]
+    small = {"n_clusters": 4, "n_components": 5, "iterations": 3}
+    for seed in range(8):
+        federation = [Party(x) for x in np.split(X, [2], axis=1)]
+        own = strategy(**small, partition="vertical", seed=seed)
+        labels = simulate(own, federation).model.labels_[0]
+        assert adjusted_rand_score(which, labels) == 1
 
 
 # -- what leaves a user ----------------------------------------------------------------
@@ -996,6 +1197,42 @@ def test_a_large_tolerance_ends_it_after_two():
     assert found.metrics["iterations"] == 2
     whole = vertical(iterations=8, block_bytes=2000).ledger
     assert found.ledger.round_trips < whole.round_trips
+
+
+@pytest.mark.parametrize("threshold", ["auto", 1e-6])
+@pytest.mark.parametrize("eigensolver", SOLVERS)
+def test_no_early_stop_where_the_subspace_has_all_directions(eigensolver, threshold):
+    """(x^T x' + 1)^2 of two columns has rank 6: nothing turns, and K is not yet known.
+
+    With 5 components there is a sixth direction, and the subspace turns.
+    """
+    X = np.random.default_rng(0).normal(size=(N, 2))
+    settings = {"kernel": "polynomial", "degree": 2, "eigensolver": eigensolver}
+    settings |= {"subspace_tol": 0.01, "iterations": 6, "threshold": threshold}
+    for s in (6, 8):
+        result = simulate(strategy(n_components=s, **settings), users(X=X))
+        assert result.metrics["iterations"] == 6
+        assert max(column(result, "moved")[1:]) < 1e-4
+    turning = simulate(strategy(n_components=5, **settings), users(X=X))
+    assert column(turning, "moved")[1] > 1e-3
+    settings["subspace_tol"] = 1e9
+    early = simulate(strategy(n_components=5, **settings), users(X=X))
+    assert early.metrics["iterations"] == 2
+
+
+def test_no_early_stop_where_split_columns_have_few_distinct_rows():
+    rows = np.repeat(data()[0][:S], N // S, axis=0)
+    federation = [Party(x) for x in np.split(rows, [2], axis=1)]
+    settings = {"partition": "vertical", "subspace_tol": 0.01, "iterations": 4}
+    result = simulate(strategy(**settings), federation)
+    assert result.metrics["iterations"] == 4
+    assert max(column(result, "moved")[1:]) < 1e-6
+
+
+def test_an_early_stop_needs_more_directions_than_components():
+    """The first has four features for five: only the second can tell that there are."""
+    settings = {"n_features": 4, "threshold": 0.5, "subspace_tol": 1e9}
+    assert run(iterations=8, **settings).metrics["iterations"] == 2
 
 
 # -- split columns ---------------------------------------------------------------------
@@ -1107,9 +1344,10 @@ def test_without_a_seed_the_users_draw_a_secret_one():
 
 
 def test_columns_that_standardizing_leaves_out_are_named(caplog):
-    """A constant one, and one whose variation is lost beside its distance from 0."""
+    """A constant one, and one that varies by its last bit alone."""
     kept = data()[0]
-    X = np.column_stack([kept, np.full(N, 3.0), 1e13 + kept[:, 0]])
+    last = 1e13 * (1 + np.finfo(float).eps * (np.arange(N) % 2))
+    X = np.column_stack([kept, np.full(N, 0.1), last])
     found = simulate(strategy(standardize=True), users(X=X)).model
     assert "columns 5, 6, counted from 0, take no part" in caplog.text
     zeros = np.column_stack([kept, np.zeros((N, 2))])

@@ -17,13 +17,14 @@ from scipy.stats import chi2
 from transcripts import Recorder, found, is_uniform, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
+from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
     feature_range,
     stack,
     step_size,
 )
+from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.secure_aggregation import (
     LIMB,
     Relay,
@@ -700,29 +701,44 @@ class Failing(Recorder):
             super()._keep(message, node, up)
 
 
-@pytest.mark.parametrize("gamma", ["auto", 0.1])
-def test_who_fails_later_has_shown_its_sums_with_allow_missing(gamma):
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, ["sum_x", "sum_squares"]),
+        ({"kernel": "laplacian"}, ["sum_x", "sum_squares"]),
+        ({"kernel": "polynomial"}, ["sum_squares"]),
+        ({"gamma": 0.1}, []),
+        ({"gamma": 0.1, "kernel": "laplacian"}, []),
+        ({"gamma": 0.1, "kernel": "polynomial"}, ["sum_squares"]),
+    ],
+)
+def test_who_fails_later_has_shown_its_sums_with_allow_missing(settings, shown):
     """Sums with it less those without it: with one row, the row.
 
     The features are others, so of W no such difference is left. A gamma that is given
-    needs no sums.
+    needs no sums, but for the polynomial kernel: that of all squares, so |x|^2.
     """
     X = exponential(61)
     grid = Failing([Party(rows) for rows in (X[:20], X[20:40], X[40:60], X[60:])])
-    result = FKKMeans(**SMALL, gamma=gamma, allow_missing=True).start(grid)
+    result = FKKMeans(**SMALL, **settings, allow_missing=True).start(grid)
     assert result.model.missing == ["party-3"]
     begins = [e for e in grid.transcript if e.action == "kernel_kmeans_begin"]
     rounds = [[e for e in begins if e.up][:4], [e for e in begins if e.up][4:]]
     assert [len(entries) for entries in rounds] == [4, 3]
-    if gamma != "auto":
-        assert not any("sum_x" in e.values for e in begins)
-        return
-    sums = []
-    for entries in rounds:
-        ring = group("ring", LIMB, len(entries))
-        total = sum(e.values["sum_x"] for e in entries)
-        sums.append(join_limbs(ring.decode(total)))
-    np.testing.assert_allclose(sums[0] - sums[1], X[60], rtol=1e-12)
+    names = {name for e in begins for name in e.values if name.startswith("sum")}
+    assert names == set(shown)
+    by_column = settings.get("kernel") == "laplacian"
+    expected = {
+        "sum_x": X[60],
+        "sum_squares": X[60] ** 2 if by_column else [(X[60] ** 2).sum()],
+    }
+    for name in shown:
+        sums = []
+        for entries in rounds:
+            ring = group("ring", LIMB, len(entries))
+            total = sum(e.values[name] for e in entries)
+            sums.append(join_limbs(ring.decode(total)))
+        np.testing.assert_allclose(sums[0] - sums[1], expected[name], rtol=1e-12)
 
 
 # -- (f) split columns: the server has the angles of all rows ------------------------
@@ -759,6 +775,36 @@ def test_split_columns_show_the_server_all_rows_up_to_a_linear_map():
     one = added[0] / 2.0**16
     U, sizes, _ = np.linalg.svd(unroll(one), full_matrices=False)
     assert up_to_linear(U[:, :5] * sizes[:5], X) > 0.8  # under masks
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_knows_the_seed_of_split_columns_has_all_rows(known, caplog):
+    """The frequencies of all parties are then known: angles are linear equations.
+
+    Values have a deviation of 1, and angles 16 bits; columns are found up to a shift.
+    """
+    X, widths = exponential(300, 5), (1, 2, 2)
+    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
+    settings = {"partition": "vertical", "n_features": 64}
+    grid = watch(blocks, seed=7 if known else None, **settings)
+    added = [sent(grid, "kernel_kmeans_angles", "angles", j)[0] for j in range(3)]
+    turns = sum(added[1:], added[0]) / 2.0**16
+    first = asked(grid, "kernel_kmeans_angles")[0]
+    width, frequencies = bandwidth("gaussian", first.values["gamma"]), []
+    for j, d in enumerate(widths):
+        party = Party(np.ones((1, d)), index=j)
+        party.seed = first.frame["seed"]
+        seed = int.from_bytes(party.rng("features").bytes(16))
+        draws = RandomFeatures("gaussian", d, width, seed)
+        frequencies.append(draws.weights(0, turns.shape[1])[0] / (2 * np.pi))
+    whole = unroll(turns)
+    kept = np.argsort(whole.std(axis=0))[:32]
+    inverse = np.linalg.pinv(np.hstack(frequencies)[kept].T)
+    found = (whole - whole.mean(axis=0))[:, kept] @ inverse
+    worst = np.abs(found - (X - X.mean(axis=0))).max()
+    assert worst < 1e-3 if known else worst > 1
+    warned = "who knows it can compute the rows of all parties" in caplog.text
+    assert warned == known
 
 
 @pytest.mark.parametrize("eigensolver", ["gram", "lanczos"])

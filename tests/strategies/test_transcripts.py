@@ -529,7 +529,7 @@ def test_every_step_of_fdskl_is_in_the_tables():
 KERNEL = names("kernel gamma degree offset D D_1")
 SCALING = names("shift scale")
 KERNEL_DOWN = {
-    "kernel_kmeans_begin": (names("columns total"), []),
+    "kernel_kmeans_begin": (names("means squares"), [names("shift")]),
     "kernel_kmeans_gram": (names("t"), [KERNEL, SCALING, names("R")]),
     "kernel_kmeans_product": (
         names("vectors"),
@@ -581,6 +581,7 @@ CLUSTERINGS = {
     "standardized": lambda: clustering(standardize=True, gamma=0.1),
     "laplacian": lambda: clustering(kernel="laplacian"),
     "polynomial": lambda: clustering(kernel="polynomial"),
+    "far": clustering,
     "lanczos": lambda: clustering(eigensolver="lanczos"),
     "block-lanczos": lambda: clustering(eigensolver="block-lanczos", block_size=2),
     "paper": lambda: clustering(eigensolver="lanczos", threshold="paper"),
@@ -592,15 +593,16 @@ CLUSTERINGS = {
 }
 
 
-def users():
-    X, _ = data()
+def users(offset=0.0):
+    X = data()[0] + offset
     return [Party(X[m::3], name=NAMES[m]) for m in range(3)]
 
 
 def cluster(name, seed=None):
     strategy = CLUSTERINGS[name]()
     rows = strategy.partition == "horizontal"
-    return record(strategy, users() if rows else parties(*data()), seed)
+    offset = 1e9 if name == "far" else 0.0
+    return record(strategy, users(offset) if rows else parties(*data()), seed)
 
 
 @pytest.mark.parametrize("name", CLUSTERINGS)
@@ -621,6 +623,9 @@ def test_messages_of_clusterings_have_these_names_and_no_others(name):
     assert seeds == (
         set() if name.startswith("vertical") else names("seed.0 seed.1 seed.2")
     )
+    begins = [e for e in transcript if e.action == "kernel_kmeans_begin" and not e.up]
+    assert ["shift" in e.values for e in begins[3:]] == [True] * (len(begins) - 3)
+    assert (len(begins) == 6) == (name == "far")
     sizes = {(e.party, e.values["n_rows"]) for e in transcript if "n_rows" in e.values}
     assert len(sizes) == 3
 

@@ -39,20 +39,25 @@ CACHE_BYTES = 2**26
 
 
 @step("kernel_kmeans_begin", sums=("sum_x", "sum_squares"), secrets=("seed",))
-def begin(party: Party, columns: bool = False, total: bool = False) -> Values:
+def begin(
+    party: Party, means: bool = False, squares: str = "", shift: Array | float = 0.0
+) -> Values:
     """Return sums that give gamma; the first user also the seed of the features.
 
-    Those of squares by column or in total, as is asked for.
+    `means`: the sums of the columns; `squares`: of their squares, by ``"column"`` or in
+    ``"total"``. Less `shift`, where they are asked for again.
     """
     reply: dict[str, Any] = {}
     if party.index == 0:
         party.state["seed"] = party.rng("features").bytes(16).hex()
         reply["seed"] = party.state["seed"].encode()
-    if columns or total:
-        _, sum_x, sum_squares = moments(party.X)
-        if not columns:
+    if squares:
+        _, sum_x, sum_squares = moments(party.X, shift)
+        if squares == "total":
             sum_squares = sum_squares.sum(keepdims=True)
-        reply["sum_x"], reply["sum_squares"] = _limbs(sum_x), _limbs(sum_squares)
+        reply["sum_squares"] = _limbs(sum_squares)
+        if means:
+            reply["sum_x"] = _limbs(sum_x)
     return reply
 
 

@@ -41,7 +41,17 @@ from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.typing import Array
 
-__all__ = ["combine", "local_solution", "sample", "signed_cost", "split_budget"]
+__all__ = [
+    "combine",
+    "first_of_equals",
+    "local_solution",
+    "sample",
+    "signed_cost",
+    "split_budget",
+]
+
+ROUNDING = 1e-7
+"""Distance of points, relative to the longest, that rounding may have made."""
 
 
 def local_solution(
@@ -260,7 +270,8 @@ def combine(
     Returns
     -------
     Array, shape (k, d)
-        The centres; some are equal where there are fewer than k points.
+        The centres; some are equal where there are fewer than k distinct points (see
+        `first_of_equals`).
 
     Raises
     ------
@@ -286,4 +297,30 @@ def combine(
     points, weights = points[positive], weights[positive]
     distinct = min(k, len(points))
     centers, _ = weighted_kmeans(points, distinct, weights, rng, n_init)
-    return centers[np.arange(k) % distinct]
+    return first_of_equals(centers)[np.arange(k) % distinct]
+
+
+def first_of_equals(centers: Array) -> Array:
+    """Replace each centre by the first that is equal to it up to rounding.
+
+    Parameters
+    ----------
+    centers : Array, shape (k, d)
+        Of rows in a space of kernel features, about 0.
+
+    Returns
+    -------
+    Array, shape (k, d)
+        Those no more than 1e-7 of the longest apart are one, the share of the rounding
+        of K in its eigenvectors' lengths. k-means that looks for more clusters than
+        there are distinct rows finds one row several times, so that rounding alone
+        would say which of equal rows is in which cluster; now the first has them all.
+
+    Examples
+    --------
+    >>> first_of_equals(np.array([[1.0], [0.5], [1.0 + 1e-15]])).ravel().tolist()
+    [1.0, 0.5, 1.0]
+    """
+    longest = np.linalg.norm(centers, axis=1).max()
+    distances = np.linalg.norm(centers[:, None] - centers, axis=2)
+    return np.asarray(centers[(distances <= ROUNDING * longest).argmax(axis=1)])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.kernel_kmeans import CONSTANT, feature_range, gamma
+from vfl_flower.numerics.kernel_kmeans import feature_range, gamma, variances
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.maclaurin import MaclaurinFeatures
 from vfl_flower.numerics.random_features import RandomFeatures, features
@@ -42,19 +42,22 @@ def bandwidth(kernel: str, gamma: float) -> float:
     return 1 / math.sqrt(2 * gamma) if kernel == "gaussian" else 1 / gamma
 
 
-def default_gamma(kernel: str, N: int, sum_x: Array, sum_squares: Array) -> float:
+def default_gamma(
+    kernel: str,
+    N: int,
+    sum_x: Array,
+    sum_squares: Array,
+    shift: Array | float = 0.0,
+) -> float:
     """Return gamma from sums over all rows.
 
     Parameters
     ----------
     kernel : str
         One of `KERNELS`.
-    N : int
-        Number of rows of all users.
-    sum_x : Array of float64, shape (d,)
-        Sums of the columns.
-    sum_squares : Array of float64, shape (d,), or (1,) but for "laplacian"
-        Sums of their squares, by column or over all.
+    N, sum_x, sum_squares, shift
+        See :func:`kernel_kmeans.variances`; squares by column for "laplacian". Only the
+        squares count for "polynomial", and not shifted.
 
     Returns
     -------
@@ -73,21 +76,11 @@ def default_gamma(kernel: str, N: int, sum_x: Array, sum_squares: Array) -> floa
         if not 0 < mean < math.inf:
             raise ValueError("gamma needs a column that is not 0, and finite sums")
         return 1 / mean
-    found = gamma(N, sum_x, sum_squares)
+    found = gamma(N, sum_x, sum_squares, shift)
     if kernel == "gaussian":
         return found
-    deviations = np.sqrt(variances(N, sum_x, sum_squares))
+    deviations = np.sqrt(variances(N, sum_x, sum_squares, shift))
     return 1 / float(2 / math.sqrt(math.pi) * deviations.sum())
-
-
-def variances(N: int, sum_x: Array, sum_squares: Array) -> Array:
-    """Return the columns' variances, 0 where only rounding is left of one; shape (d,).
-
-    See :func:`kernel_kmeans.moments` for the arguments.
-    """
-    square = sum_squares / N
-    found = square - (sum_x / N) ** 2
-    return np.where(found > CONSTANT * square, found, 0.0)
 
 
 def feature_blocks(

@@ -54,6 +54,7 @@ __all__ = [
     "shrink",
     "stack",
     "step_size",
+    "variances",
 ]
 
 CONSTANT = 1e-12
@@ -387,8 +388,10 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
     return len(X), sum_x, sum_squares
 
 
-def gamma(N: int, sum_x: Array, sum_squares: Array) -> float:
-    """Return the gamma of the Gaussian kernel exp(-gamma |x - x'|^2) in [1].
+def variances(
+    N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
+) -> Array:
+    """Return the columns' variances, 0 where only rounding is left of one.
 
     Parameters
     ----------
@@ -398,6 +401,33 @@ def gamma(N: int, sum_x: Array, sum_squares: Array) -> float:
         Sums of the columns over all users (see `moments`).
     sum_squares : Array of float64, shape (d,) or (1,)
         Sums of their squares, by column or over all.
+    shift : Array of float64, shape (d,), or float
+        That of the sums.
+
+    Returns
+    -------
+    Array of float64, shape (d,) or (1,)
+        By column, or their sum. Not above 1e-12 of the mean square is nothing left of
+        one in float64, nor is of one whose deviation is not above the rounding of
+        `shift`: 0.
+    """
+    square, mean = sum_squares / N, np.square(sum_x / N)
+    rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))
+    if len(square) != len(mean):
+        mean, rounding = mean.sum(), rounding.sum()
+    found = square - mean
+    return np.where(found > np.maximum(CONSTANT * square, rounding), found, 0.0)
+
+
+def gamma(
+    N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
+) -> float:
+    """Return the gamma of the Gaussian kernel exp(-gamma |x - x'|^2) in [1].
+
+    Parameters
+    ----------
+    N, sum_x, sum_squares, shift
+        See `variances`.
 
     Returns
     -------
@@ -412,19 +442,16 @@ def gamma(N: int, sum_x: Array, sum_squares: Array) -> float:
 
     Notes
     -----
-    sum_ij |x_i - x_j|^2 = 2 N^2 sum of the columns' variances. A column's variance is
-    taken as 0 where it is below 1e-12 of its mean square, since nothing is left of it
-    in float64 then: shift the columns first (see `moments`) where that may be.
+    sum_ij |x_i - x_j|^2 = 2 N^2 sum of the columns' variances. Shift columns that are
+    far from 0 for their spread first (see `moments`): nothing is left of it else.
     """
     if N < 1 or not (np.isfinite(sum_x).all() and np.isfinite(sum_squares).all()):
         raise ValueError("gamma needs at least one row and finite sums of the columns")
-    square, mean = sum_squares / N, (sum_x / N) ** 2
-    variance = square - (mean if len(square) == len(mean) else mean.sum())
-    total = float(variance[variance > CONSTANT * square].sum())
+    total = float(variances(N, sum_x, sum_squares, shift).sum())
     if total <= 0:
         raise ValueError(
-            "gamma needs a column that varies: all are constant, or too far from 0 and "
-            "must be standardized"
+            "gamma needs a column that varies: all are constant, or vary too little "
+            "for their distance from 0"
         )
     return 1 / (4 * total)
 
@@ -489,6 +516,9 @@ class Subspace:
         Squared lengths of the columns of B_{t+1}.
     moved : float
         Sine of the angle that the subspace turned by, over sqrt(eta_t).
+    dimension : int
+        Most eigenvalues above rounding of an iteration so far; those beyond s + 1 are
+        not always asked for.
     """
 
     D: int
@@ -502,6 +532,7 @@ class Subspace:
     vectors: Array = field(default_factory=lambda: np.zeros((0, 0)))
     lengths: Array = field(default_factory=lambda: np.zeros(0))
     moved: float = math.inf
+    dimension: int = 0
 
     @property
     def eta(self) -> float:
@@ -534,15 +565,25 @@ class Subspace:
         if self.t == 0 and self.rule == "auto":
             return math.inf, self.s + 1
         if self.t == 0 and self.rule == "paper":
-            return math.inf, max(self.s, self.k + 2)
+            return math.inf, max(self.s + 1, self.k + 2)
         threshold = self.threshold if self.t else float(self.rule)
-        return self.next_eta * threshold, self.s
+        return self.next_eta * threshold, self.s + (self.dimension <= self.s)
+
+    def still(self, tol: float) -> bool:
+        """Return whether the subspace turned by less than `tol`.
+
+        Never where at most s eigenvalues have been above rounding: the rows of A_1 then
+        span the whole subspace, which stands still from the first iteration on, however
+        wrong the eigenvectors within it are.
+        """
+        return self.dimension > self.s and self.moved < tol
 
     def step(self, values: Array, vectors: Array, trace: float) -> None:
         """Lines 11 to 13: take the eigenpairs of iteration t + 1."""
         self.t += 1
         count = above_rounding(values, self.D + len(values))
         values, vectors = values[:count], vectors[:, :count]
+        self.dimension = max(self.dimension, count)
         if self.t == 1:
             self.threshold = self._threshold(values, trace)
         else:

@@ -205,8 +205,7 @@ def block_lanczos(
         T[q:, q - beta.shape[1] : q] = beta
         T[q - beta.shape[1] : q, q:] = beta.T
         Q = np.hstack([Q, C])
-        for _ in range(2):  # eq. 3 of [1]
-            G -= Q @ (Q.T @ G)
+        G -= Q @ (Q.T @ G)  # eq. 3 of [1]; `_next_block` does so twice
         sigma, P = np.linalg.eigh(T[begin:, begin:])
         scale = max(scale, float(np.abs(sigma).max()))
         C, beta = _next_block(G, Q, n * EPS * scale, rng)

@@ -948,6 +948,9 @@ def run(
     for name in names:
         try:
             data = load(name, data_dir, rows)
+            if table != "recovery" and users > (most := min(len(data.X), 300)):
+                # of rows, and of points in the smallest coreset
+                raise MissingData(f"--users must be at most {most}, got {users}")
             if table == "recovery":
                 found[name] = recovery(
                     data,

@@ -346,8 +346,16 @@ def check_bits(bits: int) -> None:
         raise ValueError(f"bits must be 16 or 32, got {bits!r}")
 
 
+def is_number(value: object) -> bool:
+    """Return whether `value` is a real number; True and False are none."""
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ``ValueError`` unless `value` is a finite number of at least `least`."""
+    if not is_number(value):
+        raise ValueError(f"{name} must be a number, got {value!r}")
     if not least <= value < 1e100:
         raise ValueError(f"{name} must be at least {least} and finite, got {value}")
 
@@ -361,9 +369,7 @@ def check_whole(name: str, value: int, least: int) -> None:
 
 def check_fraction(name: str, value: float) -> None:
     """Raise ``ValueError`` unless `value` is a number from 0 to less than 1."""
-    kinds = (int, float, np.integer, np.floating)
-    number = isinstance(value, kinds) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value!r}")
 
 
@@ -377,11 +383,9 @@ def check_seed(seed: int | None) -> None:
 
 def check_positive(name: str, value: float | str, word: str | None = None) -> None:
     """Raise ``ValueError`` unless `value` is a positive number or the one word."""
-    if value == word:
+    if isinstance(value, str) and value == word:
         return
-    kinds = (int, float, np.integer, np.floating)
-    number = isinstance(value, kinds) and not isinstance(value, bool)
-    if not number or not 0 < float(value) < math.inf:
+    if not is_number(value) or not 0 < float(value) < math.inf:
         other = f"{word!r} or " if word else ""
         raise ValueError(f"{name} must be {other}a number above 0, got {value!r}")
 

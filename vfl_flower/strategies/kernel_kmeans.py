@@ -17,14 +17,19 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models import KernelKMeansModel
-from vfl_flower.numerics.distributed_kmeans import combine, split_budget
-from vfl_flower.numerics.kernel_embedding import KERNELS, default_gamma, variances
+from vfl_flower.numerics.distributed_kmeans import (
+    combine,
+    first_of_equals,
+    split_budget,
+)
+from vfl_flower.numerics.kernel_embedding import KERNELS, default_gamma
 from vfl_flower.numerics.kernel_kmeans import (
     Subspace,
     above_rounding,
     eigenpairs,
     first_features,
     stack,
+    variances,
 )
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.lanczos import block_lanczos, lanczos
@@ -50,6 +55,8 @@ log = logging.getLogger("vfl_flower")
 
 EIGENSOLVERS = ("gram", "lanczos", "block-lanczos")
 PARTITIONS = ("horizontal", "vertical")
+MOST_DEGREE = 1000
+"""Of the polynomial kernel: a feature is a product of as many random numbers."""
 
 
 class FKKMeans(ProtocolStrategy):
@@ -87,7 +94,7 @@ class FKKMeans(ProtocolStrategy):
     Parameters
     ----------
     n_clusters : int
-        k.
+        k. Some clusters are empty where there are fewer distinct rows.
     n_components : int
         s, eigenvectors of the kernel matrix that k-means runs on; at least k.
     n_features : int
@@ -115,7 +122,8 @@ class FKKMeans(ProtocolStrategy):
     subspace_tol : float
         Ends the iterations when the subspace turns by less: the sine of the largest
         angle over the root of the step, about twice its distance from that of K. 0:
-        never. Data with noise rarely get there before `iterations`.
+        never. Data with noise rarely get there before `iterations`; a kernel matrix of
+        rank s or less never does, since its subspace does not turn.
     coreset_size : int
         Points that all users send together for k-means, besides their centres; all
         rows where they are no more.
@@ -143,7 +151,8 @@ class FKKMeans(ProtocolStrategy):
         eigenvectors.
     masking, n_parties, seed
         See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. With ``"plain"``, in
-        one process, one user is enough. Who knows the seed knows the features.
+        one process, one user is enough. Who knows the seed knows the features: with
+        split columns the server then has all columns of all parties.
 
     Notes
     -----
@@ -206,7 +215,7 @@ class FKKMeans(ProtocolStrategy):
         check_choice("kernel", kernel, KERNELS)
         check_choice("eigensolver", eigensolver, EIGENSOLVERS)
         check_positive("gamma", gamma, "auto")
-        if threshold != "paper":
+        if not (isinstance(threshold, str) and threshold == "paper"):
             check_positive("threshold", threshold, "auto")
         check_at_least("subspace_tol", subspace_tol, 0)
         check_at_least("offset", offset, 0)
@@ -222,6 +231,8 @@ class FKKMeans(ProtocolStrategy):
             ("block_bytes", block_bytes, 1),
         ):
             check_whole(name, value, least)
+        if degree > MOST_DEGREE:
+            raise ValueError(f"degree must be at most {MOST_DEGREE}, got {degree}")
         if n_components < n_clusters:
             raise ValueError(
                 f"n_components must be at least n_clusters = {n_clusters}, got "
@@ -293,8 +304,9 @@ class FKKMeans(ProtocolStrategy):
                 f"got {self.coreset_size}"
             )
         if self.seed is not None:
+            whose = "the sample" if horizontal else "all parties"
             log.warning(
-                "the run has a seed: who knows it can compute the rows of the sample"
+                "the run has a seed: who knows it can compute the rows of %s", whose
             )
         log.info("model %016x", parties.session)
         if horizontal and len(parties) > 1:
@@ -308,7 +320,7 @@ class FKKMeans(ProtocolStrategy):
         return Subspace(D, D_1, s, k, self.threshold)
 
     def _ends(self, space: Subspace) -> bool:
-        return space.t == self.iterations or space.moved < self.subspace_tol
+        return space.t == self.iterations or space.still(self.subspace_tol)
 
     def _record(
         self,
@@ -411,34 +423,36 @@ class FKKMeans(ProtocolStrategy):
     ) -> tuple[dict[str, Any], float, list[dict[str, Any]]]:
         """Return the setup, the size of a squared feature, and each user's seed."""
         N, polynomial = parties.n_rows, self.kernel == "polynomial"
-        wanted = self.gamma == "auto" or self.standardize or polynomial
-        replies = parties.ask(
-            "kernel_kmeans_begin",
-            sums={"sum_x": LIMB, "sum_squares": LIMB} if wanted else {},
-            columns=wanted and (self.standardize or self.kernel == "laplacian"),
-            total=wanted,
-        )
-        gamma, squares, scaling = self.gamma, 0.0, dict[str, Array]()
-        if wanted:
-            sums = tuple(join_limbs(replies.sums[n]) for n in ("sum_x", "sum_squares"))
+        auto = self.gamma == "auto"
+        by_column = self.standardize or (auto and self.kernel == "laplacian")
+        means = by_column or (auto and not polynomial)
+        total = "total" if means or polynomial else ""
+        wanted = {"means": means, "squares": "column" if by_column else total}
+        reply, sum_x, squares = _sums(parties, wanted)
+        shift, scaling = np.zeros(parties[0].n_columns), dict[str, Array]()
+        if means:
+            lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
+            if lost.any():  # constant, or far from 0 for their spread
+                shift = np.where(lost, sum_x / N, 0.0)
+                reply, sum_x, squares = _sums(parties, wanted, shift=shift)
+        if self.standardize:
+            deviation = np.sqrt(variances(N, sum_x, squares, shift))
+            if left_out := np.flatnonzero(deviation == 0).tolist():
+                log.warning(
+                    "columns %s, counted from 0, take no part: they are constant, or "
+                    "vary too little for their distance from 0",
+                    ", ".join(map(str, left_out[:20])),
+                )
+            factor = 1 / np.where(deviation > 0, deviation, math.inf)
+            scaling = {"shift": shift + sum_x / N, "scale": factor}
+            sum_x, squares, shift = 0.0 * sum_x, N * (deviation > 0), 0.0 * shift
+        gamma = self.gamma
+        if auto:
             try:
-                if self.standardize:
-                    deviation = np.sqrt(variances(N, *sums))
-                    if left_out := np.flatnonzero(deviation == 0).tolist():
-                        log.warning(
-                            "columns %s, counted from 0, take no part: they are "
-                            "constant, or vary too little for their distance from 0",
-                            ", ".join(map(str, left_out[:20])),
-                        )
-                    factor = 1 / np.where(deviation > 0, deviation, math.inf)
-                    scaling = {"shift": sums[0] / N, "scale": factor}
-                    sums = np.zeros(len(factor)), N * (deviation > 0)
-                squares = float(sums[1].sum() / N)
-                if gamma == "auto":
-                    gamma = default_gamma(self.kernel, N, *sums)
-                    _check_spread(float(sums[1].sum()))
+                gamma = default_gamma(self.kernel, N, sum_x, squares, shift)
             except ValueError as error:
                 raise FederationError(str(error)) from None
+            _check_spread(float(squares.sum()))
         setup: dict[str, Any] = {
             "kernel": self.kernel,
             "gamma": float(gamma),
@@ -449,13 +463,9 @@ class FKKMeans(ProtocolStrategy):
         # A squared cosine feature is at most 2; of products the mean is known.
         scale = 2.0
         if polynomial:
-            scale = 16 * (self.offset + setup["gamma"] * squares) ** self.degree
-            if not 1e-200 < scale < 1e200:
-                raise FederationError(
-                    "the polynomial kernel must be between 1e-200 and 1e200 in the "
-                    f"mean, got {scale / 16:g}: choose another gamma or offset"
-                )
-        seeds = parties.passed_on(0, "kernel_kmeans_begin", "seed", replies[0])
+            mean = self.offset + setup["gamma"] * float(squares.sum() / N)
+            scale = 16 * _mean_power(mean, self.degree)
+        seeds = parties.passed_on(0, "kernel_kmeans_begin", "seed", reply)
         return setup, scale, seeds
 
     def _iterate(
@@ -542,6 +552,7 @@ class FKKMeans(ProtocolStrategy):
             V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
             space.step(values, V_B / np.sqrt(values), float(N))
             self._record(run, parties, space, setup["gamma"], found.steps)
+            U = U[:, : len(space.values)]  # the step takes more for rounding
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
@@ -568,6 +579,7 @@ class FKKMeans(ProtocolStrategy):
         centers, inertia = weighted_kmeans(
             H, self.n_clusters, ones, run.rng("k-means"), self.n_init
         )
+        centers = first_of_equals(centers)
         labels = assign(H, centers)[0].astype(np.int32)
         kept = parties.ask("kernel_kmeans_labels", labels=labels).each("kept")
         model = self._model(parties, run, space, float(gamma))
@@ -587,6 +599,31 @@ class FKKMeans(ProtocolStrategy):
         if self.kernel == "gaussian":
             return float(1 / (4 * spread))
         return float(math.sqrt(math.pi) / (2 * spread))
+
+
+def _sums(
+    parties: Parties, wanted: dict[str, Any], **shift: Array
+) -> tuple[dict[str, Any], Array, Array]:
+    """Return the first user's reply, and the sums of columns and squares or zeros."""
+    names = {"sum_x": wanted["means"], "sum_squares": wanted["squares"]}
+    asked = {name: LIMB for name, used in names.items() if used}
+    found = parties.ask("kernel_kmeans_begin", sums=asked, **wanted, **shift)
+    sum_x, sum_squares = (
+        join_limbs(found.sums[name]) if name in asked else np.zeros(1) for name in names
+    )
+    return found[0], sum_x, sum_squares
+
+
+def _mean_power(mean: float, degree: int) -> float:
+    """Return mean^degree, the size of the polynomial kernel, where float64 has it."""
+    exponent = degree * math.log10(mean) if mean > 0 else -math.inf
+    if not -200 < exponent < 200:
+        size = f"10^{exponent:.4g}" if mean > 0 else "0"
+        raise FederationError(
+            "the polynomial kernel must be between 1e-200 and 1e200 in the mean, got "
+            f"{size}: choose another gamma, degree or offset"
+        )
+    return float(mean**degree)
 
 
 def _check_spread(total: float) -> None:
