@@ -167,7 +167,7 @@ def reference(parties, settings, seed):
         ((20, 30), {"local_clusters": 2, "n_clusters": 5}),
         ((20, 30), {"local_clusters": 6, "n_clusters": 2, "client_training": "full"}),
         ((1, 40, 2, 1), {"n_clusters": 4}),
-        ((1, 1), {"n_clusters": 4}),
+        ((1, 1), {"n_clusters": 2, "local_clusters": 4}),
         ((9, 1), {"gamma": 1.0, "server_points": "weighted"}),
         (range(3, 13), {"n_clusters": 4}),
         ((8, 8), {"box": "-1,1;-0.5,2"}),
@@ -1507,7 +1507,7 @@ def test_rows_outside_the_box_name_the_column_and_no_value(clients, folder):
     text = refusal(lambda: train(clients, folder), PartyFailed)
     assert text == (
         "party 'south' failed in 'mufc_train': column 1, counted from 0, must have "
-        "values inside the agreed box"
+        "values inside the agreed box, from -0.5 to 0.5"
     )
     assert not folder.exists()
 
@@ -1616,7 +1616,7 @@ def test_the_party_is_told_which_lines_are_wrong(clients, folder, caplog):
     model = train(clients, folder).model.model
     (clients[0].state_dir / "forget.txt").write_text("id\nnorth.3\nnorth.99\n")
     refusal(lambda: forget(clients, folder, model))
-    assert "ids [1, 3] of forget.txt are not of rows of training" in caplog.text
+    assert "lines [1, 3] of forget.txt name no rows of training" in caplog.text
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -1648,5 +1648,12 @@ def test_columns_outside_the_box_have_a_name(clients, folder):
     clients[1].X = clients[1].X + np.array([0, 7])
     assert refusal(lambda: train(clients, folder)) == (
         "party 'south' failed in 'mufc_train': column 'income' must have values inside "
-        "the agreed box"
+        "the agreed box, from -0.5 to 0.5"
     )
+
+
+def test_more_clusters_than_rows(clients, folder):
+    message = "n_clusters must be at most the 29 rows of all clients, got 30"
+    with pytest.raises(FederationError, match=message):
+        train(clients, folder, n_clusters=30)
+    assert train(clients, folder, n_clusters=29).model.sizes_.sum() == 29

@@ -251,7 +251,7 @@ def forget(
         lines = [i for i, v in enumerate(own, start=1) if v in wrong]
         log.error("%d of %d ids are not of rows of training", unknown, len(asked))
         if lines:
-            log.error("ids %s of %s are not of rows of training", lines, REQUESTS)
+            log.error("lines %s of %s name no rows of training", lines, REQUESTS)
         raise PartyError(
             "ids to forget must be of rows of training: some are not, its own log says "
             "how many"

@@ -472,9 +472,11 @@ class Quantizer:
 def _check_inside(points: Array, lower: Array, upper: Array, what: str) -> None:
     inside = ((points >= lower) & (points <= upper)).all(axis=0)
     if not inside.all():
+        column = int(inside.argmin())
+        low, high = (np.broadcast_to(e, inside.shape)[column] for e in (lower, upper))
         raise ValueError(
-            f"column {int(inside.argmin())}, counted from 0, must have values inside "
-            f"{what}"
+            f"column {column}, counted from 0, must have values inside {what}, from "
+            f"{low:g} to {high:g}"
         )
 
 

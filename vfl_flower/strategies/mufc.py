@@ -320,6 +320,11 @@ class MUFC(_Task):
                 "box must have one pair of bounds, or one for each of the "
                 f"{d} columns, got {len(lower)}"
             )
+        if self.n_clusters > parties.n_rows:
+            raise FederationError(
+                f"n_clusters must be at most the {parties.n_rows} rows of all clients, "
+                f"got {self.n_clusters}"
+            )
         gamma = self.gamma
         settings: dict[str, Any] = {
             "n_clusters": self.n_clusters,
