@@ -422,8 +422,10 @@ def test_command_writes_json_and_tables(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize("table", ["loss", "settings", "runs"])
 def test_tables_without_data_say_so(table, tmp_path):
-    page = run(table, tmp_path, tmp_path, names=["celltype"])
-    assert "**celltype** was skipped: there is no celltype.npz in" in page
+    reason = "celltype: there is no celltype.npz in"
+    with pytest.raises(MissingData, match=reason):
+        run(table, tmp_path, tmp_path, names=["celltype"])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["seeds", "requests"])

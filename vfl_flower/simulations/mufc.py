@@ -32,6 +32,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,10 @@ from vfl_flower.report import markdown_table
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.simulations.experiments import (
     MissingData,
+    check_some,
     new_parser,
     read_options,
+    show_tables,
     versions,
     write_results,
 )
@@ -904,6 +907,7 @@ def run(
                 yield DATASETS[name](data_dir, quick)
             except MissingData as reason:
                 skipped[name] = str(reason)
+                check_some(skipped, names)
 
     if table in ("loss", "removal"):
         found: list[Any] = []
@@ -951,19 +955,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     least = {"seeds": 1, "requests": 1}
     args = read_options(parser, arguments, least)
-    for table in args.tables:
-        page = run(
-            table,
-            args.output_dir,
-            args.data_dir,
-            names=args.datasets,
-            seeds=args.seeds,
-            requests=args.requests,
-            quick=args.quick,
-            project=args.project,
-        )
-        print(page, flush=True)
-    print(f"results in {args.output_dir.absolute()}")
+    make = partial(
+        run,
+        output=args.output_dir,
+        data_dir=args.data_dir,
+        names=args.datasets,
+        seeds=args.seeds,
+        requests=args.requests,
+        quick=args.quick,
+        project=args.project,
+    )
+    show_tables(parser, args, make)
 
 
 if __name__ == "__main__":
