@@ -244,6 +244,12 @@ def test_rows_of_other_columns(shape):
     assert str(caught.value) == f"X must be a matrix of 2 columns, got shape {shape}"
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, "a", 1j])
+def test_rows_that_are_no_finite_numbers(value):
+    with pytest.raises(ValueError, match="X must hold finite numbers"):
+        FORGETFUL.predict(np.array([[value, value], [0.0, 0.0]]))
+
+
 def test_whether_a_model_can_forget():
     assert FORGETFUL.note == (
         "model 00112233445566aa, version 3, can forget; without weather, clinic"

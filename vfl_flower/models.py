@@ -578,17 +578,20 @@ class MUFCModel(Model):
         Raises
         ------
         ValueError
-            The rows have other columns.
+            The rows have other columns, or values that are no finite numbers.
         """
         from vfl_flower.numerics.kmeans import assign
         from vfl_flower.numerics.mufc import Box
 
-        rows, box = np.asarray(X, dtype=np.float64), Box(self.lower, self.upper)
+        rows, box = np.asarray(X), Box(self.lower, self.upper)
         d = self.cluster_centers_.shape[1]
         if rows.ndim != 2 or rows.shape[1] != d:
             raise ValueError(
                 f"X must be a matrix of {d} columns, got shape {rows.shape}"
             )
+        if rows.dtype.kind not in "biuf" or not np.isfinite(rows).all():
+            raise ValueError("X must hold finite numbers")
+        rows = rows.astype(np.float64)
         return assign(box.scale(rows), box.scale(self.cluster_centers_))[0]
 
     def arrays(self) -> Arrays:

@@ -261,6 +261,16 @@ def test_labels_stay_and_sums_leave():
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_spread_of_columns_far_from_0(kernel):
+    """Of any that vary by more than the rounding of their mean."""
+    X = np.random.default_rng(0).normal(size=(20_000, 3)) * 1e-3
+    far = np.column_stack([X + 5e8, np.full(len(X), 0.1)])  # and one that is constant
+    found = join_limbs(client.spread(Party(far), kernel)["spread"])
+    near = join_limbs(client.spread(Party(far[:, :3] - 5e8), kernel)["spread"])
+    np.testing.assert_allclose(found, near, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 def test_spread_of_the_columns(kernel):
     own = user()
     own.X = own.X + 1e6  # far from 0 for its spread

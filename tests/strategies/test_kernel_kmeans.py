@@ -551,7 +551,7 @@ def test_partition_ids_may_have_gaps_only_where_users_are_missing():
         ((-1, 0, 2), True),
         ((-1, -1, 2), True),
     ):
-        with pytest.raises(FederationError, match="the partition-ids of 3 parties"):
+        with pytest.raises(FederationError, match=r"the partition-ids .* of 3"):
             order_of(replies(*indices), gaps=gaps)
 
 

@@ -164,7 +164,8 @@ def test_neither_index_nor_name(clock):
 def test_indices_that_are_no_order(indices, listed, clock):
     edits = [{"index": j, "name": f"n{j}"} for j in indices]
     assert refusal(edits) == (
-        "the partition-ids of 3 parties must be 0 to 2, each once, got " + listed
+        "the partition-ids (or indexes) of 3 parties must be 0 to 2, each once, got "
+        + listed
     )
 
 

@@ -1,5 +1,6 @@
 """flower_run judges a run by its status and leaves nothing behind."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from vfl_flower.simulations import flower_run
 from vfl_flower.simulations.flower_run import Processes, RunFailed, run
@@ -157,11 +159,47 @@ def test_run_config_that_flower_would_not_name(
 
 def test_pairs_of_one_argument():
     text = """text="a b = c" number=3 mode='x y'"""
-    assert list(flower_run._pairs(text)) == [
-        'text="a b = c"',
-        "number=3",
-        "mode='x y'",
-    ]
+    assert dict(flower_run._pairs(text)) == {
+        "text": '"a b = c"',
+        "number": "3",
+        "mode": "'x y'",
+    }
+
+
+def test_pairs_of_a_file_are_what_flower_reads(tmp_path):
+    """Tables too: in one text, since of several Flower keeps the last one's key."""
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'text = "a \'b\' c"\nother = "say \\"hi\\""\nback = "C:\\\\x"\nflag = true\n'
+        "[model]\nwidth = 8\ndepth = 2.5\nmost = inf\n"
+    )
+    items = [*flower_run._pairs(str(path)), *flower_run._pairs("model.width=5")]
+    text = " ".join(f"{key}={value}" for key, value in dict(items).items())
+    assert parse_config_args([text]) == {
+        "text": "a 'b' c",
+        "other": 'say "hi"',
+        "back": "C:\\x",
+        "flag": True,
+        "model.width": 5,
+        "model.depth": 2.5,
+        "model.most": math.inf,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("1979-01-01", "must be text, a number, true or false, got date"),
+        ("[1, 2]", "must be text, a number, true or false, got list"),
+        ('"both \' and \\""', "must be printable text with one kind of quotes"),
+        ('"a\\nb"', "must be printable text"),
+    ],
+)
+def test_values_that_flower_cannot_take(value, message, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(f"number = {value}")
+    with pytest.raises(ValueError, match=f"^run config 'number' {message}"):
+        list(flower_run._pairs(str(path)))
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     moments,
     stack,
     step_size,
+    variances,
 )
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.random_features import RandomFeatures
@@ -245,10 +246,9 @@ def spread(party: Party, kernel: str) -> Values:
     """Return the sum of the variances or (Laplacian) deviations of the columns."""
     _, sum_x, _ = moments(party.X)
     mean = sum_x / party.n_rows
-    variances = moments(party.X, mean)[2] / party.n_rows
-    rounding = party.n_rows * np.finfo(np.float64).eps * mean
-    variances[variances <= rounding**2] = 0
-    found = variances if kernel == "gaussian" else np.sqrt(variances)
+    found = variances(*moments(party.X, mean), mean)
+    if kernel == "laplacian":
+        found = np.sqrt(found)
     return {"spread": _limbs(np.array([found.sum()]))}
 
 

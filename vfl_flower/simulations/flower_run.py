@@ -171,10 +171,12 @@ def submit(
     RunFailed
         As for :func:`run`.
     """
-    given = [pair for item in run_config for pair in _pairs(item)]
+    given = dict(pair for item in run_config for pair in _pairs(item))
     _check_keys(Path(app_dir), given)
-    pairs = [f"--run-config={pair}" for pair in given]
-    started = processes.flwr("run", str(app_dir), connection, *pairs, *options)
+    # In one text: of several, Flower keeps only the last "table.key" of a table.
+    text = " ".join(f"{key}={value}" for key, value in given.items())
+    config = [f"--run-config={text}"] if given else []
+    started = processes.flwr("run", str(app_dir), connection, *config, *options)
     run_id = str(started["run-id"])
     output, late = _show_log(processes, run_id, connection, timeout)
     if late:
@@ -495,13 +497,13 @@ _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A pair as Flower reads it."""
 
 
-def _pairs(item: str) -> Iterator[str]:
-    """Yield ``key=value`` pairs: those of `item`, or of the TOML file it names."""
+def _pairs(item: str) -> Iterator[tuple[str, str]]:
+    """Yield keys and values as Flower takes them: of `item`, or the file it names."""
     if not item.endswith(".toml"):
         rest = _PAIR.sub("", item).split()
         if rest:  # which Flower would leave out without a word
             raise ValueError(f"run config must be KEY=VALUE pairs, got {rest[0]!r}")
-        yield from (pair[0] for pair in _PAIR.finditer(item))
+        yield from _PAIR.findall(item)
         return
     try:
         table = tomllib.loads(Path(item).read_text(encoding="utf-8"))
@@ -509,17 +511,37 @@ def _pairs(item: str) -> Iterator[str]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"run config {item} cannot be read: {reason}") from None
     for key, value in _flat(table):
-        yield f"{key}={json.dumps(value, ensure_ascii=False)}"
+        yield key, _written(key, value)
 
 
-def _check_keys(project: Path, pairs: Iterable[str]) -> None:
+def _written(key: str, value: object) -> str:
+    """Return a value as Flower reads it, whose quotes have no way to hold a quote."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if not isinstance(value, str):
+        raise ValueError(
+            f"run config {key!r} must be text, a number, true or false, got "
+            f"{type(value).__name__}"
+        )
+    if value.isprintable() and '"' not in value:
+        return json.dumps(value, ensure_ascii=False)
+    if value.isprintable() and "'" not in value:
+        return f"'{value}'"
+    raise ValueError(
+        f"run config {key!r} must be printable text with one kind of quotes at most"
+    )
+
+
+def _check_keys(project: Path, keys: Iterable[str]) -> None:
     """Raise ``ValueError`` for a key that the project's own config does not have."""
     try:
         table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
         known = [key for key, _ in _flat(table["tool"]["flwr"]["app"]["config"])]
     except (OSError, ValueError, KeyError):
         return  # Flower says what is wrong with the project
-    for key in (pair.partition("=")[0] for pair in pairs):
+    for key in keys:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -669,7 +669,7 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
     except (ValueError, TypeError):
         raise ValueError(
             "box must be 'lower,upper', or one such pair a column with ';' between, "
-            f"lower below upper and both finite, got {box!r}"
+            f"lower below upper and their difference a finite number, got {box!r}"
         ) from None
     return lower, upper
 

@@ -135,7 +135,7 @@ def order_of(replies: Mapping[int, Mapping[str, Any]], gaps: bool = False) -> li
         return sorted(replies, key=lambda node: given[node])
     if sorted(given.values()) != list(range(len(replies))):
         raise FederationError(
-            f"the partition-ids of {len(replies)} parties must be 0 to "
+            f"the partition-ids (or indexes) of {len(replies)} parties must be 0 to "
             f"{len(replies) - 1}, each once, got {sorted(given.values())}"
         )
     return sorted(replies, key=lambda node: given[node])
