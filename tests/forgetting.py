@@ -1,11 +1,16 @@
 """What tests of clusters that can forget share: clients, and q by its definition."""
 
 import csv
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
+import vfl_flower
 from vfl_flower import Party
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import complete
@@ -24,6 +29,22 @@ def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
         ids = np.array([f"{name}.{i}" for i in range(n)])
         found.append(Party(X, ids=ids, name=name, state_dir=Path(folder) / name))
     return found
+
+
+def found_by(test_file):
+    """Run a file of tests that forks as a script, and return the JSON it prints."""
+    home = str(Path(vfl_flower.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, test_file],
+        # One thread: those of OpenMP do not live on in a process that is forked, and
+        # what waits for them there waits for ever.
+        env={**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
 
 
 def centroid_ids(party, model):

@@ -12,15 +12,12 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from forgetting import centroid_ids, check, federation, predicted, q_of
+from forgetting import centroid_ids, check, federation, found_by, predicted, q_of
 
-import vfl_flower
 from vfl_flower import FederationError
 from vfl_flower.simulations import simulate
 from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
@@ -271,17 +268,7 @@ def main():
 
 @pytest.fixture(scope="module")
 def kills():
-    """Run this file as a script."""
-    home = str(Path(vfl_flower.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "PYTHONPATH": home},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return found_by(__file__)
 
 
 TASKS = ["train", "unlearn", "forget-client"]

@@ -14,8 +14,6 @@ import shutil
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forgetting import found_by
 
 import vfl_flower
 from vfl_flower import unlearning
@@ -821,17 +820,7 @@ def main():
 
 @pytest.fixture(scope="module")
 def kills():
-    """Run this file as a script."""
-    home = str(Path(vfl_flower.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={**os.environ, "PYTHONPATH": home},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return found_by(__file__)
 
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, "unlearn", "random"])

@@ -70,7 +70,7 @@ def train(
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in settings.items()
     }
-    settings |= _columns(party) | {"party": party.index, "name": party.name}
+    settings |= _columns(party) | {"name": party.name}
     box = Box.of(settings)
     for block in RowBlocks(party.X):
         _refusing(box.check, block, party.columns)
@@ -448,7 +448,7 @@ def _check_alone(party: Party, model: str) -> None:
     if party.state_dir is None:
         return
     state = ClientState(party.state_dir, model)
-    if state.exists and state.settings["party"] != party.index:
+    if state.exists and state.settings["name"] != party.name:
         raise PartyError("state-dir must be a folder of this party alone")
     if others := len(set(list_models(party.state_dir)) - {model}):
         log.warning(
