@@ -173,7 +173,8 @@ def block_lanczos(
     -----
     The rule to stop is that of `lanczos`. A multiple eigenvalue is found up to p times.
     Columns of a block that turn out to depend on the others are replaced by random
-    ones, the breakdown of `lanczos` column by column.
+    ones, the breakdown of `lanczos` column by column. It does not stop before these
+    have had a product: they may see a copy of an eigenvalue that no other column does.
     """
     if start.ndim != 2 or not 1 <= start.shape[1] <= start.shape[0]:
         raise ValueError(
@@ -224,7 +225,7 @@ def block_lanczos(
         elif not beta.any():
             done = not above.any()
             begin = q + b
-        else:
+        elif beta.any(axis=1).all():  # else new columns have no product yet
             done = bool(
                 (rho[above] <= tol * scale).all()
                 and not above.all()
