@@ -23,8 +23,8 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 demo: $(INSTALLED)
-	$(PY) -m vfl_flower.simulations.flights .demo/flights
-	$(PY) -m vfl_flower.simulations.flower_run --num-supernodes 3 \
+	$(PY) -m vfl_flower.app.flights .demo/flights
+	$(PY) -m vfl_flower.app.flower_run --num-supernodes 3 \
 		--run-config simulations/flights.toml \
 		--run-config 'data="$(CURDIR)/.demo/flights"' \
 		--run-config 'output-dir="$(CURDIR)/.demo/runs"'

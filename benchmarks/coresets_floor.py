@@ -28,7 +28,7 @@ from sklearn.linear_model import LinearRegression
 from threadpoolctl import threadpool_limits
 
 from vfl_flower import Party
-from vfl_flower.simulations import simulate
+from vfl_flower.simulation import simulate
 from vfl_flower.strategies import CoresetVRLR
 from vfl_flower.typing import Array
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from vfl_flower.data import split_columns
-from vfl_flower.simulations import simulate
+from vfl_flower.simulation import simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
 
 TOLERANCE = 0.01
@@ -35,7 +35,7 @@ def main() -> None:
     logging.getLogger("vfl_flower").setLevel(logging.ERROR)  # cg is cut short below
     strategies = {
         "regression, fused": CoresetVRLR(size=args.size),
-        "regression, paper": CoresetVRLR(size=args.size, protocol="paper"),
+        "regression, paper": CoresetVRLR(size=args.size, rounds="paper"),
         # A fixed number of iterations: how many it takes is no matter of n.
         "regression, cg": CoresetVRLR(size=args.size, solver="cg", max_iter=5, tol=0),
         "regression, uniform": CoresetVRLR(size=args.size, sampling="uniform"),

@@ -1,10 +1,10 @@
-"""Federated kernel k-means beside a plain NumPy loop: wall time and a user's memory.
+"""Federated kernel k-means beside a plain NumPy loop: wall time and a party's memory.
 
 ``python benchmarks/kernel_kmeans.py``: the rows of mnist (``VFL_FLOWER_DATA``, else
-generated ones of its shape) at five users; both methods in turn, on one thread, paired.
+generated ones of its shape) at five parties; both methods in turn, on one thread.
 The plain loop knows all that is pooled, and has no messages, masks or state: for each
-iteration the features of each user, the Gram matrix, its eigenpairs and B, and in the
-end the same distributed k-means. ``--memory`` lets each user be a process of its own
+iteration the features of each party, the Gram matrix, its eigenpairs and B, and in the
+end the same distributed k-means. ``--memory`` lets each party be a process of its own
 in place of that, with generated rows, and prints how far its resident memory grew;
 ``--profile`` prints where the time goes.
 
@@ -37,10 +37,10 @@ from vfl_flower.numerics.distributed_kmeans import (
     split_budget,
 )
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.simulations import simulate
+from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
 
-USERS, CLUSTERS, COMPONENTS, CORESET = 5, 10, 20, 1000
+PARTIES, CLUSTERS, COMPONENTS, CORESET = 5, 10, 20, 1000
 
 
 def data(rows: int, columns: int) -> np.ndarray:
@@ -69,57 +69,58 @@ def strategy(features: int, iterations: int) -> FKKMeans:
     )
 
 
-def plain_loop(users: list[np.ndarray], D: int, T: int, seed: int) -> list[np.ndarray]:
-    """Return the labels of each user by Algorithm 1 in plain NumPy."""
+def plain_loop(parts: list[np.ndarray], D: int, T: int, seed: int) -> list[np.ndarray]:
+    """Return the labels of each party by Algorithm 1 in plain NumPy."""
     rng = np.random.default_rng(seed)
-    s, k, d = COMPONENTS, CLUSTERS, users[0].shape[1]
-    N = sum(map(len, users))
-    total = sum(X.sum(axis=0, dtype=np.float64) for X in users)
-    squares = sum(np.einsum("ij,ij->", X, X, dtype=np.float64) for X in users)
+    s, k, d = COMPONENTS, CLUSTERS, parts[0].shape[1]
+    N = sum(map(len, parts))
+    total = sum(X.sum(axis=0, dtype=np.float64) for X in parts)
+    squares = sum(np.einsum("ij,ij->", X, X, dtype=np.float64) for X in parts)
     gamma = 1 / (4 * (squares / N - (total / N) @ (total / N)))
-    B = [np.zeros((len(X), 0)) for X in users]
+    B = [np.zeros((len(X), 0)) for X in parts]
     for t in range(1, T + 1):
         eta = 1 / t
         omega = rng.standard_normal((d, D)) * math.sqrt(2 * gamma)
         b = rng.uniform(0, 2 * math.pi, D)
         W = []
-        for X, own in zip(users, B, strict=True):
+        for X, B_m in zip(parts, B, strict=True):
             A = math.sqrt(2) * np.cos(X @ omega + b)
-            W.append(np.hstack([math.sqrt(eta / D) * A, math.sqrt(1 - eta) * own]))
-        values, V = np.linalg.eigh(sum(own.T @ own for own in W))
+            W.append(np.hstack([math.sqrt(eta / D) * A, math.sqrt(1 - eta) * B_m]))
+        values, V = np.linalg.eigh(sum(W_m.T @ W_m for W_m in W))
         values, V = values[::-1], V[:, ::-1]
         if t == 1:
             rest = (values.sum() - values[: s + 1].sum()) / (len(values) - s - 1)
             threshold = max(0.0, values[s] - rest)
         kept = values > eta * threshold
         scale = np.sqrt(1 - eta * threshold / values[kept])
-        B = [own @ (V[:, kept] * scale) for own in W]
+        B = [W_m @ (V[:, kept] * scale) for W_m in W]
     scale = np.sqrt(1 + (1 - eta) * threshold / values[:s])
-    blocks = [RowBlocks(own @ (V[:, :s] * scale)) for own in W]
+    blocks = [RowBlocks(W_m @ (V[:, :s] * scale)) for W_m in W]
     local = [local_solution(H, k, rng) for H in blocks]
-    shares = split_budget(np.array([found.costs.sum() for found in local]), CORESET)
-    parts = [
-        sample(H, found, int(share), rng)
-        for H, found, share in zip(blocks, local, shares, strict=True)
+    costs = np.array([solution.costs.sum() for solution in local])
+    shares = split_budget(costs, CORESET)
+    drawn = [
+        sample(H, solution, int(share), rng)
+        for H, solution, share in zip(blocks, local, shares, strict=True)
     ]
-    points, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
+    points, weights = (np.concatenate(part) for part in zip(*drawn, strict=True))
     centers = combine(points, weights, k, rng, 30)
     return [np.concatenate([assign(h, centers)[0] for h in H]) for H in blocks]
 
 
-# --- Memory of a user ----------------------------------------------------------------
+# --- Memory of a party ---------------------------------------------------------------
 
 
-def user(index: int, rows: int, columns: int) -> Party:
-    """Return one user with generated rows."""
+def party(index: int, rows: int, columns: int) -> Party:
+    """Return one party with generated rows."""
     rng = np.random.default_rng(index)
     X = rng.standard_normal((rows, columns), dtype=np.float32)
-    return Party(X, index=index, name=f"u{index}")
+    return Party(X, index=index, name=f"p{index}")
 
 
 def memory(rows: int, columns: int, features: int, iterations: int) -> None:
-    """Print how far the memory of each user grew, by step."""
-    pipes = start(user, [(m, rows // USERS, columns) for m in range(USERS)])
+    """Print how far the memory of each party grew, by step."""
+    pipes = start(party, [(m, rows // PARTIES, columns) for m in range(PARTIES)])
     strategy(features, iterations).start(ProcessGrid(pipes))
     stop(pipes)
 
@@ -143,9 +144,9 @@ def main() -> None:
     X = data(options.rows, options.columns)
     if options.double:
         X = X.astype(np.float64)
-    users = np.array_split(X, USERS)
-    parties = [Party(rows) for rows in users]
-    shape = f"{len(X):,} x {X.shape[1]} {X.dtype}, {USERS} users, D = {D}, T = {T}"
+    parts = np.array_split(X, PARTIES)
+    parties = [Party(rows) for rows in parts]
+    shape = f"{len(X):,} x {X.shape[1]} {X.dtype}, {PARTIES} parties, D = {D}, T = {T}"
     seconds: dict[str, list[float]] = {"plain loop": [], "FKKMeans": []}
     # Each run warns that it has a seed, which here is meant.
     logging.getLogger("vfl_flower").setLevel(logging.ERROR)
@@ -158,7 +159,7 @@ def main() -> None:
             return
         for seed in range(options.repeats):
             begun = time.perf_counter()
-            plain_loop(users, D, T, seed)
+            plain_loop(parts, D, T, seed)
             middle = time.perf_counter()
             simulate(strategy(D, T), parties, seed=seed)
             end = time.perf_counter()

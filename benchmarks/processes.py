@@ -20,8 +20,8 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower import Party
-from vfl_flower.client_app import make_client_app
-from vfl_flower.simulations import InProcessGrid
+from vfl_flower.app.register import make_client_app
+from vfl_flower.simulation import InProcessGrid
 
 MB = 2**20
 

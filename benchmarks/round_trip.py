@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from vfl_flower.simulations.flower_run import (
+from vfl_flower.app.flower_run import (
     Processes,
     start_superlink,
     start_supernodes,
@@ -42,7 +42,10 @@ def round_trips(repeats: int) -> dict[str, list[float]]:
 
 def import_times(repeats: int) -> dict[str, list[float]]:
     """Return the seconds of each import in a fresh process, in turn, by module."""
-    times: dict[str, list[float]] = {"flwr.clientapp": [], "vfl_flower.client_app": []}
+    times: dict[str, list[float]] = {
+        "flwr.clientapp": [],
+        "vfl_flower.app.client_app": [],
+    }
     for _ in range(repeats):
         for module, seconds in times.items():
             code = (

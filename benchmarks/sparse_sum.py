@@ -37,9 +37,9 @@ def main(n_clusters: int, n_clients: int, n_columns: int, n_rows: int) -> None:
 
     total = np.zeros(code.size, dtype=np.uint64)
     times = []
-    for own_bins, own_counts in zip(bins, counts, strict=True):
+    for bins_l, counts_l in zip(bins, counts, strict=True):
         start = perf_counter()
-        message = code.encode(own_bins, own_counts)
+        message = code.encode(bins_l, counts_l)
         times.append(perf_counter() - start)
         group.add(total, message, out=total)
     print(f"encode, a client      {np.median(times):8.2f} s (worst {max(times):.2f} s)")
@@ -59,7 +59,7 @@ def main(n_clusters: int, n_clients: int, n_columns: int, n_rows: int) -> None:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = perf_counter()
-    found, found_counts = code.decode(total, int(counts.sum()))
+    decoded, decoded_counts = code.decode(total, int(counts.sum()))
     print(f"decode, the server    {perf_counter() - start:8.2f} s")
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"peak memory           {after / 1e3:8.0f} MB ({before / 1e3:.0f} before)")
@@ -67,8 +67,8 @@ def main(n_clusters: int, n_clients: int, n_columns: int, n_rows: int) -> None:
     # No two random bins of so many columns are equal.
     rows = bins.reshape(-1, n_columns)
     order = np.lexsort(rows.T[::-1])
-    assert np.array_equal(found, rows[order])
-    assert np.array_equal(found_counts, counts.ravel()[order])
+    assert np.array_equal(decoded, rows[order])
+    assert np.array_equal(decoded_counts, counts.ravel()[order])
 
 
 if __name__ == "__main__":

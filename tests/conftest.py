@@ -6,7 +6,7 @@ import pytest
 from faults import Clock
 
 from vfl_flower import Party
-from vfl_flower.strategies import exchange, parties
+from vfl_flower.protocol import exchange, parties
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +12,8 @@ from flwr.app import Array, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from vfl_flower import Party
-from vfl_flower.simulations import InProcessGrid
+from vfl_flower.protocol.messages import unpack
+from vfl_flower.simulation import InProcessGrid
 
 UNAVAILABLE, NO_REPLY, RAISED = 5, 4, 2
 """Flower's error codes: no node; no reply; the app raised an exception."""
@@ -199,8 +200,8 @@ class FaultyGrid(InProcessGrid):
     def _deliver_overtaken(self, message: Message) -> None:
         """Let the party answer what was held back until `message` had come to it."""
         for late in self._overtaken[:]:
-            one, other = late.metadata, message.metadata
-            if one.dst_node_id == other.dst_node_id and _round(late) != _round(message):
+            to_same_node = late.metadata.dst_node_id == message.metadata.dst_node_id
+            if to_same_node and _round(late) != _round(message):
                 self._overtaken.remove(late)
                 self.late.append(self._replies.pop(self._push(late)))
                 self._unasked.append(self.late[-1])
@@ -223,15 +224,55 @@ class FaultyGrid(InProcessGrid):
                 self._delayed.remove((due, reply))
                 self._replies[reply.metadata.reply_to_message_id] = reply
         asked = list(message_ids)
-        found = super().pull_messages(asked)
-        if not self._reordered.isdisjoint(asked) and found:
-            *held, last = found
+        replies = super().pull_messages(asked)
+        if not self._reordered.isdisjoint(asked) and replies:
+            *held, last = replies
             for reply in held:
                 self._replies[reply.metadata.reply_to_message_id] = reply
-            found = [*self._delivered, last]
+            replies = [*self._delivered, last]
         unasked, self._unasked = self._unasked, []
-        self._delivered = [*self._delivered, *found][-EARLIER:]
-        return [*found, *unasked]
+        self._delivered = [*self._delivered, *replies][-EARLIER:]
+        return [*replies, *unasked]
+
+
+class LyingGrid(InProcessGrid):
+    """An in-process grid in which one party sends something else than it should.
+
+    Parameters
+    ----------
+    parties : sequence of Party
+        As for :class:`InProcessGrid`.
+    action : str
+        The step of the reply.
+    liar : int
+        Index of the party.
+    lie : callable
+        Takes the request, and the values and the frame of the party's reply; returns
+        the content that comes to the server.
+    place : int
+        Which of the party's replies to that step, from 0.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[Party],
+        action: str,
+        liar: int,
+        lie: Callable[[Message, dict[str, Any], dict[str, Any]], RecordDict],
+        place: int = 0,
+    ) -> None:
+        super().__init__(parties)
+        self._where, self._lie, self._left = (f"train.{action}", liar), lie, place
+
+    def _push(self, message: Message) -> str:
+        number = super()._push(message)
+        reply, metadata = self._replies[number], message.metadata
+        where = metadata.message_type, metadata.dst_node_id - 1000
+        if where == self._where and reply.has_content():
+            if self._left == 0:
+                reply.content = self._lie(message, *unpack(reply.content))
+            self._left -= 1
+        return number
 
 
 def _round(message: Message) -> Any:
@@ -261,6 +302,8 @@ def damage(content: RecordDict, what: str) -> None:
     name, value = next(iter(settings.items()))
     if isinstance(value, bool):
         settings[name] = not value
+    elif isinstance(value, list):
+        settings[name] = [*value, value[0]]
     elif isinstance(value, str | bytes):
         settings[name] = value + value[:1] if value else type(value)(3)
     else:

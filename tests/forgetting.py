@@ -1,6 +1,7 @@
-"""What tests of clusters that can forget share: clients, and q by its definition."""
+"""What tests of clusters that can forget share: parties, and q by its definition."""
 
 import csv
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,15 +13,40 @@ import numpy as np
 
 import vfl_flower
 from vfl_flower import Party
+from vfl_flower.clients.mufc_state import (
+    ClientState,
+    PartyFacts,
+    ServerState,
+    TrainingSettings,
+)
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import complete
-from vfl_flower.unlearning import ClientState, ServerState
+
+SETTINGS = TrainingSettings(
+    n_clusters=3,
+    local_clusters=3,
+    gamma=0.01,
+    lower=np.array(-0.5),
+    upper=np.array(0.5),
+    server_points="uniform",
+    client_training="init",
+    privacy="scma",
+    field="hash",
+    n_init=1,
+)
+FACTS = PartyFacts(name="north", n_columns=2, columns="")
+
+
+def agreed(**changes):
+    """Return settings of a training."""
+    return dataclasses.replace(SETTINGS, **changes)
+
 
 NAMES = [*("north", "south", "west", "east"), *(f"clinic{i}" for i in range(6))]
 
 
 def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
-    """Return clients with rows near three points, ids such as ``north.0``."""
+    """Return parties with rows near three points, ids such as ``north.0``."""
     rng = np.random.default_rng(seed)
     middles = rng.uniform(-0.4, 0.4, size=(3, d))
     found = []
@@ -33,12 +59,13 @@ def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
 
 def found_by(test_file):
     """Run a file of tests that forks as a script, and return the JSON it prints."""
-    home = str(Path(vfl_flower.__file__).parents[1])
+    home = Path(vfl_flower.__file__).parents[1]
+    paths = os.pathsep.join(map(str, [home, Path(__file__).parent]))
     done = subprocess.run(
         [sys.executable, test_file],
         # One thread: those of OpenMP do not live on in a process that is forked, and
         # what waits for them there waits for ever.
-        env={**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -48,7 +75,7 @@ def found_by(test_file):
 
 
 def centroid_ids(party, model):
-    """Return the ids of a client's drawn rows, in the order drawn."""
+    """Return the ids of a party's drawn rows, in the order drawn."""
     state = ClientState(party.state_dir, model)
     names = dict(zip(state.tag(party.ids), party.ids.tolist(), strict=True))
     return [names[tag] for tag in state.current().centroids]
@@ -63,13 +90,13 @@ def nearest(X, centroids):
 
 def cube(points, settings):
     """Return points in sides of the box, 0 in its middle."""
-    lower, upper = (np.array(settings[name]) for name in ("lower", "upper"))
+    lower, upper = settings.lower, settings.upper
     return (points - (lower + upper) / 2) / (upper - lower)
 
 
 def plain_bins(y, settings):
     """Return the bins of points in the cube, as Appendix H of the paper has them."""
-    gamma = settings["gamma"]
+    gamma = settings.gamma
     top = int(np.ceil((1 / gamma - 1) / 2 - 1e-9))
     return np.clip(np.rint(y / gamma), -top, top).astype(int) + top
 
@@ -91,10 +118,10 @@ def q_of(state):
 def check(parties, folder, model, gone=(), left=()):
     """Find the one version everywhere, and q of the rows that stay, or raise.
 
-    Sizes and q are computed anew from the clients' drawn rows.
+    Sizes and q are computed anew from the parties' drawn rows.
     """
     now, q = ServerState(folder, model).load(), Counter()
-    full = now.settings["client_training"] == "full"
+    full = now.settings.client_training == "full"
     for party in parties:
         state = ClientState(party.state_dir, model)
         if party.name in left:
@@ -118,11 +145,11 @@ def check(parties, folder, model, gone=(), left=()):
         q += plain_q(centroids, sizes, now.settings)
     assert q_of(now) == dict(q), "q is not that of the centroids"
     stay = [p.name for p in parties if p.name not in left]
-    assert now.clients == stay, f"clients are {now.clients}"
+    assert now.parties == stay, f"parties are {now.parties}"
 
 
 def predicted(party, model):
-    """Return the ids in a client's file of clusters."""
+    """Return the ids in a party's file of clusters."""
     path = party.state_dir / f"predictions-{model}.csv"
     if not path.exists():  # it has left
         return []

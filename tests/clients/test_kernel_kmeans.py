@@ -1,13 +1,15 @@
-"""A user's side of federated kernel k-means, each step alone."""
+"""A party's side of federated kernel k-means, each step alone."""
 
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from transcripts import leaving, our_steps
 
 from vfl_flower import Party
 from vfl_flower.clients import kernel_kmeans as client
-from vfl_flower.clients.base import STEPS, PartyError
+from vfl_flower.clients.kernel_kmeans import Setup, State
 from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     eigenpairs,
@@ -18,37 +20,34 @@ from vfl_flower.numerics.kernel_kmeans import (
     step_size,
 )
 from vfl_flower.numerics.random_features import RandomFeatures
+from vfl_flower.protocol.contract import ContractError, flatten, structure
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation import join_limbs
 
 N, D, D_1 = 12, 4, 6
-SETUP = {
-    "kernel": "gaussian",
-    "gamma": 0.5,
-    "degree": 3,
-    "offset": 1.0,
-    "D": D,
-    "D_1": D_1,
-    "seed": b"0123456789abcdef",
-}
+SETUP = Setup("gaussian", gamma=0.5, degree=3, offset=1.0, D=D, D_1=D_1)
+SEED = b"0123456789abcdef0123456789abcdef"
 
 
-def user(index=1, **attributes):
-    """Return a user inside a run of three."""
+def party(index=1, **attributes):
+    """Return a party inside a run of three, of which `begin` was asked."""
     X = np.random.default_rng(index).normal(size=(N, 2))
-    found = Party(X, name=f"user {index}")
-    found.index, found.n_parties, found.seed = index, 3, 7
+    made = Party(X, name=f"party {index}")
+    made.index, made.n_parties, made.seed = index, 3, 7
     for name, value in attributes.items():
-        setattr(found, name, value)
-    return found
+        setattr(made, name, value)
+    made.remember(State())
+    return made
 
 
-def setup():
-    return dict(SETUP)
+def first_gram(asked, **changes):
+    """Ask for the Gram matrix of the first iteration."""
+    return client.gram(asked, 1, setup=replace(SETUP, **changes), seed=SEED)["gram"]
 
 
-def features_of(party, t):
-    own = SETUP | {"seed": SETUP["seed"].decode()}
-    return np.concatenate(list(feature_blocks(own, party.X, *feature_range(t, D, D_1))))
+def features_of(asked, t):
+    features, wanted = SETUP.features(SEED.decode()), feature_range(t, D, D_1)
+    return np.concatenate(list(feature_blocks(features, asked.X, *wanted)))
 
 
 def full(triangle):
@@ -59,202 +58,221 @@ def full(triangle):
 
 
 def trained():
-    """Return a user after two iterations and the embedding, and its H."""
-    own = user()
-    pairs = eigenpairs(full(client.gram(own, 1, **setup())["gram"]), 0.2, 2)
+    """Return a party after two iterations and the embedding, and its H."""
+    asked = party()
+    pairs = eigenpairs(full(first_gram(asked)), 0.2, 2)
     R = shrink(*pairs, 0.2)
     eta = step_size(2, D, D_1)
-    pairs = eigenpairs(full(client.gram(own, 2, R)["gram"]), eta * 0.2, 2)
-    W = stack(features_of(own, 2), features_of(own, 1) @ R / math.sqrt(D_1), eta)
+    pairs = eigenpairs(full(client.gram(asked, 2, R)["gram"]), eta * 0.2, 2)
+    W = stack(features_of(asked, 2), features_of(asked, 1) @ R / math.sqrt(D_1), eta)
     R = embed(*pairs, eta, 0.2, 2)
-    client.local(own, 2, R)
-    return own, W @ R
+    client.local(asked, 2, R)
+    return asked, W @ R
 
 
-# -- what leaves a user ----------------------------------------------------------------
+# -- what leaves a party ---------------------------------------------------------------
 
 
-def test_what_leaves_only_into_a_sum():
-    found = {a: s for a, s in STEPS.items() if a.startswith("kernel_kmeans_")}
-    assert {action: step.sums for action, step in found.items() if step.sums} == {
-        "kernel_kmeans_begin": ("sum_x", "sum_squares"),
-        "kernel_kmeans_gram": ("gram",),
-        "kernel_kmeans_product": ("product", "trace"),
-        "kernel_kmeans_project": ("projected",),
-        "kernel_kmeans_assign": ("inertia", "sizes"),
-        "kernel_kmeans_spread": ("spread",),
-        "kernel_kmeans_angles": ("angles",),
+def test_what_leaves_only_into_a_sum_or_encrypted():
+    steps = our_steps("kernel_kmeans")
+    prefix = "kernel_kmeans_"
+    sums = {a.removeprefix(prefix): leaving(s, "sum") for a, s in steps.items()}
+    assert {action: names for action, names in sums.items() if names} == {
+        "begin": {"sum_x", "sum_squares"},
+        "gram": {"gram"},
+        "product": {"product", "trace"},
+        "project": {"projected"},
+        "assign": {"inertia", "sizes"},
+        "spread": {"spread"},
+        "angles": {"angles"},
     }
-    secrets = {action: step.secrets for action, step in found.items() if step.secrets}
-    names = ("begin", "gram", "product", "project")
-    assert secrets == {f"kernel_kmeans_{name}": ("seed",) for name in names}
+    assert [a for a, s in steps.items() if leaving(s, "secret")] == [f"{prefix}begin"]
+    taken = {
+        action.removeprefix(prefix)
+        for action, step in steps.items()
+        if any(declared.leaves for declared in step.contract.request.values())
+    }
+    assert taken == {"gram", "product", "project"}  # the seed, only encrypted
 
 
 # -- begin -----------------------------------------------------------------------------
 
 
-def test_only_the_first_user_draws_the_seed():
-    first, other = user(0), user(1)
+def test_only_the_first_party_draws_the_seed():
+    first, other = party(0), party(1)
     reply = client.begin(first)
     assert list(reply) == ["seed"]
     assert len(reply["seed"]) == 32
-    assert first.state["seed"] == reply["seed"].decode()
+    assert first.recall(State).seed == reply["seed"].decode()
     assert client.begin(other) == {}
-    assert client.begin(user(0)) == reply  # asked again
-    another = client.begin(user(0, secret=5))
+    assert client.begin(party(0)) == reply  # asked again
+    another = client.begin(party(0, secret=5))
     assert another != reply
 
 
 def test_moments_are_those_of_the_columns():
-    own = user()
-    reply = client.begin(own, means=True, squares="column")
-    np.testing.assert_allclose(join_limbs(reply["sum_x"]), own.X.sum(axis=0))
-    np.testing.assert_allclose(join_limbs(reply["sum_squares"]), (own.X**2).sum(axis=0))
-    reply = client.begin(own, squares="total")
-    np.testing.assert_allclose(join_limbs(reply["sum_squares"]), [(own.X**2).sum()])
+    asked = party()
+    X = asked.X
+    reply = client.begin(asked, means=True, squares="column")
+    np.testing.assert_allclose(join_limbs(reply["sum_x"]), X.sum(axis=0))
+    np.testing.assert_allclose(join_limbs(reply["sum_squares"]), (X**2).sum(axis=0))
+    reply = client.begin(asked, squares="total")
+    np.testing.assert_allclose(join_limbs(reply["sum_squares"]), [(X**2).sum()])
     assert "sum_x" not in reply
-    far = user(X=own.X + 1e9)
+    far = party(X=X + 1e9)
     reply = client.begin(far, means=True, squares="column", shift=np.full(2, 1e9))
     for name, power in (("sum_x", 1), ("sum_squares", 2)):
-        expected = (own.X**power).sum(axis=0)
+        expected = (X**power).sum(axis=0)
         np.testing.assert_allclose(join_limbs(reply[name]), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [1e20, 1e200])
-def test_columns_that_are_too_large(size):
-    own = user()
-    own.X = own.X * size
+@pytest.mark.parametrize("squares", ["column", "total"])
+@pytest.mark.parametrize("size", [1e20, 1e200, 1e308])
+def test_columns_that_are_too_large(size, squares):
+    asked = party()
+    asked.X = asked.X.clip(-1, 1) * size
     with pytest.raises(PartyError, match=r"must be below 2\^120: scale the columns$"):
-        client.begin(own, means=True, squares="column")
+        client.begin(asked, means=True, squares=squares)
+    with pytest.raises(PartyError, match=r"must be below 2\^120: scale the columns$"):
+        client.spread(asked, "gaussian")
 
 
 # -- iterations ------------------------------------------------------------------------
 
 
 def test_gram_by_the_features():
-    own = user()
-    A = features_of(own, 1)
-    G = full(client.gram(own, 1, **setup())["gram"])
-    np.testing.assert_allclose(G, A.T @ A / D_1, atol=1e-12)
+    asked = party()
+    A = features_of(asked, 1)
+    np.testing.assert_allclose(full(first_gram(asked)), A.T @ A / D_1, atol=1e-12)
 
 
 def test_the_next_iteration_keeps_what_the_server_says():
     """W_2 = [sqrt(eta / D) A_2, sqrt(1 - eta) A_1 R / sqrt(D_1)]."""
-    own = user()
-    client.gram(own, 1, **setup())
+    asked = party()
+    first_gram(asked)
     R = np.random.default_rng(0).normal(size=(D_1, 3))
-    G = full(client.gram(own, 2, R)["gram"])
-    B = features_of(own, 1) @ R / math.sqrt(D_1)
-    W = stack(features_of(own, 2), B, step_size(2, D, D_1))
+    G = full(client.gram(asked, 2, R)["gram"])
+    B = features_of(asked, 1) @ R / math.sqrt(D_1)
+    W = stack(features_of(asked, 2), B, step_size(2, D, D_1))
     np.testing.assert_allclose(G, W.T @ W, atol=1e-12)
-    np.testing.assert_allclose(own.state["B"], B, atol=1e-12)
+    np.testing.assert_allclose(asked.recall(State).B, B, atol=1e-12)
 
 
 def test_an_iteration_that_is_asked_again_is_the_same():
     """With a wider bound, for a value that was clipped."""
-    own = user()
-    client.gram(own, 1, **setup())
+    asked = party()
+    first = first_gram(asked)
+    np.testing.assert_array_equal(first_gram(asked), first)
     R = np.random.default_rng(0).normal(size=(D_1, 3))
-    first = client.gram(own, 2, R)["gram"]
-    np.testing.assert_array_equal(client.gram(own, 2, R)["gram"], first)
+    first = client.gram(asked, 2, R)["gram"]
+    np.testing.assert_array_equal(client.gram(asked, 2, R)["gram"], first)
 
 
 def test_features_are_kept_only_for_the_next_message(monkeypatch):
-    own = user()
-    expected = [client.gram(own, 1, **setup())["gram"]]
-    assert own.cache
-    R = np.ones((D_1, 1))
-    expected.append(client.gram(own, 2, R)["gram"])
+    asked, other, R = party(), party(), np.ones((D_1, 1))
+    expected = [first_gram(asked), client.gram(asked, 2, R)["gram"]]
+    assert asked.cache
     monkeypatch.setattr(client, "CACHE_BYTES", 0)
-    other = user()
-    found = [client.gram(other, 1, **setup())["gram"], client.gram(other, 2, R)["gram"]]
-    np.testing.assert_equal(found, expected)
+    np.testing.assert_equal(
+        [first_gram(other), client.gram(other, 2, R)["gram"]], expected
+    )
     assert not other.cache
 
 
-def test_features_of_another_run_are_not_taken():
+@pytest.mark.parametrize(
+    "change", [{"gamma": 0.7}, {"kernel": "laplacian"}, {"shift": 1.0, "scale": 1.0}]
+)
+def test_features_of_another_run_are_not_taken(change):
     """The cache outlives a run: its key has all that says which features."""
-    own = user()
-    client.gram(own, 1, **setup())
-    for change in ({"seed": b"ff"}, {"gamma": 0.7}, {"kernel": "laplacian"}):
-        own.state = {}
-        found = client.gram(own, 1, **setup() | change)["gram"]
-        expected = client.gram(user(), 1, **setup() | change)["gram"]
-        np.testing.assert_array_equal(found, expected)
+    change = {k: np.full(2, v) if k in "shift scale" else v for k, v in change.items()}
+    asked = party()
+    first_gram(asked)
+    asked.remember(State())
+    changed = first_gram(asked, **change)
+    np.testing.assert_array_equal(changed, first_gram(party(), **change))
+    asked.remember(State())
+    other = client.gram(asked, 1, setup=SETUP, seed=b"f" * 32)["gram"]
+    expected = client.gram(party(), 1, setup=SETUP, seed=b"f" * 32)["gram"]
+    np.testing.assert_array_equal(other, expected)
+
+
+def test_features_of_other_rows_are_not_those_that_were_kept():
+    """A run that failed leaves them; a next one with its seed may have other rows."""
+    asked = party()
+    first_gram(asked)
+    asked.X = asked.X + 1
+    np.testing.assert_array_equal(first_gram(asked), first_gram(party(X=asked.X)))
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_products_are_those_of_the_gram_matrix(width):
-    own = user()
-    G = full(client.gram(user(), 1, **setup())["gram"])
+    asked = party()
+    G = full(first_gram(party()))
     C = np.random.default_rng(0).normal(size=(D_1, width))
-    reply = client.product(own, C, 1, trace_wanted=True, **setup())
+    reply = client.product(asked, C, 1, trace_wanted=True, setup=SETUP, seed=SEED)
     np.testing.assert_allclose(reply["product"], G @ C)
     np.testing.assert_allclose(reply["trace"], [G.trace()])
-    again = client.product(own, 2 * C)  # of the same iteration
+    again = client.product(asked, 2 * C)  # of the same iteration
     assert list(again) == ["product"]
     np.testing.assert_allclose(again["product"], 2 * G @ C)
 
 
 def test_without_the_mechanism():
     """A^T c, and A g: functions of single rows, so not outside tests."""
-    own, c = user(allow_plain=True), np.arange(float(N))
-    A = features_of(own, 1)
-    found = client.project(own, c, 1, **setup())["projected"]
-    np.testing.assert_allclose(found, A.T @ c)
-    np.testing.assert_allclose(client.expand(own, found)["rows"], A @ found)
-    own.allow_plain = False
-    with pytest.raises(PartyError, match="single rows reach the server") as caught:
-        client.expand(own, found)
-    assert str(caught.value) == (
-        "cem must be true: without it single rows reach the server"
-    )
+    asked, c = party(allow_plain=True), np.arange(float(N))
+    A = features_of(asked, 1)
+    g = client.project(asked, c, 1, setup=SETUP, seed=SEED)["projected"]
+    np.testing.assert_allclose(g, A.T @ c)
+    np.testing.assert_allclose(client.expand(asked, g)["rows"], A @ g)
+    g = client.project(asked, 2 * c, 1)["projected"]  # another product, no setup
+    np.testing.assert_allclose(g, 2 * A.T @ c)
+    asked.allow_plain = False
+    with pytest.raises(PartyError, match="cem must be true"):
+        client.expand(asked, g)
 
 
 # -- k-means ---------------------------------------------------------------------------
 
 
 def test_the_embedding_and_its_map():
-    own, H = trained()
-    np.testing.assert_allclose(own.state["H"], H, atol=1e-12)
-    np.testing.assert_allclose(embed_rows(own.state, own.X), H, atol=1e-9)
-    assert own.state["P"].shape == (D_1 + D, 2)
-    assert "B" not in own.state  # nothing that is not needed crosses a process
-    assert not own.cache
-
-
-def test_an_embedding_must_come():
-    own = user()
-    client.gram(own, 1, **setup())
-    with pytest.raises(PartyError, match="the embedding must come as R or as H"):
-        client.local(own, 2)
+    asked, H = trained()
+    state = asked.recall(State)
+    np.testing.assert_allclose(state.H, H, atol=1e-12)
+    client.assign(asked, H[:2])
+    np.testing.assert_allclose(embed_rows(asked.part, asked.X), H, atol=1e-9)
+    assert state.P.shape == (D_1 + D, 2)
+    # Nothing that is not needed crosses a process.
+    assert state.B is None
+    assert state.G is None
+    assert not asked.cache
 
 
 def test_points_are_counted_as_rows_that_are_shared():
-    own, _ = trained()
-    own.share_rows = 4
-    with pytest.raises(PartyError, match="lets 4 rows leave it in one run"):
-        client.sample_rows(own, 5)
-    own, H = trained()
-    own.share_rows = N
-    reply = client.sample_rows(own, N)
+    asked, _ = trained()
+    asked.share_rows = 4
+    with pytest.raises(PartyError, match=r"share-rows .* 4 rows"):
+        client.sample(asked, 5)
+    asked, H = trained()
+    asked.share_rows = N
+    reply = client.sample(asked, N)
     np.testing.assert_allclose(reply["points"], H, atol=1e-12)
     assert reply["weights"].tolist() == [1.0] * N
 
 
 def test_labels_stay_and_sums_leave():
-    own, H = trained()
+    asked, H = trained()
     centers = H[[0, 5]]
-    reply = client.label(own, centers)
+    reply = client.assign(asked, centers)
     distances = ((H[:, None] - centers) ** 2).sum(axis=2)
     labels = distances.argmin(axis=1)
     assert set(reply) == {"inertia", "sizes", "kept"}
     np.testing.assert_allclose(reply["inertia"], [distances.min(axis=1).sum()])
     assert reply["sizes"].tolist() == np.bincount(labels).tolist()
     assert reply["kept"] is False
-    np.testing.assert_array_equal(own.part["labels"], labels)
-    np.testing.assert_array_equal(own.predictions, labels)
-    assert set(own.part) == {*SETUP, "P", "centers", "labels"}
+    np.testing.assert_array_equal(asked.part["labels"], labels)
+    np.testing.assert_array_equal(asked.predictions.values, labels)
+    given = {name for name, value in asdict(SETUP).items() if value is not None}
+    assert set(asked.part) == {*given, "seed", "P", "centers", "labels"}
 
 
 # -- split columns ---------------------------------------------------------------------
@@ -265,53 +283,229 @@ def test_spread_of_columns_far_from_0(kernel):
     """Of any that vary by more than the rounding of their mean."""
     X = np.random.default_rng(0).normal(size=(20_000, 3)) * 1e-3
     far = np.column_stack([X + 5e8, np.full(len(X), 0.1)])  # and one that is constant
-    found = join_limbs(client.spread(Party(far), kernel)["spread"])
+    spread = join_limbs(client.spread(Party(far), kernel)["spread"])
     near = join_limbs(client.spread(Party(far[:, :3] - 5e8), kernel)["spread"])
-    np.testing.assert_allclose(found, near, rtol=1e-6)
+    np.testing.assert_allclose(spread, near, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 def test_spread_of_the_columns(kernel):
-    own = user()
-    own.X = own.X + 1e6  # far from 0 for its spread
-    found = join_limbs(client.spread(own, kernel)["spread"])
-    deviations = own.X.std(axis=0)
+    asked = party()
+    asked.X = asked.X + 1e6  # far from 0 for its spread
+    spread = join_limbs(client.spread(asked, kernel)["spread"])
+    deviations = asked.X.std(axis=0)
     expected = deviations.sum() if kernel == "laplacian" else (deviations**2).sum()
-    np.testing.assert_allclose(found, [expected], rtol=1e-9)
+    np.testing.assert_allclose(spread, [expected], rtol=1e-9)
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
 def test_angles_of_a_seed_of_its_own(bits):
-    own = user()
-    found = client.angles(own, 3, 9, bits, "gaussian", 0.5)["angles"]
-    seed = int.from_bytes(user().rng("features").bytes(16))
+    asked = party()
+    angles = client.angles(asked, 3, 6, bits, "gaussian", 0.5)["angles"]
+    seed = int.from_bytes(party().rng("features").bytes(16))
     draws = RandomFeatures("gaussian", 2, bandwidth("gaussian", 0.5), seed)
-    np.testing.assert_array_equal(found, draws.angles(own.X, 3, 9, bits))
-    assert not own.state
-    other = client.angles(user(2), 3, 9, bits, "gaussian", 0.5)["angles"]
-    assert not np.array_equal(found, other)
+    np.testing.assert_array_equal(angles, draws.angles(asked.X, 3, 9, bits))
+    other = client.angles(party(2), 3, 6, bits, "gaussian", 0.5)["angles"]
+    assert not np.array_equal(angles, other)
 
 
 def test_angles_are_of_all_rows():
-    own = user(share_rows=N - 1)
-    with pytest.raises(PartyError, match="share-rows lets 11 rows leave it"):
-        client.angles(own, 0, 4, 16, "gaussian", 0.5)
+    asked = party(share_rows=N - 1)
+    with pytest.raises(PartyError, match=r"share-rows .* 11 rows"):
+        client.angles(asked, 0, 4, 16, "gaussian", 0.5)
 
 
 def test_labels_of_the_server_are_kept():
-    own, labels = user(), np.arange(N, dtype=np.int32) % 3
-    assert client.take_labels(own, labels) == {"kept": False}
-    np.testing.assert_equal(own.part, {"labels": labels})
-    np.testing.assert_array_equal(own.predictions, labels)
-    with pytest.raises(PartyError, match="must be those of the 12 rows, got 11"):
-        client.take_labels(own, labels[1:])
+    asked, labels = party(), np.arange(N, dtype=np.int32) % 3
+    assert client.labels(asked, labels) == {"kept": False}
+    np.testing.assert_equal(asked.part, {"labels": labels})
+    np.testing.assert_array_equal(asked.predictions.values, labels)
 
 
-def test_features_of_other_rows_are_not_those_that_were_kept():
-    """A run that failed leaves them; a next one with its seed may have other rows."""
-    party = user()
-    client.gram(party, 1, **setup())
-    party.X = party.X + 1
-    again = client.gram(party, 1)["gram"]
-    other = user(X=party.X)
-    np.testing.assert_array_equal(again, client.gram(other, 1, **setup())["gram"])
+# -- requests that cannot be -----------------------------------------------------------
+
+R = np.ones((D_1, 2))
+VECTORS = np.ones((D_1, 1))
+POLYNOMIAL = {"kernel": "polynomial", "degree": 1000}
+
+
+def greeted():
+    """Return a party that was only greeted."""
+    asked = party(allow_plain=True)
+    asked.resume({})
+    return asked
+
+
+def ready():
+    return party(allow_plain=True)
+
+
+def begun():
+    """Return a party after the first iteration."""
+    asked = ready()
+    first_gram(asked)
+    return asked
+
+
+def begun_without_cem():
+    asked = ready()
+    client.project(asked, np.ones(N), 1, setup=SETUP, seed=SEED)
+    return asked
+
+
+def embedded():
+    return trained()[0]
+
+
+def starts(step=client.gram, *, seed=SEED, R=None, t=1, **changes):
+    """Return a first question that differs from a good one."""
+    setup = replace(SETUP, **changes)
+    return lambda asked: step(asked, t=t, R=R, setup=setup, seed=seed)
+
+
+OUT_OF_ORDER = "earlier step"
+REFUSED = [
+    (greeted, lambda asked: client.gram(asked, 1, setup=SETUP), OUT_OF_ORDER),
+    (greeted, lambda asked: client.product(asked, VECTORS), OUT_OF_ORDER),
+    (greeted, lambda asked: client.project(asked, np.ones(N), 1), OUT_OF_ORDER),
+    (greeted, lambda asked: client.expand(asked, np.ones(D_1)), OUT_OF_ORDER),
+    (greeted, lambda asked: client.local(asked, 2, R), OUT_OF_ORDER),
+    (greeted, lambda asked: client.sample(asked, 2), OUT_OF_ORDER),
+    (greeted, lambda asked: client.assign(asked, np.ones((2, 2))), OUT_OF_ORDER),
+    (begun, client.begin, "too late"),
+    # Iterations.
+    (ready, starts(t=2), "iteration 2 does not follow iteration 0"),
+    (ready, starts(R=R), "R must come from the second iteration on"),
+    (ready, lambda asked: client.gram(asked, 1, seed=SEED), "setup"),
+    (ready, starts(seed=None), "seed .* 32 hexadecimal digits"),
+    (ready, starts(seed=SEED[:-1]), "seed .* 32 hexadecimal digits"),
+    (ready, starts(seed=b"\xff" * 32), "seed .* 32 hexadecimal digits"),
+    (ready, starts(seed=b"1_" * 16), "seed .* 32 hexadecimal digits"),
+    (ready, starts(shift=np.zeros(2)), "shift and scale"),
+    (ready, starts(scale=np.full(2, 1e308), shift=-np.ones(2) * 1e308), "finite"),
+    (ready, starts(gamma=1e308, **POLYNOMIAL), "features must be finite"),
+    (ready, starts(gamma=5e-324, kernel="laplacian"), "features must be finite"),
+    (ready, starts(gamma=1e308, kernel="laplacian"), "features must be finite"),
+    (begun, lambda asked: client.gram(asked, 2), "R must come"),
+    (begun, lambda asked: client.gram(asked, 3, R), "does not follow iteration 1"),
+    (begun, lambda asked: client.gram(asked, 2, R, SETUP), "setup"),
+    (begun, lambda asked: client.gram(asked, 2, R[1:]), "R must have 6 rows"),
+    (begun, lambda asked: client.gram(asked, 2, R[:, :0]), "from 1 to 6 columns"),
+    (begun, lambda asked: client.gram(asked, 2, np.ones((6, 7))), "from 1 to 6"),
+    (begun, lambda asked: client.gram(asked, 2, R * 1e308), "R must be of a size"),
+    (begun, lambda asked: client.gram(asked, 2, R * 1e150), "R must be of a size"),
+    (begun, lambda asked: client.product(asked, VECTORS), "first product"),
+    (begun, lambda asked: client.product(asked, VECTORS[1:], 1), "vectors must be"),
+    (begun, lambda asked: client.product(asked, np.ones((6, 7)), 1), "vectors must be"),
+    (begun, lambda asked: client.project(asked, np.ones(N), 2), "or none"),
+    (begun_without_cem, lambda asked: client.gram(asked, 2, R), "or none"),
+    (begun_without_cem, lambda asked: client.gram(asked, 1, setup=SETUP), "or none"),
+    (ready, lambda asked: client.expand(asked, np.ones(D_1)), "first iteration"),
+    (begun_without_cem, lambda asked: client.expand(asked, np.ones(D)), "g must be of"),
+    (
+        begun_without_cem,
+        lambda asked: client.expand(asked, np.full(D_1, 1e308)),
+        "g must be of a size",
+    ),
+    # k-means.
+    (ready, lambda asked: client.local(asked, 2, R), "after the iterations"),
+    (embedded, lambda asked: client.local(asked, 2, R), "once"),
+    (embedded, lambda asked: client.gram(asked, 3, R), "iterations are over"),
+    (begun, lambda asked: client.local(asked, 2), "R, and without cem as H"),
+    (begun, lambda asked: client.local(asked, 2, H=np.ones((N, 2))), "R, and without"),
+    (begun, lambda asked: client.local(asked, 2, R, np.ones((N, 2))), "R, and without"),
+    (begun, lambda asked: client.local(asked, 2, R[1:]), "R must have 6 rows"),
+    (begun, lambda asked: client.local(asked, 2, R * 1e150), "R must be of a size"),
+    (begun_without_cem, lambda asked: client.local(asked, 2, R), "R, and without"),
+    (
+        begun_without_cem,
+        lambda asked: client.local(asked, 2, H=np.ones((N, 0))),
+        "must have a column",
+    ),
+    (
+        begun_without_cem,
+        lambda asked: client.local(asked, 2, H=np.full((N, 2), 1e300)),
+        "H must be of a size",
+    ),
+    (begun, lambda asked: client.sample(asked, 2), "must be made before"),
+    (begun, lambda asked: client.assign(asked, np.ones((2, 2))), "must be made before"),
+    (embedded, lambda asked: client.assign(asked, np.ones((2, 3))), "centers must be"),
+    # Split columns.
+    (
+        ready,
+        lambda asked: client.angles(asked, 0, 2**40, 16, "gaussian", 0.5),
+        "count must be of features",
+    ),
+    *(
+        (
+            ready,
+            lambda asked, g=gamma: client.angles(asked, 0, 2, 16, "laplacian", g),
+            "angles must be finite",
+        )
+        for gamma in (5e-324, 1e308)
+    ),
+]
+
+
+@pytest.mark.parametrize(("made", "ask", "rule"), REFUSED)
+def test_a_request_that_cannot_be_is_refused(made, ask, rule):
+    asked = made()
+    with pytest.raises(PartyError, match=rule):
+        ask(asked)
+
+
+_SETUP = {f"setup.{k}": v for k, v in asdict(SETUP).items() if v is not None}
+_GRAM = {"t": 1, **_SETUP, "seed": SEED}
+_ANGLES = {"start": 0, "count": 2, "bits": 16, "kernel": "gaussian", "gamma": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "name"),
+    [
+        (client.begin, {"squares": "row"}, "squares"),
+        (client.begin, {"shift": np.zeros(3)}, "shift"),
+        (client.begin, {"shift": np.array([0.0, np.nan])}, "shift"),
+        (client.gram, {**_GRAM, "t": 0}, "t"),
+        (client.gram, {k: v for k, v in _GRAM.items() if k != "t"}, "t"),
+        (client.gram, {k: v for k, v in _GRAM.items() if k != "setup.D"}, "D"),
+        (client.gram, {**_GRAM, "setup.kernel": "cosine"}, "kernel"),
+        (client.gram, {**_GRAM, "setup.gamma": 0.0}, "gamma"),
+        (client.gram, {**_GRAM, "setup.gamma": math.nan}, "gamma"),
+        (client.gram, {**_GRAM, "setup.degree": 1001}, "degree"),
+        (client.gram, {**_GRAM, "setup.offset": -1.0}, "offset"),
+        (client.gram, {**_GRAM, "setup.D": 0}, "D"),
+        (client.gram, {**_GRAM, "setup.D_1": 2**14 + 1}, "D_1"),
+        (client.gram, {**_GRAM, "setup.scale": np.ones(3)}, "scale"),
+        (client.gram, {**_GRAM, "seed": "text"}, "seed"),
+        (client.gram, {"t": 2, "R": np.ones(3)}, "R"),
+        (client.gram, {"t": 2, "R": np.full((2, 2), np.inf)}, "R"),
+        (client.product, {"vectors": np.ones(3)}, "vectors"),
+        (client.project, {"t": 1, "c": np.ones(N - 1)}, "c"),
+        (client.expand, {"g": np.ones((2, 2))}, "g"),
+        (client.local, {"n_clusters": 0}, "n_clusters"),
+        (client.local, {"n_clusters": 2**40}, "n_clusters"),
+        (client.local, {"n_clusters": 2, "H": np.ones((N - 1, 2))}, "H"),
+        (client.sample, {"count": -1}, "count"),
+        (client.assign, {"centers": np.ones(2)}, "centers"),
+        (client.assign, {"centers": np.ones((0, 2))}, "centers"),
+        (client.assign, {"centers": np.ones((4092, 2))}, "centers"),
+        (client.spread, {"kernel": "polynomial"}, "kernel"),
+        (client.angles, {**_ANGLES, "bits": 8}, "bits"),
+        (client.angles, {**_ANGLES, "count": 0}, "count"),
+        (client.angles, {**_ANGLES, "gamma": math.inf}, "gamma"),
+        (client.labels, {"labels": np.zeros(N - 1, np.int32)}, "labels"),
+        (client.labels, {"labels": np.full(N, -1)}, "labels"),
+        (client.labels, {"labels": np.zeros(N)}, "labels"),
+    ],
+)
+def test_a_request_that_is_not_as_declared(step, values, name):
+    with pytest.raises(ContractError, match=f"'{name}'"):
+        structure(step.contract.request, values, {"n_rows": N, "n_columns": 2})
+
+
+def test_a_request_as_declared():
+    """What the table above differs from."""
+    for step, values in ((client.gram, _GRAM), (client.angles, _ANGLES)):
+        sizes = {"n_rows": N, "n_columns": 2}
+        arguments = structure(step.contract.request, values, sizes)
+        assert flatten(arguments) == values

@@ -1,10 +1,12 @@
-"""A client's side of clusters that can forget, each step alone, and its law.
+"""A party's side of clusters that can forget, each step alone, and its law.
 
-Steps are called without Flower. For the law a client's state is kept in memory.
+Steps are called without Flower. For the law a party's state is kept in memory.
 """
 
 import copy
 import math
+import re
+import shutil
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -13,39 +15,30 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from forgetting import centroid_ids, federation, nearest, plain_q
+from forgetting import SETTINGS, agreed, centroid_ids, federation, nearest, plain_q
 from scipy.stats import chi2
 
 from vfl_flower import Party
 from vfl_flower.clients import mufc
-from vfl_flower.clients.base import STEPS, PartyError
-from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.kmeans import weighted_kmeans
-from vfl_flower.numerics.mufc import adversarial_order
+from vfl_flower.clients.mufc_state import ClientState, list_models
+from vfl_flower.numerics.kmeans import assign, weighted_kmeans
+from vfl_flower.protocol.contract import (
+    IN_SUM,
+    ContractError,
+    flatten,
+    structure,
+)
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation import SparseSum, join_limbs
-from vfl_flower.unlearning import ClientState
 
 MODEL = "0123456789abcdef"
 KEY = bytes(range(16))
-SETTINGS = {
-    "n_clusters": 3,
-    "local_clusters": 3,
-    "gamma": 0.01,
-    "lower": np.array(-0.5),
-    "upper": np.array(0.5),
-    "server_points": "uniform",
-    "client_training": "init",
-    "privacy": "scma",
-    "field": "hash",
-    "n_init": 1,
-}
 CODE = SparseSum(3, 4, 2, 101, KEY)
 
 
 def inside(found, index=0, seed=7):
     """Return the party inside a run of four."""
     found.index, found.n_parties, found.seed = index, 4, seed
-    found.state = {}
     return found
 
 
@@ -55,29 +48,44 @@ def north(tmp_path):
 
 
 def train(party, **settings):
-    reply = mufc.train(party, MODEL, 4, KEY, **SETTINGS | settings)
+    reply = mufc.train(party, MODEL, agreed(**settings), KEY)
     if party.state_dir is not None:
         ClientState(party.state_dir, MODEL).settle(1, MODEL)
     return reply
 
 
 def forget(party, ids=(), version=1, before=MODEL, run="b", **values):
-    return mufc.forget(
-        party, MODEL, version, before, run, 4, KEY, ids=list(ids), **values
-    )
+    return mufc.forget(party, MODEL, version, before, run, KEY, list(ids), **values)
+
+
+def commit(party, version, run):
+    """Commit a version whose only centre is the middle of the box."""
+    return mufc.commit(party, version, run, np.zeros((1, 2)))
+
+
+def refusal(step, *arguments, **values):
+    """Return the sentence of a refusal."""
+    with pytest.raises(PartyError) as caught:
+        step(*arguments, **values)
+    return str(caught.value)
 
 
 # -- what a step gives -----------------------------------------------------------------
 
 
-def test_what_leaves_only_into_sums():
-    sums = {a: s.sums for a, s in STEPS.items() if a.startswith("mufc_")}
-    assert sums == {
-        "mufc_train": ("message", "totals"),
-        "mufc_commit": ("cost", "sizes"),
-        "mufc_forget": ("message", "totals"),
-        "mufc_status": (),
-    }
+@pytest.mark.parametrize(
+    ("step", "names"),
+    [
+        (mufc.train, {"message", "totals"}),
+        (mufc.commit, {"cost", "sizes"}),
+        (mufc.forget, {"message", "totals"}),
+        (mufc.status, set()),
+    ],
+)
+def test_what_leaves_only_into_sums(step, names):
+    reply = step.contract.reply
+    assert {n for n, declared in reply.items() if declared.leaves == IN_SUM} == names
+    assert {declared.leaves for declared in reply.values()} <= {IN_SUM, None}
 
 
 @pytest.mark.parametrize("training", ["init", "full"])
@@ -88,7 +96,7 @@ def test_the_message_of_training(north, training):
     assert reply["kept"] is True
     assert reply["totals"].tolist() == [14, 0]
     bins, counts = CODE.decode(reply["message"], 14)
-    centroids, labels = mufc._local(north)
+    _, centroids, labels = mufc._local(north, north.recall(mufc.MUFCState))
     if training == "init":
         rows = [north.ids.tolist().index(i) for i in centroid_ids(north, MODEL)]
         np.testing.assert_array_equal(centroids, north.X[rows])
@@ -151,7 +159,7 @@ def test_replies_to_requests_have_one_form(north, which):
     assert ClientState(north.state_dir, MODEL).removed() == set()
 
 
-def test_a_client_without_rows_is_asked_again(north):
+def test_a_party_without_rows_is_asked_again(north):
     """All of its rows were forgotten; others' requests go on."""
     train(north)
     forget(north, north.ids.tolist())
@@ -160,12 +168,11 @@ def test_a_client_without_rows_is_asked_again(north):
     assert not reply["message"].any()
 
 
-def test_a_client_that_leaves_needs_no_state(north):
-    reply = forget(north, leaves=True, **SETTINGS)
+def test_a_party_that_leaves_needs_no_state(north):
+    reply = forget(north, leaves=True, settings=SETTINGS)
     assert not reply["message"].any()
     assert reply["totals"].tolist() == [0, 0]
-    given = {"model": MODEL, "version": 2, "run": "b", "centers": np.zeros((1, 2))}
-    reply = mufc.commit(north, **given, leaves=True)
+    reply = commit(north, 2, "b")
     assert join_limbs(reply["cost"]).tolist() == [0]
     assert reply["sizes"].tolist() == [0]
 
@@ -176,7 +183,7 @@ def test_requests_that_come_during_a_run_stay(north):
     path.write_text("north.1\nnorth.2\n")
     assert forget(north, ["north.3"])["totals"].tolist() == [11, 1]
     path.write_text("north.1\nnorth.2\nnorth.4\n")
-    mufc.commit(north, MODEL, 2, "b", np.zeros((1, 2)))
+    commit(north, 2, "b")
     assert path.read_text() == "north.4\n"
     found = mufc.status(north, MODEL, 2, "b")
     assert found == {"rows": 11, "removed": 3, "pending": 1, "requests": 1}
@@ -186,13 +193,14 @@ def test_a_file_that_still_has_the_rows_is_not_cached(north, caplog):
     """Nor is it where all of its rows are known, but some were forgotten before."""
     dropped = []
     train(north)
-    north.drop_cache = lambda: dropped.append(1)
+    ids = north.ids.tolist
+    north.source = SimpleNamespace(drop_cache=lambda: dropped.append(1), read_ids=ids)
     forget(north)
-    mufc.commit(north, MODEL, 2, "b", np.zeros((1, 2)))
+    commit(north, 2, "b")
     assert not dropped
     forget(north, ["north.3"], 2, "b", "c")
     assert len(dropped) == 1
-    mufc.commit(north, MODEL, 3, "c", np.zeros((1, 2)))
+    commit(north, 3, "c")
     assert len(dropped) == 2
     assert "1 rows of the data take no part" in caplog.text
     mufc.status(north, MODEL, 3, "c")
@@ -208,7 +216,7 @@ def test_a_party_without_predictions_is_behind(north):
     path.write_text("row,cluster\n")
     assert forget(north)["totals"].tolist() == [14, 0]
     assert path.exists()
-    mufc.commit(north, MODEL, 2, "b", np.zeros((1, 2)))
+    commit(north, 2, "b")
     assert not path.exists()
     assert forget(north, [], 2, "b", "c")["totals"].tolist() == [14, 1]
     path.write_text("row,cluster\n")
@@ -235,13 +243,8 @@ def test_other_columns_than_in_training(north, change):
     else:
         north.columns = ("a", "c")
     got = north.X.shape[1]
-    with pytest.raises(PartyError) as caught:
-        forget(north, ["north.3"])
-    assert str(caught.value) == (
-        "the data must have the columns of training in their order: their names differ"
-        if got == 2
-        else f"the data must have the 2 columns of training, got {got}"
-    )
+    text = refusal(forget, north, ["north.3"])
+    assert ("their names" if got == 2 else f"2 columns of training, got {got}") in text
     assert ClientState(north.state_dir, MODEL).staged("b") is None
 
 
@@ -249,30 +252,25 @@ def test_induced_objective_by_hand(north):
     """Rows go where their local centroid goes, also where another centre is nearer."""
     north.X = np.array([[-0.4, 0], [-0.3, 0], [0.05, 0], [0.4, 0]])
     north.state_dir = None
-    mufc.train(north, MODEL, 4, KEY, **SETTINGS | {"local_clusters": 1})
+    train(north, local_clusters=1)
     centers = np.array([[-0.3, 0.0], [0.3, 0.0]])
-    reply = mufc.commit(north, MODEL, 1, MODEL, centers)
-    drawn = north.X[north.state["drawn"][0]]
+    reply = mufc.commit(north, 1, MODEL, centers)
+    drawn = north.X[north.recall(mufc.MUFCState).drawn[0]]
     side = int(drawn[0] > 0)
-    assert north.predictions.tolist() == [side] * 4
+    assert north.predictions.values.tolist() == [side] * 4
+    assert north.predictions.model == MODEL
     assert reply["sizes"].tolist() == [[4, 0], [0, 4]][side]
     expected = ((north.X - centers[side]) ** 2).sum()
     np.testing.assert_allclose(join_limbs(reply["cost"]), [expected])
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ids": None}, "the data need an id-column$"),
-        ({"state_dir": None}, "^it has no state-dir, so it has nothing to forget"),
-    ],
+    ("name", "rule"), [("ids", "need an id-column"), ("state_dir", "no state-dir")]
 )
-def test_a_client_that_cannot_forget(north, change, message):
+def test_a_party_that_cannot_forget(north, name, rule):
     train(north)
-    for name, value in change.items():
-        setattr(north, name, value)
-    with pytest.raises(PartyError, match=message):
-        forget(north, ["north.1"])
+    setattr(north, name, None)
+    assert rule in refusal(forget, north, ["north.1"])
 
 
 def test_equal_ids_in_the_data(north):
@@ -280,20 +278,144 @@ def test_equal_ids_in_the_data(north):
     train(north)
     ids = north.ids.copy()
     ids[0] = ids[1]
-    north.row_ids = ids.tolist
-    with pytest.raises(PartyError, match=r"not forgotten, each once: its own log"):
-        forget(north)
+    north.ids = ids
+    assert "not forgotten, each once" in refusal(forget, north)
 
 
 def test_an_id_that_came_twice_beside_all_others(north):
     """The rows of training are all there, and one of them twice."""
     train(north)
-    north.X = np.concatenate([north.X, north.X[:1]])
-    north.row_ids = [*north.ids.tolist(), "north.0"].copy
-    with pytest.raises(PartyError, match=r"not forgotten, each once: its own log"):
-        forget(north)
-    north.row_ids = [*north.ids.tolist(), "new"].copy
+    ids, north.X = north.ids, np.concatenate([north.X, north.X[:1]])
+    north.ids = np.append(ids, "north.0")
+    assert "not forgotten, each once" in refusal(forget, north)
+    north.ids = np.append(ids, "new")
     forget(north)
+
+
+# -- requests that are malformed, or come out of order ---------------------------------
+
+
+CENTERS = np.array([[0.1, 0.2]])
+
+
+def bound(step, values):
+    """Return the arguments that north's frame makes of the values of a message."""
+    sizes = {"n_rows": 14, "n_columns": 2, "n_parties": 4}
+    return structure(step.contract.request, flatten(values), sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"gamma": 7.0}, "gamma"),
+        ({"gamma": 1e-11}, "gamma"),
+        ({"lower": np.array("a")}, "real numbers"),
+        ({"upper": np.array([0.5, 0.5])}, "shapes"),
+        ({"lower": np.full((1, 2), -0.5), "upper": np.full((1, 2), 0.5)}, "shapes"),
+        ({"upper": np.array(np.nan)}, "finite"),
+        ({"upper": np.array(-0.5)}, "lower must be below upper"),
+        ({"privacy": "some"}, "privacy"),
+        ({"n_clusters": 0}, "n_clusters"),
+    ],
+)
+def test_settings_that_are_none(changes, rule):
+    """The contract refuses them, whatever a server has sent."""
+    values = flatten({"model": MODEL, "settings": SETTINGS, "key": KEY})
+    values |= {f"settings.{name}": value for name, value in changes.items()}
+    with pytest.raises(ContractError, match=rule):
+        bound(mufc.train, values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"local_clusters": 2**62}, "local_clusters must be lower"),
+        ({"lower": np.full(3, -0.5), "upper": np.full(3, 0.5)}, "3 columns"),
+        ({"lower": np.array([]), "upper": np.array([])}, "0 columns"),
+        ({"field": "paper", "gamma": 3e-10}, "field must be 'hash'"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data(north, changes, rule):
+    settings = agreed(**changes)
+    assert rule in refusal(mufc.train, north, MODEL, settings, KEY)
+    assert rule in refusal(forget, north, leaves=True, settings=settings)
+    assert not north.state_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "rule"),
+    [
+        (mufc.train, {"key": b"short"}, "key must have 16 bytes"),
+        (mufc.train, {"model": "../x"}, "id of a model"),
+        (mufc.train, {"abandoned": ["../x"]}, "id of a model"),
+        (mufc.forget, {"model": "../x"}, "id of a model"),
+        (mufc.forget, {"model": "f" * 16}, "no state of model"),
+        (mufc.forget, {"version": 2}, "keeps version 1"),
+        (mufc.forget, {"version": 0}, "keeps version 1"),
+        (mufc.forget, {"version": 2**63 - 2}, "keeps version 1"),
+        (mufc.forget, {"before": "c"}, "keeps version 1"),
+        (mufc.forget, {"key": b""}, "key must have 16 bytes"),
+        (mufc.forget, {"ids": ["", "17"]}, "ids to forget must be"),
+        (mufc.forget, {"leaves": True}, "told the settings"),
+        (mufc.status, {"model": "../x"}, "id of a model"),
+        (mufc.status, {"version": 5}, "keeps version 1"),
+        (mufc.commit, {"version": 3}, "keeps version 1"),
+        (mufc.commit, {"run": ""}, "keeps version 1"),
+        (mufc.commit, {"centers": np.full((1, 2), 9.0)}, "in the box"),
+        (mufc.commit, {"centers": np.array([[1e308, -1e308]])}, "in the box"),
+    ],
+)
+def test_malformed_requests_are_refused_and_change_nothing(north, step, values, rule):
+    """Each as the contract lets it through."""
+    train(north)
+    forget(north, ["north.3"])
+    known = {"model": MODEL, "version": 1, "before": MODEL}
+    right = {
+        mufc.train: {"model": "a" * 16, "settings": SETTINGS, "key": KEY},
+        mufc.forget: {**known, "run": "c", "key": KEY},
+        mufc.status: known,
+        mufc.commit: {"version": 2, "run": "b", "centers": CENTERS},
+    }
+    assert rule in refusal(step, north, **bound(step, right[step] | values))
+    state = ClientState(north.state_dir, MODEL)
+    assert (state.version, state.removed()) == (1, set())
+    assert list_models(north.state_dir) == [MODEL]
+
+
+@pytest.mark.parametrize("values", [{}, {"kept": False}])
+def test_nothing_is_committed_that_was_not_asked_before(north, values):
+    train(north)
+    north.resume({})
+    path = north.state_dir / f"{MODEL}.sqlite"
+    before = path.read_bytes()
+    text = refusal(mufc.commit, north, 1, MODEL, CENTERS, **values)
+    assert "an earlier step" in text
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("centers", [np.zeros((0, 2)), np.zeros((1, 3)), np.zeros(2)])
+def test_centres_of_another_shape(centers):
+    with pytest.raises(ContractError, match="centers"):
+        bound(mufc.commit, {"version": 1, "run": "b", "centers": centers})
+
+
+def test_data_that_change_during_a_run(north):
+    """Rows that are fewer, outside of the box, or of other values than before."""
+    for change in (lambda X: X[:2], lambda X: X + 9, lambda X: X * 0):
+        train(north)
+        X, north.X = north.X, change(north.X)
+        text = refusal(commit, north, 1, MODEL)
+        assert re.search("changed during|inside the agreed box|the values of", text)
+        north.X = X
+        shutil.rmtree(north.state_dir)
+
+
+def test_values_that_change_between_runs(north):
+    """A row that stays may have another value; two centroids may not be one."""
+    train(north)
+    north.X = north.X * 0
+    gone = centroid_ids(north, MODEL)[-1:]
+    assert "the values of training" in refusal(forget, north, gone)
 
 
 def test_each_version_draws_from_a_stream_of_its_own(north, monkeypatch):
@@ -324,13 +446,13 @@ class InMemory:
         self.exists = folder in self.kept
         if self.exists:
             self.own = self.kept[folder]
-            self.settings = self.own.settings
+            self.settings, self.facts = self.own.settings, self.own.facts
 
     @classmethod
-    def create(cls, folder, model, ids, settings):
+    def create(cls, folder, model, ids, settings, facts):
         """Begin."""
         cls.kept[folder] = SimpleNamespace(
-            **{"settings": settings, "ids": set(ids), "version": 0},
+            **{"settings": settings, "facts": facts, "ids": set(ids), "version": 0},
             **{"now": None, "next": None, "gone": frozenset()},
         )
         return cls(folder, model)
@@ -386,28 +508,28 @@ OWNERS = {"a": range(6), "b": range(6, 10)}
 
 @pytest.fixture(scope="module")
 def trained():
-    """Return the states after 4,000 trainings of two clients."""
+    """Return the states after 4,000 trainings of two parties."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mufc, "ClientState", InMemory)
         patch.setattr(InMemory, "kept", {})
-        clients = []
+        parties = []
         for j, (name, rows) in enumerate(OWNERS.items()):
             ids = np.array([str(i) for i in rows])
             party = Party(ROWS[rows.start : rows.stop], ids=ids, name=name)
             party.state_dir = Path("/no/folder") / name
-            clients.append(inside(party, j))
+            parties.append(inside(party, j))
         states = []
-        settings = SETTINGS | {"local_clusters": K, "privacy": "none"}
+        settings = agreed(local_clusters=K, privacy="none")
         for seed in range(RUNS):
-            for party in clients:
+            for party in parties:
                 party.seed = seed
-                mufc.train(party, MODEL, 2, **settings)
+                mufc.train(party, MODEL, settings)
             states.append(dict(InMemory.kept))
-    return clients, states
+    return parties, states
 
 
 def law(rows):
-    """Return {rows in the order drawn: probability} of training a client on them."""
+    """Return {rows in the order drawn: probability} of training a party on them."""
     found = Counter()
     for first in rows:
         weights = ((ROWS[rows] - ROWS[first]) ** 2).sum(axis=1)
@@ -424,32 +546,32 @@ def law(rows):
 def p_value(trained, batches, monkeypatch, runs=RUNS):
     """Return how likely the draws after requests are under training anew.
 
-    Chi-square over the centroids, in the order drawn, of the client that is asked; of
+    Chi-square over the centroids, in the order drawn, of the party that is asked; of
     two, or none, over the pairs of both.
     """
-    clients, states = trained
+    parties, states = trained
     gone = {i for batch in batches for i in batch}
-    clients = [p for p in clients if gone & {*OWNERS[p.name]}] or clients
+    parties = [p for p in parties if gone & {*OWNERS[p.name]}] or parties
     monkeypatch.setattr(mufc, "ClientState", InMemory)
     found = Counter()
     for seed, state in enumerate(states[:runs]):
         kept = {folder: copy.copy(own) for folder, own in state.items()}
         monkeypatch.setattr(InMemory, "kept", kept)
         drawn = []
-        for party in clients:
+        for party in parties:
             party.seed = RUNS + seed
             asked = [
                 [str(i) for i in batch if i in OWNERS[party.name]] for batch in batches
             ]
             for version, ids in enumerate(filter(None, asked), 1):
-                mufc.forget(party, MODEL, version, "", "", 2, ids=ids)
+                mufc.forget(party, MODEL, version, "", "", ids=ids)
             own = kept[party.state_dir]
             now = (own.next or (own.now,))[0]
             drawn.append(tuple(map(int, now.centroids)))
         found[tuple(drawn)] += 1
     laws = [
         law([i for i in OWNERS[party.name] if i not in gone]).items()
-        for party in clients
+        for party in parties
     ]
     expected = {
         tuple(rows for rows, _ in pair): runs * math.prod(p for _, p in pair)
@@ -466,10 +588,11 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
 
 
 def adversarial(count):
-    """Return rows of highest cost, by centres that no client's draws have touched."""
+    """Return rows of highest cost, by centres that no party's draws have touched."""
     rng = np.random.default_rng(0)
     centers, _ = weighted_kmeans(ROWS, 3, np.ones(len(ROWS)), rng, 10)
-    return adversarial_order(RowBlocks(ROWS), centers)[:count].tolist()
+    costs = assign(ROWS, centers)[1]
+    return np.argsort(-costs, kind="stable")[:count].tolist()
 
 
 def at_random(count, n=10):
@@ -486,7 +609,7 @@ BATCHES = {
 }
 
 
-def test_requests_are_of_both_clients():
+def test_requests_are_of_both_parties():
     for name in ("random batch", "adversarial batch", "one after another"):
         gone = [i for batch in BATCHES[name] for i in batch]
         assert min(sum(i in rows for i in gone) for rows in OWNERS.values()) > 0

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
-from vfl_flower.clients.base import PartyError
-from vfl_flower.config import PartySource
 from vfl_flower.data import load_party
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import PartyError
 
 
 def load(path, encoding=None, **options):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from party_files import load, refusal
 
-from vfl_flower.config import PartySource
 from vfl_flower.data import load_party, split_columns
+from vfl_flower.data.source import PartySource
 
 
 @given(st.integers(1, 40), st.integers(1, 40))

@@ -174,7 +174,7 @@ def test_a_second_load_reads_and_imports_little(tmp_path):
     frame.to_parquet(path)
     code = f"""
 import json, sys, time
-from vfl_flower.config import PartySource
+from vfl_flower.data.source import PartySource
 from vfl_flower.data import load_party
 start = time.perf_counter()
 party = load_party(PartySource(data={str(path)!r}))

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 from party_files import FRAME, TEXT, load, refusal, write_frame
 
-from vfl_flower.clients.base import Party, PartyError, digest_ids
-from vfl_flower.config import PartySource
 from vfl_flower.data import files, read_ids
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import Party, PartyError, digest_ids
 
 # --- Formats
 

@@ -15,13 +15,12 @@ from vfl_flower.numerics.distributed_kmeans import (
     combine,
     local_solution,
     sample,
-    signed_cost,
     split_budget,
 )
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 
 SIZES = (150, 60, 5, 1, 84)
-"""Rows of the users: unequal, one with fewer than k rows, one with a single row."""
+"""Rows of the parties: unequal, one with fewer than k rows, one with a single row."""
 
 
 def mixture(n=300, d=3, clusters=6, seed=0):
@@ -30,17 +29,19 @@ def mixture(n=300, d=3, clusters=6, seed=0):
     return means[rng.integers(clusters, size=n)] + rng.standard_normal((n, d))
 
 
-def users_of(X):
+def parties_of(X):
     parts = np.split(X, np.cumsum(SIZES)[:-1])
     return [RowBlocks(rows, block_bytes=2048) for rows in parts]
 
 
-def union(users, k, budget, rng, solutions=None):
-    """Return the points and weights that all users send, and the costs."""
-    solutions = solutions or [local_solution(blocks, k, rng) for blocks in users]
+def union(parties, k, budget, rng, solutions=None):
+    """Return the points and weights that all parties send, and the costs."""
+    solutions = solutions or [local_solution(blocks, k, rng) for blocks in parties]
     costs = np.array([solution.costs.sum() for solution in solutions])
     counts = split_budget(costs, budget)
-    parts = [sample(*user, rng) for user in zip(users, solutions, counts, strict=True)]
+    parts = [
+        sample(*party, rng) for party in zip(parties, solutions, counts, strict=True)
+    ]
     points, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
     return points, weights, costs
 
@@ -49,7 +50,15 @@ def cost(X, centers):
     return float(assign(X, centers)[1].sum())
 
 
-# --- the budget ----------------------------------------------------------------------
+def signed_cost(points, weights, centers):
+    """Return the cost of centres on a sample; single weights may be negative.
+
+    Its mean over the draws is the cost of all rows; a single one may be below 0.
+    """
+    return float(weights @ assign(points, centers)[1])
+
+
+# --- the budget -----------------------------------------------------------------------
 
 
 def test_budget_of_a_worked_example():
@@ -81,7 +90,7 @@ def test_no_spread_or_no_budget_gives_no_draw():
 
 
 @pytest.mark.parametrize("budget", [-1, 1])
-def test_budget_below_the_users_with_a_spread(budget):
+def test_budget_below_the_parties_with_a_spread(budget):
     with pytest.raises(ValueError, match=f"at least 2.*got {budget}"):
         split_budget(np.array([1.0, 0.0, 2.0]), budget)
 
@@ -92,7 +101,7 @@ def test_costs_must_be_costs(value):
         split_budget(np.array([1.0, value]), 5)
 
 
-# --- a user's sample -----------------------------------------------------------------
+# --- a party's sample -----------------------------------------------------------------
 
 
 ROWS = np.array([[0.0], [4.0], [9.0], [10.0]])
@@ -230,7 +239,7 @@ def test_cost_is_exactly_zero_with_at_most_k_distinct_rows(X):
     np.testing.assert_array_equal(np.unique(solution.centers, axis=0), distinct)
 
 
-# --- all users -----------------------------------------------------------------------
+# --- all parties ----------------------------------------------------------------------
 
 
 @given(
@@ -238,7 +247,9 @@ def test_cost_is_exactly_zero_with_at_most_k_distinct_rows(X):
 )
 def test_weights_sum_to_the_number_of_rows(budget, seed):
     X = mixture()
-    points, weights, costs = union(users_of(X), 4, budget, np.random.default_rng(seed))
+    points, weights, costs = union(
+        parties_of(X), 4, budget, np.random.default_rng(seed)
+    )
     assert weights.sum() == pytest.approx(len(X), rel=1e-9)
     assert len(points) <= budget + 4 * len(costs)
     assert costs[3] == 0  # the single row
@@ -250,13 +261,13 @@ def test_cost_of_the_sample_is_unbiased():
     Each mean is within 4.2 standard errors of the cost: for normal means a false alarm
     in 4 * 2.7e-5 runs, about 1e-4 in all. The seed is fixed.
     """
-    X, users, trials = mixture(), users_of(mixture()), 600
+    X, parties, trials = mixture(), parties_of(mixture()), 600
     rng = np.random.default_rng(5)
-    solutions = [local_solution(blocks, 4, rng) for blocks in users]
+    solutions = [local_solution(blocks, 4, rng) for blocks in parties]
     queries = [3 * rng.standard_normal((size, 3)) for size in (1, 2, 4, 8)]
     estimates = np.empty((trials, len(queries)))
     for row in estimates:
-        points, weights, _ = union(users, 4, 40, rng, solutions)
+        points, weights, _ = union(parties, 4, 40, rng, solutions)
         row[:] = [signed_cost(points, weights, C) for C in queries]
     error = estimates.std(axis=0, ddof=1) / np.sqrt(trials)
     deviation = (estimates.mean(axis=0) - [cost(X, C) for C in queries]) / error
@@ -265,8 +276,8 @@ def test_cost_of_the_sample_is_unbiased():
 
 def test_all_rows_in_the_budget_is_plain_k_means():
     X = mixture()
-    points, weights, _ = union(users_of(X), 4, 10**6, np.random.default_rng(0))
-    # Users without a spread send their rows as centres, in the order of the seeding.
+    points, weights, _ = union(parties_of(X), 4, 10**6, np.random.default_rng(0))
+    # Parties without a spread send their rows as centres, in the order of the seeding.
     order, expected = np.lexsort(points.T), np.lexsort(X.T)
     np.testing.assert_array_equal(points[order], X[expected])
     np.testing.assert_array_equal(weights, 1)
@@ -282,24 +293,24 @@ def test_cost_comes_close_to_that_of_k_means_on_all_rows():
     _, best = weighted_kmeans(X, 6, np.ones(len(X)), np.random.default_rng(0))
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        points, weights, _ = union(users_of(X), 6, 140, rng)
+        points, weights, _ = union(parties_of(X), 6, 140, rng)
         assert (weights < 0).any()
         assert cost(X, combine(points, weights, 6, rng)) < 1.1 * best
 
 
-def test_users_that_hold_one_cluster_each():
+def test_parties_that_hold_one_cluster_each():
     X = mixture(seed=3)
     order = np.argsort(X[:, 0])
-    users = users_of(X[order])
+    parties = parties_of(X[order])
     _, best = weighted_kmeans(X, 6, np.ones(len(X)), np.random.default_rng(0))
-    points, weights, _ = union(users, 6, 140, np.random.default_rng(0))
+    points, weights, _ = union(parties, 6, 140, np.random.default_rng(0))
     assert cost(X, combine(points, weights, 6, np.random.default_rng(0))) < 1.1 * best
 
 
-def test_duplicated_rows_at_all_users():
+def test_duplicated_rows_at_all_parties():
     """Four distinct rows in all: the centres are these, and the cost is 0."""
     X = np.repeat(mixture(4), 75, axis=0)
-    points, weights, costs = union(users_of(X), 4, 40, np.random.default_rng(0))
+    points, weights, costs = union(parties_of(X), 4, 40, np.random.default_rng(0))
     assert not costs.any()
     centers = combine(points, weights, 4, np.random.default_rng(0))
     assert cost(X, centers) < 1e-20
@@ -307,7 +318,7 @@ def test_duplicated_rows_at_all_users():
 
 def test_constant_rows_give_equal_centers():
     points, weights, _ = union(
-        users_of(np.full((300, 2), 0.1)), 9, 40, np.random.default_rng(0)
+        parties_of(np.full((300, 2), 0.1)), 9, 40, np.random.default_rng(0)
     )
     assert len(points) == len(SIZES)
     centers = combine(points, weights, 9, np.random.default_rng(0))
@@ -334,7 +345,7 @@ def test_combine_says_what_is_wrong():
 
 def test_same_seed_same_centers():
     first, second = (
-        combine(*union(users_of(mixture()), 4, 50, rng)[:2], 4, rng)
+        combine(*union(parties_of(mixture()), 4, 50, rng)[:2], 4, rng)
         for rng in (np.random.default_rng(7), np.random.default_rng(7))
     )
     np.testing.assert_array_equal(first, second)

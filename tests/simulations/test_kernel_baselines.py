@@ -1,6 +1,7 @@
 """The methods that federated kernel k-means is compared with."""
 
 import doctest
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,16 +9,18 @@ from sklearn.kernel_approximation import Nystroem
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.pairwise import rbf_kernel
 
-from vfl_flower.simulations import kernel_baselines
-from vfl_flower.simulations.kernel_baselines import (
-    Clustering,
+from simulations import kernel_baselines
+from simulations.experiments import MissingData
+from simulations.kernel_baselines import (
+    Kind,
     central_kernel,
     communication_pca,
     default_gamma,
+    kernel_eigenpairs,
     plain,
     random_fourier,
     scalable_kernel,
-    split_users,
+    split_among,
 )
 
 N, M, K = 240, 5, 3
@@ -41,41 +44,57 @@ def blobs():
     return X, labels
 
 
+def central(X, parts, k, rng):
+    return central_kernel(X, parts, k, rng, pairs=kernel_eigenpairs(X, 5))
+
+
+def nmi(labels, clusters):
+    return normalized_mutual_info_score(labels, clusters)
+
+
 METHODS = {
-    "k-means": lambda X, users, rng: plain(X, users, K, rng, budget=60),
-    "CK": lambda X, users, rng: central_kernel(X, users, K, rng, n_components=5),
-    "SK": lambda X, users, rng: scalable_kernel(
-        X, users, K, rng, n_components=5, n_landmarks=50
-    ),
-    "RFK": lambda X, users, rng: random_fourier(
-        X, users, K, rng, n_features=200, budget=60
-    ),
-    "CE PCA": lambda X, users, rng: communication_pca(
-        X, users, K, rng, n_components=5, n_features=200, n_points=60, budget=60
+    "k-means": (plain, {"budget": 60}),
+    "CK": (central, {}),
+    "SK": (scalable_kernel, {"n_components": 5, "n_landmarks": 50}),
+    "RFK": (random_fourier, {"n_features": 200, "budget": 60}),
+    "CE PCA": (
+        communication_pca,
+        {"n_components": 5, "n_features": 200, "n_points": 60, "budget": 60},
     ),
 }
+
+
+def run(name, X, parts, rng, **arguments):
+    """Return the labels and the floats of a method."""
+    method, settings = METHODS[name]
+    return method(X, parts, K, rng, **(settings | arguments))
+
+
+def seeded(seed=0):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return split_among(N, M, seeded())
 
 
 # --- the split -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", kernel_baselines.KINDS)
-@pytest.mark.parametrize("users", [1, 4, 40])
-def test_each_row_has_one_user_and_each_user_a_row(kind, users):
-    labels = np.arange(40) % 4
-    parts = split_users(40, users, np.random.default_rng(0), kind, labels)
-    assert len(parts) == users
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_each_row_has_one_party_and_each_party_a_row(kind, count):
+    parts = split_among(40, count, seeded(), kind, np.arange(40) % 4)
+    assert len(parts) == count
     assert all(len(part) > 0 and (np.diff(part) > 0).all() for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(40))
 
 
 def test_kinds_of_split():
-    """Users by label hold one class of four each; unequal ones differ in size."""
+    """Parties by label hold one class of four each; unequal ones differ in size."""
     labels = np.arange(400) % 4
-    split = {
-        kind: split_users(400, 4, np.random.default_rng(3), kind, labels)
-        for kind in kernel_baselines.KINDS
-    }
+    split = {k: split_among(400, 4, seeded(3), k, labels) for k in get_args(Kind)}
     assert [len(part) for part in split["equal"]] == [100] * 4
     assert all(len(np.unique(labels[part])) == 4 for part in split["equal"])
     assert [set(labels[part]) for part in split["labels"]] == [{0}, {1}, {2}, {3}]
@@ -94,9 +113,29 @@ def test_kinds_of_split():
     ],
 )
 def test_a_split_says_what_is_wrong(settings, message):
-    n, users, *more = settings
+    n, count, *more = settings
     with pytest.raises(ValueError, match=message):
-        split_users(n, users, np.random.default_rng(0), *more)
+        split_among(n, count, seeded(), *more)
+
+
+# --- eigenpairs ----------------------------------------------------------------------
+
+
+def test_eigenpairs_are_those_of_the_whole_matrix():
+    """Two blocks of rows, the second a short one, far from 0."""
+    rng = seeded()
+    X = 4 * rng.normal(size=(5, 6))[rng.integers(5, size=1100)] + 30
+    X += rng.normal(size=X.shape)
+    K = rbf_kernel(X, gamma=default_gamma(X))
+    values, vectors = kernel_eigenpairs(X, 6)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(K)[::-1][:6], rtol=1e-5)
+    np.testing.assert_allclose(K @ vectors, vectors * values, atol=1e-3)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(6), atol=1e-6)
+
+
+def test_a_matrix_that_does_not_fit_is_a_reason(blobs):
+    with pytest.raises(MissingData, match="the kernel matrix of 240 rows takes"):
+        kernel_eigenpairs(blobs[0], 3, max_bytes=2 * N**2 - 1)
 
 
 # --- the methods ---------------------------------------------------------------------
@@ -108,46 +147,47 @@ def test_gamma_is_that_of_all_pairs(blobs):
     assert default_gamma(X) == pytest.approx(N**2 / (2 * pairs), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", kernel_baselines.KINDS)
+def test_constant_data_has_no_gamma():
+    with pytest.raises(ValueError, match="gamma needs a column that varies"):
+        default_gamma(np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_finds_separate_clusters(blobs, name, kind):
     X, labels = blobs
-    rng = np.random.default_rng(0)
-    found = METHODS[name](X, split_users(N, M, rng, kind, labels), rng)
-    assert found.name == name
-    assert found.labels.shape == (N,)
-    assert found.seconds > 0
-    assert found.nmi(labels) > 0.95
+    rng = seeded()
+    clusters, floats = run(name, X, split_among(N, M, rng, kind, labels), rng)
+    assert clusters.shape == (N,)
+    assert floats > 0
+    assert nmi(labels, clusters) > 0.95
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_same_seed_same_labels(blobs, name):
-    X, _ = blobs
-    users = split_users(N, M, np.random.default_rng(0))
-    first, second = (METHODS[name](X, users, np.random.default_rng(4)) for _ in "ab")
-    np.testing.assert_array_equal(first.labels, second.labels)
-    assert first.floats == second.floats
+def test_same_seed_same_labels(blobs, parts, name):
+    first, second = (run(name, blobs[0], parts, seeded(4)) for _ in "ab")
+    np.testing.assert_array_equal(first[0], second[0])
+    assert first[1] == second[1]
 
 
-def test_a_kernel_finds_what_raw_columns_do_not(rings):
+def test_a_kernel_finds_what_raw_columns_do_not(rings, parts):
     """A point and two rings around it: a narrow kernel tells most of it apart."""
     X, labels = rings
-    users = split_users(N, M, np.random.default_rng(0))
-    raw = plain(X, users, K, np.random.default_rng(0), budget=60)
-    found = central_kernel(
-        X, users, K, np.random.default_rng(0), n_components=K, gamma=0.3
+    raw, _ = run("k-means", X, parts, seeded())
+    clusters, _ = scalable_kernel(
+        X, parts, K, seeded(), n_components=K, n_landmarks=N, gamma=0.3
     )
-    assert found.nmi(labels) > raw.nmi(labels) + 0.3
+    assert nmi(labels, clusters) > nmi(labels, raw) + 0.3
 
 
 def test_central_kernel_is_k_means_of_the_scaled_eigenvectors(blobs):
     X, _ = blobs
-    found = METHODS["CK"](X, [], np.random.default_rng(0))
+    clusters, floats = run("CK", X, [], seeded())
     values, U = np.linalg.eigh(rbf_kernel(X, gamma=default_gamma(X)))
     H = U[:, -5:] * np.sqrt(values[-5:])
-    expected = kernel_baselines._pooled(H, K, np.random.default_rng(0))
-    assert normalized_mutual_info_score(expected, found.labels) == pytest.approx(1)
-    assert found.floats == X.size
+    expected = kernel_baselines._pooled(H, K, seeded())
+    assert nmi(expected, clusters) == pytest.approx(1)
+    assert floats == X.size
 
 
 def test_nystroem_with_all_rows_is_the_kernel(blobs):
@@ -163,73 +203,57 @@ def test_nystroem_with_all_rows_is_the_kernel(blobs):
 def test_features_make_the_kernel(blobs):
     """Errors of 20,000 features are at most 6 standard errors, sqrt(2 / D), of it."""
     X = blobs[0][:40]
-    A = kernel_baselines._fourier(X, 20_000, 0.02, np.random.default_rng(0))
+    A = kernel_baselines._fourier(X, 20_000, 0.02, seeded())
     np.testing.assert_allclose(A @ A.T, rbf_kernel(X, gamma=0.02), atol=0.05)
 
 
-def test_floats_of_distributed_k_means(blobs):
-    """All rows in the budget: each with a weight, and a cost of each user."""
+def test_floats_of_distributed_k_means(blobs, parts):
+    """All rows in the budget: each with a weight, and a cost of each party."""
     X, _ = blobs
-    users = split_users(N, M, np.random.default_rng(0))
-    rng = np.random.default_rng(0)
-    assert plain(X, users, K, rng, budget=10**6).floats == M + N * (6 + 1)
+    rng = seeded()
+    assert plain(X, parts, K, rng, budget=10**6)[1] == M + N * (6 + 1)
     # Without a draw the centres alone are sent.
-    assert plain(X, users, K, rng, budget=0).floats == M + M * K * (6 + 1)
-    found = random_fourier(X, users, K, rng, n_features=9, budget=0)
-    assert found.floats == M + M * K * (9 + 1)
+    assert plain(X, parts, K, rng, budget=0)[1] == M + M * K * (6 + 1)
+    _, floats = random_fourier(X, parts, K, rng, n_features=9, budget=0)
+    assert floats == M + M * K * (9 + 1)
 
 
-def test_floats_of_communication_pca(blobs):
+def test_floats_of_communication_pca(blobs, parts):
     """By hand, for D = 8 features and 20 rows in each sketch.
 
-    Embeddings 5 * 20 * 4; two sums a user; p' points of 8 features, whose span is all
-    8 dimensions; projections 5 * 20 * 8; k-means of 3 centres of 2 columns a user.
+    Embeddings 5 * 20 * 4; two sums a party; p' points of 8 features, whose span is all
+    8 dimensions; projections 5 * 20 * 8; k-means of 3 centres of 2 columns a party.
     """
-    X, _ = blobs
-    found = communication_pca(
-        X,
-        split_users(N, M, np.random.default_rng(0)),
-        K,
-        np.random.default_rng(0),
-        n_components=2,
-        n_features=8,
-        embedding=4,
-        row_embedding=20,
-        n_points=40,
-        budget=0,
-    )
-    points, rest = divmod(found.floats - 400 - 10 - 800 - M - M * K * 3, 8)
+    settings = {"n_components": 2, "n_features": 8, "n_points": 40, "budget": 0}
+    settings |= {"embedding": 4, "row_embedding": 20}
+    _, floats = communication_pca(blobs[0], parts, K, seeded(), **settings)
+    points, rest = divmod(floats - 400 - 10 - 800 - M - M * K * 3, 8)
     assert rest == 0
     assert 10 < points <= 20  # half of them, distinct: no residual is left
 
 
-def test_communication_pca_with_all_rows_is_principal_components(monkeypatch, blobs):
+def test_communication_pca_with_all_rows_is_principal_components(
+    monkeypatch, blobs, parts
+):
     """Where no sketch loses anything, the columns are those of A's own components."""
     X, _ = blobs
     seen = {}
 
-    def keep(H, users, k, budget, rng):
+    def keep(H, parts, k, rng, budget):
         seen["H"] = H
         return np.zeros(len(H), dtype=np.int64), 0
 
-    monkeypatch.setattr(kernel_baselines, "_distributed", keep)
-    communication_pca(
-        X,
-        split_users(N, M, np.random.default_rng(0)),
-        K,
-        np.random.default_rng(0),
-        n_components=4,
-        n_features=30,
-        n_points=4000,
-        gamma=0.02,
-    )
-    A = kernel_baselines._fourier(X, 30, 0.02, np.random.default_rng(0))
+    monkeypatch.setattr(kernel_baselines, "plain", keep)
+    settings = {"n_components": 4, "n_features": 30, "n_points": 4000, "gamma": 0.02}
+    communication_pca(X, parts, K, seeded(), **settings)
+    # The draws of the features are the first.
+    A = kernel_baselines._fourier(X, 30, 0.02, seeded())
     U, scale, _ = np.linalg.svd(A, full_matrices=False)
     expected = (U[:, :4] * scale[:4] ** 2) @ U[:, :4].T
     np.testing.assert_allclose(seen["H"] @ seen["H"].T, expected, atol=1e-8)
 
 
-def test_points_are_drawn_by_leverage_scores(monkeypatch, blobs):
+def test_points_are_drawn_by_leverage_scores(monkeypatch, blobs, parts):
     """Where no row is sketched, the first draw is by the hat matrix of A S.
 
     With d_s = D the columns of A S span those of A, so S does not matter.
@@ -243,42 +267,22 @@ def test_points_are_drawn_by_leverage_scores(monkeypatch, blobs):
         return draw(g, size, rng)
 
     monkeypatch.setattr(kernel_baselines, "draw", keep)
-    communication_pca(
-        X,
-        split_users(N, M, np.random.default_rng(0)),
-        K,
-        np.random.default_rng(0),
-        n_components=2,
-        n_features=20,
-        gamma=0.02,
-    )
-    A = kernel_baselines._fourier(X, 20, 0.02, np.random.default_rng(0))
+    settings = {"n_components": 2, "n_features": 20, "gamma": 0.02}
+    communication_pca(X, parts, K, seeded(), **settings)
+    A = kernel_baselines._fourier(X, 20, 0.02, seeded())
     np.testing.assert_allclose(seen[0], np.diag(A @ np.linalg.pinv(A)), rtol=1e-6)
 
 
-def test_few_points_are_drawn_where_the_first_ones_miss(blobs):
-    """With 10 points of 200 features the second half is drawn by the residuals."""
-    X, _ = blobs
-    users = split_users(N, M, np.random.default_rng(0))
-    few, more = (
-        communication_pca(
-            X,
-            users,
-            K,
-            np.random.default_rng(0),
-            n_components=3,
-            n_features=200,
-            n_points=points,
-            budget=0,
-        ).floats
-        for points in (10, 20)
-    )
+@pytest.mark.parametrize("count", [10, 20])
+def test_few_points_are_drawn_where_the_first_ones_miss(blobs, parts, count):
+    """With few points of 200 features the second half is drawn by the residuals."""
+    settings = {"n_components": 3, "n_features": 200, "n_points": count, "budget": 0}
+    _, floats = communication_pca(blobs[0], parts, K, seeded(), **settings)
     kmeans, embeddings = M + M * K * 4, N * 50 + 2 * M
-    for floats, points in ((few, 10), (more, 20)):
-        # p' points of 200 features, and p' columns of all N rows (48 a user)
-        distinct, rest = divmod(floats - kmeans - embeddings, 200 + N)
-        assert rest == 0
-        assert points // 2 < distinct <= points
+    # p' points of 200 features, and p' columns of all N rows (48 a party)
+    distinct, rest = divmod(floats - kmeans - embeddings, 200 + N)
+    assert rest == 0
+    assert count // 2 < distinct <= count
 
 
 def test_a_count_sketch_keeps_squares_in_the_mean():
@@ -291,28 +295,6 @@ def test_a_count_sketch_keeps_squares_in_the_mean():
     assert abs(squares.mean() - (rows**2).sum()) < 4.5 * error
     assert sketches[0].shape == (8, 1)
     assert kernel_baselines._count_sketch(rows, 30, rng) is rows
-
-
-def test_a_kernel_matrix_that_does_not_fit(blobs):
-    X, _ = blobs
-    with pytest.raises(ValueError, match="max_bytes = 1000, got 240 rows"):
-        central_kernel(
-            X, [], K, np.random.default_rng(0), n_components=5, max_bytes=1000
-        )
-    with pytest.raises(ValueError, match="n_components must be from 1 to 239"):
-        central_kernel(X, [], K, np.random.default_rng(0), n_components=240)
-
-
-def test_constant_data_has_no_gamma():
-    with pytest.raises(ValueError, match="gamma needs a column that varies"):
-        default_gamma(np.ones((4, 2)))
-
-
-def test_nmi_is_that_of_scikit_learn():
-    """Two clusters against a half of each: nothing in common; itself: all."""
-    found = Clustering("x", np.array([0, 0, 1, 1]), 0, 0.0)
-    assert found.nmi(np.array([0, 1, 0, 1])) == pytest.approx(0, abs=1e-12)
-    assert found.nmi(np.array([5, 5, 2, 2])) == pytest.approx(1)
 
 
 def test_examples():

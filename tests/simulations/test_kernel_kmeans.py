@@ -1,55 +1,42 @@
 """The experiments of federated kernel k-means, on sets that are made here."""
 
 import json
-import logging
 import math
 import os
 
 import numpy as np
 import pytest
-from sklearn.metrics.pairwise import rbf_kernel
 
-from vfl_flower import Party
-from vfl_flower.numerics.kernel_kmeans import pooled_fkkm
-from vfl_flower.simulations import simulate
-from vfl_flower.simulations.experiments import MissingData
-from vfl_flower.simulations.kernel_baselines import default_gamma
-from vfl_flower.simulations.kernel_kmeans import (
+from simulations import kernel_kmeans
+from simulations.experiments import MissingData
+from simulations.kernel_kmeans import (
     SOLVERS,
-    RowLanczos,
     Rows,
+    app,
     federated,
     floats,
     floats_page,
     interval,
-    kernel_eigenpairs,
     load,
-    main,
     needed,
     nmi,
     nmi_page,
-    paper_threshold,
-    pooled_draw,
     recovery,
     recovery_page,
-    run,
+    score,
     slope,
     uploaded,
 )
-from vfl_flower.strategies import FKKMeans
+from simulations.kernel_pooled import (
+    RowLanczos,
+    paper_threshold,
+    pooled_draw,
+    pooled_fkkm,
+)
+from vfl_flower import Party, simulate
+from vfl_flower.strategies.kernel_kmeans import FKKMeans
 
 N, D = 240, 6
-
-
-def quiet(line):
-    """Say nothing."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.getLogger("vfl_flower").setLevel(logging.ERROR)
-    yield
-    logging.getLogger("vfl_flower").setLevel(logging.NOTSET)
 
 
 def blobs(n, k, seed=0):
@@ -96,38 +83,14 @@ def test_covtype_is_scaled(folder):
     np.testing.assert_array_equal(X[:, 1:].max(axis=0), 1)
 
 
-def test_missing_data_are_a_reason(tmp_path):
-    with pytest.raises(MissingData, match=r"there is no mnist\.npz in"):
-        load("mnist-20k", tmp_path, 10)
-
-
-# --- Eigenpairs ----------------------------------------------------------------------
-
-
-def test_eigenpairs_are_those_of_the_whole_matrix():
-    """Two blocks of rows, the second a short one, far from 0."""
-    X, _ = blobs(1100, 5)
-    X += 30
-    K = rbf_kernel(X, gamma=default_gamma(X))
-    values, vectors = kernel_eigenpairs(X, 6)
-    np.testing.assert_allclose(values, np.linalg.eigvalsh(K)[::-1][:6], rtol=1e-5)
-    np.testing.assert_allclose(K @ vectors, vectors * values, atol=1e-3)
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(6), atol=1e-6)
-
-
-def test_a_matrix_that_does_not_fit_is_a_reason(data):
-    with pytest.raises(MissingData, match="the kernel matrix of 240 rows takes"):
-        kernel_eigenpairs(data.X, 3, max_bytes=2 * N**2 - 1)
-
-
 # --- Recovery ------------------------------------------------------------------------
 
 
 def test_the_curves_are_those_of_the_federated_run(data):
-    """At the users' secret seed the pooled iterate is the embedding of the strategy."""
-    users = [Party(rows) for rows in np.array_split(data.X, 3)]
+    """At the secret seed the pooled iterate is the embedding of the strategy."""
+    parties = [Party(rows) for rows in np.array_split(data.X, 3)]
     strategy = FKKMeans(3, 4, 8, 5, subspace_tol=0.0, coreset_size=60)
-    model = simulate(strategy, users, seed=1).model
+    model = simulate(strategy, parties, seed=1).model
     draw = pooled_draw(data.X, 8, 36, int(model.parts[0]["seed"], 16))
     *_, last = pooled_fkkm(draw, 5, 4)
     H = model.transform(data.X)
@@ -136,9 +99,9 @@ def test_the_curves_are_those_of_the_federated_run(data):
 
 def test_rows_and_columns_give_the_same_iterates(data):
     draw, rows = pooled_draw(data.X, 8, 36, 3), RowLanczos(N)
-    for t, one in enumerate(pooled_fkkm(draw, 4, 4), start=1):
-        H, steps = rows.step(draw(t), one.eta, one.threshold, 4)
-        np.testing.assert_allclose(H @ H.T, one.H @ one.H.T, atol=1e-5)
+    for t, iterate in enumerate(pooled_fkkm(draw, 4, 4), start=1):
+        H, steps = rows.step(draw(t), iterate.eta, iterate.threshold, 4)
+        np.testing.assert_allclose(H @ H.T, iterate.H @ iterate.H.T, atol=1e-5)
         assert steps >= 4
 
 
@@ -167,9 +130,7 @@ def test_interval_is_students():
 
 
 def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
-    entry = recovery(
-        data, counts=(4, 16), iterations=12, seeds=3, without=16, tell=quiet
-    )
+    entry = recovery(data, counts=(4, 16), iterations=12, seeds=3, without=16)
     kinds = [(c["D"], c["rule"], c["cem"]) for c in entry["curves"]]
     assert kinds == [
         (4, "auto", True),
@@ -192,7 +153,7 @@ def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
     np.testing.assert_allclose(a, b, rtol=0.01)  # of Ritz values near lambda
     oracle = by_kind[16, "oracle", True]
     np.testing.assert_allclose(oracle["thresholds"], entry["eigenvalues"][4])
-    page = recovery_page({"blobs": entry})
+    page = "\n".join(recovery_page({"blobs": entry}))
     assert "apart at most." in page
     assert page.count("| without |") == 1
     assert "0.4 / t" in page
@@ -203,38 +164,38 @@ def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
 
 @pytest.fixture(scope="module")
 def counted(data):
-    return floats(data, D=8, iterations=3, tell=quiet)
+    return floats(data, D=8, iterations=3, parties=3)
 
 
 def test_floats_are_those_of_the_formulas(counted):
     assert list(counted["methods"]) == list(SOLVERS)
-    for name, of in counted["methods"].items():
-        assert of["ledger"] == of["formula"] > 0, name
+    for name, figures in counted["methods"].items():
+        assert figures["ledger"] == figures["formula"] > 0, name
 
 
-def test_gram_has_a_triangle_a_user_and_iteration(counted):
+def test_gram_has_a_triangle_a_party_and_iteration(counted):
     """D_1 = 4 (s + 5) = 36 features first, then 8 beside those of Z_t."""
     first, second = counted["methods"]["gram"]["ranks"][:2]
     sizes = [36, 8 + first, 8 + second]
-    assert counted["methods"]["gram"]["ledger"] == 5 * sum(
+    assert counted["methods"]["gram"]["ledger"] == 3 * sum(
         m * (m + 1) // 2 for m in sizes
     )
 
 
 def test_pooled_counts_are_those_of_theorem_2(counted):
     counts = [36, 8, 8]
-    with_cem = 5 * sum(
+    with_cem = 3 * sum(
         q * m for q, m in zip(counted["Q_1"], counted["sizes"], strict=True)
     )
-    without = sum(q * (N + 5 * c) for q, c in zip(counted["Q_0"], counts, strict=True))
+    without = sum(q * (N + 3 * c) for q, c in zip(counted["Q_0"], counts, strict=True))
     assert counted["pooled"]["lanczos"] == with_cem
     assert counted["pooled"]["without CEM"] == without
 
 
 def test_without_the_ledger_nothing_is_run(data):
-    found = floats(data, D=8, iterations=2, ledger=False, tell=quiet)
-    assert found["methods"] == {}
-    page = floats_page({"blobs": found})
+    measured = floats(data, D=8, iterations=2, ledger=False)
+    assert measured["methods"] == {}
+    page = "\n".join(floats_page({"blobs": measured}))
     assert "ledger" not in page
     assert "| blobs |" in page
 
@@ -244,61 +205,64 @@ def test_without_the_ledger_nothing_is_run(data):
 
 @pytest.fixture(scope="module")
 def entry(data):
-    return nmi(data, seeds=2, quick=True, kind="labels", tell=quiet)
+    return nmi(data, seeds=2, parties=3, quick=True, kind="labels")
 
 
 def test_each_method_has_a_score_a_seed(entry):
-    families = [of["family"] for of in entry["methods"].values()]
+    families = [figures["family"] for figures in entry["methods"].values()]
     assert families == [*["FK"] * 4, *["RFK"] * 10, "CE PCA", "plain", *["central"] * 2]
-    for of in entry["methods"].values():
-        assert len(of["nmi"]) == 2
-        assert all(0 <= score <= 1 for score in of["nmi"])
+    for figures in entry["methods"].values():
+        assert len(figures["nmi"]) == 2
+        assert all(0 <= score <= 1 for score in figures["nmi"])
     for name in ("SK", "CK"):
         assert np.mean(entry["methods"][name]["nmi"]) > 0.8
         assert entry["methods"][name]["floats"] == N * D
 
 
 def test_scores_of_the_strategy_are_by_row(data):
-    """Labels come back user by user, and go to the rows that the user has."""
+    """Labels come back party by party, and go to the rows that the party has."""
     order = np.random.default_rng(0).permutation(N)
-    users = [np.sort(part) for part in np.array_split(order, 3)]
-    one = federated(data, users, 0, n_features=20, iterations=5)
-    assert one["nmi"] > 0.8
+    parts = [np.sort(part) for part in np.array_split(order, 3)]
+    figures = federated(data, parts, 0, n_features=20, iterations=5)
+    assert figures["nmi"] > 0.8
     result = simulate(
         FKKMeans(3, 4, 20, 5, coreset_size=60),
-        [Party(data.X[rows]) for rows in users],
+        [Party(data.X[rows]) for rows in parts],
         seed=0,
     )
-    assert one["floats"] == uploaded(result.ledger)
-    assert one["bytes"] == result.ledger.bytes_up
+    assert figures["floats"] == uploaded(result.ledger)
+    assert figures["bytes"] == result.ledger.bytes_up
+
+
+def test_score_is_the_mutual_information_with_the_classes(data):
+    """Two clusters against a half of each: nothing in common; itself: all."""
+    half = Rows("half", data.X[:4], np.array([0, 1, 0, 1]), k=2, s=2)
+    assert score(np.array([0, 0, 1, 1]), half) == pytest.approx(0, abs=1e-12)
+    assert score(np.array([5, 2, 5, 2]), half) == pytest.approx(1)
 
 
 def test_without_a_kernel_matrix_there_is_no_ck(data, monkeypatch):
     def refuse(X, s):
         raise MissingData("too large")
 
-    monkeypatch.setattr(
-        "vfl_flower.simulations.kernel_kmeans.kernel_eigenpairs", refuse
-    )
-    monkeypatch.setattr(
-        "vfl_flower.simulations.kernel_kmeans.methods", lambda data, quick: {}
-    )
-    found = nmi(data, seeds=1, tell=quiet)
-    assert (found["methods"], found["without CK"]) == ({}, "too large")
+    monkeypatch.setattr(kernel_kmeans, "kernel_eigenpairs", refuse)
+    monkeypatch.setattr(kernel_kmeans, "methods", lambda data, quick: {})
+    measured = nmi(data, seeds=1)
+    assert (measured["methods"], measured["without"]) == ({}, "too large")
 
 
 def test_needed_is_the_cheapest_that_is_as_good():
-    def of(family, floats, *scores):
+    def method(family, floats, *scores):
         return {"family": family, "floats": floats, "nmi": list(scores)}
 
     entry = {
         "methods": {
-            "a": of("FK", 100.0, 0.70, 0.72),
-            "b": of("RFK", 50.0, 0.69, 0.70),  # 0.015 below
-            "c": of("RFK", 400.0, 0.70, 0.71),
-            "d": of("RFK", 250.0, 0.70, 0.705),
-            "e": of("CE PCA", 10.0, 0.5, 0.9),  # 0.7: a hundredth below
-            "f": of("plain", 10.0, 0.5, 0.5),
+            "a": method("FK", 100.0, 0.70, 0.72),
+            "b": method("RFK", 50.0, 0.69, 0.70),  # 0.015 below
+            "c": method("RFK", 400.0, 0.70, 0.71),
+            "d": method("RFK", 250.0, 0.70, 0.705),
+            "e": method("CE PCA", 10.0, 0.5, 0.9),  # 0.7: a hundredth below
+            "f": method("plain", 10.0, 0.5, 0.5),
         }
     }
     assert needed(entry, "a", "RFK") == ("d", 250.0)
@@ -307,7 +271,7 @@ def test_needed_is_the_cheapest_that_is_as_good():
 
 
 def test_page_says_what_is_saved(entry):
-    page = nmi_page({"blobs": entry})
+    page = "\n".join(nmi_page({"blobs": entry}))
     rows = [
         line.split("|")[1:-1] for line in page.splitlines() if "FK k-means," in line
     ]
@@ -318,70 +282,38 @@ def test_page_says_what_is_saved(entry):
 # --- The command ---------------------------------------------------------------------
 
 
+def run(folder, output, *arguments):
+    """Run the command, and return its files as text."""
+    words = [*arguments, "--data-dir", folder, "--output-dir", output]
+    app([str(word) for word in words], standalone_mode=False)
+    return {name: (output / name).read_text() for name in os.listdir(output)}
+
+
 def test_command_writes_json_and_tables(folder, tmp_path, capsys):
-    arguments = ["floats", "--datasets", "mushrooms", "--iterations", "2"]
-    arguments += ["--data-dir", str(folder), "--output-dir", str(tmp_path / "out")]
-    main(arguments)
-    assert sorted(os.listdir(tmp_path / "out")) == [
-        "kernel_kmeans-floats.json",
-        "kernel_kmeans-floats.md",
-    ]
-    found = json.loads((tmp_path / "out" / "kernel_kmeans-floats.json").read_text())
-    assert set(found) == {"settings", "versions", "skipped", "floats"}
-    assert found["floats"]["mushrooms"]["n"] == N
-    told = capsys.readouterr().out
-    assert (tmp_path / "out" / "kernel_kmeans-floats.md").read_text() in told
+    arguments = ["floats", "--datasets", "mushrooms", "--rows", "100"]
+    files = run(folder, tmp_path, *arguments, "--iterations", "2")
+    assert sorted(files) == ["kernel_kmeans-floats.json", "kernel_kmeans-floats.md"]
+    results = json.loads(files["kernel_kmeans-floats.json"])
+    assert results["floats"]["mushrooms"]["n"] == 100
+    assert results["floats"]["mushrooms"]["T"] == 2
+    page = files["kernel_kmeans-floats.md"]
+    assert page.startswith("`python -m simulations.kernel_kmeans floats --datasets m")
+    assert page in capsys.readouterr().out
 
 
 def test_a_table_goes_on_without_a_missing_data_set(folder, tmp_path):
     (tmp_path / "few").mkdir()
     os.link(folder / "mushrooms.npz", tmp_path / "few" / "mushrooms.npz")
-    page = run(
-        "recovery",
-        tmp_path,
-        tmp_path / "few",
-        names=("mnist", "mushrooms"),
-        seeds=1,
-        counts=(8,),
-        iterations=3,
-        tell=quiet,
-    )
+    arguments = ["recovery", "--datasets", "mnist", "--datasets", "mushrooms"]
+    arguments += ["--seeds", "1", "--counts", "8", "--iterations", "3"]
+    files = run(tmp_path / "few", tmp_path / "out", *arguments)
+    page = files["kernel_kmeans-recovery.md"]
     assert "**mnist** was skipped: there is no mnist.npz in" in page
     assert "### mushrooms" in page
 
 
 @pytest.mark.parametrize("table", ["nmi", "floats"])
-def test_more_users_than_rows_are_a_reason(folder, tmp_path, table):
-    names, reason = ("mushrooms",), "mushrooms: --users must be at most 100, got 101"
-    with pytest.raises(MissingData, match=reason):
-        run(table, tmp_path, folder, names=names, rows=100, users=101, tell=quiet)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rows", "99"], "--rows must be at least 100, got 99"),
-        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["--iterations", "0"], "--iterations must be at least 1, got 0"),
-        (["--users", "2"], "--users must be at least 3, got 2"),
-        (["--counts", "5", "0"], "--counts must be at least 1, got 0"),
-    ],
-)
-def test_command_refuses_what_cannot_be(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        main(["nmi", *arguments])
-    assert message in capsys.readouterr().err
-
-
-def test_no_data_at_all_is_an_error(tmp_path, capsys):
-    arguments = ["floats", "--datasets", "mnist", "--data-dir", str(tmp_path)]
-    with pytest.raises(SystemExit) as caught:
-        main([*arguments, "--output-dir", str(tmp_path / "out")])
-    assert caught.value.code == 1
-    assert "mnist: there is no mnist.npz in" in capsys.readouterr().err
-
-
-def test_nmi_has_iterations_of_its_own(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["nmi", "--iterations", "5", "--output-dir", str(tmp_path)])
-    assert "--iterations must not be given for nmi" in capsys.readouterr().err
+def test_more_parties_than_rows_are_a_reason(folder, tmp_path, table):
+    arguments = [table, "--datasets", "mushrooms", "--rows", "100", "--parties", "101"]
+    with pytest.raises(MissingData, match="--parties must be at most 100, got 101"):
+        run(folder, tmp_path, *arguments)

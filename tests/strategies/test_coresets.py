@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from faults import LyingGrid
 from flwr.app import ConfigRecord
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients.base import PartyError
-from vfl_flower.messages import unpack
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     allocate,
@@ -20,10 +19,14 @@ from vfl_flower.numerics.coresets import (
 )
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.simulations import InProcessGrid, simulate
-from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, base, coresets
+from vfl_flower.protocol import strategy as protocol
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.strategy import Run
+from vfl_flower.simulation import InProcessGrid, simulate
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, coresets
 from vfl_flower.strategies import sampling as rows_of
-from vfl_flower.strategies.exchange import FederationError
 
 T, D = 3, 7
 WIDTHS = (2, 1, 4)
@@ -77,7 +80,7 @@ def stream(seed, j, name):
 def expected_coreset(g, seed, size, train):
     """Algorithm 1 on the scores of all parties, shape (T, n), by the run's streams."""
     totals = g.sum(axis=1)
-    a = allocate(totals, size, base.Run(seed).rng("allocate"))
+    a = allocate(totals, size, Run(seed).rng("allocate"))
     S = []
     for j in range(len(g)):
         S.append(draw(g[j], size, stream(seed, j, "draw"))[: a[j]])
@@ -109,11 +112,11 @@ def clustering_scores(X, k, seed, method):
     return np.array(g)
 
 
-@pytest.mark.parametrize("protocol", ["fused", "paper"])
+@pytest.mark.parametrize("rounds", ["fused", "paper"])
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
 def test_rows_and_weights_of_regression_are_those_of_the_paper(
-    monkeypatch, fraction, intercept, protocol
+    fraction, intercept, rounds
 ):
     """S and w recomputed from a pooled matrix; the model from the same weighted rows.
 
@@ -126,11 +129,10 @@ def test_rows_and_weights_of_regression_are_those_of_the_paper(
     g = regression_scores(X[train], y[train], intercept)
     S, w = expected_coreset(g, seed, size, train)
     strategy = CoresetVRLR(
-        size, protocol=protocol, fit_intercept=intercept, test_fraction=fraction
+        size, rounds=rounds, fit_intercept=intercept, test_fraction=fraction
     )
     found, sent = run(strategy, parties(X, y), seed)
-    rows = dict(sent)["coresets_scores"]["rows"]
-    np.testing.assert_array_equal(rows, S)
+    np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"], S)
     assert found.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
     A = np.column_stack([X[S], np.ones(size)]) if intercept else X[S]
     root = np.sqrt(w)
@@ -151,18 +153,18 @@ def test_leverage_scores_of_the_test_are_those_of_the_package():
     assert g.sum() == pytest.approx(2 + 1 + (4 + 1 + 1) + T)
 
 
-@pytest.mark.parametrize("protocol", ["fused", "paper"])
+@pytest.mark.parametrize("rounds", ["fused", "paper"])
 @pytest.mark.parametrize("method", ["lloyd", "seeding"])
-def test_rows_and_weights_of_k_means_are_those_of_the_paper(protocol, method):
+def test_rows_and_weights_of_k_means_are_those_of_the_paper(rounds, method):
     X, _ = data()
     size, seed, k = 60, 4, 3
     g = clustering_scores(X, k, seed, method)
     S, w = expected_coreset(g, seed, size, np.arange(300))
-    strategy = CoresetVKMC(k, size, protocol=protocol, local_clustering=method)
+    strategy = CoresetVKMC(k, size=size, rounds=rounds, local_clustering=method)
     found, sent = run(strategy, parties(X), seed)
     np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"], S)
     assert found.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
-    C, cost = weighted_kmeans(X[S], k, w, base.Run(seed).rng("cluster"))
+    C, cost = weighted_kmeans(X[S], k, w, Run(seed).rng("cluster"))
     np.testing.assert_allclose(
         np.hstack(found.model.cluster_centers_), C, rtol=1e-7, atol=1e-9
     )
@@ -180,7 +182,11 @@ def test_uniform_rows_are_distinct_training_rows(pooled, fraction):
         solver="central" if pooled else "cg",
     )
     found, sent = run(strategy, parties(X, y), 2)
-    rows = dict(sent)["coresets_rows" if pooled else "linear_start"]["rows"]
+    requests = dict(sent)
+    if pooled:
+        rows = requests["coresets_pooled_rows"]["rows"]
+    else:
+        rows = requests["linear_start"]["coreset.rows"]
     assert len(np.unique(rows)) == 60
     assert not np.isin(rows, split_rows(300, fraction, 2)[1]).any()
     assert found.metrics["weight_sum"] == pytest.approx(300 * (1 - fraction))
@@ -198,7 +204,7 @@ def test_all_rows_in_more_than_one_block(monkeypatch, solver):
     assert blocked.arrays.object_id == whole.arrays.object_id
     assert blocked.metrics == pytest.approx(whole.metrics, rel=1e-9)
     actions = [action for action, _ in sent]
-    assert actions.count("coresets_rows") == (10 if solver == "central" else 0)
+    assert actions.count("coresets_pooled_rows") == (10 if solver == "central" else 0)
     assert actions.count("coresets_distances") == math.ceil(95 / 13)
 
 
@@ -206,7 +212,7 @@ def test_all_rows_in_more_than_one_block(monkeypatch, solver):
 @pytest.mark.parametrize("solver", ["central", "distdim"])
 def test_full_cost_of_k_means(solver, sampling):
     X, _ = data()
-    strategy = CoresetVKMC(4, 60, sampling, solver, evaluate="full")
+    strategy = CoresetVKMC(4, solver, size=60, sampling=sampling, evaluate="full")
     found, _ = run(strategy, parties(X), 1)
     _, squares = assign(X, np.hstack(found.model.cluster_centers_))
     assert found.metrics["full_cost"] == pytest.approx(squares.mean(), rel=1e-9)
@@ -225,10 +231,10 @@ def test_full_cost_of_k_means(solver, sampling):
 def test_both_protocols_give_the_same_bits(solver, seed, fraction):
     X, y = data()
     results = []
-    for protocol in ("fused", "paper"):
-        options = {"protocol": protocol, "solver": solver}
+    for rounds in ("fused", "paper"):
+        options = {"rounds": rounds, "solver": solver}
         if solver == "distdim":
-            strategy = CoresetVKMC(3, 50, **options)
+            strategy = CoresetVKMC(3, size=50, **options)
         else:
             strategy = CoresetVRLR(50, max_iter=5, test_fraction=fraction, **options)
         result, sent = run(strategy, parties(X, y), seed)
@@ -243,7 +249,7 @@ def test_both_protocols_give_the_same_bits(solver, seed, fraction):
 def test_both_protocols_give_the_same_clusters(seed):
     X, _ = data()
     fused, paper = (
-        run(CoresetVKMC(3, 50, protocol=p), parties(X), seed)[0]
+        run(CoresetVKMC(3, size=50, rounds=p), parties(X), seed)[0]
         for p in ("fused", "paper")
     )
     assert fused.metrics == paper.metrics
@@ -261,7 +267,7 @@ def test_the_seed_is_all_that_decides():
 
 def test_without_a_seed_the_parties_draw_by_secrets_of_their_own(monkeypatch):
     """Two runs differ even where the server's own draws are the same."""
-    monkeypatch.setattr(base, "secrets", SimpleNamespace(randbits=lambda bits: 7))
+    monkeypatch.setattr(protocol, "secrets", SimpleNamespace(randbits=lambda bits: 7))
     X, y = data()
     rows = []
     for _ in range(2):
@@ -315,13 +321,15 @@ def test_units_of_regression_by_the_paper():
     Algorithm 1 itself is the first four: 2T + m + 2mT, which the published code rounds
     up to T + 3mT.
     """
-    result = cost(CoresetVRLR(M, protocol="paper"))
+    result = cost(CoresetVRLR(M, rounds="paper"))
     assert result.ledger.units == 2 * T + M + 3 * M * T + M * (D + 1)
     assert list(result.ledger.waits) == [
-        *("hello", "coresets_totals", "coresets_draw", "coresets_scores"),
-        "coresets_rows",
+        *("hello", "coresets_totals", "coresets_drawn_rows", "coresets_scores"),
+        "coresets_pooled_rows",
     ]
-    drawing = result.ledger.of("coresets_totals", "coresets_draw", "coresets_scores")
+    drawing = result.ledger.of(
+        "coresets_totals", "coresets_drawn_rows", "coresets_scores"
+    )
     assert drawing.units == 2 * T + M + 2 * M * T <= T + 3 * M * T
     assert result.ledger.round_trips == 5
 
@@ -344,7 +352,7 @@ def test_units_of_all_rows():
     ("options", "units", "trips"),
     [
         ({}, T + 3 * M * T + M * D, 3),
-        ({"protocol": "paper"}, 2 * T + M + 3 * M * T + M * D, 5),
+        ({"rounds": "paper"}, 2 * T + M + 3 * M * T + M * D, 5),
         ({"sampling": "uniform"}, M * T + M * D, 2),
         ({"sampling": "full"}, 200 * D, 2),
     ],
@@ -354,7 +362,7 @@ def test_units_of_k_means(options, units, trips):
 
     Published: T + 3mT or mT, and m d or n d.
     """
-    result = cost(CoresetVKMC(K, M, **options))
+    result = cost(CoresetVKMC(K, size=M, **options))
     assert result.ledger.units == units
     assert result.ledger.round_trips == trips
 
@@ -363,7 +371,7 @@ def test_units_of_k_means(options, units, trips):
     ("options", "units", "trips"),
     [
         ({}, T + 3 * M * T + 3 * M * T + K * D, 4),
-        ({"protocol": "paper"}, 2 * T + M + 2 * M * T + 3 * M * T + K * D, 5),
+        ({"rounds": "paper"}, 2 * T + M + 2 * M * T + 3 * M * T + K * D, 5),
         ({"sampling": "uniform"}, 3 * M * T + K * D, 2),
         ({"sampling": "full"}, 200 * T + K * D, 2),
     ],
@@ -375,7 +383,7 @@ def test_units_of_distdim(options, units, trips):
     (S, w) that its own Theorem 2.5 has as 2mT. A uniform sample needs no message of its
     own: its numbers ride on (S, w).
     """
-    result = cost(CoresetVKMC(K, M, solver="distdim", **options))
+    result = cost(CoresetVKMC(K, size=M, solver="distdim", **options))
     assert result.ledger.units == units
     assert result.ledger.round_trips == trips
 
@@ -433,7 +441,7 @@ def test_units_of_saga(b):
             {"linear_residuals": 2},
         ),
         (
-            CoresetVKMC(K, M, evaluate="full"),
+            CoresetVKMC(K, size=M, evaluate="full"),
             200 * K * T + K * D,
             {"coresets_distances": 1},
         ),
@@ -453,11 +461,11 @@ def test_units_of_evaluation(strategy, units, actions):
     "strategy",
     [
         CoresetVRLR(1000),
-        CoresetVRLR(1000, protocol="paper"),
+        CoresetVRLR(1000, rounds="paper"),
         CoresetVRLR(1000, sampling="uniform"),
         CoresetVRLR(sampling="full"),
         CoresetVRLR(1000, solver="cg"),
-        CoresetVKMC(5, 1000),
+        CoresetVKMC(5, size=1000),
     ],
 )
 def test_bytes_of_blocks_of_1000_numbers(strategy, masking):
@@ -494,7 +502,7 @@ def test_bytes_do_not_depend_on_the_number_of_rows(solver):
 def test_bytes_of_k_means_do_not_depend_on_the_number_of_rows():
     sizes = []
     for n in (10**3, 10**4, 10**5):
-        strategy = CoresetVKMC(3, 200, local_clustering="seeding", n_init=1)
+        strategy = CoresetVKMC(3, size=200, local_clustering="seeding", n_init=1)
         sizes.append(simulate(strategy, parties(data(n)[0]), seed=0).ledger.bytes_up)
     assert max(sizes) <= 1.01 * min(sizes)
 
@@ -502,12 +510,12 @@ def test_bytes_of_k_means_do_not_depend_on_the_number_of_rows():
 # -- the second draw ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["fused", "paper"])
+@pytest.mark.parametrize("rounds", ["fused", "paper"])
 @pytest.mark.parametrize("strategy", [CoresetVRLR, CoresetVKMC])
-def test_second_draw_changes_nothing_of_the_first(strategy, protocol):
+def test_second_draw_changes_nothing_of_the_first(strategy, rounds):
     """The first rows of each party's stream are the same, however many follow."""
     X, y = data()
-    options = {"size": M, "protocol": protocol}
+    options = {"size": M, "rounds": rounds}
     labels = y if strategy is CoresetVRLR else None
     without, with_check = (
         simulate(strategy(check_size=c, **options), parties(X, labels), seed=5)
@@ -518,13 +526,13 @@ def test_second_draw_changes_nothing_of_the_first(strategy, protocol):
     assert extra == without.metrics
 
 
-@pytest.mark.parametrize("protocol", ["fused", "paper"])
-def test_second_draw_is_the_next_rows_of_each_party(protocol):
+@pytest.mark.parametrize("rounds", ["fused", "paper"])
+def test_second_draw_is_the_next_rows_of_each_party(rounds):
     """Of m + c rows drawn the loss of the last c, weighted by G / (c sum_j g_ij)."""
     X, y = data()
     g = regression_scores(X, y, True)
     m, c, seed = 50, 40, 8
-    totals, server = g.sum(axis=1), base.Run(seed)
+    totals, server = g.sum(axis=1), Run(seed)
     a = allocate(totals, m, server.rng("allocate"))
     b = allocate(totals, c, server.rng("check"))
     S = []
@@ -532,9 +540,7 @@ def test_second_draw_is_the_next_rows_of_each_party(protocol):
         S.append(draw(g[j], m + c, stream(seed, j, "draw"))[a[j] : a[j] + b[j]])
     S = np.concatenate(S)
     w = totals.sum() / (c * g[:, S].sum(axis=0))
-    result, sent = run(
-        CoresetVRLR(m, check_size=c, protocol=protocol), parties(X, y), seed
-    )
+    result, sent = run(CoresetVRLR(m, check_size=c, rounds=rounds), parties(X, y), seed)
     np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"][m:], S)
     found = result.model.predict(np.split(X[S], np.cumsum(WIDTHS)[:-1], axis=1))
     losses = w * (found - y[S]) ** 2 / 300
@@ -613,7 +619,7 @@ def test_cost_on_the_coreset_is_unbiased_for_k_means(monkeypatch):
     monkeypatch.setattr(coresets, "weighted_kmeans", at_centers)
     monkeypatch.setattr(coresets, "tau", lambda *args: 1.0)
     cost = assign(X, C)[1].mean()
-    strategy = CoresetVKMC(4, 60, masking="plain", local_clustering="seeding")
+    strategy = CoresetVKMC(4, size=60, masking="plain", local_clustering="seeding")
     federation = parties(X)
     found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
     assert abs(t_statistic([metrics["cost"] for metrics in found], cost)) < 4.5
@@ -664,7 +670,7 @@ def test_coreset_beats_uniform_where_a_cluster_is_small():
     X[20:2000] += 4
     cost = {}
     for sampling in ("coreset", "uniform"):
-        strategy = CoresetVKMC(3, 60, sampling, evaluate="full", n_init=3)
+        strategy = CoresetVKMC(3, size=60, sampling=sampling, evaluate="full", n_init=3)
         results = [simulate(strategy, parties(X), seed) for seed in range(20)]
         cost[sampling] = np.mean([r.metrics["full_cost"] for r in results])
     full = simulate(CoresetVKMC(3, sampling="full", n_init=3), parties(X), 0).metrics
@@ -747,94 +753,78 @@ def test_hooks_of_flower_say_what_to_call(hook):
 # -- refusals -----------------------------------------------------------------------
 
 
+BOTH = [
+    ({"size": 0}, "at least 1"),
+    ({"size": -5}, "at least 1"),
+    ({"size": 2**24 + 1}, "at most"),
+    ({"size": 10.5}, "a whole number"),
+    ({"size": "10"}, "a whole number"),
+    ({"sampling": "all"}, "'coreset', 'uniform', 'full'"),
+    ({"rounds": "fast"}, "'fused', 'paper'"),
+    ({"evaluate": "test"}, "'coreset', 'full'"),
+    ({"check_size": 1}, "0 or at least 2"),
+    ({"check_size": -2}, "at least 0"),
+    ({"check_size": 9, "sampling": "uniform"}, "0 unless sampling is 'coreset'"),
+    ({"masking": "none"}, "'ring', 'plain'"),
+    ({"n_parties": -1}, "at least 0"),
+    ({"n_parties": 1}, "0 or at least 2"),
+    ({"seed": -1}, "at least 0"),
+    ({"seed": 0.5}, "a whole number"),
+    ({"seed": 2**63}, "below"),
+]
+REGRESSION = [
+    ({"regularizer": "l2"}, "'none', 'ridge', 'lasso', 'elasticnet'"),
+    ({"solver": "sgd"}, "'central', 'cg', 'saga'"),
+    ({"solver": "distdim"}, "'central', 'cg', 'saga'"),
+    ({"check_size": 9, "solver": "cg"}, "0 unless .* solver 'central'"),
+    ({"test_fraction": 1.0}, "below 1"),
+    ({"test_fraction": -0.1}, "at least 0"),
+    ({"test_fraction": math.nan}, "number"),
+    ({"alpha": -1.0}, "at least 0"),
+    ({"alpha": math.nan}, "number"),
+    ({"alpha": math.inf}, "number"),
+    ({"alpha": 1.0}, "0 without a regularizer"),
+    ({"alpha": 0.0, "regularizer": "ridge"}, "above 0 for ridge"),
+    ({"l1_ratio": 1.5}, "at most 1"),
+    ({"l1_ratio": -0.5}, "at least 0"),
+    ({"max_iter": 0}, "at least 1"),
+    ({"tol": -1e-9}, "at least 0"),
+    ({"batch_size": 0}, "at least 1"),
+    ({"fit_intercept": 1}, "True or False"),
+]
+CLUSTERING = [
+    ({"n_clusters": 0}, "at least 1"),
+    ({"solver": "cg"}, "'central', 'distdim'"),
+    ({"check_size": 9, "solver": "distdim"}, "0 unless .* solver 'central'"),
+    ({"local_clustering": "none"}, "'lloyd', 'seeding'"),
+    ({"approximation": 0.5}, "at least 1"),
+    ({"n_init": 0}, "at least 1"),
+    ({"n_clusters": 11, "size": 10}, "at most size"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"size": 0}, "size must be a whole number from 1, got 0"),
-        ({"size": -5}, "size must be a whole number from 1, got -5"),
-        ({"size": 10.5}, "size must be a whole number from 1, got 10.5"),
-        ({"size": "10"}, "size must be a whole number from 1, got '10'"),
-        ({"sampling": "all"}, "sampling must be one of coreset, uniform, full, got"),
-        ({"protocol": "fast"}, "protocol must be one of fused, paper, got 'fast'"),
-        ({"evaluate": "test"}, "evaluate must be one of coreset, full, got 'test'"),
-        ({"check_size": 1}, "check_size must be 0 or at least 2, got 1"),
-        ({"check_size": -2}, "check_size must be a whole number from 0, got -2"),
-        (
-            {"check_size": 9, "sampling": "uniform"},
-            "check_size must be 0 unless sampling is 'coreset' and solver 'central', "
-            "got 9",
-        ),
-        ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
-        ({"n_parties": -1}, "n_parties must be a whole number from 0, got -1"),
-        ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
-        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
-        ({"seed": 0.5}, "seed must be a whole number from 0, got 0.5"),
-        ({"seed": 2**63}, r"seed must be below 2\^63, got 9223"),
-    ],
+    ("strategy", "arguments", "rule"),
+    [(CoresetVRLR, *case) for case in BOTH + REGRESSION]
+    + [(CoresetVKMC, *case) for case in BOTH + CLUSTERING],
 )
-@pytest.mark.parametrize("strategy", [CoresetVRLR, CoresetVKMC])
-def test_arguments_of_both(strategy, arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_errors_of_settings_name_argument_rule_and_value(strategy, arguments, rule):
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(ValueError, match=rule) as caught:
         strategy(**arguments)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{name} must be ")
+    assert "\n" not in sentence
+    assert repr(value) in sentence.partition(", got ")[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            {"regularizer": "l2"},
-            "regularizer must be one of none, ridge, lasso, elasticnet, got 'l2'",
-        ),
-        ({"solver": "sgd"}, "solver must be one of central, cg, saga, got 'sgd'"),
-        ({"solver": "distdim"}, "solver must be one of central, cg, saga, got 'distd"),
-        ({"check_size": 9, "solver": "cg"}, "check_size must be 0 unless .* got 9"),
-        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
-        ({"test_fraction": -0.1}, r"test_fraction must be in \[0, 1\), got -0.1"),
-        ({"test_fraction": math.nan}, r"test_fraction must be in \[0, 1\), got nan"),
-        ({"alpha": -1.0}, "alpha must be at least 0 and finite, got -1"),
-        ({"alpha": math.nan}, "alpha must be at least 0 and finite, got nan"),
-        ({"alpha": math.inf}, "alpha must be at least 0 and finite, got inf"),
-        ({"alpha": 1.0}, "alpha must be 0 without a regularizer, got 1"),
-        ({"regularizer": "ridge"}, "alpha must be above 0 for ridge, got 0"),
-        ({"l1_ratio": 1.5}, r"l1_ratio must be in \[0, 1\], got 1.5"),
-        ({"l1_ratio": -0.5}, r"l1_ratio must be in \[0, 1\], got -0.5"),
-        ({"max_iter": 0}, "max_iter must be a whole number from 1, got 0"),
-        ({"tol": -1e-9}, "tol must be at least 0 and finite, got -1e-09"),
-        ({"batch_size": 0}, "batch_size must be a whole number from 1, got 0"),
-    ],
-)
-def test_arguments_of_regression(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        CoresetVRLR(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"n_clusters": 0}, "n_clusters must be a whole number from 1, got 0"),
-        ({"solver": "cg"}, "solver must be one of central, distdim, got 'cg'"),
-        (
-            {"check_size": 9, "solver": "distdim"},
-            "check_size must be 0 unless .* got 9",
-        ),
-        (
-            {"local_clustering": "none"},
-            "local_clustering must be one of lloyd, seeding, got 'none'",
-        ),
-        (
-            {"approximation": 0.5},
-            "approximation must be at least 1 and finite, got 0.5",
-        ),
-        ({"n_init": 0}, "n_init must be a whole number from 1, got 0"),
-        (
-            {"n_clusters": 11, "size": 10},
-            "n_clusters must be at most size, got 11 for 10 rows",
-        ),
-    ],
-)
-def test_arguments_of_k_means(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        CoresetVKMC(**arguments)
+def test_what_may_be_given_without_a_name():
+    """The number of clusters as in scikit-learn, or the size; not one for the other."""
+    assert CoresetVKMC(3).n_clusters == 3
+    made = CoresetVRLR(50, "ridge", 0.1)
+    assert (made.size, made.regularizer, made.alpha) == (50, "ridge", 0.1)
+    with pytest.raises(ValueError, match="solver must be"):
+        CoresetVKMC(3, 50)
 
 
 def refused(strategy, federation, error, sentence):
@@ -857,9 +847,9 @@ def refused(strategy, federation, error, sentence):
             CoresetVRLR(211, sampling="uniform", test_fraction=0.3, solver="cg"),
             "got 211 for 210 rows",
         ),
-        (CoresetVKMC(3, 301, sampling="uniform"), "got 301 for 300 rows"),
+        (CoresetVKMC(3, size=301, sampling="uniform"), "got 301 for 300 rows"),
         (
-            CoresetVKMC(301, 400),
+            CoresetVKMC(301, size=400),
             "n_clusters must be at most the number of training rows, got 301 for 300",
         ),
         (
@@ -894,8 +884,8 @@ def test_the_largest_sizes_that_fit():
         CoresetVRLR(300, sampling="uniform"),
         CoresetVRLR(1000),
         CoresetVRLR(1),
-        CoresetVKMC(5, 300, sampling="uniform"),
-        CoresetVKMC(20, 20, sampling="uniform", solver="distdim"),
+        CoresetVKMC(5, size=300, sampling="uniform"),
+        CoresetVKMC(20, "distdim", size=20, sampling="uniform"),
     ):
         labels = y if isinstance(strategy, CoresetVRLR) else None
         assert simulate(strategy, parties(X, labels), seed=0).metrics["weight_sum"] > 0
@@ -962,6 +952,102 @@ def test_a_party_that_fails_is_named_without_a_value():
         simulate(CoresetVRLR(50), federation, seed=0)
 
 
+# -- replies that are as declared, and cannot be right -------------------------------
+
+
+def lie(change):
+    """Return what sends the values of a reply that `change` has changed in place."""
+
+    def send(request, values, frame):
+        change(values)
+        del frame["digest"]
+        return pack(values, frame)
+
+    return send
+
+
+def put(**changes):
+    """Return what puts other values in the place of those of a reply."""
+    return lambda values: values.update(changes)
+
+
+def halve(name):
+    return lambda values: values.update({name: values[name][: len(values[name]) // 2]})
+
+
+def drop(name):
+    return lambda values: values.pop(name)
+
+
+STRATEGIES = {
+    "fused": CoresetVRLR(20),
+    "paper": CoresetVRLR(20, rounds="paper"),
+    "all": CoresetVRLR(sampling="full"),
+    "cg": CoresetVRLR(20, solver="cg"),
+    "distdim": CoresetVKMC(2, "distdim", size=20),
+    "clusters": CoresetVKMC(2, "distdim", sampling="full"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "change", "reason"),
+    [
+        ("fused", "coresets_totals", put(total=np.zeros(1)), "'total' must be above 0"),
+        ("fused", "coresets_totals", put(total=-np.ones(1)), "'total' must be above 0"),
+        ("fused", "coresets_totals", put(total=np.array([1e9])), "and at most 600"),
+        ("fused", "coresets_totals", drop("rows"), "lacks 'rows'"),
+        ("paper", "coresets_drawn_rows", halve("rows"), "must have .* drawn rows"),
+        ("paper", "coresets_pooled_rows", drop("y"), "lacks 'y'"),
+        ("fused", "coresets_scores", drop("X"), "lacks 'X'"),
+        ("fused", "coresets_scores", put(X=np.full((20, 4), 1e51)), "at most 1e.50"),
+        ("fused", "coresets_scores", put(y=np.full(20, -1e51)), "at most 1e.50"),
+        ("all", "coresets_pooled_rows", put(X=np.ones((7, 4)), y=np.ones(7)), "300"),
+        ("distdim", "coresets_local_clusters", halve("labels"), "'labels' must have"),
+        ("clusters", "coresets_local_clusters", halve("labels"), "of 300 rows"),
+        ("distdim", "coresets_local_clusters", halve("centers"), "lacks the centre"),
+        ("cg", "linear_start", drop("scale"), "lacks 'scale'"),
+        ("cg", "linear_start", put(scale=1e-60), "'scale' must be"),
+        ("cg", "linear_coefficients", put(coefficients=np.ones(3)), "shape"),
+    ],
+)
+def test_a_reply_that_cannot_be_right(name, action, change, reason):
+    X, y = data()
+    grid = LyingGrid(parties(X, y), action, 2, lie(change))
+    with pytest.raises(PartyFailed, match=reason) as caught:
+        STRATEGIES[name].start(grid)
+    assert (caught.value.party, caught.value.action) == ("party-2", action)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "action", "name"),
+    [
+        (CoresetVRLR(20), "coresets_scores", "scores"),
+        (CoresetVRLR(20, solver="cg"), "linear_start", "residual"),
+        (CoresetVRLR(20, "lasso", 1.0, solver="cg"), "linear_proximal", "residual"),
+        (CoresetVRLR(20, solver="saga"), "linear_start", "norms"),
+    ],
+)
+def test_sums_of_what_is_under_no_mask(strategy, action, name):
+    """Without the mask of one party the sum is noise: it cannot be said whose it is."""
+
+    def send_zeros(values):
+        values[name] = np.zeros_like(values[name])
+
+    X, y = data()
+    grid = LyingGrid(parties(X, y), action, 1, lie(send_zeros))
+    with pytest.raises(FederationError, match="party-0, party-1, party-2 must send"):
+        strategy.start(grid)
+
+
+def test_labels_are_those_of_the_label_holder():
+    X, y = data()
+    strategy = CoresetVRLR(20, seed=1)
+    grid = LyingGrid(parties(X, y), "coresets_scores", 0, lie(put(y=np.zeros(20))))
+    honest = InProcessGrid(parties(X, y))
+    arrays, expected = (strategy.start(g).arrays for g in (grid, honest))
+    assert arrays.object_id == expected.object_id
+
+
 # -- share-rows: of how many rows a party sends the values ---------------------------
 
 
@@ -970,15 +1056,15 @@ def test_a_party_that_fails_is_named_without_a_value():
     [
         lambda: CoresetVRLR(40),
         lambda: CoresetVRLR(30, check_size=20),
-        lambda: CoresetVKMC(3, 40),
-        lambda: CoresetVKMC(3, 40, protocol="paper"),
+        lambda: CoresetVKMC(3, size=40),
+        lambda: CoresetVKMC(3, size=40, rounds="paper"),
     ],
 )
 def test_share_rows_counts_each_row_once(made):
     """Rows are drawn with replacement, and the second draw has some of the first."""
     X, y = data(60)
     _, sent = run(made(), parties(X, y), seed=5)
-    pooled = ("coresets_scores", "coresets_rows")
+    pooled = ("coresets_scores", "coresets_pooled_rows")
     rows = [v["rows"] for a, v in sent if a in pooled and "rows" in v]
     distinct = len(np.unique(np.concatenate(rows)))
     assert distinct < 40
@@ -1005,5 +1091,5 @@ def test_rows_add_up_over_messages_and_not_over_runs():
     with pytest.raises(PartyError, match=r"lets 5 rows .* asks for 6"):
         party.share(np.array([9, 3]))
     party.share(np.array([3, 7, 8]))  # what was refused does not count
-    party.state = {}
+    party.shared = None  # as the frame begins a run
     party.share(np.arange(5))

@@ -1,164 +1,36 @@
 """Whatever happens to a message: the unchanged result, or who failed where."""
 
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import faults as faulty
 import numpy as np
 import pytest
 from faults import KINDS, Clock, Fault, FaultyGrid
+from transcripts import our_steps
+from variants import VARIANTS, parties, parties_of, parts
 
-from vfl_flower import Party, PartyFailed
-from vfl_flower.messages import unpack
-from vfl_flower.model_parts import ModelPart, save_part
-from vfl_flower.simulations import InProcessGrid
-from vfl_flower.strategies import (
-    FDSKL,
-    MUFC,
-    CoresetVKMC,
-    CoresetVRLR,
-    FDSKLPrediction,
-    FKKMeans,
-)
-from vfl_flower.strategies.base import ProtocolResult, ProtocolStrategy
-from vfl_flower.strategies.exchange import RETRIES
+from vfl_flower import PartyFailed
+from vfl_flower.protocol.exchange import RETRIES
+from vfl_flower.protocol.messages import unpack
+from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.simulation import InProcessGrid
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 BAD = 1  # the party that fails: the label holder, whose messages carry most
-
-_regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
-_two = {"allow_two_parties": True}
-_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
-_kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
-_kernel |= {"bandwidth": 2.0} | _two
-_four = {"features": 4}
-_steps = {"solver": "doubly-stochastic", "iterations": 2, "block": 2}
-MODEL = "0123456789abcdef"
-_clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
-_embedded = {"n_clusters": 2, "n_components": 2, "n_features": 3, "iterations": 2}
-_embedded |= {"threshold": 0.5, "subspace_tol": 0.0, "coreset_size": 5, "n_init": 1}
-_embedded |= {"seed": 3} | _two
-_one_by_one = _embedded | {"eigensolver": "lanczos"}
-_without = _one_by_one | {"iterations": 1, "cem": False, "masking": "plain"}
-_columns = {k: v for k, v in _embedded.items() if k not in ("coreset_size", *_two)}
-_columns |= {"partition": "vertical", "block_bytes": 96}
-VARIANTS: dict[str, ProtocolStrategy] = {
-    "fused": CoresetVRLR(**_regression, evaluate="full"),
-    "paper": CoresetVRLR(**_regression, protocol="paper"),
-    "uniform": CoresetVRLR(**_regression, sampling="uniform"),
-    "full": CoresetVRLR(**_regression, sampling="full"),
-    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2, **_two),
-    "proximal": CoresetVRLR(**_regression, **_lasso),
-    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1, **_two),
-    "k-means": CoresetVKMC(**_clusters, evaluate="full"),
-    "k-means paper": CoresetVKMC(**_clusters, protocol="paper"),
-    "k-means full": CoresetVKMC(**_clusters, sampling="full"),
-    "distdim": CoresetVKMC(**_clusters, solver="distdim"),
-    "distdim full": CoresetVKMC(**_clusters, solver="distdim", sampling="full"),
-    "fdskl": FDSKL(
-        **_kernel | _four | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
-    ),
-    "fdskl ring": FDSKL(
-        **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
-    ),
-    "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
-    "fdskl steps": FDSKL(**_kernel | _steps),
-    "fdskl holders": FDSKL(**_kernel | _steps),
-    "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
-    "fkk rows": FKKMeans(**_embedded),
-    "fkk lanczos": FKKMeans(**_one_by_one),
-    "fkk without cem": FKKMeans(**_without),
-    "fkk columns": FKKMeans(**_columns),
-    "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
-}
-
-
-@pytest.fixture(autouse=True)
-def _lists_are_damaged_too(monkeypatch):
-    """Damage a list too, as ``send`` is where sums are relayed."""
-    scalars = faulty.damage
-
-    def damage(content, what):
-        name, value = next(iter(content["settings"].items()), ("", 0))
-        if isinstance(value, list) and (what == "setting" or not content["arrays"]):
-            content["settings"][name] = [*value, value[0]]
-        else:
-            scalars(content, what)
-
-    monkeypatch.setattr(faulty, "damage", damage)
-
-
-@cache
-def parties(count: int = 2) -> list[Party]:
-    """Return parties with as few rows as the solvers can do with."""
-    rng = np.random.default_rng(5)
-    X = rng.normal(size=(24, 6))
-    y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
-    names = ["airline", "weather", "registry"][:count]
-    blocks = zip(names, np.split(X, count, axis=1), strict=True)
-    return [
-        Party(block, y if name == names[-1] else None, name=name)
-        for name, block in blocks
-    ]
-
-
-@cache
-def new_parties(count: int = 2) -> list[Party]:
-    """Return the parties with their parts of a model, and without labels."""
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    FOLDERS.append(folder)
-    grid = InProcessGrid(parties(count))
-    VARIANTS["fdskl ring"].start(grid)
-    found = []
-    for party, part in zip(parties(count), grid.parts(), strict=True):
-        own = Path(folder.name) / str(party.name)
-        arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
-        settings = {k: v for k, v in part.items() if k not in arrays}
-        settings["encoding"] = party.encoding
-        save_part(own, ModelPart(MODEL, "fdskl", settings, arrays))
-        found.append(Party(party.X, name=party.name, state_dir=own))
-    return found
-
-
-FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@cache
-def holders(count: int = 2) -> list[Party]:
-    """Return the parties, each with all labels: they add up their scores."""
-    y = parties(count)[-1].y
-    return [Party(party.X, y, name=party.name) for party in parties(count)]
-
-
-@cache
-def users(count: int = 2) -> list[Party]:
-    """Return parties with other rows of the same columns."""
-    X = np.hstack([party.X for party in parties(3)])[:12, :2]
-    blocks = zip(parties(count), np.split(X, [5, 9][: count - 1]), strict=True)
-    return [Party(block, name=party.name) for party, block in blocks]
-
-
-def parties_of(variant: str, count: int = 2) -> list[Party]:
-    """Return the parties of a variant."""
-    made = {"fdskl predict": new_parties, "fdskl holders": holders}
-    made |= {v: users for v in VARIANTS if v.startswith("fkk") and v != "fkk columns"}
-    made["mufc"] = users
-    return made.get(variant, parties)(count)
 
 
 def start(
     variant: str, grid: InProcessGrid, timeout: float = TIMEOUT
 ) -> tuple[ProtocolResult, Any]:
     """Run a variant; return its result, and what it leaves at the parties."""
-    folders = [own for party in grid._parties.values() if (own := party.state_dir)]
+    folders = [p.state_dir for p in grid._parties.values() if p.state_dir]
     for path in _predictions(folders):
         path.unlink()
     result = VARIANTS[variant].start(grid, timeout=timeout)
-    return result, (grid.parts(), [path.read_text() for path in _predictions(folders)])
+    return result, (parts(grid), [path.read_text() for path in _predictions(folders)])
 
 
 def _predictions(folders: Sequence[Path]) -> list[Path]:
@@ -213,11 +85,11 @@ def run(
 def assert_unchanged(variant: str, result: ProtocolResult, count: int = 2) -> None:
     """Raise unless the result has the bits, and the round trips, of the faultless."""
     clean = faultless(variant, count)
-    own, expected = result.model.arrays(), clean.model.arrays()
+    arrays, expected = result.model.arrays(), clean.model.arrays()
     # The number of the run is another each time.
     if variant.startswith(("fdskl", "fkk", "mufc")):
-        del own["model"], expected["model"]
-    np.testing.assert_equal(own, expected)
+        del arrays["model"], expected["model"]
+    np.testing.assert_equal(arrays, expected)
     assert result.metrics == clean.metrics
     trips = {action: len(waits) for action, waits in clean.ledger.waits.items()}
     assert {a: len(waits) for a, waits in result.ledger.waits.items()} == trips
@@ -244,11 +116,9 @@ def assert_failed(variant: str, fault: Fault, clock: Clock) -> PartyFailed:
 
 
 def test_every_step_of_the_clients_is_run():
-    from vfl_flower.clients.base import STEPS as registered
-
     # These need a state on disk: see test_mufc_faults.py and test_mufc_crashes.py.
     others = {"mufc_forget", "mufc_status"}
-    assert {action for _, action in STEPS} >= {"hello", *registered} - others
+    assert {action for _, action in STEPS} >= {"hello", *our_steps()} - others
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,6 @@
 """FDSKL end to end: against pooled references, its costs, refusals, reproducibility."""
 
+import functools
 import math
 from functools import cache
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.messages import unpack
+from vfl_flower.clients import fdskl
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.kernel_solvers import fit
 from vfl_flower.numerics.random_features import (
@@ -17,12 +18,13 @@ from vfl_flower.numerics.random_features import (
     median_bandwidth,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.messages import unpack
+from vfl_flower.protocol.strategy import Run
 from vfl_flower.secure_aggregation import group
-from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FDSKL
 from vfl_flower.strategies.angles import row_blocks
-from vfl_flower.strategies.base import Run
-from vfl_flower.strategies.exchange import FederationError
 
 N, D = 120, 6
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
@@ -91,8 +93,8 @@ def run(federation, seed=1, **settings):
     )
     grid = Recorder(federation)
     result = strategy.start(grid)
-    result.model.parts = grid.parts()
-    return result, grid.parts(), grid
+    strategy.complete(result.model, grid.memories())
+    return result, result.model.parts, grid
 
 
 def same_parts(first, second):
@@ -186,12 +188,22 @@ def coefficients(parts, block=1):
 
 def instances(grid):
     """Return the rows of each iteration as the server asked for their angles."""
-    found = {
-        values["stop"]: values["rows"]
+    evaluation = {step.action for step in FDSKL.evaluation_steps}
+    rows = {
+        values["request.stop"]: values["request.rows"]
         for action, _, values in grid.sent
-        if "stop" in values and action not in FDSKL.evaluation_actions
+        if "request.stop" in values and action not in evaluation
     }
-    return [found[stop] for stop in sorted(found)]
+    return [rows[stop] for stop in sorted(rows)]
+
+
+def fitted_rows(grid):
+    """Return the rows whose labels the label holder solved for."""
+    return next(
+        values["problem.rows"]
+        for action, party, values in grid.sent
+        if action == "fdskl_fit" and party == 2
+    )
 
 
 def pooled_labels(loss):
@@ -492,7 +504,7 @@ def test_direct_equals_the_exact_solution_on_pooled_angles(variant):
     )
     result, parts, grid = run(parties(y), **settings)
     train, test = split_rows(N, 0.25, 1)
-    rows = next(v["rows"] for a, j, v in grid.sent if a == "fdskl_fit" and j == 2)
+    rows = fitted_rows(grid)
     assert np.isin(rows, train).all()
     assert (np.diff(rows.astype(int)) > 0).all()
     M = result.metrics["features"]
@@ -552,7 +564,11 @@ def test_test_error_is_that_of_the_model_in_process(masking, solver):
 def test_evaluation_has_a_quarter_of_the_budget_and_rows_at_random():
     """1,024 bytes: 256 for rows of 16 features of 16 bits, 8 of the 30."""
     _, _, grid = run(parties(), features=16, budget=1024, test_fraction=0.25)
-    asked = [v["rows"] for a, j, v in grid.sent if a == "fdskl_answer" and "stop" in v]
+    asked = [
+        values["request.rows"]
+        for action, _, values in grid.sent
+        if action == "fdskl_answer" and "request.rows" in values
+    ]
     assert len(asked) == 3
     test = split_rows(N, 0.25, 1)[1]
     assert len(asked[0]) == 8
@@ -567,7 +583,7 @@ def test_bandwidth_is_that_of_the_median_distance_of_pairs():
         result, parts, grid = run(
             parties(), bandwidth="median", kernel=kernel, features=8
         )
-        asked = [v["rows"] for a, _, v in grid.sent if a == "fdskl_angles"]
+        asked = [v["request.rows"] for a, _, v in grid.sent if a == "fdskl_angles"]
         rows = np.concatenate(asked[:: len(parts)])
         pairs = draw_pairs(len(rows), 1000, np.random.default_rng([1, 1000]))
         i, j = rows[pairs].astype(int)
@@ -738,9 +754,9 @@ def test_evaluation_is_counted_apart(topology):
     star = topology == "star"
     found = trips(result)
     assert found["fdskl_answer"] == blocks + star
-    assert found.get("fdskl_test_angles", 0) == (0 if star else 2 * blocks)
+    assert found.get("fdskl_held_out_angles", 0) == (0 if star else 2 * blocks)
     trained = 1 + found["fdskl_angles"] + found["fdskl_fit"]
-    evaluated = found["fdskl_answer"] + found.get("fdskl_test_angles", 0)
+    evaluated = found["fdskl_answer"] + found.get("fdskl_held_out_angles", 0)
     assert result.evaluation.round_trips == evaluated
     assert result.ledger.round_trips == trained + evaluated
 
@@ -749,35 +765,46 @@ def test_evaluation_is_counted_apart(topology):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("loss", "hinge", "smooth_hinge"),
+        ("kernel", "poly", "laplacian"),
+        ("solver", "svm", "doubly-stochastic"),
+        ("target", "ranks", "multiclass"),
+        ("masking", "ring", "circle"),
+        ("topology", "line", "tree"),
+        ("schedule", "fast", "diminishing"),
+        ("bandwidth", 0, "above 0"),
+        ("bandwidth", -1.0, "above 0"),
+        ("bandwidth", math.nan, "'median'"),
+        ("bandwidth", math.inf, "'median'"),
+        ("bandwidth", "mean", "'median'"),
+        ("bandwidth", True, "'median'"),
+        ("regularization", 0, "above 0"),
+        ("regularization", "cv", "'auto'"),
+        ("step", "auto", "a number"),
+        ("step", 0, "above 0"),
+        ("budget", 0, "at least 1"),
+        ("rows", -1, "at least 0"),
+        ("rows", 1, "0 or at least 2"),
+        ("features", 0.5, "a whole number"),
+        ("block_bytes", 0, "at least 1"),
+        ("iterations", 0, "at least 1"),
+        ("block", 0, "at least 1"),
+        ("bits", 8, "16, 32"),
+        ("test_fraction", 1.0, "below 1"),
+        ("test_fraction", "a", "a number"),
+        ("allow_two_parties", "yes", ""),
+    ],
+)
+def test_settings_that_are_out_of_range(name, value, rule):
+    with pytest.raises(ValueError, match=f"^{name} must be .*{rule}.*, got {value!r}$"):
+        FDSKL(**{name: value})
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "hinge"}, "loss must be one of .*smooth_hinge.*, got 'hinge'"),
-        ({"kernel": "poly"}, "kernel must be one of gaussian, laplacian, got 'poly'"),
-        ({"solver": "svm"}, "solver must be one of direct, .*, got 'svm'"),
-        ({"target": "ranks"}, "target must be one of binary, .*, got 'ranks'"),
-        ({"masking": "ring"}, "masking must be one of circle, paper, plain, got 'r"),
-        ({"topology": "line"}, "topology must be one of star, ring, tree, got 'line'"),
-        ({"schedule": "fast"}, "schedule must be one of constant, .*, got 'fast'"),
-        ({"bandwidth": 0}, "bandwidth must be 'median' or a number above 0, got 0"),
-        ({"bandwidth": -1.0}, "bandwidth must be 'median' or a number above 0, got -1"),
-        ({"bandwidth": math.nan}, "bandwidth must be .* above 0, got nan"),
-        ({"bandwidth": math.inf}, "bandwidth must be .* above 0, got inf"),
-        ({"bandwidth": "mean"}, "bandwidth must be 'median' or .*, got 'mean'"),
-        ({"bandwidth": True}, "bandwidth must be 'median' or .*, got True"),
-        ({"regularization": 0}, "regularization must be 'auto' or .*, got 0"),
-        ({"regularization": "cv"}, "regularization must be 'auto' or .*, got 'cv'"),
-        ({"step": "auto"}, "step must be a number above 0, got 'auto'"),
-        ({"step": 0}, "step must be a number above 0, got 0"),
-        ({"budget": 0}, "budget must be a whole number from 1, got 0"),
-        ({"rows": -1}, "rows must be a whole number from 0, got -1"),
-        ({"features": 0.5}, r"features must be a whole number from 0, got 0\.5"),
-        ({"block_bytes": 0}, "block_bytes must be a whole number from 1, got 0"),
-        ({"iterations": 0}, "iterations must be a whole number from 1, got 0"),
-        ({"block": 0}, "block must be a whole number from 1, got 0"),
-        ({"bits": 8}, "bits must be 16 or 32, got 8"),
-        ({"bits": 16.0}, r"bits must be 16 or 32, got 16\.0"),
-        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1\.0"),
-        ({"test_fraction": "a"}, r"test_fraction must be in \[0, 1\), got 'a'"),
         ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
         (
@@ -786,7 +813,7 @@ def test_evaluation_is_counted_apart(topology):
         ),
     ],
 )
-def test_settings_that_are_out_of_range(settings, message):
+def test_settings_that_do_not_fit_together(settings, message):
     with pytest.raises(ValueError, match=message):
         FDSKL(**settings)
 
@@ -845,8 +872,8 @@ def test_share_rows_bounds_the_rows_whose_angles_leave_a_party(settings, holders
     asked = {
         int(i)
         for action, j, values in grid.sent
-        if j == 1 and "stop" in values
-        for i in values["rows"]
+        if j == 1 and "request.rows" in values
+        for i in values["request.rows"]
     }
     assert len(asked) > 50
     for j in range(3):
@@ -883,7 +910,7 @@ def test_a_rare_class_without_a_row_to_train_on_is_no_class():
     y[[5, 17]] = 90.0, 91.0
     settings = {"target": "multiclass", "loss": "square", "rows": 40, "features": 8}
     result, parts, grid = run(parties(y), test_fraction=0.25, **settings)
-    rows = next(v["rows"] for a, j, v in grid.sent if a == "fdskl_fit" and j == 2)
+    rows = fitted_rows(grid)
     chosen = np.unique(y[rows])
     assert len(chosen) < len(np.unique(y))  # or the seed gives no test
     assert parts[2]["classes"].tolist() == chosen.tolist()
@@ -1039,7 +1066,7 @@ def test_fewer_rows_than_folds(rows):
     """Cross-validation leaves out each row once where five folds are too many."""
     y = np.where(np.arange(N) % 2, *CLASSES)
     result, _, grid = run(parties(y), seed=2, rows=rows, features=4)
-    chosen = next(v["rows"] for a, j, v in grid.sent if a == "fdskl_fit" and j == 2)
+    chosen = fitted_rows(grid)
     assert len(set(chosen % 2)) == 2  # or the seed gives no test
     assert result.metrics["rows"] == rows
 
@@ -1153,6 +1180,66 @@ def test_a_seed_is_warned_of(caplog):
     caplog.clear()
     run(parties(), seed=None, features=4, loss="square")
     assert not caplog.text
+
+
+# -- replies that are not what they must be --------------------------------------------
+
+
+def alter(monkeypatch, asked, party, change):
+    """Let one party's replies to a step be changed before they are sent."""
+    function = asked.function
+
+    @functools.wraps(function)
+    def altered(own, *args, **values):
+        reply = function(own, *args, **values)
+        return {**reply, **change} if own.index == party else reply
+
+    monkeypatch.setattr(asked, "function", altered)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "party", "change"),
+    [
+        (DS, fdskl.start, 2, {"rows": None}),
+        (DS, fdskl.start, 2, {"rows": np.zeros((4, 63), dtype=np.uint32)}),
+        (DS, fdskl.start, 2, {"rows": np.full((4, 64), 120, dtype=np.uint32)}),
+        (DS, fdskl.start, 2, {"columns": None}),
+        (DS, fdskl.start, 2, {"columns": 2}),
+        (DS, fdskl.start, 2, {"scale": None}),
+        (DS, fdskl.start, 2, {"scale": 1e300}),
+        (DS, fdskl.iterate, 1, {"kept": None}),
+        (DS, fdskl.iterate, 1, {"kept": 1}),
+        ({}, fdskl.fit, 2, {"columns": None}),
+        ({}, fdskl.fit, 2, {"columns": 101}),
+        ({}, fdskl.fit, 2, {"columns": 3}),
+        ({}, fdskl.fit, 2, {"regularization": None}),
+        ({}, fdskl.fit, 2, {"regularization": 0.0}),
+        ({}, fdskl.fit, 2, {"converged": None}),
+        ({}, fdskl.fit, 2, {"cv_score": math.nan}),
+        ({}, fdskl.fit, 0, {"kept": None}),
+        ({}, fdskl.answer, 2, {"test_rows": None}),
+        ({}, fdskl.answer, 2, {"test_error": None}),
+        ({}, fdskl.answer, 2, {"test_error": 1.5}),
+        ({}, fdskl.answer, 1, {"test_rows": -1}),
+        ({}, fdskl.bandwidth, 2, {"bandwidth": 0.0}),
+    ],
+)
+def test_a_reply_that_is_not_what_its_step_declares(
+    monkeypatch, settings, asked, party, change
+):
+    alter(monkeypatch, asked, party, change)
+    given = {"iterations": 4} if settings else {"features": 8, "loss": "square"}
+    with pytest.raises(PartyFailed, match="its reply") as caught:
+        run(parties(), bandwidth="median", test_fraction=0.2, **settings, **given)
+    assert caught.value.party == f"party {party}"
+    assert caught.value.action == asked.action
+
+
+def test_errors_that_another_party_tells_are_not_reported(monkeypatch):
+    alter(monkeypatch, fdskl.answer, 0, {"test_error": 1.0, "test_rows": 7})
+    result, _, _ = run(parties(), features=8, loss="square", test_fraction=0.2)
+    assert result.metrics["test_rows"] == 24
+    assert result.metrics["test_error"] < 0.9
 
 
 # -- the same and other bits -----------------------------------------------------------

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.model_parts import ModelPart, load_part, save_part
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation import group
-from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
-from vfl_flower.strategies.exchange import FederationError
 
 N, NEW = 150, 40
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
@@ -217,7 +217,7 @@ def test_the_label_holder_gets_the_predictions_of_the_model(
     count = math.ceil(NEW * 48 * size / block)
     trips = {action: len(waits) for action, waits in found.ledger.waits.items()}
     several = len(settings["holders"]) > 1
-    hops = 0 if star else trips.pop("fdskl_test_angles") / count
+    hops = 0 if star else trips.pop("fdskl_held_out_angles") / count
     assert hops == (0 if star else HOPS[prediction["topology"], settings["count"]])
     answers = count + star + several
     assert trips == {"hello": 1, "fdskl_part": 1, "fdskl_answer": answers}
@@ -490,14 +490,65 @@ def test_a_model_number_that_is_none(trained, model):
 
 
 @pytest.mark.parametrize(
+    ("j", "change", "rule"),
+    [
+        (1, {"n_features": 49}, "must have the n_features of 'party 0'"),
+        (1, {"holders": [1]}, "must have the holders of 'party 0'"),
+        (1, {"kernel": "laplacian"}, "must have the kernel of 'party 0'"),
+        (1, {"bandwidth": 3.0}, "must have the bandwidth of 'party 0'"),
+        (1, {"n_parties": 4}, "must have the parties of 'party 0'"),
+        (1, {"kept": [0]}, "must have the kept of 'party 0'"),
+        (2, {"intercept": np.zeros(0)}, "must have the coefficients of a label"),
+        (1, {"bandwidth": 0.0}, "'bandwidth' must be a number above 0"),
+    ],
+)
+def test_a_part_that_differs_from_those_of_the_others(trained, j, change, rule):
+    """In spite of its right number: a party that was changed by hand."""
+    folder, strategy, parties, model = trained
+    spoil(folder / str(j), model, change)
+    assert_refused(parties, strategy, rule, f"party {j}")
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"holders": [7]}, "must name label holders of the run"),
+        ({"holders": [2, 2]}, "must name label holders of the run"),
+        ({"holders": []}, "'holders' must be"),
+        ({"kept": [2]}, "must name another party for each label holder"),
+        ({"kept": [0, 1]}, "must name another party for each label holder"),
+        ({"kept": [3]}, "must name another party for each label holder"),
+    ],
+)
+def test_parts_that_are_all_wrong(trained, change, rule):
+    folder, strategy, parties, model = trained
+    for j in range(3):
+        spoil(folder / str(j), model, change)
+    assert_refused(parties, strategy, rule, "party 0")
+
+
+def spoil(folder, model, change):
+    """Change settings or arrays of a part that is kept."""
+    part = load_part(folder, model)
+    arrays = {k: v for k, v in change.items() if isinstance(v, np.ndarray)}
+    settings = {k: v for k, v in change.items() if k not in arrays}
+    save_part(
+        folder,
+        ModelPart(model, "fdskl", part.settings | settings, part.arrays | arrays),
+    )
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"model": ""}, "model must be the number of a trained model, got none"),
-        ({"bits": 64}, "bits must be 16 or 32, got 64"),
-        ({"block_bytes": 0}, "block_bytes must be a whole number from 1, got 0"),
-        ({"topology": "line"}, "topology must be one of star, ring, tree, got 'line'"),
-        ({"masking": "ring"}, "masking must be one of circle, paper, plain, got 'ring"),
+        ({"bits": 64}, "bits must be one of 16, 32, got 64"),
+        ({"block_bytes": 0}, "block_bytes must be .* at least 1, got 0"),
+        ({"topology": "line"}, "topology must be one of .*, got 'line'"),
+        ({"masking": "ring"}, "masking must be one of .*, got 'ring'"),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
+        ({"seed": 3}, "seed has no effect with .*, got 3"),
+        ({"masking": "plain", "bits": 32}, "bits has no effect with .*, got 32"),
     ],
 )
 def test_settings_that_are_out_of_range(settings, message):

@@ -18,15 +18,17 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from transcripts import Recorder, found, is_uniform, patterns
 
-from vfl_flower import Party, sums
-from vfl_flower.client_app import kept_part
-from vfl_flower.clients.base import STEPS as ACTIONS
+from vfl_flower import Party
 from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
 from vfl_flower.numerics.kernel_solvers import GRID
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs, features
+from vfl_flower.protocol import sums
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.steps import STEPS as ACTIONS
+from vfl_flower.protocol.sums import PartySums
 from vfl_flower.secure_aggregation import join_limbs, masks, relay
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
-from vfl_flower.sums import PartySums
 
 HOLDER = 2
 
@@ -52,21 +54,28 @@ def make(X, y, widths, **settings):
     ]
 
 
+def parts_of(grid):
+    """Return the parties' parts of the model that was trained last."""
+    return [memory.part for memory in grid.memories()]
+
+
 class View:
     """What one party has of a run, opened as far as it can."""
 
     def __init__(self, grid, index=HOLDER):
         node = grid.get_node_ids()[index]
         self.party, state = grid._parties[node], grid._contexts[node].state
-        memory, self.part = state["session"], kept_part(state)
+        memory, self.part = state["session"], Memory(state).part
         peers = memory["peers"]
         keys = [peers[k : k + 32] for k in range(0, len(peers), 32)]
-        secrets_of = memory["private_key"], keys, index, memory["session"]
         self.messages, self.frame = [], {}
         for e in grid.transcript:
             if e.party == index and not e.up and e.action != "hello":
                 values = dict(e.values)
-                PartySums(secrets_of, e.frame, True).open(ACTIONS[e.action], values)
+                opening = PartySums(
+                    memory["private_key"], keys, Frame.parse(e.frame), True
+                )
+                opening.open(ACTIONS[e.action], values)
                 self.messages.append(values)
                 self.frame = e.frame
 
@@ -83,7 +92,7 @@ class View:
         blocks = []
         for message in self.messages:
             own = {k: v for k, v in message.items() if k.startswith("angles")}
-            rows = message.get("at", message.get("rows"))
+            rows = message.get("at", message.get("problem.rows"))
             if not own or (len(own) == 1 and "update" not in message and "at" in own):
                 continue
             summed = np.concatenate([own[k] for k in sorted(own)])
@@ -232,10 +241,10 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
     X, y = data(widths)
     view = watch(make(X, y, widths), masking="paper", topology=topology, **settings)
     rows, turns = view.angles()
-    shared = int(view.value("shared_seed"), 16)
+    shared = int(view.value("setup.shared.seed"), 16)
     every = RandomFeatures(
         "gaussian",
-        sum(view.value("widths")),
+        sum(view.value("setup.shared.widths")),
         view.part["bandwidth"],
         shared,
         orthogonal=False,
@@ -470,7 +479,7 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
         federation[j] = Party(federation[j].X, np.where(mine, y, np.nan))
     grid = Recorder(federation)
     FDSKL(**DOUBLY, bits=32, test_fraction=0.2).start(grid)
-    view, parts = View(grid, 0), grid.parts()
+    view, parts = View(grid, 0), parts_of(grid)
     asked = [m for m in view.messages if "size" in m and "update" not in m]
     at = next(m for m in asked if "at" in m)
     got = next(m for m in asked if "done" in m)
@@ -728,7 +737,7 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
     grid = Recorder(make(X, y, widths))
     given = {**RUNS[run], "loss": "square", "target": "continuous"}
     FDSKL(**given).start(grid)
-    parts = grid.parts()
+    parts = parts_of(grid)
     M = parts[0]["n_features"]
     bits = given.get("bits", 16)
     blocks = np.split(X, 3, axis=1)
@@ -770,6 +779,6 @@ def test_the_search_sees_what_is_not_hidden():
     X, y = data(widths, n=60)
     grid = Recorder(make(X, y, widths))
     FDSKL(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
-    parts, blocks = grid.parts(), np.split(X, 3, axis=1)
+    parts, blocks = parts_of(grid), np.split(X, 3, axis=1)
     own = partial_angles(parts[0], blocks[0], 32, 64)
     assert found(patterns(own), grid.transcript)

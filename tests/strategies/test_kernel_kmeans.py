@@ -1,6 +1,7 @@
 """Federated kernel k-means end to end: pooled references, costs, faults, bad input."""
 
 import math
+import re
 import zlib
 from functools import cache
 from itertools import accumulate
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from faults import Fault, FaultyGrid
+from scipy.linalg import subspace_angles
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 from transcripts import Recorder
 
+from simulations.kernel_pooled import pooled_fkkm, recovery_error
 from vfl_flower import FederationError, Ledger, Party, PartyFailed
-from vfl_flower.models import KernelKMeansModel
+from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.distributed_kmeans import (
     combine,
@@ -27,23 +30,21 @@ from vfl_flower.numerics.kernel_kmeans import (
     default_threshold,
     feature_range,
     first_features,
-    pooled_fkkm,
-    principal_angle,
-    recovery_error,
 )
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.random_features import RandomFeatures, features
-from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.replies import order_of
+from vfl_flower.protocol.strategy import ProtocolResult, Run
+from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
-from vfl_flower.strategies.base import ProtocolResult, Run
-from vfl_flower.strategies.replies import order_of
 
 N, D, T, K, S = 120, 20, 3, 4, 5
 SEED = 1
 SPLITS = {1: (120,), 3: (40, 50, 30), 4: (30, 30, 30, 30), 5: (1, 30, 29, 20, 40)}
-"""Rows of the users; of five, one has a single row."""
+"""Rows of the parties; of five, one has a single row."""
 EVERY_ROW = 100 * N
-"""A coreset that every user sends all its rows for."""
+"""A coreset that every party sends all its rows for."""
 SOLVERS = ("gram", "lanczos", "block-lanczos")
 NAMES = ("airline", "weather", "registry", "bank", "shop")
 
@@ -56,15 +57,15 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(N, 5)), truth
 
 
-def users(count: int = 3, X: np.ndarray | None = None) -> list[Party]:
-    """Return users with other rows of the same columns."""
+def by_rows(count: int = 3, X: np.ndarray | None = None) -> list[Party]:
+    """Return parties with other rows of the same columns."""
     X = data()[0] if X is None else X
     ends = list(accumulate(SPLITS[count]))[:-1]
     blocks = np.split(X, ends)
     return [Party(x, name=name) for x, name in zip(blocks, NAMES, strict=False)]
 
 
-def parties(count: int = 3) -> list[Party]:
+def by_columns(count: int = 3) -> list[Party]:
     """Return parties with other columns of the same rows."""
     cuts = {1: [], 2: [2], 3: [1, 3]}[count]
     return [Party(x) for x in np.split(data()[0], cuts, axis=1)]
@@ -85,12 +86,12 @@ def strategy(**settings: Any) -> FKKMeans:
 
 @cache
 def run(count: int = 3, **settings: Any) -> ProtocolResult:
-    return simulate(strategy(**settings), users(count))
+    return simulate(strategy(**settings), by_rows(count))
 
 
 @cache
 def vertical(count: int = 3, **settings: Any) -> ProtocolResult:
-    return simulate(strategy(partition="vertical", **settings), parties(count))
+    return simulate(strategy(partition="vertical", **settings), by_columns(count))
 
 
 def embedding(result: ProtocolResult, X: np.ndarray | None = None) -> np.ndarray:
@@ -103,13 +104,15 @@ def trips(ledger: Ledger) -> dict[str, int]:
 
 def uploaded(ledger: Ledger, action: str) -> list[int]:
     """Return the floats that each party has sent in a step."""
-    return [e.units_up for e in ledger.entries.values() if e.action == action]
+    return [
+        entry.units_up for entry in ledger.entries.values() if entry.action == action
+    ]
 
 
 def column(result: ProtocolResult, name: str) -> list[Any]:
     """Return a metric of the iterations 1 to T."""
-    found = result.train_metrics_clientapp
-    return [found[t][name] for t in range(1, len(found))]
+    metrics = result.train_metrics_clientapp
+    return [metrics[t][name] for t in range(1, len(metrics))]
 
 
 def ranks(result: ProtocolResult) -> list[int]:
@@ -141,13 +144,19 @@ def pooled(
     blocks = [
         RowBlocks(h) for h in np.split(last.H, list(accumulate(SPLITS[count]))[:-1])
     ]
-    local = [local_solution(b, K, stream(m, "local")) for m, b in enumerate(blocks)]
-    shares = split_budget(np.array([own.costs.sum() for own in local]), coreset_size)
-    samples = [
-        sample(b, own, int(share), stream(m, "sample"))
-        for m, (b, own, share) in enumerate(zip(blocks, local, shares, strict=True))
+    local = [
+        local_solution(block, K, stream(m, "local")) for m, block in enumerate(blocks)
     ]
-    points, weights = (np.concatenate(found) for found in zip(*samples, strict=True))
+    shares = split_budget(
+        np.array([clusters.costs.sum() for clusters in local]), coreset_size
+    )
+    samples = [
+        sample(block, clusters, int(share), stream(m, "sample"))
+        for m, (block, clusters, share) in enumerate(
+            zip(blocks, local, shares, strict=True)
+        )
+    ]
+    points, weights = (np.concatenate(arrays) for arrays in zip(*samples, strict=True))
     centers = combine(points, weights, K, Run(SEED).rng("k-means"), 3)
     return last.H, assign(last.H, centers)[0]
 
@@ -155,14 +164,14 @@ def pooled(
 @pytest.mark.parametrize("eigensolver", SOLVERS)
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_subspace_and_labels_of_a_pooled_run(count, eigensolver):
-    """Of 30 draws for the coreset, so that users' draws count too."""
+    """Of 30 draws for the coreset, so that parties' draws count too."""
     H, labels = pooled(count, 30)
     settings = {"masking": "plain", "coreset_size": 30}
     result = run(count, eigensolver=eigensolver, **settings)
-    assert principal_angle(embedding(result), H) < 1e-6
-    found = embedding(result)
-    np.testing.assert_allclose(found @ found.T, H @ H.T, atol=1e-7)
-    assert [len(own) for own in result.model.labels_] == list(SPLITS[count])
+    assert subspace_angles(embedding(result), H)[0] < 1e-6
+    actual = embedding(result)
+    np.testing.assert_allclose(actual @ actual.T, H @ H.T, atol=1e-7)
+    assert [len(of_party) for of_party in result.model.labels_] == list(SPLITS[count])
     np.testing.assert_array_equal(np.concatenate(result.model.labels_), labels)
 
 
@@ -173,8 +182,8 @@ def test_subspace_and_labels_of_a_pooled_run(count, eigensolver):
 def test_masks_change_nothing(eigensolver, count):
     settings = {"coreset_size": 30, "eigensolver": eigensolver}
     masked, plain = run(count, **settings), run(count, masking="plain", **settings)
-    found, expected = embedding(masked), embedding(plain)
-    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-9)
+    actual, expected = embedding(masked), embedding(plain)
+    np.testing.assert_allclose(actual @ actual.T, expected @ expected.T, atol=1e-9)
     np.testing.assert_equal(masked.model.labels_, plain.model.labels_)
     assert masked.ledger.clipped == 0
     assert trips(masked.ledger) == trips(plain.ledger)
@@ -183,13 +192,13 @@ def test_masks_change_nothing(eigensolver, count):
 def test_how_rows_are_split_changes_nothing():
     """Where all send all their rows, k-means too has the same points."""
     settings = {"masking": "plain", "coreset_size": EVERY_ROW}
-    one, *others = (run(count, **settings) for count in (1, 3, 5))
+    whole, *others = (run(count, **settings) for count in (1, 3, 5))
     for other in others:
-        assert principal_angle(embedding(one), embedding(other)) < 1e-9
+        assert subspace_angles(embedding(whole), embedding(other))[0] < 1e-9
         np.testing.assert_array_equal(
-            np.concatenate(other.model.labels_), one.model.labels_[0]
+            np.concatenate(other.model.labels_), whole.model.labels_[0]
         )
-        assert math.isclose(other.metrics["inertia"], one.metrics["inertia"])
+        assert math.isclose(other.metrics["inertia"], whole.metrics["inertia"])
 
 
 def test_clusters_are_found():
@@ -210,11 +219,11 @@ def test_the_error_falls_as_one_over_t():
     values, vectors = (part[..., ::-1][..., :S] for part in np.linalg.eigh(kernel))
     lam, scaled = float(0.8 * values[-1]), []
     for steps in (2, 6, 18):
-        found = [
+        embeddings = [
             embedding(run(iterations=steps, threshold=lam, seed=seed))
             for seed in range(3)
         ]
-        errors = [recovery_error(H, values, vectors) for H in found]
+        errors = [recovery_error(H, values, vectors) for H in embeddings]
         scaled.append(steps * np.mean(errors))
     assert scaled[0] / 2 > scaled[1] / 6 > scaled[2] / 18
     assert max(scaled) < 3 * min(scaled)
@@ -260,7 +269,7 @@ def test_without_the_mechanism_rows_may_be_nearly_the_same(distance, threshold):
 
 
 def first_eigenvalues(result: ProtocolResult, count: int) -> np.ndarray:
-    """Return the eigenvalues of W_1 W_1^T, by the features of its users."""
+    """Return the eigenvalues of W_1 W_1^T, by the features of its parties."""
     (X, _), part = data(), result.model.parts[0]
     A = np.concatenate(list(feature_blocks(part, X, 0, count)))
     return np.linalg.eigvalsh(A @ A.T / count)[::-1]
@@ -269,10 +278,10 @@ def first_eigenvalues(result: ProtocolResult, count: int) -> np.ndarray:
 def test_the_threshold_without_the_mechanism():
     """The server has no Gram matrix, and takes the mean of its trace, N."""
     count = first_features(D, S)
-    found = run(**WITHOUT).metrics["threshold"]
-    # The users' parts have no map, but the same features as those of another run.
+    actual = run(**WITHOUT).metrics["threshold"]
+    # The parties' parts have no map, but the same features as those of another run.
     values = first_eigenvalues(run(masking="plain"), count)
-    assert found == pytest.approx(default_threshold(values, N, count, S), rel=1e-6)
+    assert actual == pytest.approx(default_threshold(values, N, count, S), rel=1e-6)
 
 
 @pytest.mark.parametrize("eigensolver", SOLVERS)
@@ -290,7 +299,7 @@ def test_the_threshold_of_the_paper(eigensolver, components):
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_floats_of_gram(count):
-    """(D + r)(D + r + 1) / 2 a user and iteration; D_1 = 4 (s + 5) in the first."""
+    """(D + r)(D + r + 1) / 2 a party and iteration; D_1 = 4 (s + 5) in the first."""
     result = run(count)
     sizes = [first_features(D, S), *(D + r for r in ranks(result)[1:])]
     expected = sum(size * (size + 1) // 2 for size in sizes)
@@ -309,7 +318,7 @@ def test_floats_of_gram(count):
 
 @pytest.mark.parametrize("count", [3, 5])
 def test_floats_of_lanczos(count):
-    """Theorem 2: D + r_t a user and product."""
+    """Theorem 2: D + r_t a party and product."""
     result = run(count, eigensolver="lanczos", threshold=1.0)
     products = column(result, "products")
     expected = sum(q * (D + r) for q, r in zip(products, ranks(result), strict=True))
@@ -330,7 +339,7 @@ def test_floats_of_lanczos_with_its_own_threshold():
 
 @pytest.mark.parametrize("block_size", [1, 3, 8])
 def test_floats_of_block_lanczos(block_size):
-    """B (D + r_t) a user and product, and no more columns than there are."""
+    """B (D + r_t) a party and product, and no more columns than there are."""
     settings = {"eigensolver": "block-lanczos", "block_size": block_size}
     result = run(threshold=1.0, **settings)
     products = column(result, "products")
@@ -343,7 +352,7 @@ def test_floats_of_block_lanczos(block_size):
 
 
 def test_floats_without_the_mechanism():
-    """Theorem 2: D a user and N of all, a product, in two round trips."""
+    """Theorem 2: D a party and N of all, a product, in two round trips."""
     result = run(5, threshold=1.0, **WITHOUT)
     products = sum(column(result, "products"))
     assert uploaded(result.ledger, "kernel_kmeans_project") == [products * D] * 5
@@ -354,12 +363,12 @@ def test_floats_without_the_mechanism():
 
 
 def test_the_setup_is_sent_once_without_the_mechanism():
-    grid = Recorder(users())
+    grid = Recorder(by_rows())
     strategy(iterations=2, **WITHOUT).start(grid)
     sent = [e for e in grid.transcript if e.action == "kernel_kmeans_project"]
     sent = [e.values for e in sent if not e.up]
     assert len(sent) > 3 * 4
-    assert [("kernel" in values) for values in sent] == [True] * 3 + [False] * (
+    assert [("setup.kernel" in values) for values in sent] == [True] * 3 + [False] * (
         len(sent) - 3
     )
     assert not any(name.startswith("seed") for values in sent[3:] for name in values)
@@ -369,15 +378,15 @@ def test_the_setup_is_sent_once_without_the_mechanism():
 def test_the_first_bounds_of_a_polynomial_kernel_hold(eigensolver):
     """No sum is asked for twice."""
     result = run(kernel="polynomial", eigensolver=eigensolver)
-    found = trips(result.ledger)
+    counts = trips(result.ledger)
     asked = sum(column(result, "products"))
     step = "gram" if eigensolver == "gram" else "product"
-    assert found[f"kernel_kmeans_{step}"] == asked
-    assert found["kernel_kmeans_assign"] == 1
+    assert counts[f"kernel_kmeans_{step}"] == asked
+    assert counts["kernel_kmeans_assign"] == 1
 
 
 def test_floats_of_the_k_means():
-    """Points and weights of the draws and of a user's own centres; sums of k + 1."""
+    """Points and weights of the draws and of a party's own centres; sums of k + 1."""
     result = run(coreset_size=30)
     assert uploaded(result.ledger, "kernel_kmeans_local") == [0] * 3
     assert uploaded(result.ledger, "kernel_kmeans_assign") == [K + 1] * 3
@@ -408,7 +417,7 @@ def test_round_trips_of_split_columns(settings, bits, block_bytes):
     assert "kernel_kmeans_spread" not in given.ledger.waits
 
 
-# -- users that drop out ---------------------------------------------------------------
+# -- parties that drop out -------------------------------------------------------------
 
 HORIZONTAL = ("hello", *(f"kernel_kmeans_{a}" for a in ["begin", "gram", "local"]))
 HORIZONTAL += ("kernel_kmeans_sample", "kernel_kmeans_assign")
@@ -419,45 +428,47 @@ TIMEOUT = 10.0
 
 
 def faulty(clock, *faults: Fault, names: bool = True, **settings: Any) -> Any:
-    """Return the result of four users of which some fail, and the grid."""
-    federation = users(4)
+    """Return the result of four parties of which some fail, and the grid."""
+    federation = by_rows(4)
     if not names:
         federation = [Party(party.X) for party in federation]
     grid = FaultyGrid(federation, faults, clock)
-    result = strategy(**settings).start(grid, timeout=TIMEOUT)
-    result.model.parts = grid.parts(result.model.model)
+    made = strategy(**settings)
+    result = made.start(grid, timeout=TIMEOUT)
+    made.complete(result.model, grid.memories())
     return result, grid
 
 
 def rest_of(*missing: int) -> ProtocolResult:
-    kept = [party for m, party in enumerate(users(4)) if m not in missing]
+    kept = [party for m, party in enumerate(by_rows(4)) if m not in missing]
     return simulate(strategy(), kept)
 
 
 def assert_same(result: ProtocolResult, expected: ProtocolResult) -> None:
     """Raise unless it is the same model and the same metrics, bit for bit."""
-    own, other = result.model.arrays(), expected.model.arrays()
-    for arrays in (own, other):
+    actual, wanted = result.model.arrays(), expected.model.arrays()
+    for arrays in (actual, wanted):
         del arrays["model"], arrays["missing"]
-    np.testing.assert_equal(own, other)
+    np.testing.assert_equal(actual, wanted)
     metrics = result.metrics
     del metrics["missing"]
     assert metrics == expected.metrics
 
 
 @pytest.mark.parametrize(("action", "kind"), DROPPED)
-def test_a_user_that_drops_out_ends_the_run(action, kind, clock):
+def test_a_party_that_drops_out_ends_the_run(action, kind, clock):
     with pytest.raises(PartyFailed) as caught:
         faulty(clock, Fault(kind, action, 1, nth=None))
     name = "node 1001" if action == "hello" else "weather"
     reason = "as planned" if kind == "raise" else "no reply within 10 s"
-    assert str(caught.value) == f"party {name!r} failed in {action!r}: {reason}"
+    assert str(caught.value).startswith(f"party {name!r} failed in {action!r}")
+    assert reason in str(caught.value)
     assert (caught.value.party, caught.value.action) == (name, action)
     assert caught.value.nodes == {1001: name}
 
 
 @pytest.mark.parametrize(("action", "kind"), DROPPED)
-def test_a_run_goes_on_without_a_user_that_drops_out(action, kind, clock):
+def test_a_run_goes_on_without_a_party_that_drops_out(action, kind, clock):
     """It is the run of the rest, and says whose rows it lacks."""
     result, _ = faulty(clock, Fault(kind, action, 1, nth=None), allow_missing=True)
     assert_same(result, rest_of(1))
@@ -468,14 +479,14 @@ def test_a_run_goes_on_without_a_user_that_drops_out(action, kind, clock):
     assert [len(labels) for labels in result.model.labels_] == [30] * 3
 
 
-def test_a_run_goes_on_without_the_user_that_drew_the_seed(clock):
+def test_a_run_goes_on_without_the_party_that_drew_the_seed(clock):
     fault = Fault("raise", "kernel_kmeans_gram", 0, nth=1)
     result, _ = faulty(clock, fault, allow_missing=True)
     assert_same(result, rest_of(0))
     assert result.model.missing == ["airline"]
 
 
-def test_two_users_that_drop_out_one_after_the_other(clock):
+def test_two_parties_that_drop_out_one_after_the_other(clock):
     faults = [
         Fault("raise", "kernel_kmeans_begin", 3, nth=None),
         Fault("lose reply", "kernel_kmeans_sample", 0, nth=None),
@@ -485,20 +496,22 @@ def test_two_users_that_drop_out_one_after_the_other(clock):
     assert result.model.missing == ["bank", "airline"]
     assert result.metrics["missing"] == 2
     assert result.model.note.endswith("; without bank, airline")
-    kept = simulate(strategy(allow_two_parties=True), users(4)[1:3])
+    kept = simulate(strategy(allow_two_parties=True), by_rows(4)[1:3])
     assert_same(result, kept)
 
 
-def test_two_users_that_are_left_are_refused(clock):
+def test_two_parties_that_are_left_are_refused(clock):
     faults = [Fault("raise", "kernel_kmeans_gram", m, nth=None) for m in (0, 2)]
-    with pytest.raises(FederationError, match="it needs at least three parties") as e:
+    with pytest.raises(
+        FederationError, match="it needs at least three parties"
+    ) as caught:
         faulty(clock, *faults, allow_missing=True)
-    text = str(e.value)
+    text = str(caught.value)
     assert "before that, party 'registry' failed in 'kernel_kmeans_gram'" in text
     assert text.endswith("the run began again without airline, registry")
 
 
-def test_one_user_that_is_left_is_not_enough(clock):
+def test_one_party_that_is_left_is_not_enough(clock):
     """Although two are allowed, and all three are silent at once."""
     faults = [Fault("lose reply", "kernel_kmeans_gram", m, nth=None) for m in (0, 1, 3)]
     settings = {"allow_missing": True, "allow_two_parties": True}
@@ -506,21 +519,21 @@ def test_one_user_that_is_left_is_not_enough(clock):
         faulty(clock, *faults, **settings)
 
 
-def test_the_messages_before_a_user_dropped_out_are_counted(clock):
+def test_the_messages_before_a_party_dropped_out_are_counted(clock):
     fault = Fault("raise", "kernel_kmeans_local", 1, nth=None)
     result, grid = faulty(clock, fault, allow_missing=True)
     assert result.ledger.messages == grid._pushed
     rest = rest_of(1).ledger
-    found = trips(result.ledger)
-    assert found["hello"] == found["kernel_kmeans_begin"] == 2
-    assert found["kernel_kmeans_gram"] == 2 * T
+    counts = trips(result.ledger)
+    assert counts["hello"] == counts["kernel_kmeans_begin"] == 2
+    assert counts["kernel_kmeans_gram"] == 2 * T
     for (action, name), entry in rest.entries.items():
         again = action in HORIZONTAL[:4]
         messages = result.ledger.entries[action, name].messages
         assert messages == entry.messages * (2 if again else 1)
 
 
-def test_no_user_is_called_by_the_name_of_a_missing_one(clock):
+def test_no_party_is_called_by_the_name_of_a_missing_one(clock):
     fault = Fault("raise", "kernel_kmeans_gram", 1, nth=None)
     result, _ = faulty(clock, fault, names=False, allow_missing=True)
     assert result.model.missing == ["party-1"]
@@ -528,14 +541,14 @@ def test_no_user_is_called_by_the_name_of_a_missing_one(clock):
     assert {e.party for e in last} == {"party-0", "party-2", "party-3"}
 
 
-def test_missing_users_are_awaited_no_more(clock):
+def test_missing_parties_are_awaited_no_more(clock):
     """A run for four goes on with three."""
     fault = Fault("raise", "kernel_kmeans_gram", 2, nth=None)
     result, _ = faulty(clock, fault, allow_missing=True, n_parties=4)
     assert result.model.missing == ["registry"]
 
 
-def test_partition_ids_may_have_gaps_only_where_users_are_missing():
+def test_partition_ids_may_have_gaps_only_where_parties_are_missing():
     def replies(*indices: int) -> dict[int, dict[str, Any]]:
         return {
             1000 + j: {"index": index, "name": f"u{j}"}
@@ -557,146 +570,92 @@ def test_partition_ids_may_have_gaps_only_where_users_are_missing():
 
 # -- bad input: the constructor --------------------------------------------------------
 
-_ONE = {"eigensolver": "lanczos", "masking": "plain"}
+POLYNOMIAL = {"kernel": "polynomial"}
+COLUMNS = {"partition": "vertical"}
+PLAIN_LANCZOS = {"eigensolver": "lanczos", "masking": "plain"}
+CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "argument", "rule"),
     [
-        ({"n_clusters": 0}, "n_clusters must be a whole number from 1, got 0"),
-        (
-            {"n_clusters": 6, "n_components": 5},
-            "n_components must be at least n_clusters = 6, got 5",
-        ),
-        ({"n_features": 0}, "n_features must be a whole number from 1, got 0"),
-        ({"n_features": 2.5}, "n_features must be a whole number from 1, got 2.5"),
-        ({"iterations": 0}, "iterations must be a whole number from 1, got 0"),
-        ({"coreset_size": 0}, "coreset_size must be a whole number from 1, got 0"),
-        ({"n_init": 0}, "n_init must be a whole number from 1, got 0"),
-        ({"block_bytes": 0}, "block_bytes must be a whole number from 1, got 0"),
-        (
-            {"kernel": "cosine"},
-            "kernel must be one of gaussian, laplacian, polynomial, got 'cosine'",
-        ),
-        (
-            {"eigensolver": "power"},
-            "eigensolver must be one of gram, lanczos, block-lanczos, got 'power'",
-        ),
-        (
-            {"partition": "diagonal"},
-            "partition must be one of horizontal, vertical, got 'diagonal'",
-        ),
-        ({"masking": "none"}, "masking must be one of ring, plain, got 'none'"),
-        ({"gamma": 0.0}, "gamma must be 'auto' or a number above 0, got 0.0"),
-        ({"gamma": -1}, "gamma must be 'auto' or a number above 0, got -1"),
-        ({"gamma": math.nan}, "gamma must be 'auto' or a number above 0, got nan"),
-        ({"gamma": math.inf}, "gamma must be 'auto' or a number above 0, got inf"),
-        ({"gamma": "scale"}, "gamma must be 'auto' or a number above 0, got 'scale'"),
-        ({"threshold": 0}, "threshold must be 'auto' or a number above 0, got 0"),
-        (
-            {"threshold": "median"},
-            "threshold must be 'auto' or a number above 0, got 'median'",
-        ),
-        (
-            {"threshold": "paper", "n_features": 5},
-            "n_features must be at least n_clusters + 2 = 6 with threshold 'paper', "
-            "got 5",
-        ),
-        (
-            {"subspace_tol": -0.1},
-            "subspace_tol must be at least 0 and finite, got -0.1",
-        ),
-        (
-            {"subspace_tol": math.nan},
-            "subspace_tol must be at least 0 and finite, got nan",
-        ),
-        (
-            {"kernel": "polynomial", "offset": -1.0},
-            "offset must be at least 0 and finite, got -1.0",
-        ),
-        (
-            {"kernel": "polynomial", "degree": 0},
-            "degree must be a whole number from 1, got 0",
-        ),
-        (
-            {"kernel": "polynomial", "degree": 1001},
-            "degree must be at most 1000, got 1001",
-        ),
+        ({"n_clusters": 0}, "n_clusters", "at least 1"),
+        ({"n_clusters": 6, "n_components": 5}, "n_components", "n_clusters = 6"),
+        ({"n_components": 4092}, "n_components", "at most 4091"),
+        ({"n_features": 0}, "n_features", "at least 1"),
+        ({"n_features": 2.5}, "n_features", "whole number"),
+        ({"n_features": 2**14 + 1}, "n_features", "at most"),
+        ({"threshold": "paper", "n_features": 5}, "n_features", "n_clusters .* = 6"),
+        ({"iterations": 0}, "iterations", "at least 1"),
+        ({"coreset_size": 0}, "coreset_size", "at least 1"),
+        ({"n_init": 0}, "n_init", "at least 1"),
+        ({"kernel": "cosine"}, "kernel", "polynomial"),
+        ({"eigensolver": "power"}, "eigensolver", "block-lanczos"),
+        ({"partition": "diagonal"}, "partition", "vertical"),
+        ({"masking": "none"}, "masking", "plain"),
         *(
-            ({"kernel": "polynomial", name: value}, f"{name} must be a number, got {r}")
-            for name in ("subspace_tol", "offset")
-            for value, r in ((None, "None"), ("x", "'x'"), (True, "True"))
+            ({name: value}, name, f"above 0 .*'auto'.*{re.escape(repr(value))}")
+            for name in ("gamma", "threshold")
+            for value in (0.0, -1, math.nan, math.inf, "scale", None, True)
         ),
-        (
-            {"threshold": np.array([1.0, 2.0])},
-            "threshold must be 'auto' or a number above 0, got array([1., 2.])",
-        ),
-        ({"gamma": None}, "gamma must be 'auto' or a number above 0, got None"),
-        ({"degree": 2}, "degree has no effect with kernel 'gaussian', got 2"),
-        (
-            {"offset": 0.0, "kernel": "laplacian"},
-            "offset has no effect with kernel 'laplacian', got 0.0",
-        ),
-        (
-            {"block_size": 4},
-            "block_size has no effect with eigensolver 'gram', got 4",
-        ),
-        (
-            {"block_size": 4, "eigensolver": "lanczos"},
-            "block_size has no effect with eigensolver 'lanczos', got 4",
-        ),
-        (
-            {"bits": 32},
-            "bits has no effect with partition 'horizontal', got 32",
-        ),
-        (
-            {"block_bytes": 9},
-            "block_bytes has no effect with partition 'horizontal', got 9",
-        ),
-        ({"partition": "vertical", "bits": 8}, "bits must be 16 or 32, got 8"),
+        ({"subspace_tol": -0.1}, "subspace_tol", "at least 0"),
         *(
-            (
-                {"partition": "vertical", name: value},
-                f"{name} has no effect with partition 'vertical', got {value!r}",
+            ({**more, name: value}, name, "number")
+            for name, more in (("subspace_tol", {}), ("offset", POLYNOMIAL))
+            for value in (None, "x", True, math.nan)
+        ),
+        ({**POLYNOMIAL, "offset": -1.0}, "offset", "at least 0"),
+        ({**POLYNOMIAL, "degree": 0}, "degree", "at least 1"),
+        ({**POLYNOMIAL, "degree": 1001}, "degree", "at most 1000"),
+        ({**COLUMNS, "bits": 8}, "bits", "16"),
+        ({**COLUMNS, "block_bytes": 0}, "block_bytes", "at least 1"),
+        ({**COLUMNS, **POLYNOMIAL}, "kernel", "partition 'vertical'"),
+        ({"cem": False}, CEM, "got 'gram' and 'ring'"),
+        ({"cem": False, "eigensolver": "lanczos"}, CEM, "got 'lanczos' and 'ring'"),
+        ({"cem": False, **POLYNOMIAL, **PLAIN_LANCZOS}, "kernel", "cem"),
+        ({"n_parties": 1}, "n_parties", "at least 2"),
+        ({"seed": -1}, "seed", "at least 0"),
+        *(
+            ({**more, name: value}, name, f"no effect with {where}")
+            for more, where, unused in (
+                ({}, "kernel 'gaussian'", {"degree": 2}),
+                ({"kernel": "laplacian"}, "kernel 'laplacian'", {"offset": 0.0}),
+                ({}, "eigensolver 'gram'", {"block_size": 4}),
+                ({"eigensolver": "lanczos"}, "eigensolver", {"block_size": 4}),
+                ({}, "partition 'horizontal'", {"bits": 32, "block_bytes": 9}),
+                (
+                    COLUMNS,
+                    "partition 'vertical'",
+                    {
+                        "eigensolver": "lanczos",
+                        "coreset_size": 30,
+                        "standardize": True,
+                        "allow_two_parties": True,
+                        "allow_missing": True,
+                        "cem": False,
+                    },
+                ),
             )
-            for name, value in (
-                ("eigensolver", "lanczos"),
-                ("coreset_size", 30),
-                ("standardize", True),
-                ("allow_two_parties", True),
-                ("cem", False),
-            )
+            for name, value in unused.items()
         ),
-        (
-            {"partition": "vertical", "kernel": "polynomial"},
-            "kernel must be 'gaussian' or 'laplacian' with partition 'vertical', whose "
-            "parties send angles, got 'polynomial'",
-        ),
-        (
-            {"cem": False},
-            "cem can be false only with eigensolver 'lanczos' and masking 'plain', got "
-            "'gram' and 'ring'",
-        ),
-        (
-            {"cem": False, "eigensolver": "lanczos"},
-            "cem can be false only with eigensolver 'lanczos' and masking 'plain', got "
-            "'lanczos' and 'ring'",
-        ),
-        (
-            {"cem": False, "kernel": "polynomial", **_ONE},
-            "kernel must not be 'polynomial' with cem false",
-        ),
-        ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
-        ({"seed": -1}, "seed must be a whole number from 0, got -1"),
     ],
 )
-def test_wrong_arguments(settings, sentence):
-    with pytest.raises(ValueError, match=r"must|no effect|can be") as caught:
+def test_wrong_arguments(settings, argument, rule):
+    with pytest.raises(ValueError, match=rule) as caught:
         strategy(**settings)
-    assert str(caught.value) == sentence
+    assert str(caught.value).startswith(f"{argument}")
 
 
-def test_one_user_is_enough_without_masks():
+def test_the_seven_arguments_that_may_come_without_their_names():
+    made = FKKMeans(3, 4, 8, 2, "laplacian", 0.5, "lanczos")
+    given = made.n_clusters, made.n_components, made.n_features, made.iterations
+    assert given == (3, 4, 8, 2)
+    assert (made.kernel, made.gamma, made.eigensolver) == ("laplacian", 0.5, "lanczos")
+    with pytest.raises(TypeError, match="positional"):
+        FKKMeans(3, 4, 8, 2, "laplacian", 0.5, "lanczos", "vertical")
+
+
+def test_one_party_is_enough_without_masks():
     strategy(masking="plain", n_parties=1)
 
 
@@ -712,13 +671,15 @@ def refusal(federation: list[Party], **settings: Any) -> tuple[str, int]:
 
 
 def split(X: np.ndarray) -> list[Party]:
-    """Return three users."""
+    """Return three parties."""
     return [Party(x) for x in np.array_split(X, 3)]
 
 
 def test_more_clusters_than_rows():
-    found = refusal(split(data()[0][:9]), n_clusters=10, n_components=10)
-    assert found == ("n_clusters must be at most the 9 rows of all parties, got 10", 3)
+    federation = split(data()[0][:9])
+    sentence, messages = refusal(federation, n_clusters=10, n_components=10)
+    assert re.match("n_clusters must be at most the 9 rows .* got 10", sentence)
+    assert messages == 3
 
 
 def test_as_many_clusters_as_rows():
@@ -727,29 +688,27 @@ def test_as_many_clusters_as_rows():
     assert sorted(np.concatenate(result.model.labels_)) == list(range(9))
 
 
-def test_a_coreset_smaller_than_the_number_of_users():
-    sentence, messages = refusal(users(), coreset_size=2)
+def test_a_coreset_smaller_than_the_number_of_parties():
+    sentence, messages = refusal(by_rows(), coreset_size=2)
     assert sentence.startswith("coreset_size must be at least ")
     assert messages == 3
 
 
-def test_two_users():
-    assert refusal(users()[:2]) == (
-        "FKKMeans gives the parties sums over all, and between two the sum shows each "
-        "the other's part: it needs at least three parties, or allow_two_parties (in "
-        "a run config allow-two-parties=true)",
-        2,
-    )
-    result = simulate(strategy(allow_two_parties=True), users()[:2])
+def test_two_parties():
+    sentence, messages = refusal(by_rows()[:2])
+    assert "at least three parties, or allow_two_parties" in sentence
+    assert messages == 2
+    result = simulate(strategy(allow_two_parties=True), by_rows()[:2])
     assert [len(labels) for labels in result.model.labels_] == [40, 50]
 
 
-def test_one_user_with_masks():
-    found = refusal(users(1))
-    assert found == ("the run needs 2 parties, 1 connected within 0.1 s", 0)
+def test_one_party_with_masks():
+    sentence, messages = refusal(by_rows(1))
+    assert "needs 2 parties" in sentence
+    assert messages == 0
 
 
-def test_a_user_without_rows():
+def test_a_party_without_rows():
     with pytest.raises(ValueError, match="at least one row and one column, got shape"):
         Party(np.zeros((0, 5)))
 
@@ -758,23 +717,18 @@ def test_other_columns():
     X, _ = data()
     federation = [Party(X[:40], name="a"), Party(X[40:], name="b")]
     narrow = [*federation, Party(X[:, :4], name="c")]
-    assert refusal(narrow) == (
-        "all parties must hold the same columns: 'a' has 5, 'c' has 4 (a text column "
-        "becomes one for each of its levels)",
-        3,
-    )
+    sentence, messages = refusal(narrow)
+    assert re.search("same columns.*'a' has 5.*'c' has 4", sentence)
+    assert messages == 3
     columns = ["u", "v", "w", "x", "y"]
     swapped = [
         Party(X, name="a", columns=columns),
         Party(X, name="b"),
         Party(X, name="c", columns=columns[::-1]),
     ]
-    assert refusal(swapped) == (
-        "all parties must hold the same columns in the same order: the names of 'c' "
-        "differ from those of 'a' (a text column becomes one for each of its "
-        "levels)",
-        3,
-    )
+    sentence, messages = refusal(swapped)
+    assert re.search("same order.*'c' .*'a'", sentence)
+    assert messages == 3
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e7 / 3])
@@ -782,10 +736,7 @@ def test_other_columns():
 def test_constant_data(kernel, value):
     federation = split(np.full((30, 2), value))
     sentence, messages = refusal(federation, kernel=kernel)
-    assert sentence == (
-        "gamma needs a column that varies: all are constant, or vary too little for "
-        "their distance from 0"
-    )
+    assert sentence.startswith("gamma needs a column that varies")
     assert messages == (9 if value else 6)  # asked again, in case they are only far
     sentence, _ = refusal(federation, kernel=kernel, standardize=True)
     assert sentence.startswith("gamma needs a column that varies")
@@ -808,15 +759,13 @@ def test_data_that_are_zero():
     # The kernel matrix is 0 too.
     settings = {"kernel": "polynomial", "gamma": 1.0, "offset": 0.0}
     sentence, _ = refusal(federation, **settings)
-    assert "ValueError" not in sentence
+    assert "the polynomial kernel must be between" in sentence
 
 
 def test_data_that_are_too_large():
-    sentence, _ = refusal(users(X=data()[0] * 1e25))
-    assert sentence == (
-        "party 'airline' failed in 'kernel_kmeans_begin': sums of the columns' squares "
-        "must be below 2^120: scale the columns"
-    )
+    sentence, _ = refusal(by_rows(X=data()[0] * 1e25))
+    assert sentence.startswith("party 'airline' failed in 'kernel_kmeans_begin'")
+    assert "squares must be below 2^120" in sentence
 
 
 @pytest.mark.parametrize(
@@ -825,13 +774,10 @@ def test_data_that_are_too_large():
 )
 def test_a_polynomial_kernel_out_of_range(gamma, offset, degree):
     settings = {"gamma": gamma, "offset": offset, "degree": degree}
-    sentence, messages = refusal(users(), kernel="polynomial", **settings)
+    sentence, messages = refusal(by_rows(), kernel="polynomial", **settings)
     mean = (data()[0] ** 2).sum(axis=1).mean()
     size = degree * math.log10(offset + gamma * mean)
-    assert sentence == (
-        "the polynomial kernel must be between 1e-200 and 1e200 in the mean, got "
-        f"10^{size:.4g}: choose another gamma, degree or offset"
-    )
+    assert f"between 1e-200 and 1e200 in the mean, got 10^{size:.4g}" in sentence
     assert messages == 6
 
 
@@ -870,9 +816,9 @@ def test_one_feature_an_iteration(threshold):
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
 @pytest.mark.parametrize("standardize", [False, True])
-def test_each_user_labels_its_rows_again(kernel, standardize):
+def test_each_party_labels_its_rows_again(kernel, standardize):
     result = run(5, kernel=kernel, standardize=standardize)
-    for party, labels in zip(users(5), result.model.labels_, strict=True):
+    for party, labels in zip(by_rows(5), result.model.labels_, strict=True):
         np.testing.assert_array_equal(result.model.predict(party.X), labels)
 
 
@@ -883,9 +829,9 @@ def test_products_of_embedded_rows_estimate_the_kernel():
     result = run(threshold=0.01, **settings)
     new = X[:20] + 0.3 * np.random.default_rng(4).normal(size=(20, 5))
     kernel = np.exp(-0.02 * cdist(new, X, "sqeuclidean"))
-    found = embedding(result, new) @ embedding(result).T
+    estimate = embedding(result, new) @ embedding(result).T
     # A feature's product has deviation below 1: a mean of 680 one of 0.04.
-    assert np.sqrt(np.mean((found - kernel) ** 2)) < 0.06
+    assert np.sqrt(np.mean((estimate - kernel) ** 2)) < 0.06
     assert kernel.std() > 0.2  # or a constant would do as well
 
 
@@ -917,7 +863,7 @@ def test_rows_of_other_columns(shape):
 
 def test_the_models_of_all_iterations_are_seen():
     seen = {}
-    grid = InProcessGrid(users())
+    grid = InProcessGrid(by_rows())
 
     def evaluate(t, arrays):
         seen[t] = KernelKMeansModel.from_arrays(arrays)
@@ -948,7 +894,7 @@ def test_what_is_recorded():
 @pytest.mark.parametrize("partition", ["horizontal", "vertical"])
 def test_a_model_is_kept_where_all_have_a_state_dir(partition, tmp_path):
     for with_one in (2, 3):
-        federation = users() if partition == "horizontal" else parties()
+        federation = by_rows() if partition == "horizontal" else by_columns()
         for party in federation[:with_one]:
             party.state_dir = tmp_path
         model = simulate(strategy(partition=partition), federation).model
@@ -956,8 +902,8 @@ def test_a_model_is_kept_where_all_have_a_state_dir(partition, tmp_path):
         assert model.n_columns == 5
 
 
-def test_labels_are_written_at_the_users(tmp_path):
-    federation = users()
+def test_labels_are_written_at_the_parties(tmp_path):
+    federation = by_rows()
     for party in federation:
         party.state_dir = tmp_path / str(party.name)
         party.state_dir.mkdir()
@@ -994,8 +940,8 @@ def test_gamma_is_that_of_all_rows(kernel, standardize):
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 def test_gamma_of_split_columns(kernel):
-    found = vertical(kernel=kernel).model.gamma
-    assert math.isclose(found, numpy_gamma(kernel, data()[0]), rel_tol=1e-9)
+    gamma = vertical(kernel=kernel).model.gamma
+    assert math.isclose(gamma, numpy_gamma(kernel, data()[0]), rel_tol=1e-9)
 
 
 def test_gamma_that_is_given_is_taken():
@@ -1007,7 +953,7 @@ def test_standardised_by_the_sums_or_before(kernel):
     X, _ = data()
     scaled = (X - X.mean(axis=0)) / X.std(axis=0)
     ours = run(kernel=kernel, standardize=True)
-    before = simulate(strategy(kernel=kernel), users(X=scaled))
+    before = simulate(strategy(kernel=kernel), by_rows(X=scaled))
     np.testing.assert_equal(ours.model.labels_, before.model.labels_)
     np.testing.assert_allclose(
         ours.model.eigenvalues_, before.model.eigenvalues_, rtol=1e-9
@@ -1018,18 +964,18 @@ def test_columns_of_any_scale_are_standardised():
     """One resolution for all sums would leave nothing of the small ones."""
     X, _ = data()
     scaled = X * 10.0 ** np.array([-6, -3, 0, 5, 9])
-    found = simulate(strategy(standardize=True), users(X=scaled)).model
+    model = simulate(strategy(standardize=True), by_rows(X=scaled)).model
     expected = run(standardize=True).model
-    np.testing.assert_allclose(found.eigenvalues_, expected.eigenvalues_, rtol=1e-9)
-    np.testing.assert_equal(found.labels_, expected.labels_)
+    np.testing.assert_allclose(model.eigenvalues_, expected.eigenvalues_, rtol=1e-9)
+    np.testing.assert_equal(model.labels_, expected.labels_)
 
 
 def test_a_constant_column_counts_for_nothing_when_standardised():
     X, _ = data()
     wide = np.hstack([X, np.full((N, 1), 0.1)])
-    found = simulate(strategy(standardize=True), users(X=wide)).model
-    assert math.isclose(found.gamma, run(standardize=True).model.gamma, rel_tol=1e-9)
-    assert adjusted_rand_score(data()[1], np.concatenate(found.labels_)) > 0.9
+    model = simulate(strategy(standardize=True), by_rows(X=wide)).model
+    assert math.isclose(model.gamma, run(standardize=True).model.gamma, rel_tol=1e-9)
+    assert adjusted_rand_score(data()[1], np.concatenate(model.labels_)) > 0.9
 
 
 @pytest.mark.parametrize(
@@ -1043,36 +989,36 @@ def test_columns_far_from_0_are_asked_for_again_less_their_mean(kernel, standard
     far = X.copy()
     far[:, 1] += 2.0**32  # a power of two: no bit of the result is lost but the last 20
     settings = {"kernel": kernel, "standardize": standardize}
-    found = simulate(strategy(**settings), users(X=far))
+    result = simulate(strategy(**settings), by_rows(X=far))
     near = run(**settings)
-    assert trips(found.ledger)["kernel_kmeans_begin"] == 2
-    assert found.ledger.round_trips == near.ledger.round_trips + 1
+    assert trips(result.ledger)["kernel_kmeans_begin"] == 2
+    assert result.ledger.round_trips == near.ledger.round_trips + 1
     scaled = (X - X.mean(axis=0)) / X.std(axis=0) if standardize else X
     expected = numpy_gamma(kernel, scaled)
-    assert math.isclose(found.model.gamma, expected, rel_tol=1e-6)
+    assert math.isclose(result.model.gamma, expected, rel_tol=1e-6)
     if not standardize:
-        labels = np.concatenate(found.model.labels_)
+        labels = np.concatenate(result.model.labels_)
         assert adjusted_rand_score(data()[1], labels) > 0.95
     else:
-        part = found.model.parts[0]
+        part = result.model.parts[0]
         np.testing.assert_allclose(part["shift"], far.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(part["scale"], 1 / X.std(axis=0), rtol=1e-6)
-        np.testing.assert_equal(found.model.labels_, near.model.labels_)
+        np.testing.assert_equal(result.model.labels_, near.model.labels_)
 
 
 def test_gamma_of_scaled_columns_is_in_their_unit():
     """The rounding of a mean of 1e17 is 20, and nothing beside a deviation of 1e10."""
     X = data()[0].copy()
     X[:, 1] = 1e17 + 1e10 * X[:, 1]
-    found = simulate(strategy(standardize=True), users(X=X)).model
-    assert math.isclose(found.gamma, run(standardize=True).model.gamma, rel_tol=1e-6)
+    model = simulate(strategy(standardize=True), by_rows(X=X)).model
+    assert math.isclose(model.gamma, run(standardize=True).model.gamma, rel_tol=1e-6)
 
 
-def test_users_learn_the_means_only_of_columns_far_from_0():
+def test_parties_learn_the_means_only_of_columns_far_from_0():
     """Of those whose squares are summed one by one."""
     X = data()[0].copy()
     X[:, 1] += 2.0**32
-    grid = Recorder(users(X=X))
+    grid = Recorder(by_rows(X=X))
     strategy(kernel="laplacian").start(grid)
     shifts = [e.values["shift"] for e in grid.transcript if "shift" in e.values]
     assert len(shifts) == 3
@@ -1093,7 +1039,7 @@ def test_users_learn_the_means_only_of_columns_far_from_0():
     ],
 )
 def test_floats_of_begin(settings, floats):
-    """What is used and no more; the first user sends 48 bytes for each other too."""
+    """What is used and no more; the first party sends 48 bytes for each other too."""
     result = run(**settings)
     assert uploaded(result.ledger, "kernel_kmeans_begin") == [
         floats + 48 * 2,
@@ -1112,7 +1058,7 @@ def test_a_polynomial_kernel_sees_lines_through_the_origin(eigensolver):
     X = length[:, None] * np.eye(2)[axis] + 0.1 * rng.normal(size=(N, 2))
     settings = {"kernel": "polynomial", "degree": 2, "offset": 0.0}
     settings |= {"n_clusters": 2, "n_components": 2, "eigensolver": eigensolver}
-    labels = simulate(strategy(**settings), users(X=X)).model.labels_
+    labels = simulate(strategy(**settings), by_rows(X=X)).model.labels_
     assert adjusted_rand_score(axis, np.concatenate(labels)) == 1.0
 
 
@@ -1124,8 +1070,8 @@ def test_equal_rows_have_equal_labels_where_there_are_more_clusters(kernel, sett
     which = np.random.default_rng(0).integers(4, size=N)
     small = {"n_clusters": 6, "n_components": 6, "iterations": 3, "kernel": kernel}
     for seed in range(4):
-        own = strategy(**small, **settings, seed=seed)
-        model = simulate(own, users(5, rows[which])).model
+        seeded = strategy(**small, **settings, seed=seed)
+        model = simulate(seeded, by_rows(5, rows[which])).model
         labels = np.concatenate(model.labels_)
         assert adjusted_rand_score(which, labels) == 1
         np.testing.assert_array_equal(model.predict(rows[which]), labels)
@@ -1138,19 +1084,19 @@ def test_equal_rows_of_split_columns_have_equal_labels():
     small = {"n_clusters": 4, "n_components": 5, "iterations": 3}
     for seed in range(8):
         federation = [Party(x) for x in np.split(X, [2], axis=1)]
-        own = strategy(**small, partition="vertical", seed=seed)
-        labels = simulate(own, federation).model.labels_[0]
+        seeded = strategy(**small, partition="vertical", seed=seed)
+        labels = simulate(seeded, federation).model.labels_[0]
         assert adjusted_rand_score(which, labels) == 1
 
 
-# -- what leaves a user ----------------------------------------------------------------
+# -- what leaves a party ---------------------------------------------------------------
 
 
 def test_share_rows_bounds_the_points():
-    """A user of 40 rows sends at most 40, here all."""
+    """A party of 40 rows sends at most 40, here all."""
     settings = {"coreset_size": EVERY_ROW}
     for limit, good in ((39, False), (40, True)):
-        federation = users()
+        federation = by_rows()
         federation[0].share_rows = limit
         if good:
             simulate(strategy(**settings), federation)
@@ -1158,15 +1104,12 @@ def test_share_rows_bounds_the_points():
         with pytest.raises(PartyFailed) as caught:
             simulate(strategy(**settings), federation)
         assert caught.value.action == "kernel_kmeans_sample"
-        assert caught.value.reason == (
-            "this party's share-rows lets 39 rows leave it in one run, this one asks "
-            "for 40"
-        )
+        assert re.search("share-rows .*39 rows .* 40", caught.value.reason)
 
 
 def test_share_rows_of_split_columns():
     """The server learns the angles of all rows."""
-    federation = parties()
+    federation = by_columns()
     federation[1].share_rows = N - 1
     with pytest.raises(PartyFailed, match="lets 119 rows leave it") as caught:
         simulate(strategy(partition="vertical"), federation)
@@ -1182,7 +1125,7 @@ def test_the_run_ends_when_the_subspace_stands_still():
     moved = column(whole, "moved")
     assert len(moved) == whole.metrics["iterations"] == 8
     tol = float(np.median(moved[1:]))
-    first = 1 + next(t for t, own in enumerate(moved) if own < tol)
+    first = 1 + next(t for t, turned in enumerate(moved) if turned < tol)
     assert 2 <= first < 8
     early = run(iterations=8, subspace_tol=tol)
     assert early.metrics["iterations"] == first
@@ -1193,10 +1136,10 @@ def test_the_run_ends_when_the_subspace_stands_still():
 def test_a_large_tolerance_ends_it_after_two():
     """The first has nothing to compare with."""
     assert run(iterations=8, subspace_tol=1e9).metrics["iterations"] == 2
-    found = vertical(iterations=8, subspace_tol=1e9, block_bytes=2000)
-    assert found.metrics["iterations"] == 2
+    result = vertical(iterations=8, subspace_tol=1e9, block_bytes=2000)
+    assert result.metrics["iterations"] == 2
     whole = vertical(iterations=8, block_bytes=2000).ledger
-    assert found.ledger.round_trips < whole.round_trips
+    assert result.ledger.round_trips < whole.round_trips
 
 
 @pytest.mark.parametrize("threshold", ["auto", 1e-6])
@@ -1210,13 +1153,13 @@ def test_no_early_stop_where_the_subspace_has_all_directions(eigensolver, thresh
     settings = {"kernel": "polynomial", "degree": 2, "eigensolver": eigensolver}
     settings |= {"subspace_tol": 0.01, "iterations": 6, "threshold": threshold}
     for s in (6, 8):
-        result = simulate(strategy(n_components=s, **settings), users(X=X))
+        result = simulate(strategy(n_components=s, **settings), by_rows(X=X))
         assert result.metrics["iterations"] == 6
         assert max(column(result, "moved")[1:]) < 1e-4
-    turning = simulate(strategy(n_components=5, **settings), users(X=X))
+    turning = simulate(strategy(n_components=5, **settings), by_rows(X=X))
     assert column(turning, "moved")[1] > 1e-3
     settings["subspace_tol"] = 1e9
-    early = simulate(strategy(n_components=5, **settings), users(X=X))
+    early = simulate(strategy(n_components=5, **settings), by_rows(X=X))
     assert early.metrics["iterations"] == 2
 
 
@@ -1242,14 +1185,14 @@ def test_an_early_stop_needs_more_directions_than_components():
 def pooled_columns(kernel: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return eigenvalues, H and labels of all columns in one place."""
     width = bandwidth(kernel, numpy_gamma(kernel, data()[0]))
-    own = [
+    frequencies = [
         RandomFeatures(
             kernel,
             party.X.shape[1],
             width,
             int.from_bytes(stream(j, "features").bytes(16)),
         )
-        for j, party in enumerate(parties())
+        for j, party in enumerate(by_columns())
     ]
 
     def draw(t: int) -> np.ndarray:
@@ -1259,7 +1202,7 @@ def pooled_columns(kernel: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         )
         turns = [
             draws.angles(party.X, start, stop, 64)
-            for draws, party in zip(own, parties(), strict=True)
+            for draws, party in zip(frequencies, by_columns(), strict=True)
         ]
         return features(np.sum(turns, axis=0))
 
@@ -1279,12 +1222,12 @@ def test_split_columns_give_what_pooled_ones_do(settings, error, kernel):
     values, _, labels = pooled_columns(kernel)
     result = vertical(kernel=kernel, **settings)
     np.testing.assert_allclose(result.model.eigenvalues_, values, rtol=error)
-    for own in result.model.labels_:
+    for party_labels in result.model.labels_:
         if settings.get("bits") == 16:  # a row between two may go to the other
-            assert adjusted_rand_score(own, labels) > 0.97
+            assert adjusted_rand_score(party_labels, labels) > 0.97
         else:
-            np.testing.assert_array_equal(own, labels)
-        np.testing.assert_array_equal(own, result.model.labels_[0])
+            np.testing.assert_array_equal(party_labels, labels)
+        np.testing.assert_array_equal(party_labels, result.model.labels_[0])
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -1293,9 +1236,9 @@ def test_blocks_give_the_same(bits):
         vertical(bits=bits, block_bytes=size) for size in (16_000_000, 2000)
     )
     assert blocks.ledger.round_trips > whole.ledger.round_trips
-    own, other = whole.model.arrays(), blocks.model.arrays()
-    del own["model"], other["model"]
-    np.testing.assert_equal(own, other)
+    actual, expected = whole.model.arrays(), blocks.model.arrays()
+    del actual["model"], expected["model"]
+    np.testing.assert_equal(actual, expected)
 
 
 def test_a_block_smaller_than_a_column_holds_one():
@@ -1312,35 +1255,35 @@ def test_two_parties_with_split_columns():
 
 def test_parties_with_other_rows_are_refused_where_columns_are_split():
     X, _ = data()
-    found = refusal([Party(X, name="a"), Party(X[1:], name="b")], partition="vertical")
-    assert found == (
-        "all parties must hold the same number of rows: 'a' has 120, 'b' has 119",
-        2,
-    )
+    federation = [Party(X, name="a"), Party(X[1:], name="b")]
+    sentence, messages = refusal(federation, partition="vertical")
+    assert re.search("same number of rows.*'a' has 120.*'b' has 119", sentence)
+    assert messages == 2
 
 
 # -- seeds -----------------------------------------------------------------------------
 
 
 def test_a_seed_repeats_a_run_and_another_does_not():
-    again = simulate(strategy(), users())
-    own, other = run().model.arrays(), again.model.arrays()
-    del own["model"], other["model"]
-    np.testing.assert_equal(own, other)
+    again = simulate(strategy(), by_rows())
+    first, second = run().model.arrays(), again.model.arrays()
+    del first["model"], second["model"]
+    np.testing.assert_equal(first, second)
     another = run(seed=SEED + 1).model.parts[0]["seed"]
     assert another != run().model.parts[0]["seed"]
 
 
-def test_without_a_seed_the_users_draw_a_secret_one():
-    found = {
-        simulate(strategy(seed=None), users()).model.parts[0]["seed"] for _ in range(2)
+def test_without_a_seed_the_parties_draw_a_secret_one():
+    drawn = {
+        simulate(strategy(seed=None), by_rows()).model.parts[0]["seed"]
+        for _ in range(2)
     }
-    assert len(found) == 2
+    assert len(drawn) == 2
     seeds = {part["seed"] for part in run().model.parts}
-    assert len(seeds) == 1  # all users have the same
+    assert len(seeds) == 1  # all parties have the same
 
 
-# -- what a user stumbled over ---------------------------------------------------------
+# -- what a party stumbled over --------------------------------------------------------
 
 
 def test_columns_that_standardizing_leaves_out_are_named(caplog):
@@ -1348,12 +1291,12 @@ def test_columns_that_standardizing_leaves_out_are_named(caplog):
     kept = data()[0]
     last = 1e13 * (1 + np.finfo(float).eps * (np.arange(N) % 2))
     X = np.column_stack([kept, np.full(N, 0.1), last])
-    found = simulate(strategy(standardize=True), users(X=X)).model
+    model = simulate(strategy(standardize=True), by_rows(X=X)).model
     assert "columns 5, 6, counted from 0, take no part" in caplog.text
     zeros = np.column_stack([kept, np.zeros((N, 2))])
-    without = simulate(strategy(standardize=True), users(X=zeros)).model
-    np.testing.assert_allclose(found.eigenvalues_, without.eigenvalues_, rtol=1e-9)
-    np.testing.assert_equal(found.labels_, without.labels_)
+    without = simulate(strategy(standardize=True), by_rows(X=zeros)).model
+    np.testing.assert_allclose(model.eigenvalues_, without.eigenvalues_, rtol=1e-9)
+    np.testing.assert_equal(model.labels_, without.labels_)
 
 
 def test_a_threshold_above_all_eigenvalues():
@@ -1364,7 +1307,7 @@ def test_a_threshold_above_all_eigenvalues():
 @pytest.mark.parametrize("partition", ["horizontal", "vertical"])
 def test_columns_too_small_for_their_sums(partition):
     X = 1e-12 * data()[0]
-    made = users(X=X) if partition == "horizontal" else parties()
+    made = by_rows(X=X) if partition == "horizontal" else by_columns()
     for party in made:
         party.X = 1e-12 * party.X if partition == "vertical" else party.X
     with pytest.raises(FederationError, match="add up to 1e-15 at least"):
@@ -1373,3 +1316,203 @@ def test_columns_too_small_for_their_sums(partition):
 
 def test_a_number_of_numpy_is_a_number():
     assert run(gamma=np.float32(0.25)).model.gamma == 0.25
+
+
+# -- replies that cannot be ------------------------------------------------------------
+
+STEPS = "kernel_kmeans_"
+TINY = {"n_features": 4, "iterations": 2, "n_init": 1, "n_components": K}
+PLAIN = {"masking": "plain"}
+LANCZOS = {"eigensolver": "lanczos"}
+
+
+class Changed(InProcessGrid):
+    """Changes the values of replies to one step, from all parties or the second."""
+
+    def __init__(self, federation, action, change, everyone=False):
+        super().__init__(federation)
+        self._action, self._change, self._everyone = action, change, everyone
+
+    def _push(self, message):
+        number = super()._push(message)
+        reply, to = self._replies[number], message.metadata.dst_node_id
+        asked = message.metadata.message_type == f"train.{STEPS}{self._action}"
+        if asked and reply.has_content() and (self._everyone or to == 1001):
+            values, frame = unpack(reply.content)
+            del frame["digest"]
+            reply.content = pack(self._change(values), frame)
+        return number
+
+
+def other(**changes):
+    """Return a change of values by name; None leaves one out."""
+
+    def change(values):
+        values = dict(values)
+        for name in values.keys() & changes.keys():
+            make, value = changes[name], values.pop(name)
+            value = make(value) if callable(make) else make
+            values |= {} if value is None else {name: value}
+        return values
+
+    return change
+
+
+def garbage(values):
+    """Return other words, under which masks do not cancel."""
+    rng = np.random.default_rng(3)
+    return rng.integers(2**64, size=values.shape, dtype=np.uint64)
+
+
+def shifted(power):
+    """Return a change of masked words whose sum is then off by 2^power units."""
+    return lambda values: values + np.uint64(2**power)
+
+
+def filled(value):
+    return lambda values: np.full_like(values, value)
+
+
+def wider(values):
+    return np.concatenate([values, values[..., -1:]], axis=-1)
+
+
+def longer(values):
+    return np.concatenate([values, values[-1:]])
+
+
+def filling(value):
+    """Return a change of all points, which are as many as before."""
+    return other(points=filled(value))
+
+
+SECOND = [
+    ({}, "begin", other(sum_x=None), "sum_x"),
+    ({}, "begin", other(sum_x=wider), "sum_x"),
+    ({}, "begin", other(sum_squares=wider), "sum_squares"),
+    ({}, "begin", lambda values: values | {"seed.0": np.zeros(48, np.uint8)}, "seed"),
+    ({}, "gram", other(gram=longer), "gram"),
+    (LANCZOS, "product", other(product=wider), "product"),
+    (LANCZOS, "product", other(product=longer), "product"),
+    (LANCZOS, "product", other(trace=longer), "trace"),
+    ({}, "local", other(cost=None), "cost"),
+    ({}, "local", other(cost=-1.0), "cost"),
+    ({}, "local", other(cost=math.nan), "cost"),
+    ({}, "local", other(cost=1e308), "cost"),
+    ({}, "sample", other(points=None), "points"),
+    ({}, "sample", other(points=wider), "points of"),
+    ({}, "sample", other(points=longer), "shape"),
+    ({}, "sample", other(points=lambda p: p[:0], weights=lambda w: w[:0]), "points"),
+    (
+        {},
+        "sample",
+        other(points=lambda p: p.repeat(9, 0), weights=lambda w: w.repeat(9)),
+        "at most",
+    ),
+    ({}, "sample", filling(math.nan), "finite"),
+    ({}, "sample", filling(1e200), "points no larger"),
+    ({}, "sample", other(weights=filled(-1.0)), "weights"),
+    ({}, "sample", other(weights=filled(0.0)), "weights"),
+    ({}, "sample", other(weights=filled(1e300)), "weights"),
+    ({}, "assign", other(kept=None), "kept"),
+    ({}, "assign", other(kept=1), "kept"),
+    ({}, "assign", other(sizes=longer), "sizes"),
+    (WITHOUT, "project", other(projected=longer), "projected"),
+    (WITHOUT, "expand", other(rows=longer), "rows"),
+    (WITHOUT, "expand", other(rows=filled(math.nan)), "rows"),
+    (COLUMNS, "spread", other(spread=wider), "spread"),
+    (COLUMNS, "angles", other(angles=wider), "angles"),
+    (COLUMNS, "angles", other(angles=longer), "angles"),
+    (COLUMNS, "labels", other(kept=None), "kept"),
+]
+
+
+def failing(settings, action, change, everyone=False):
+    """Return why a run of three parties ends whose replies were changed."""
+    federation = by_columns() if "partition" in settings else by_rows()
+    names = dict(zip(federation, NAMES, strict=False))
+    for party, name in names.items():
+        party.name = name
+    grid = Changed(federation, action, change, everyone)
+    with pytest.raises(FederationError) as caught:
+        strategy(**TINY | settings).start(grid, timeout=1.0)
+    return caught.value
+
+
+@pytest.mark.parametrize(("settings", "action", "change", "rule"), SECOND)
+def test_a_reply_that_cannot_be_ends_the_run_with_the_name(
+    settings, action, change, rule
+):
+    failure = failing(settings, action, change)
+    assert isinstance(failure, PartyFailed)
+    assert (failure.party, failure.action) == ("weather", f"{STEPS}{action}")
+    assert rule in failure.reason
+
+
+@pytest.mark.parametrize("values", ["dropped", "of another"])
+def test_the_first_party_alone_draws_the_seed(values):
+    def change(reply):
+        reply = {k: v for k, v in reply.items() if not k.startswith("seed")}
+        return reply | ({} if values == "dropped" else sealed.pop(0))
+
+    nothing = np.zeros(48, np.uint8)
+    sealed = [{}, {"seed.0": nothing, "seed.2": nothing}, {}]
+    failure = failing({}, "begin", change, everyone=True)
+    assert failure.party == ("airline" if values == "dropped" else "weather")
+    assert "must draw the seed" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "action", "change", "everyone"),
+    [
+        ({}, "begin", other(sum_x=shifted(63)), False),
+        ({}, "begin", other(sum_squares=shifted(63)), False),
+        ({}, "begin", other(sum_squares=lambda s: s - np.uint64(2**61)), False),
+        ({"kernel": "polynomial"}, "begin", other(sum_squares=wider), True),
+        ({}, "gram", other(gram=garbage), False),
+        ({}, "gram", other(gram=shifted(63)), False),
+        ({}, "gram", other(gram=longer), True),
+        ({"kernel": "polynomial"}, "gram", other(gram=garbage), False),
+        (PLAIN, "gram", other(gram=filled(-1.0)), True),
+        (PLAIN, "gram", other(gram=filled(0.0)), True),
+        (LANCZOS, "product", other(product=shifted(63)), False),
+        (LANCZOS, "product", other(trace=shifted(63)), False),
+        ({**LANCZOS, **PLAIN}, "product", other(product=filled(0.0)), True),
+        ({}, "assign", other(inertia=shifted(63)), False),
+        ({}, "assign", other(sizes=shifted(61)), False),
+        (WITHOUT, "project", other(projected=longer), True),
+        (COLUMNS, "spread", other(spread=shifted(63)), False),
+    ],
+)
+def test_a_sum_that_cannot_be_ends_the_run_with_all_names(
+    settings, action, change, everyone
+):
+    """Nobody can say whose part was wrong: what the server has is their sum."""
+    text = str(failing(settings, action, change, everyone))
+    assert all(name in text for name in NAMES[:3])
+    assert "faulty" in text
+
+
+def test_any_angles_are_angles():
+    """Parties that send others than theirs spoil the clusters, and nothing else."""
+    grid = Changed(by_columns(), "angles", other(angles=lambda a: a[::-1].copy()))
+    result = strategy(**TINY, **COLUMNS).start(grid)
+    assert np.isfinite(result.metrics["inertia"])
+
+
+def test_eigenvalues_that_are_not_found_end_the_run_with_all_names(monkeypatch):
+    def fail(*_):
+        raise np.linalg.LinAlgError("Eigenvalues did not converge")
+
+    monkeypatch.setattr("vfl_flower.numerics.kernel_kmeans.np.linalg.eigh", fail)
+    for settings, action in (({}, "gram"), (LANCZOS, "product"), (COLUMNS, "angles")):
+        text = str(failing(settings, "none", other()))
+        assert f"{STEPS}{action}" in text
+        assert all(name in text for name in NAMES[:3])
+
+
+def test_too_many_rows_without_the_mechanism(monkeypatch):
+    limit = "vfl_flower.strategies.kernel_kmeans.MOST_ROWS_WITHOUT_CEM"
+    monkeypatch.setattr(limit, N - 1)
+    sentence, _ = refusal(by_rows(), **WITHOUT)
+    assert sentence.startswith("cem must be true for more than 119 rows")

@@ -1,8 +1,8 @@
 """What an attacker makes of its view of federated kernel k-means.
 
-The server's view is the transcript; a user's are its rows, its memory and what it was
-sent. The attacks are in the order of docs/papers/kernel_kmeans.md; each says what it
-finds, also where that is more than one would like.
+The server's view is the transcript; a party's view is its rows, its memory and what it
+was sent. The attacks are in the order of docs/papers/kernel_kmeans.md; each says what
+it finds, also where that is more than one would like.
 """
 
 import warnings
@@ -25,6 +25,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     step_size,
 )
 from vfl_flower.numerics.random_features import RandomFeatures
+from vfl_flower.protocol.parties import Parties
 from vfl_flower.secure_aggregation import (
     LIMB,
     Relay,
@@ -33,9 +34,8 @@ from vfl_flower.secure_aggregation import (
     new_private_key,
     public_key,
 )
-from vfl_flower.simulations import simulate
+from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
-from vfl_flower.strategies.parties import Parties
 
 SMALL = {
     "n_clusters": 3,
@@ -56,16 +56,15 @@ def exponential(n, d=3, seed=0):
 
 
 def watch(parts, seed=None, draws=0, **settings):
-    """Return the grid of a run; `draws` repeats what users draw.
+    """Return the grid of a run; `draws` repeats what the parties draw.
 
     Without a seed features come from the operating system: here from a generator, so
-    that an attack finds the same each time. The attacker does not know it.
+    that an attack gives the same result each time. The attacker does not know it.
     """
     given = {**SMALL, **settings}
     if given.get("partition") == "vertical":
         del given["coreset_size"]  # it has none
-    strategy = FKKMeans(**given)
-    strategy.seed = seed
+    strategy = FKKMeans(**given, seed=seed)
     grid = Recorder([Party(rows) for rows in parts])
     rng = np.random.default_rng(draws)
     with pytest.MonkeyPatch.context() as patch:
@@ -78,26 +77,35 @@ def watch(parts, seed=None, draws=0, **settings):
 
 
 def asked(grid, action, party=0):
-    """Return the messages to one user."""
-    entries = [e for e in grid.transcript if e.action == action and not e.up]
-    return [e for e in entries if e.party == party]
+    """Return the messages to one party."""
+    entries = [
+        entry for entry in grid.transcript if entry.action == action and not entry.up
+    ]
+    return [entry for entry in entries if entry.party == party]
 
 
 def sent(grid, action, name, party):
-    """Return what one user sent under a name, message by message."""
-    entries = [e for e in grid.transcript if e.action == action and e.up]
-    return [e.values[name] for e in entries if e.party == party and name in e.values]
+    """Return what one party sent under a name, message by message."""
+    entries = [
+        entry for entry in grid.transcript if entry.action == action and entry.up
+    ]
+    return [
+        entry.values[name]
+        for entry in entries
+        if entry.party == party and name in entry.values
+    ]
 
 
 class Attacker:
-    """What the messages to a user say, to which the seed of the features is added.
+    """What the messages to a party say, with the seed of the features added.
 
-    But for that seed, which goes encrypted, the server has written all of them.
+    Apart from that seed, which goes encrypted, the server has written all of them.
     """
 
     def __init__(self, grid, seed):
         self.grid, first = grid, asked(grid, "kernel_kmeans_gram")[0]
-        self.setup = {"shift": 0.0, "scale": 1.0, **first.values, "seed": seed}
+        told = {k.removeprefix("setup."): v for k, v in first.values.items()}
+        self.setup = {"shift": 0.0, "scale": 1.0, **told, "seed": seed}
         self.D, self.D_1 = self.setup["D"], self.setup["D_1"]
 
     def features(self, X, t=1):
@@ -106,7 +114,7 @@ class Attacker:
         return np.vstack(list(feature_blocks(self.setup, X, start, stop)))
 
     def gram(self, party, decode=None):
-        """Return what a user sent as W_1^T W_1."""
+        """Return what a party sent as W_1^T W_1."""
         triangle = sent(self.grid, "kernel_kmeans_gram", "gram", party)[0]
         triangle = triangle if decode is None else decode(triangle)
         G = np.zeros((self.D_1, self.D_1))
@@ -130,8 +138,13 @@ def seed_of_run(grid, d):
     return first.rng("features").bytes(16).hex()
 
 
-def seed_of_users(grid):
-    return grid.parts()[0]["seed"]
+def seed_of_parties(grid):
+    return parts_of(grid)[0]["seed"]
+
+
+def parts_of(grid):
+    """Return what each party keeps of the model."""
+    return [memory.part for memory in grid.memories()]
 
 
 def solve(residuals, mean, starts=8, seed=0):
@@ -141,7 +154,7 @@ def solve(residuals, mean, starts=8, seed=0):
         fit = least_squares(
             residuals, mean + (rng.normal(size=len(mean)) if start else 0)
         )
-        best = min(best, (fit.cost, fit.x), key=lambda found: found[0])
+        best = min(best, (fit.cost, fit.x), key=lambda pair: pair[0])
         if best[0] < 1e-16:
             break
     return best
@@ -149,15 +162,15 @@ def solve(residuals, mean, starts=8, seed=0):
 
 def solve_up_to_sign(function, values, mean, starts=8):
     """Return the row at which a function is `values` or less them."""
-    found = [
+    solutions = [
         solve(lambda x, s=s: function(x) - s * values, mean, starts) for s in (1, -1)
     ]
-    return min(found, key=lambda found: found[0])[1]
+    return min(solutions, key=lambda pair: pair[0])[1]
 
 
-def relative(found, true, mean):
+def relative(guess, true, mean):
     """Return the error relative to that of the mean of all rows, a guess."""
-    return np.linalg.norm(found - true) / np.linalg.norm(true - mean)
+    return np.linalg.norm(guess - true) / np.linalg.norm(true - mean)
 
 
 def outside(G, A):
@@ -174,7 +187,7 @@ def auc(members, others):
     return float((less + 0.5 * (members[:, None] == others)).mean())
 
 
-# -- (a) the server's view -----------------------------------------------------------
+# -- (a) the server's view -------------------------------------------------------------
 
 RUNS = 30
 SUMS = [
@@ -199,7 +212,7 @@ def nibbles_are_uniform(words):
 
 @pytest.fixture(scope="module")
 def many():
-    """Return the transcripts of many runs on the same rows; one user has one row."""
+    """Return the transcripts of many runs on the same rows; one party has one row."""
     X = exponential(41)
     parts = [X[:20], X[20:40], X[40:]]
     settings = {"iterations": 1, "n_components": 3}
@@ -210,13 +223,13 @@ def many():
 
 
 def words(grids, action, names, party):
-    found = [sent(grid, action, name, party) for grid in grids for name in names]
-    return np.concatenate([array.ravel() for arrays in found for array in arrays])
+    arrays_sent = [sent(grid, action, name, party) for grid in grids for name in names]
+    return np.concatenate([array.ravel() for arrays in arrays_sent for array in arrays])
 
 
 @pytest.mark.parametrize(("action", "names"), SUMS)
-def test_what_a_user_adds_to_a_sum_is_uniform_to_the_server(many, action, names):
-    """Six tests at 1e-9, over all runs: of each user, and of each two users.
+def test_what_a_party_adds_to_a_sum_is_uniform_to_the_server(many, action, names):
+    """Six tests at 1e-9, over all runs: of each party, and of each two parties.
 
     The sum over all three is what is left, and must fail them.
     """
@@ -258,17 +271,17 @@ def forms(seed):
 def test_the_seed_of_the_features_is_in_no_message(eigensolver):
     parts = [exponential(30)[m::3] for m in range(3)]
     grid = watch(parts, eigensolver=eigensolver)
-    seeds = {part["seed"] for part in grid.parts()}
-    assert len(seeds) == 1  # one for all users
+    seeds = {part["seed"] for part in parts_of(grid)}
+    assert len(seeds) == 1  # one for all parties
     assert not found(forms(*seeds), grid.transcript)
     assert not any("seed" in e.values for e in grid.transcript)
-    # A control of the search: what users send in the clear is found.
+    # A control of the search: what parties send in the clear is found.
     points = sent(grid, "kernel_kmeans_sample", "points", 1)[0]
     assert found(patterns(points), grid.transcript) == patterns(points)
 
 
 def test_who_the_seed_is_not_for_cannot_open_it(many):
-    """The server with a key of its own, and each user with what is for another."""
+    """The server with a key of its own, and each party with what is for another."""
     grid = many[0]
     entries = [e for e in grid.transcript if e.action == "kernel_kmeans_begin"]
     frame = next(e.frame for e in entries if not e.up)
@@ -283,7 +296,7 @@ def test_who_the_seed_is_not_for_cannot_open_it(many):
     ends = [Relay(private[m], keys, m, session) for m in range(3)]
     for to, message in messages.items():
         opened = ends[to].open(0, message.tobytes(), *context).decode()
-        assert opened == seed_of_users(grid)
+        assert opened == seed_of_parties(grid)
         with pytest.raises(ValueError, match="was altered on its way"):
             ends[3 - to].open(0, message.tobytes(), *context)
         servers = new_private_key()
@@ -318,11 +331,11 @@ def test_no_value_of_the_rows_is_in_a_message():
         assert not found(patterns(X), grid.transcript)
 
 
-# -- (b) products of single users in the clear, and the seed known -------------------
+# -- (b) products of single parties in the clear, and the seed known -------------------
 
 
 @pytest.mark.parametrize("d", [2, 5])
-def test_a_user_of_one_row_shows_the_row(d):
+def test_a_party_of_one_row_shows_the_row(d):
     """W^T W = w^T w gives w up to its sign, and cos(omega x + b) the row x."""
     X = exponential(41, d)
     grid = watch([X[:20], X[20:40], X[40:]], seed=1, masking="plain")
@@ -334,10 +347,10 @@ def test_a_user_of_one_row_shows_the_row(d):
     assert relative(x, X[40], mean) < 1e-6
 
 
-def test_a_user_of_few_rows_shows_each_of_them():
+def test_a_party_of_few_rows_shows_each_of_them():
     """Theorem 4 says that U A gives the Gram matrix of A for each orthogonal U.
 
-    But of U A only A is features of rows: a row is the user's where its features are
+    But of U A only A is features of rows: a row is the party's where its features are
     in the range of the Gram matrix. No candidates are needed: least squares find them.
     """
     X, n = exponential(60), 12
@@ -363,7 +376,7 @@ def test_a_user_of_few_rows_shows_each_of_them():
     assert distances.min(axis=1).max() < 1e-3  # and no row that is not there
 
 
-# -- (c) the same attack on the default ----------------------------------------------
+# -- (c) the same attack on the default ------------------------------------------------
 
 
 def test_products_under_masks_say_nothing_of_who_has_a_row():
@@ -381,8 +394,8 @@ def test_products_under_masks_say_nothing_of_who_has_a_row():
             )
             attacker = Attacker(grid, seed_of_run(grid, 3))
             bound = asked(grid, "kernel_kmeans_gram")[0].frame["bound.gram"]
-            own = group(masking, bound, 3)
-            G = attacker.gram(2, own.decode)
+            ring = group(masking, bound, 3)
+            G = attacker.gram(2, ring.decode)
             # Of noise the directions of the ten largest eigenvalues, as of ten rows.
             values, vectors = np.linalg.eigh(G)
             G = vectors[:, -10:] * np.abs(values[-10:]) @ vectors[:, -10:].T
@@ -403,8 +416,8 @@ def test_a_row_is_not_found_from_masked_products_with_the_seed():
         grid = watch(parts, seed=run, iterations=1)
         attacker = Attacker(grid, seed_of_run(grid, 3))
         bound = asked(grid, "kernel_kmeans_gram")[0].frame["bound.gram"]
-        own = group("ring", bound, 3)
-        _, vectors = np.linalg.eigh(attacker.gram(2, own.decode))
+        ring = group("ring", bound, 3)
+        _, vectors = np.linalg.eigh(attacker.gram(2, ring.decode))
         a = np.sqrt(2) * vectors[:, -1] / np.abs(vectors[:, -1]).max()
         x = solve_up_to_sign(lambda x, b=attacker: b.features(x[None])[0], a, mean, 1)
         errors.append(relative(x, X[40], mean))
@@ -420,44 +433,44 @@ def test_without_the_seed_products_say_nothing_of_who_has_a_row():
     """
     X = exponential(30)
     grid = watch([X[:10], X[10:20], X[20:]], masking="plain", n_features=50)
-    right = Attacker(grid, seed_of_users(grid))
+    right = Attacker(grid, seed_of_parties(grid))
     scores = outside(right.gram(2), right.features(X))
     assert auc(scores[20:], scores[:20]) == 1
-    rng, found = np.random.default_rng(0), []
+    rng, areas = np.random.default_rng(0), []
     for _ in range(200):
         guess = Attacker(grid, rng.bytes(16).hex())
         scores = outside(guess.gram(2), guess.features(X))
-        found.append(auc(scores[20:], scores[:20]))
-    assert abs(np.mean(found) - 0.5) < 5 * np.std(found) / np.sqrt(200)
+        areas.append(auc(scores[20:], scores[:20]))
+    assert abs(np.mean(areas) - 0.5) < 5 * np.std(areas) / np.sqrt(200)
 
 
 def test_the_seed_of_a_run_without_one_is_not_in_the_frame():
-    """What the frame has gives the features only with the first user's own secret."""
+    """What the frame has gives the features only with the first party's own secret."""
     grid = watch([exponential(30)[m::3] for m in range(3)])
-    assert seed_of_run(grid, 3) != seed_of_users(grid)
+    assert seed_of_run(grid, 3) != seed_of_parties(grid)
     again = watch([exponential(30)[m::3] for m in range(3)], draws=1)
-    assert seed_of_users(again) != seed_of_users(grid)  # other points in each run
+    assert seed_of_parties(again) != seed_of_parties(grid)  # other points in each run
     seeded = watch([exponential(30)[m::3] for m in range(3)], seed=1)
-    assert seed_of_run(seeded, 3) == seed_of_users(seeded)
+    assert seed_of_run(seeded, 3) == seed_of_parties(seeded)
 
 
-# -- (d) what a user makes of the sums -----------------------------------------------
+# -- (d) what a party makes of the sums ------------------------------------------------
 
 
 def others_gram(grid, t):
-    """Return V and V^T G V of all other users' W_t, by user 0 alone, t = 1 or 2.
+    """Return V and V^T G V of all other parties' W_t, by party 0 alone, t = 1 or 2.
 
     R_t = v_i sqrt(1 - cut / lambda_i) shows v_i and lambda_i / cut; the bounds of the
     sums, by which numbers are put into fixed point, show N and cut.
     """
-    (part, *_), rows = grid.parts(), grid._parties[grid.get_node_ids()[0]].X
-    user, asks = Attacker(grid, part["seed"]), asked(grid, "kernel_kmeans_gram")
+    (part, *_), rows = parts_of(grid), grid._parties[grid.get_node_ids()[0]].X
+    insider, asks = Attacker(grid, part["seed"]), asked(grid, "kernel_kmeans_gram")
     N, B = asks[0].frame["bound.gram"] / 2, np.zeros((len(rows), 0))
     for k in range(1, t + 1):
-        W = stack(user.features(rows, k), B, step_size(k, user.D, user.D_1))
+        W = stack(insider.features(rows, k), B, step_size(k, insider.D, insider.D_1))
         R = asks[k].values["R"]
         B = W @ R
-    eta = step_size(t + 1, user.D, user.D_1)
+    eta = step_size(t + 1, insider.D, insider.D_1)
     mass = (asks[t].frame["bound.gram"] - 2 * eta * N) / (1 - eta)
     shares = (R**2).sum(axis=0)
     V, ratios = R / np.sqrt(shares), 1 / (1 - shares)
@@ -465,11 +478,11 @@ def others_gram(grid, t):
     return N, V, np.diag(cut * ratios) - V.T @ (W.T @ W) @ V
 
 
-def true_gram(grid, users, t):
-    """Return W_t^T W_t of some users, by what all know together."""
-    known = Attacker(grid, seed_of_users(grid))
+def true_gram(grid, places, t):
+    """Return W_t^T W_t of some parties, by what all know together."""
+    known = Attacker(grid, seed_of_parties(grid))
     rows = [grid._parties[node].X for node in grid.get_node_ids()]
-    rows = np.vstack([rows[m] for m in users])
+    rows = np.vstack([rows[m] for m in places])
     B = np.zeros((len(rows), 0))
     for k in range(1, t + 1):
         W = stack(known.features(rows, k), B, step_size(k, known.D, known.D_1))
@@ -479,8 +492,8 @@ def true_gram(grid, users, t):
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("t", [1, 2])
-def test_a_user_knows_the_sum_of_all_others_in_the_leading_directions(count, t):
-    """Of two users the other's own: over 90 % of the trace of its Gram matrix."""
+def test_a_party_knows_the_sum_of_all_others_in_the_leading_directions(count, t):
+    """Of two parties the other's own: over 90 % of the trace of its Gram matrix."""
     parts = [exponential(60)[m::count] for m in range(count)]
     grid = watch(parts, allow_two_parties=count == 2)
     N, V, G = others_gram(grid, t)
@@ -490,42 +503,42 @@ def test_a_user_knows_the_sum_of_all_others_in_the_leading_directions(count, t):
     assert G.trace() > 0.9 * true.trace()
 
 
-def test_a_user_tells_rows_of_others_that_have_few_together():
+def test_a_party_tells_rows_of_others_that_have_few_together():
     """Two others of three rows: V^T a(x) in the range of rank 6 of 20 directions."""
     X = exponential(86)
     grid = watch([X[:40], X[80:83], X[83:]], **REAL)
     _, V, G = others_gram(grid, 1)
     assert V.shape[1] >= 15
-    user = Attacker(grid, seed_of_users(grid))
+    insider = Attacker(grid, seed_of_parties(grid))
     values = np.linalg.eigvalsh(G)
     assert values[-7] < 1e-8 * values[-1]
-    scores = outside(G, user.features(X) @ V)
+    scores = outside(G, insider.features(X) @ V)
     assert scores[80:].max() < 1e-3 < 1e-2 < scores[40:80].min()
 
 
-def test_of_two_users_one_finds_the_others_only_row():
+def test_of_two_parties_one_finds_the_others_only_row():
     X = exponential(31)
     grid = watch([X[:30], X[30:]], allow_two_parties=True)
     _, V, G = others_gram(grid, 1)
-    user, mean = Attacker(grid, seed_of_users(grid)), X[:30].mean(axis=0)
+    insider, mean = Attacker(grid, seed_of_parties(grid)), X[:30].mean(axis=0)
     values, vectors = np.linalg.eigh(G)
     assert values[-2] < 1e-6 * values[-1]
-    w = vectors[:, -1] * np.sqrt(values[-1] * user.D_1)
-    x = solve_up_to_sign(lambda x: (user.features(x[None]) @ V)[0], w, mean)
+    w = vectors[:, -1] * np.sqrt(values[-1] * insider.D_1)
+    x = solve_up_to_sign(lambda x: (insider.features(x[None]) @ V)[0], w, mean)
     assert relative(x, X[30], mean) < 1e-6
 
 
-def test_two_users_are_refused():
+def test_two_parties_are_refused():
     parts = [exponential(30)[m::2] for m in range(2)]
     with pytest.raises(FederationError, match="between two the sum shows each"):
         watch(parts)
 
 
-# -- (e) what is left to the server: the points of the coreset -----------------------
+# -- (e) what is left to the server: the points of the coreset -------------------------
 
 
 def coreset(grid, count):
-    """Return the points that each user sent."""
+    """Return the points that each party sent."""
     return [sent(grid, "kernel_kmeans_sample", "points", m)[0] for m in range(count)]
 
 
@@ -543,26 +556,26 @@ def scaling(squares, d):
     return vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0))
 
 
-def error(found, true):
+def error(guess, true):
     """Return the error relative to a guess of the mean, whose error is 1."""
-    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
-    return np.linalg.norm(found - true) / np.linalg.norm(true)
+    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
+    return np.linalg.norm(guess - true) / np.linalg.norm(true)
 
 
-def up_to_rotation(found, true):
-    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
-    return error(found @ orthogonal_procrustes(found, true)[0], true)
+def up_to_rotation(guess, true):
+    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
+    return error(guess @ orthogonal_procrustes(guess, true)[0], true)
 
 
-def up_to_linear(found, true):
-    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
-    return error(found @ np.linalg.lstsq(found, true)[0], true)
+def up_to_linear(guess, true):
+    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
+    return error(guess @ np.linalg.lstsq(guess, true)[0], true)
 
 
-def matched(found, true):
+def matched(guess, true):
     """Return |correlation| of each true column with its own found one."""
-    d = found.shape[1]
-    correlations = np.abs(np.corrcoef(found.T, true.T)[:d, d:])
+    d = guess.shape[1]
+    correlations = np.abs(np.corrcoef(guess.T, true.T)[:d, d:])
     return correlations[linear_sum_assignment(-correlations)]
 
 
@@ -583,11 +596,11 @@ def wine():
 
 
 def test_points_are_the_embedding_of_the_rows():
-    """A user that sends as many as it has rows sends them all, in their order."""
+    """A party that sends as many as it has rows sends them all, in their order."""
     X = exponential(30)
     grid = watch([X[m::3] for m in range(3)], coreset_size=90)
     for part, rows, points in zip(
-        grid.parts(), [X[m::3] for m in range(3)], coreset(grid, 3), strict=True
+        parts_of(grid), [X[m::3] for m in range(3)], coreset(grid, 3), strict=True
     ):
         np.testing.assert_allclose(points, embed_rows(part, rows), atol=1e-9)
 
@@ -598,7 +611,7 @@ def test_points_show_distances_and_rows_up_to_a_rotation():
     order = np.vstack([X[m::3] for m in range(3)])
     grid = watch([X[m::3] for m in range(3)], coreset_size=600, **REAL)
     points = np.vstack(coreset(grid, 3))
-    gamma = asked(grid, "kernel_kmeans_gram")[0].values["gamma"]
+    gamma = asked(grid, "kernel_kmeans_gram")[0].values["setup.gamma"]
     squares = squared_distances(points, gamma)
     true = ((order[:, None] - order) ** 2).sum(axis=2)
     above = np.triu_indices(len(X), 1)
@@ -612,7 +625,7 @@ def test_points_show_columns_that_are_independent_and_not_normal():
     X = exponential(300)
     grid = watch([X[m::3] for m in range(3)], coreset_size=900, **REAL)
     points = np.vstack(coreset(grid, 3))
-    gamma = asked(grid, "kernel_kmeans_gram")[0].values["gamma"]
+    gamma = asked(grid, "kernel_kmeans_gram")[0].values["setup.gamma"]
     rows = scaling(squared_distances(points, gamma), 3)
     order = np.vstack([X[m::3] for m in range(3)])
     assert (matched(components(rows), order) > 0.9).all()
@@ -621,7 +634,7 @@ def test_points_show_columns_that_are_independent_and_not_normal():
 
 
 @pytest.mark.parametrize("repeats", [1, 4])
-def test_a_user_of_as_few_distinct_rows_as_clusters_sends_their_points(repeats):
+def test_a_party_of_as_few_distinct_rows_as_clusters_sends_their_points(repeats):
     """Its cost is 0, so it sends no draws, and its centres are its rows."""
     X = exponential(62)
     parts = [X[:30], X[30:60], np.repeat(X[60:], repeats, axis=0)]
@@ -630,14 +643,14 @@ def test_a_user_of_as_few_distinct_rows_as_clusters_sends_their_points(repeats):
     (weights,) = sent(grid, "kernel_kmeans_sample", "weights", 2)
     assert weights.tolist() == [repeats, repeats]
     points = coreset(grid, 3)[2]
-    rows = embed_rows(grid.parts()[0], X[60:])
+    rows = embed_rows(parts_of(grid)[0], X[60:])
     distances = np.linalg.norm(points[:, None] - rows, axis=2)
     assert distances.min(axis=0).max() < 1e-9
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_who_knows_the_seed_finds_the_rows_of_the_coreset(known):
-    """A run with a seed, or a user that tells it: masks do not help.
+    """A run with a seed, or a party that tells it: masks do not help.
 
     Each point is s numbers, h(x) = [a_1(x) .. a_T(x)] P, and the server made P. In [1]
     the server knows the seed.
@@ -646,7 +659,7 @@ def test_who_knows_the_seed_finds_the_rows_of_the_coreset(known):
     grid = watch([X[m::3] for m in range(3)], seed=1 if known else None)
     guess = Attacker(grid, seed_of_run(grid, 3)).part()
     points, mean, errors = coreset(grid, 3)[1][:3], X.mean(axis=0), []
-    rows = embed_rows({**guess, "seed": seed_of_users(grid)}, X)
+    rows = embed_rows({**guess, "seed": seed_of_parties(grid)}, X)
     for point in points:
         true = X[np.linalg.norm(rows - point, axis=1).argmin()]
         _, x = solve(lambda x, h=point: embed_rows(guess, x[None])[0] - h, mean, 4)
@@ -662,7 +675,7 @@ def test_without_the_seed_points_do_not_say_which_rows_they_are():
     X = exponential(60)
     grid = watch([X[:20], X[20:40], X[40:]])
     points = np.vstack(coreset(grid, 3))
-    right = Attacker(grid, seed_of_users(grid)).part()
+    right = Attacker(grid, seed_of_parties(grid)).part()
 
     def scores(part):
         rows = embed_rows(part, X)
@@ -670,19 +683,19 @@ def test_without_the_seed_points_do_not_say_which_rows_they_are():
 
     held = scores(right) < 1e-9
     assert 15 <= held.sum() <= 45
-    rng, found = np.random.default_rng(0), []
+    rng, areas = np.random.default_rng(0), []
     for _ in range(150):
         score = scores({**right, "seed": rng.bytes(16).hex()})
-        found.append(auc(score[held], score[~held]))
-    assert abs(np.mean(found) - 0.5) < 5 * np.std(found) / np.sqrt(150)
+        areas.append(auc(score[held], score[~held]))
+    assert abs(np.mean(areas) - 0.5) < 5 * np.std(areas) / np.sqrt(150)
     assert auc(scores(right)[held], scores(right)[~held]) == 1
 
 
-# -- a run that begins again without a user --------------------------------------------
+# -- a run that begins again without a party -------------------------------------------
 
 
 class Failing(Recorder):
-    """The last user takes part until its rows are to be clustered."""
+    """The last party takes part until its rows are to be clustered."""
 
     def push_messages(self, messages):
         """Answer in its place that there was an error."""
@@ -741,7 +754,7 @@ def test_who_fails_later_has_shown_its_sums_with_allow_missing(settings, shown):
         np.testing.assert_allclose(sums[0] - sums[1], expected[name], rtol=1e-12)
 
 
-# -- (f) split columns: the server has the angles of all rows ------------------------
+# -- (f) split columns: the server has the angles of all rows --------------------------
 
 
 def unroll(turns):
@@ -772,8 +785,8 @@ def test_split_columns_show_the_server_all_rows_up_to_a_linear_map():
     whole = whole[:, np.argsort(whole.std(axis=0))[:32]]
     U, sizes, _ = np.linalg.svd(whole - whole.mean(axis=0), full_matrices=False)
     assert up_to_linear(U[:, :5] * sizes[:5], X) < 1e-3
-    one = added[0] / 2.0**16
-    U, sizes, _ = np.linalg.svd(unroll(one), full_matrices=False)
+    masked = added[0] / 2.0**16
+    U, sizes, _ = np.linalg.svd(unroll(masked), full_matrices=False)
     assert up_to_linear(U[:, :5] * sizes[:5], X) > 0.8  # under masks
 
 
@@ -800,18 +813,18 @@ def test_who_knows_the_seed_of_split_columns_has_all_rows(known, caplog):
     whole = unroll(turns)
     kept = np.argsort(whole.std(axis=0))[:32]
     inverse = np.linalg.pinv(np.hstack(frequencies)[kept].T)
-    found = (whole - whole.mean(axis=0))[:, kept] @ inverse
-    worst = np.abs(found - (X - X.mean(axis=0))).max()
+    columns = (whole - whole.mean(axis=0))[:, kept] @ inverse
+    worst = np.abs(columns - (X - X.mean(axis=0))).max()
     assert worst < 1e-3 if known else worst > 1
     warned = "who knows it can compute the rows of all parties" in caplog.text
     assert warned == known
 
 
 @pytest.mark.parametrize("eigensolver", ["gram", "lanczos"])
-def test_users_take_no_seed_in_the_clear(monkeypatch, eigensolver):
+def test_parties_take_no_seed_in_the_clear(monkeypatch, eigensolver):
     """Else a server that knows it would know the features."""
-    given = [{"seed": b"0" * 32}] * 3
-    monkeypatch.setattr(Parties, "passed_on", lambda *_: given)
+    seeds = {"seed": [None, b"0" * 32, b"0" * 32]}
+    monkeypatch.setattr(Parties, "_secrets", lambda *_: seeds)
     X = np.random.default_rng(0).normal(size=(30, 2))
     strategy = FKKMeans(2, 3, n_features=8, iterations=2, eigensolver=eigensolver)
     with pytest.raises(PartyFailed, match="'seed' must come from a party, encrypted"):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.messages import unpack
 from vfl_flower.numerics.linear import Penalty
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.protocol.messages import unpack
+from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVRLR
 
 PENALTIES = {
@@ -50,8 +50,8 @@ class Rows(InProcessGrid):
         """Keep the rows asked for."""
         for message in messages:
             values, _ = unpack(message.content)
-            if "rows" in values:
-                self.rows = values["rows"].astype(int)
+            for name in {"rows", "coreset.rows"} & set(values):
+                self.rows = values[name].astype(int)
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids):

@@ -1,4 +1,4 @@
-"""Many clients of which one fails, and messages that were changed on their way.
+"""Many parties of which one fails, and messages that were changed on their way.
 
 Whatever happens, the run ends with a reason or q is that of those who take part.
 """
@@ -10,13 +10,22 @@ import sqlite3
 import numpy as np
 import pytest
 from faults import Clock, Fault, FaultyGrid
-from forgetting import centroid_ids, check, federation, plain_q, predicted, q_of
+from forgetting import (
+    FACTS,
+    agreed,
+    centroid_ids,
+    check,
+    federation,
+    plain_q,
+    predicted,
+    q_of,
+)
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.messages import pack, unpack
-from vfl_flower.simulations import InProcessGrid, simulate
+from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
+from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
-from vfl_flower.unlearning import ClientState, ServerState, list_models
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 BAD = 11
@@ -24,7 +33,7 @@ SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
 
 
 def twenty(folder=None, n=20):
-    """Return n clients with three rows each, with a state-dir if a folder."""
+    """Return n parties with three rows each, with a state-dir if a folder."""
     rng = np.random.default_rng(2)
     found = []
     for j in range(n):
@@ -65,7 +74,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(sqlite3, "connect", unsafe)
 
 
-# -- a client that drops out -----------------------------------------------------------
+# -- a party that drops out -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,25 +100,27 @@ def test_all_others_train(clock: Clock, tmp_path, quick):
 
     Nothing stays of the first attempt; what another run has begun does.
     """
-    clients, other = twenty(tmp_path, 100), "0123456789abcdef"
-    ClientState.create(clients[3].state_dir, other, clients[3].ids.tolist(), {})
-    grid = FaultyGrid(clients, [Fault("raise", "mufc_train", BAD, nth=None)], clock)
+    parties, other = twenty(tmp_path, 100), "0123456789abcdef"
+    begun = parties[3]
+    ids = begun.ids.tolist()
+    ClientState.create(begun.state_dir, other, ids, agreed(), FACTS)
+    grid = FaultyGrid(parties, [Fault("raise", "mufc_train", BAD, nth=None)], clock)
     server = tmp_path / "server"
     strategy = MUFC(**SETTINGS, server_state=server, allow_missing=True, seed=1)
     result = strategy.start(grid, timeout=TIMEOUT)
     model = result.model.model
     assert result.metrics["rows"] == 3 * 99
     assert result.model.missing == ["c11"]
-    others = clients[:BAD] + clients[BAD + 1 :]
+    others = parties[:BAD] + parties[BAD + 1 :]
     check(others, server, model)
     assert list_models(server) == [model]
     for party in others:
-        more = [other] if party is clients[3] else []
+        more = [other] if party is begun else []
         assert list_models(party.state_dir) == sorted([model, *more])
 
 
 @pytest.mark.parametrize("kind", ["raise", "lose reply"])
-def test_a_client_that_fails_after_the_sum_ends_the_run(
+def test_a_party_that_fails_after_the_sum_ends_the_run(
     clock: Clock, three, tmp_path, kind
 ):
     """A second sum without it would show its counts; one model is saved, and named."""
@@ -123,14 +134,14 @@ def test_a_client_that_fails_after_the_sum_ends_the_run(
     text = str(caught.value)
     assert text.startswith("party 'east' failed in 'mufc_commit': ")
     assert text.endswith(f"model {model} is saved, and its next task completes it")
-    assert ServerState(server, model).load().clients == [p.name for p in three]
+    assert ServerState(server, model).load().parties == [p.name for p in three]
     assert [list_models(party.state_dir) for party in three] == [[model]] * 4
     simulate(MUFCUnlearn(model, server_state=server), three)
     check(three, server, model)
     assert [predicted(p, model) for p in three] == [p.ids.tolist() for p in three]
 
 
-def test_a_client_that_fails_after_the_sum_of_a_model_that_is_not_kept(
+def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
     clock: Clock, three
 ):
     three += federation(three[0].state_dir.parent, (14, 9, 6, 5))[3:]
@@ -146,24 +157,24 @@ def test_one_of_twenty_drops_out_while_rows_are_forgotten(
 ):
     """At each step: an error, then the task again, which has the result."""
     caplog.set_level(logging.CRITICAL)
-    clients, server = twenty(tmp_path), tmp_path / "server"
+    parties, server = twenty(tmp_path), tmp_path / "server"
     strategy = MUFC(**SETTINGS, server_state=server)
-    model = simulate(strategy, clients, seed=1).model.model
-    gone = [centroid_ids(clients[BAD], model)[0], centroid_ids(clients[7], model)[0]]
+    model = simulate(strategy, parties, seed=1).model.model
+    gone = [centroid_ids(parties[BAD], model)[0], centroid_ids(parties[7], model)[0]]
     request = MUFCUnlearn(
         model, {"c11": gone[:1], "c07": gone[1:]}, server_state=server
     )
     for action, version in (("mufc_forget", 1), ("mufc_commit", 2)):
         fault = Fault("unavailable", action, BAD, nth=None)
         with pytest.raises(PartyFailed, match=action):
-            request.start(FaultyGrid(clients, [fault], clock), timeout=TIMEOUT)
+            request.start(FaultyGrid(parties, [fault], clock), timeout=TIMEOUT)
         assert ServerState(server, model).version == version
-        assert ClientState(clients[BAD].state_dir, model).version == 1
-    simulate(request, clients)
-    check(clients, server, model, gone)
+        assert ClientState(parties[BAD].state_dir, model).version == 1
+    simulate(request, parties)
+    check(parties, server, model, gone)
 
 
-def test_a_client_of_the_model_that_stays_away_is_missed(three, tmp_path):
+def test_a_party_of_the_model_that_stays_away_is_missed(three, tmp_path):
     """Its rows would stay in no sum: the others' would be a wrong q."""
     server = tmp_path / "server"
     model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
@@ -189,7 +200,7 @@ def test_a_client_of_the_model_that_stays_away_is_missed(three, tmp_path):
 def test_whatever_happens_once_the_result_is_the_same(
     clock: Clock, three, tmp_path, kind, action
 ):
-    """Or the client is named. Steps that are asked again give the same reply."""
+    """Or the party is named. Steps that are asked again give the same reply."""
     expected = simulate(MUFC(**SETTINGS), three, seed=1).model
     server = tmp_path / "server"
     grid = FaultyGrid(three, [Fault(kind, action, 1)], clock)
@@ -214,21 +225,21 @@ def test_whatever_happens_once_the_result_is_the_same(
 
 
 class Changed(InProcessGrid):
-    """Changes what clients have sent in one step, and seals it anew."""
+    """Changes what parties have sent in one step, and seals it anew."""
 
-    def __init__(self, parties, action, change):
+    def __init__(self, parties, step, change):
         super().__init__(parties)
-        self.action, self.change, self.held = action, change, {}
+        self.action, self.change, self.held = f"mufc_{step}", change, {}
 
     def push_messages(self, messages):
         """Hold the replies of the step back until all have come."""
+        messages = list(messages)
         numbers = super().push_messages(messages)
-        for number in numbers:
+        for message, number in zip(messages, numbers, strict=True):
             reply = self._replies[number]
-            if not reply.has_content():
-                continue
-            values, frame = unpack(reply.content)
-            if "message" in values and self.change:
+            asked = message.metadata.message_type.partition(".")[2]
+            if asked == self.action and reply.has_content():
+                values, frame = unpack(reply.content)
                 frame.pop("digest")
                 self.held[number] = values, frame
         if len(self.held) == len(self._parties):
@@ -258,7 +269,7 @@ def changed(place, by=1):
 
 
 def doubled(replies):
-    """Send one client's message in the place of another's."""
+    """Send one party's message in the place of another's."""
     replies[1]["message"] = replies[0]["message"]
 
 
@@ -302,7 +313,7 @@ CHANGES = {
 }
 REASONS = "|".join(
     [
-        "the rows of the clients must add up to a number from 0 to 2.40: a message is",
+        "the rows of the parties must add up to a number from 0 to 2.40: a message is",
         *("counts of all clients must add up", "must hold at most"),
         "must hash to its point",
     ]
@@ -312,20 +323,21 @@ REASONS = "|".join(
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("task", ["train", "unlearn"])
 def test_a_changed_message_never_gives_a_wrong_q(three, tmp_path, name, task):
-    """With local_clusters = 2 and three clients: 12 power sums, 6 of coordinates."""
+    """With local_clusters = 2 and three parties: 12 power sums, 6 of coordinates."""
     server = tmp_path / "server"
     strategy = MUFC(**SETTINGS | {"local_clusters": 2}, server_state=server, seed=1)
     if task == "unlearn":
         model = simulate(strategy, three).model.model
         gone = [centroid_ids(three[0], model)[0]]
         strategy = MUFCUnlearn(model, {"north": gone}, server_state=server)
+    step = "train" if task == "train" else "forget"
     with pytest.raises((FederationError, PartyFailed)) as caught:
-        strategy.start(Changed(three, task, CHANGES[name]), timeout=TIMEOUT)
+        strategy.start(Changed(three, step, CHANGES[name]), timeout=TIMEOUT)
     text = str(caught.value)
     assert "\n" not in text
     if name not in ("shorter", "real", "absent", "too large"):
         assert re.search(REASONS, text)
-    if name in ("shorter", "real", "absent"):
+    if name in ("shorter", "real", "absent", "too large"):
         assert isinstance(caught.value, PartyFailed)
         assert "'message'" in text
     if task == "train":
@@ -346,7 +358,7 @@ def test_a_change_of_all_replies_is_none_where_nothing_is_changed(three, tmp_pat
 
 
 def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
-    """All that a client has sent comes again, in another session or as another's.
+    """All that a party has sent comes again, in another session or as another's.
 
     The number of rows is noise then: eight times, of either sign.
     """
@@ -363,6 +375,127 @@ def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
             strategy.start(Changed(three, "train", change))
 
 
+def of_south(**changes):
+    """Return a change of what one party sends; None leaves a value out."""
+
+    def change(replies):
+        for name, value in changes.items():
+            replies[1][name] = value
+            if value is None:
+                del replies[1][name]
+
+    return change
+
+
+def of_all(name, value):
+    """Return a change of what all parties send alike."""
+
+    def change(replies):
+        for reply in replies:
+            reply[name] = value
+
+    return change
+
+
+NOISE = np.full(2, 2**61 + 12345, np.uint64)
+POINT, ROWS = np.zeros((1, 2)), np.ones(1, np.int64)
+NONE = {"privacy": "none"}
+FAULTS = {
+    "shorter at all": ("train", of_all("message", np.ones(7, np.uint64)), {}),
+    "no rows": ("train", of_all("totals", np.zeros(2, np.uint64)), {}),
+    "rows of noise": ("train", of_south(totals=NOISE), {}),
+    "totals of noise": ("train", of_all("totals", NOISE), {}),
+    "more totals": ("train", of_south(totals=np.zeros(3, np.uint64)), {}),
+    "no totals": ("train", of_south(totals=None), {}),
+    "kept is text": ("train", of_south(kept="yes"), {}),
+    "kept is absent": ("train", of_south(kept=None), {}),
+    "more than asked": ("train", of_south(centroids=POINT, more=1), {}),
+    "no centroids": ("train", of_south(centroids=None), NONE),
+    "no sizes": ("train", of_south(sizes=None), NONE),
+    "neither": ("train", of_south(centroids=None, sizes=None), NONE),
+    "another message": ("train", of_south(message=NOISE), NONE),
+    "centroids that are none": ("train", of_south(centroids=POINT + np.nan), NONE),
+    "centroids outside": ("train", of_south(centroids=POINT + 0.6), NONE),
+    "centroids far away": ("train", of_south(centroids=POINT - 1e308), NONE),
+    "centroids of text": ("train", of_south(centroids=np.array([["a", "b"]])), NONE),
+    "centroids in 3 D": ("train", of_south(centroids=np.zeros((1, 3))), NONE),
+    "more sizes": ("train", of_south(sizes=np.ones(2, int)), NONE),
+    "too many": (
+        "train",
+        of_south(centroids=np.zeros((9, 2)), sizes=np.ones(9, int)),
+        NONE,
+    ),
+    "size 0": ("train", of_south(sizes=ROWS * 0), NONE),
+    "size -1": ("train", of_south(sizes=-ROWS), NONE),
+    "size 2.5": ("train", of_south(sizes=ROWS * 2.5), NONE),
+    "size 2^63": ("train", of_south(sizes=np.array([2**63], np.uint64)), NONE),
+    "size 2^40 - 1": ("train", of_south(sizes=np.array([2**40 - 1])), NONE),
+    "other sizes": ("train", of_south(sizes=np.array([8], np.uint8)), NONE),
+    "nothing at all": (
+        "train",
+        lambda replies: [
+            reply.update(centroids=POINT[:0], sizes=ROWS[:0]) for reply in replies
+        ],
+        NONE,
+    ),
+    "cost of noise": ("commit", of_south(cost=np.ones((5, 1), np.uint64)), {}),
+    "sizes of noise": ("commit", of_south(sizes=np.full(3, 2**62, np.uint64)), {}),
+    "fewer sizes": ("commit", of_south(sizes=np.zeros(2, np.uint64)), {}),
+    "a cost of one limb": ("commit", of_south(cost=np.ones(1, np.uint64)), {}),
+    "cost of text": ("commit", of_south(cost=np.array([["a"]] * 5)), {}),
+    "no cost": ("commit", of_south(cost=None), {}),
+    "status of text": ("status", of_south(rows="3"), {}),
+    "status below 0": ("status", of_south(removed=-1), {}),
+    "status of reals": ("status", of_south(pending=0.5), {}),
+    "status of 2^62": ("status", of_south(requests=2**62), {}),
+    "no status": ("status", of_south(rows=None), {}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faulty_replies_end_with_a_sentence(three, tmp_path, name):
+    """Where it can be told whose fault it is, with the party's name."""
+    step, change, settings = FAULTS[name]
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS, **settings, server_state=server, seed=1)
+    if step == "status":
+        model = simulate(strategy, three).model.model
+        strategy = MUFCStatus(model, server_state=server)
+    grid = Changed(three, step, change)
+    with pytest.raises(FederationError) as caught:
+        strategy.start(grid, timeout=TIMEOUT)
+    text = str(caught.value)
+    assert "\n" not in text
+    if isinstance(caught.value, PartyFailed):
+        who = "north" if "at all" in name else "south"
+        assert text.startswith(f"party {who!r} failed in 'mufc_{step}': ")
+    else:
+        assert re.search("add up to|the objective|at least one row", text)
+    (number,) = list_models(server) or [None]
+    assert (number is None) == (step == "train")
+    if step == "commit":  # it is saved: what the parties have staged is taken
+        assert f"model {number} is saved" in text
+        simulate(MUFCUnlearn(number, server_state=server), three)
+        check(three, server, number)
+
+
+def test_more_rows_than_before_are_no_removal(three, tmp_path):
+    """In the clear, where a party may send any sizes."""
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS, **NONE, server_state=server, seed=1)
+    model = simulate(strategy, three).model.model
+    request = MUFCUnlearn(model, "north:north.1", server_state=server, masking="plain")
+
+    def change(replies):
+        replies[1]["sizes"] = replies[1]["sizes"] + 5
+        replies[1]["totals"] = replies[1]["totals"] + np.array([5.0, 0.0])
+
+    with pytest.raises(FederationError, match="at most the 29 rows"):
+        request.start(Changed(three, "forget", change), timeout=TIMEOUT)
+    simulate(MUFCStatus(model, server_state=server), three)
+    check(three, server, model)
+
+
 def test_plain_q_is_what_the_check_compares(three, tmp_path):
     """A wrong q is found out by the check itself."""
     server = tmp_path / "server"
@@ -372,6 +505,6 @@ def test_plain_q_is_what_the_check_compares(three, tmp_path):
     counts = now.counts.copy()
     counts[0] += 1
     state = ServerState(server, model)
-    state.save(2, now.bins, counts, now.centers, now.clients, "unlearn")
+    state.save(2, now.bins, counts, now.centers, now.parties, "unlearn")
     with pytest.raises(AssertionError):
         check(three, server, model)

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transcripts import Recorder, found, is_uniform, patterns
+from transcripts import Recorder, found, is_uniform, leaving, our_steps, patterns
 
-from vfl_flower import Party
+from vfl_flower import Party, PartyFailed
+from vfl_flower.app.register import make_client_app
+from vfl_flower.clients.fdskl import PAIRS
+from vfl_flower.clients.kernel_kmeans import expand
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     leverage_factor,
     leverage_scores,
     vrlr_sensitivities,
 )
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation import group
+from vfl_flower.simulation import simulate
 from vfl_flower.strategies import (
     FDSKL,
     CoresetVKMC,
@@ -58,22 +63,22 @@ def replies(transcript, action, name):
 STRATEGIES = {
     "central": lambda: CoresetVRLR(40),
     "central, checked": lambda: CoresetVRLR(40, check_size=20),
-    "central, paper": lambda: CoresetVRLR(40, protocol="paper", test_fraction=0.2),
+    "central, paper": lambda: CoresetVRLR(40, rounds="paper", test_fraction=0.2),
     "central, uniform": lambda: CoresetVRLR(40, sampling="uniform"),
     "central, full": lambda: CoresetVRLR(sampling="full"),
     "cg": lambda: CoresetVRLR(40, solver="cg", test_fraction=0.2, evaluate="full"),
-    "cg, paper": lambda: CoresetVRLR(40, solver="cg", protocol="paper"),
+    "cg, paper": lambda: CoresetVRLR(40, solver="cg", rounds="paper"),
     "cg, uniform": lambda: CoresetVRLR(40, solver="cg", sampling="uniform"),
     "cg, full": lambda: CoresetVRLR(solver="cg", sampling="full"),
     "proximal": lambda: CoresetVRLR(40, "lasso", 0.5, solver="cg", max_iter=5),
     "saga": lambda: CoresetVRLR(40, solver="saga", max_iter=2, batch_size=20),
-    "k-means": lambda: CoresetVKMC(3, 40, evaluate="full"),
-    "k-means, checked": lambda: CoresetVKMC(3, 40, check_size=20),
-    "k-means, paper": lambda: CoresetVKMC(3, 40, protocol="paper"),
-    "k-means, uniform": lambda: CoresetVKMC(3, 40, sampling="uniform"),
+    "k-means": lambda: CoresetVKMC(3, size=40, evaluate="full"),
+    "k-means, checked": lambda: CoresetVKMC(3, size=40, check_size=20),
+    "k-means, paper": lambda: CoresetVKMC(3, size=40, rounds="paper"),
+    "k-means, uniform": lambda: CoresetVKMC(3, size=40, sampling="uniform"),
     "k-means, full": lambda: CoresetVKMC(3, sampling="full"),
-    "distdim": lambda: CoresetVKMC(3, 40, solver="distdim", evaluate="full"),
-    "distdim, uniform": lambda: CoresetVKMC(3, 40, "uniform", "distdim"),
+    "distdim": lambda: CoresetVKMC(3, "distdim", size=40, evaluate="full"),
+    "distdim, uniform": lambda: CoresetVKMC(3, "distdim", size=40, sampling="uniform"),
     "distdim, full": lambda: CoresetVKMC(3, sampling="full", solver="distdim"),
 }
 POOLED = [n for n in STRATEGIES if n.startswith(("central", "k-means"))]
@@ -107,13 +112,12 @@ def names(text=""):
 
 START = "n l2 intercept test_fraction method"
 RANGE = "test test_fraction start stop coefficients intercept"
-TASKS = {
-    "regression": names("task size test_fraction intercept"),
-    "k-means": names("task size test_fraction n_clusters local_clustering alpha"),
-}
+COMMON = "size test_fraction"
+CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
+CORESET = names("coreset.rows coreset.weights")
 DOWN: dict[str, set[str]] = {
     "hello": names("partition"),
-    "coresets_draw": names("count"),
+    "coresets_drawn_rows": names("count"),
     "coresets_scores": names("rows pool"),
     "linear_start": names(START),
     "linear_cg": names("residual step_size shrink"),
@@ -121,7 +125,7 @@ DOWN: dict[str, set[str]] = {
     "linear_saga": names("batch change step_size l1"),
     "linear_coefficients": names(),
     "linear_residuals": names(RANGE),
-    "coresets_distdim": names("n_clusters local_clustering test_fraction"),
+    "coresets_local_clusters": names("n_clusters local_clustering test_fraction"),
     "coresets_distances": names("centers test_fraction start stop"),
 }
 UP: dict[str, set[str]] = {
@@ -129,15 +133,15 @@ UP: dict[str, set[str]] = {
         "name index n_parties n_rows n_columns n_labels ids_digest columns_digest "
         "version public_key"
     ),
-    "coresets_draw": names("rows"),
-    "coresets_rows": names("X"),
+    "coresets_drawn_rows": names("rows"),
+    "coresets_pooled_rows": names("X"),
     "linear_cg": names("direction energies"),
     "linear_proximal": names("residual energies"),
     "linear_saga": names("residual"),
     "linear_start": names("residual norms"),
     "linear_coefficients": names("coefficients shift"),
     "linear_residuals": names("residual"),
-    "coresets_distdim": names("centers labels"),
+    "coresets_local_clusters": names("centers labels"),
     "coresets_distances": names("distances"),
 }
 MASKED = {
@@ -160,14 +164,13 @@ def asked(sums):
 
 def down(entry, strategy):
     """Return the names that a message from the server may have, and no others."""
-    task = "regression" if isinstance(strategy, CoresetVRLR) else "k-means"
-    which = names("rows") if strategy.sampling != "full" else set()
+    regression, full = isinstance(strategy, CoresetVRLR), strategy.sampling == "full"
     if entry.action == "coresets_totals":
-        return TASKS[task]
-    if entry.action == "coresets_rows":
-        return names("test_fraction labels") | (which or names("start stop"))
-    if entry.action in ("linear_start", "coresets_distdim"):
-        return DOWN[entry.action] | (which | names("weights") if which else set())
+        return names(COMMON) | names("intercept" if regression else CLUSTERING)
+    if entry.action == "coresets_pooled_rows":
+        return names("test_fraction labels") | names("start stop" if full else "rows")
+    if entry.action in ("linear_start", "coresets_local_clusters"):
+        return DOWN[entry.action] | (set() if full else CORESET)
     return DOWN[entry.action]
 
 
@@ -181,7 +184,7 @@ def up(entry, strategy):
     if entry.action == "coresets_scores":
         rows = names("X") | labels if fused and pooled else set()
         return names("scores") | rows
-    if entry.action == "coresets_rows":
+    if entry.action == "coresets_pooled_rows":
         return UP[entry.action] | labels
     if entry.action == "linear_start" and entry.party == HOLDER:
         return UP[entry.action] | names("scale")
@@ -209,15 +212,13 @@ def test_messages_have_these_names_and_no_others(name):
 
 def test_every_step_of_coresets_is_in_a_transcript():
     """A step that one adds has to be put into the tables above."""
-    from vfl_flower.clients.base import STEPS
-
     seen = {e.action for make in STRATEGIES.values() for e in record(make())[1]}
-    ours = {a for a in STEPS if a.startswith(("coresets_", "linear_"))}
-    assert ours <= seen
+    ours = our_steps("coresets", "linear")
+    assert set(ours) <= seen
     assert seen <= set(UP) | {"coresets_totals", "coresets_scores"}
-    for action, step in STEPS.items():
-        if action in ours:
-            assert set(step.sums) == MASKED.get(action, set())
+    for action, step in ours.items():
+        assert leaving(step, "sum") == MASKED.get(action, set())
+        assert not leaving(step, "sealed") | leaving(step, "secret")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 "totals": "each G_j",
                 "scores": "only sum_j g_ij",
                 ".. with rows": "``central``",
-                "distdim": "``distdim``",
+                "local_clusters": "``distdim``",
                 "distances": "only sums",
             },
         ),
@@ -267,11 +268,11 @@ def test_every_step_of_coresets_is_in_a_transcript():
             FKKMeans,
             {
                 "hello": "all of it",
-                "begin": "the sums over users",
-                "gram": "the sum over users",
+                "begin": "the sums over parties",
+                "gram": "the sum over parties",
                 "local": "all of it",
                 "sample": "all of it",
-                "assign": "the sums over users",
+                "assign": "the sums over parties",
                 "spread": "the sum over parties",
                 "angles": "the angles: the features of",
                 "labels": "all of it",
@@ -289,61 +290,80 @@ def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
 
 
 SAID = {
-    "hello": "name index row column labels SHA-256 version key",
-    "distances": "distances 1,000 masked",
-    "bandwidth": "bandwidth",
-    "angles": "masked",
-    "fit": "lambda score converged classes part",
-    "start": "instances columns scale",
-    "iterate": "angles masked part",
-    "answer": "mean rows",
-    "part": "place parties kernel bandwidth features holders columns scale phase",
+    "coresets": {
+        "hello": "name index row column labels SHA-256 version key",
+        "totals": "G_j row numbers",
+        "drawn_rows": "row numbers",
+        "scores": "S masked clipped",
+        "pooled_rows": "columns labels",
+        "start": "labels masked lengths deviation",
+        "cg": "directions masked scalars",
+        "saga": "predictions masked",
+        "coefficients": "theta_j masked",
+        "local_clusters": "centres cluster",
+        "residuals": "masked clipped",
+        "distances": "distances masked clipped",
+    },
+    "fdskl": {
+        "hello": "name index row column labels SHA-256 version key",
+        "distances": "distances 1,000 masked",
+        "bandwidth": "bandwidth",
+        "angles": "masked",
+        "fit": "lambda score converged classes part",
+        "start": "instances columns scale",
+        "iterate": "angles masked part",
+        "held_out_angles": "angles masked",
+        "answer": "mean rows",
+        "part": "place parties kernel bandwidth features holders columns scale phase",
+    },
+    "kernel_kmeans": {
+        "hello": "name index row column digest version key",
+        "begin": "sums columns squares masked seed encrypted",
+        "gram": "W_t masked",
+        "product": "W_t masked trace",
+        "local": "cost",
+        "sample": "points weights",
+        "assign": "inertia sizes masked keeps",
+        "spread": "variances deviations masked",
+        "angles": "angles masked",
+        "labels": "keeps",
+    },
 }
-"""Words of the tables of the papers' pages for what is sent, by the row's name."""
+"""Words of the tables of the papers' pages for what is sent, by the step."""
 
 
-KERNEL_SAID = {
-    "hello": "name index row column digest version key",
-    "begin": "sums columns squares masked seed encrypted",
-    "gram": "W_t masked",
-    "product": "W_t masked trace",
-    "local": "cost",
-    "sample": "points weights",
-    "assign": "inertia sizes masked keeps",
-    "spread": "variances deviations masked",
-    "angles": "angles masked",
-    "labels": "keeps",
-}
-"""The same of federated kernel k-means."""
-
-
-@pytest.mark.parametrize("page", ["fdskl", "fdskl-security", "kernel_kmeans"])
+@pytest.mark.parametrize("page", SAID)
 def test_tables_of_the_pages_say_what_is_sent(page):
     path = Path(__file__).parents[2] / f"docs/papers/{page}.md"
     rows = [line.split("|")[1:] for line in path.read_text().splitlines()]
     sent = {
-        cells[0].split(",")[0].split("(")[0].strip(): cells[1]
+        step: cells[1]
         for cells in rows
         if len(cells) >= 5
+        for step in re.findall(r"`(\w+)`", cells[0].partition("(")[0])
     }
-    for row, words in (KERNEL_SAID if page == "kernel_kmeans" else SAID).items():
-        missing = [word for word in words.split() if word not in sent[row]]
-        assert not missing, (row, missing)
+    for step, words in SAID[page].items():
+        missing = [word for word in words.split() if word not in sent[step]]
+        assert not missing, (step, missing)
 
 
 # -- messages of FDSKL --------------------------------------------------------------
 
-SETUP = names("target kernel bandwidth n_features holders block")
-SHARED = names("shared_seed widths kept")
-REQUEST = names("rows stop bits")
+SETUP = names(
+    "setup.target setup.kernel setup.bandwidth setup.n_features setup.holders "
+    "setup.block"
+)
+SHARED = names("setup.shared.seed setup.shared.widths setup.shared.kept")
+REQUEST = names("request.rows request.stop request.bits")
+PROBLEM = names("problem.loss problem.rows problem.regularization")
 SCORED = names("angles at")
 FDSKL_DOWN = {
     "hello": (names("partition"), []),
     "fdskl_distances": (names("kernel target holder"), [names("rows")]),
     "fdskl_bandwidth": (names("kernel"), [names("distances")]),
     "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
-    "fdskl_test_angles": (REQUEST | names("send"), []),
-    "fdskl_fit": (names(), [names("loss rows regularization"), names("offsets")]),
+    "fdskl_held_out_angles": (REQUEST | names("send"), []),
+    "fdskl_fit": (names(), [PROBLEM, names("offsets")]),
     "fdskl_start": (names("iterations test_fraction") | SETUP, [SHARED]),
     "fdskl_iterate": (
         names("columns size loss regularization update keep"),
@@ -379,7 +399,7 @@ def check_fdskl(transcript, *holders):
         if not e.up:
             requests[e.party] = e
             sealed = {k.removeprefix("sealed.") for k in e.frame if "sealed." in k}
-            whole = {v.partition(".")[0] for v in e.values} - sealed
+            whole = {v for v in e.values if v.rpartition(".")[0] not in sealed}
             for name in sealed:
                 assert f"{name}.0" in e.values
             _check_request(e, whole, sealed, holders)
@@ -431,8 +451,9 @@ def test_messages_of_fdskl_have_these_names_and_no_others(name):
     _, transcript = record(FDSKL_STRATEGIES[name](), seed=None)
     check_fdskl(transcript, HOLDER)
     if "paper" not in name:
-        keys = {k for e in transcript for k in e.values}
-        assert not keys & names("shared_seed offsets")
+        keys = {k.partition(".")[0] for e in transcript for k in e.values}
+        assert "offsets" not in keys
+        assert not {k for e in transcript for k in e.values} & SHARED
         assert not any("kept" in e.values for e in transcript if not e.up)
     kept = [e for e in transcript if e.up and "kept" in e.values]
     assert [(e.party, e.values["kept"]) for e in kept] == [(j, False) for j in range(3)]
@@ -495,10 +516,10 @@ def test_messages_of_predictions_have_these_names_and_no_others(tmp_path):
 def test_angles_of_held_out_rows_are_asked_as_such(name):
     """Those along a ring or a tree; in a star they ride on ``fdskl_answer``."""
     _, transcript = record(FDSKL_STRATEGIES[name]())
-    rows = {"fdskl_angles": set(), "fdskl_test_angles": set()}
+    rows = {"fdskl_angles": set(), "fdskl_held_out_angles": set()}
     for e in transcript:
         if not e.up and e.action in rows:
-            rows[e.action] |= set(e.values["rows"].tolist())
+            rows[e.action] |= set(e.values["request.rows"].tolist())
     train, test = rows.values()
     assert len(test) == N // 5
     assert train
@@ -507,8 +528,6 @@ def test_angles_of_held_out_rows_are_asked_as_such(name):
 
 def test_distances_are_of_a_thousand_pairs():
     """Not of as many as the server wants: the median of one would be that one."""
-    from vfl_flower.clients.fdskl import PAIRS
-
     _, transcript = record(kernel())
     sent = replies(transcript, "fdskl_distances", "distances")
     assert [array.shape for array in sent] == [(5, PAIRS)] * 3  # limbs
@@ -516,18 +535,16 @@ def test_distances_are_of_a_thousand_pairs():
 
 
 def test_every_step_of_fdskl_is_in_the_tables():
-    from vfl_flower.clients.base import STEPS
-
-    ours = {action for action in STEPS if action.startswith("fdskl_")}
-    assert ours == set(FDSKL_DOWN) - {"hello"}
-    for action in ours:
-        assert not STEPS[action].sums  # all of its sums are for a party
+    ours = our_steps("fdskl")
+    assert set(ours) == set(FDSKL_DOWN) - {"hello"}
+    for step in ours.values():  # all of its sums are for a party
+        assert not leaving(step, "sum") | leaving(step, "secret")
 
 
 # -- messages of federated kernel k-means ---------------------------------------------
 
-KERNEL = names("kernel gamma degree offset D D_1")
-SCALING = names("shift scale")
+KERNEL = names("setup.kernel setup.gamma setup.degree setup.offset setup.D setup.D_1")
+SCALING = names("setup.shift setup.scale")
 KERNEL_DOWN = {
     "kernel_kmeans_begin": (names("means squares"), [names("shift")]),
     "kernel_kmeans_gram": (names("t"), [KERNEL, SCALING, names("R")]),
@@ -541,7 +558,7 @@ KERNEL_DOWN = {
     "kernel_kmeans_sample": (names("count"), []),
     "kernel_kmeans_assign": (names("centers"), []),
     "kernel_kmeans_spread": (names("kernel"), []),
-    "kernel_kmeans_angles": (names("start stop bits kernel gamma"), []),
+    "kernel_kmeans_angles": (names("start count bits kernel gamma"), []),
     "kernel_kmeans_labels": (names("labels"), []),
 }
 """What each message has, and groups of names of which it may have some."""
@@ -553,7 +570,7 @@ KERNEL_UP = {
     "kernel_kmeans_assign": names("kept"),
     "kernel_kmeans_labels": names("kept"),
 }
-"""What a user sends in the clear."""
+"""What a party sends in the clear."""
 
 KERNEL_SUMS = {
     "kernel_kmeans_begin": names("sum_x sum_squares"),
@@ -593,7 +610,7 @@ CLUSTERINGS = {
 }
 
 
-def users(offset=0.0):
+def row_parties(offset=0.0):
     X = data()[0] + offset
     return [Party(X[m::3], name=NAMES[m]) for m in range(3)]
 
@@ -602,7 +619,7 @@ def cluster(name, seed=None):
     strategy = CLUSTERINGS[name]()
     rows = strategy.partition == "horizontal"
     offset = 1e9 if name == "far" else 0.0
-    return record(strategy, users(offset) if rows else parties(*data()), seed)
+    return record(strategy, row_parties(offset) if rows else parties(*data()), seed)
 
 
 @pytest.mark.parametrize("name", CLUSTERINGS)
@@ -667,28 +684,23 @@ def _check_reply(e, request, plain):
 
 
 def test_every_step_of_clusterings_is_in_the_tables():
-    from vfl_flower.clients.base import STEPS
+    ours = our_steps("kernel_kmeans")
+    assert set(ours) == set(KERNEL_DOWN)
+    for action, step in ours.items():
+        assert leaving(step, "sum") == KERNEL_SUMS.get(action, set())
+        assert not leaving(step, "sealed")
+        begins = action == "kernel_kmeans_begin"
+        assert leaving(step, "secret") == (names("seed") if begins else set())
+        took = {n for n, declared in step.contract.request.items() if declared.leaves}
+        iterates = action.rpartition("_")[2] in ("gram", "product", "project")
+        assert took == (names("seed") if iterates else set())
 
-    ours = {action for action in STEPS if action.startswith("kernel_kmeans_")}
-    assert ours == set(KERNEL_DOWN)
-    for action in ours:
-        assert set(STEPS[action].sums) == KERNEL_SUMS.get(action, set())
-        assert not STEPS[action].sealed
-        gram = [f"kernel_kmeans_{k}" for k in ("begin", "gram", "product", "project")]
-        secret = ("seed",) if action in gram else ()
-        assert STEPS[action].secrets == secret
 
-
-def test_a_user_that_protects_itself_sends_no_functions_of_single_rows():
+def test_a_party_that_protects_itself_sends_no_functions_of_single_rows():
     """Without the mechanism each row's part of A A^T c is in the clear."""
-    from vfl_flower import PartyFailed
-    from vfl_flower.client_app import make_client_app
-    from vfl_flower.clients.base import PartyError
-    from vfl_flower.clients.kernel_kmeans import expand
-
     with pytest.raises(PartyError, match="cem must be true: without it single rows"):
         expand(Party(np.ones((2, 2))), np.ones(8))
-    grid = Recorder(users())
+    grid = Recorder(row_parties())
     grid._app = make_client_app(lambda context: grid._parties[context.node_id])
     grid._keep = lambda *args, **kwargs: None
     with pytest.raises(PartyFailed, match="sends its addends only under masks"):
@@ -710,10 +722,7 @@ def test_two_clusterings_of_a_seed_share_no_mask_and_give_the_same_model(name):
 
 def test_share_rows_bounds_the_rows_of_the_coreset():
     """And with split columns those of which angles leave the party."""
-    from vfl_flower import PartyFailed
-    from vfl_flower.simulations import simulate
-
-    for name, federation in (("gram", users()), ("vertical", parties(*data()))):
+    for name, federation in (("gram", row_parties()), ("vertical", parties(*data()))):
         federation[1].share_rows = 3
         with pytest.raises(PartyFailed, match="share-rows lets 3 rows leave"):
             simulate(CLUSTERINGS[name](), federation)
@@ -801,7 +810,7 @@ def test_the_checks_see_scores_without_masks():
         ),
         (lambda: CoresetVRLR(50, evaluate="full"), "linear_residuals", "residual"),
         (
-            lambda: CoresetVKMC(4, 50, evaluate="full"),
+            lambda: CoresetVKMC(4, size=50, evaluate="full"),
             "coresets_distances",
             "distances",
         ),
@@ -944,7 +953,8 @@ def test_first_residual_is_not_the_labels(regularizer):
     strategy = CoresetVRLR(40, regularizer, alpha, solver="cg", max_iter=2)
     _, transcript = record(strategy)
     request = next(e for e in transcript if e.action == "linear_start" and not e.up)
-    S, w = request.values["rows"].astype(int), request.values["weights"]
+    S = request.values["coreset.rows"].astype(int)
+    w = request.values["coreset.weights"]
     ring = group("ring", request.frame["bound.residual"], 3)
     seen = ring.decode(sum(replies(transcript, "linear_start", "residual")))
     root = np.sqrt(w / N)
@@ -963,9 +973,6 @@ def test_first_residual_is_not_the_labels(regularizer):
 
 def test_addends_without_masks_are_refused_outside_tests():
     """A party that was not told otherwise does not send them, whoever asks."""
-    from vfl_flower import PartyFailed
-    from vfl_flower.client_app import make_client_app
-
     grid = Recorder(parties(*data()))
     grid._app = make_client_app(lambda context: grid._parties[context.node_id])
     grid._keep = lambda *args, **kwargs: None
@@ -999,6 +1006,6 @@ def test_coefficients_are_the_model_and_shifts_are_masked():
 def test_distdim_with_seeding_sends_no_rows():
     """The seeds of k-means++ are rows; one step of Lloyd's makes them means."""
     X, y = data()
-    strategy = CoresetVKMC(3, 100, solver="distdim", local_clustering="seeding")
+    strategy = CoresetVKMC(3, "distdim", "seeding", size=100)
     _, transcript = record(strategy, parties(X, y))
     assert not found(patterns(X), transcript)

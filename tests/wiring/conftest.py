@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vfl_flower.simulations.flower_run import (
+from vfl_flower.app.flower_run import (
     Processes,
     RunOutcome,
     start_superlink,

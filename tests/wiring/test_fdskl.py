@@ -6,18 +6,19 @@ import json
 import numpy as np
 import pytest
 
-from vfl_flower.config import check_run_config, party_source
+from vfl_flower.app.config import check_run_config, party_source
+from vfl_flower.app.server_app import make_strategies
 from vfl_flower.data import load_party
-from vfl_flower.server_app import make_strategies
-from vfl_flower.simulations import simulate
+from vfl_flower.protocol.parts import load_part
+from vfl_flower.simulation import simulate
 
 NAMES = ("airline", "weather", "registry")
 CONFIG = {
     "strategy": "fdskl",
-    "features": 64,
+    "fdskl.features": 64,
     "seed": 3,
     "n-parties": 3,
-    "test-fraction": 0.2,
+    "fdskl.test-fraction": 0.2,
     "timeout": 120.0,
 }
 
@@ -89,8 +90,6 @@ def test_train_and_predict(project, tmp_path, deployment):
     assert [row["id"] for row in rows] == [f"row{i}" for i in range(90)]
     predicted = np.array([float(row["prediction"]) for row in rows])
     assert (predicted == answer).mean() > 0.8
-
-    from vfl_flower.model_parts import load_part
 
     blocks = []
     for node in nodes(tmp_path / "new", state):

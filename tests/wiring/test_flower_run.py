@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from vfl_flower.simulations import flower_run
-from vfl_flower.simulations.flower_run import Processes, RunFailed, run
+from vfl_flower.app import flower_run
+from vfl_flower.app.flower_run import Processes, RunFailed, run
 
 PROJECT = """
 [build-system]
@@ -211,7 +211,7 @@ def test_interrupted(probe, tmp_path, kind):
         return {pid for pid, _, text in flower_run._process_table() if mark in text}
 
     log = tmp_path / "log"
-    tool_command = [sys.executable, "-m", "vfl_flower.simulations.flower_run"]
+    tool_command = [sys.executable, "-m", "vfl_flower.app.flower_run"]
     with log.open("wb") as file:
         tool = subprocess.Popen(
             [*tool_command, str(probe), "--run-config", 'mode="hang"'],

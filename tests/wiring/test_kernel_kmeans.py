@@ -1,4 +1,4 @@
-"""Split rows on SuperNodes: users get the labels of their rows and label new ones."""
+"""Split rows on SuperNodes: parties get the labels of their rows and label new ones."""
 
 import csv
 import json
@@ -6,19 +6,19 @@ import json
 import numpy as np
 import pytest
 
-from vfl_flower.config import check_run_config, party_source
+from vfl_flower.app.config import check_run_config, party_source
+from vfl_flower.app.label import label
+from vfl_flower.app.server_app import make_strategies
 from vfl_flower.data import load_party
-from vfl_flower.label import main as label
-from vfl_flower.server_app import make_strategies
-from vfl_flower.simulations import simulate
+from vfl_flower.simulation import simulate
 
 CONFIG = {
     "strategy": "fk-kmeans",
-    "n-clusters": 3,
-    "n-components": 4,
-    "n-features": 20,
-    "iterations": 2,
-    "standardize": True,
+    "fk-kmeans.n-clusters": 3,
+    "fk-kmeans.n-components": 4,
+    "fk-kmeans.n-features": 20,
+    "fk-kmeans.iterations": 2,
+    "fk-kmeans.standardize": True,
     "seed": 3,
     "n-parties": 3,
     "timeout": 120.0,
@@ -26,8 +26,8 @@ CONFIG = {
 
 
 def nodes(folder):
-    """Write one file a user, of unequal sizes; return the node configs."""
-    rng, found = np.random.default_rng(0), []
+    """Write one file a party, of unequal sizes; return the node configs."""
+    rng, configs = np.random.default_rng(0), []
     for m, n in enumerate((120, 60, 15)):
         group = rng.integers(3, size=n)
         X = np.array([[0, 9e5], [3, 1e5], [9, 5e5]])[group]
@@ -36,7 +36,7 @@ def nodes(folder):
             rows = csv.writer(file)
             rows.writerow(["id", "age", "income"])
             rows.writerows((f"{m}-{i}", *row) for i, row in enumerate(X.tolist()))
-        found.append(
+        configs.append(
             {
                 "partition-id": m,
                 "data": str(folder / f"{m}.csv"),
@@ -44,7 +44,11 @@ def nodes(folder):
                 "state-dir": str(folder / f"state-{m}"),
             }
         )
-    return found
+    return configs
+
+
+def texts(config):
+    return [f"{key}={json.dumps(value)}" for key, value in config.items()]
 
 
 def read(path):
@@ -53,29 +57,28 @@ def read(path):
 
 
 @pytest.mark.slow
-def test_users_get_their_labels(project, tmp_path, deployment):
+def test_parties_get_their_labels(project, tmp_path, deployment):
     configs, out = nodes(tmp_path), tmp_path / "out"
-    texts = [" ".join(f"{k}={json.dumps(v)}" for k, v in c.items()) for c in configs]
-    run_config = [f"{key}={json.dumps(value)}" for key, value in CONFIG.items()]
-    with deployment(texts) as running:
-        running.run(project, [*run_config, f'output-dir="{out}"'])
+    node_configs = [" ".join(texts(config)) for config in configs]
+    with deployment(node_configs) as running:
+        running.run(project, texts(CONFIG | {"output-dir": str(out)}))
     (report,) = out.glob("*/result.json")
-    found = json.loads(report.read_text())["results"]["train"]
+    trained = json.loads(report.read_text())["results"]["train"]
 
-    users = [load_party(party_source(config, CONFIG)) for config in configs]
+    parties = [load_party(party_source(config, CONFIG)) for config in configs]
     (strategy,) = make_strategies(check_run_config(CONFIG)).values()
-    expected = simulate(strategy, users)
-    assert found["metrics"]["3"] == pytest.approx(expected.metrics, rel=1e-9)
-    assert found["ledger"]["round_trips"] == expected.ledger.round_trips == 7
+    expected = simulate(strategy, parties)
+    assert trained["metrics"]["3"] == pytest.approx(expected.metrics, rel=1e-9)
+    assert trained["ledger"]["round_trips"] == expected.ledger.round_trips == 7
     for m, labels in enumerate(expected.model.labels_):
-        kept = read(tmp_path / f"state-{m}" / f"predictions-{found['model']}.csv")
+        kept = read(tmp_path / f"state-{m}" / f"predictions-{trained['model']}.csv")
         assert list(kept) == [f"{m}-{i}" for i in range(len(labels))]
         assert list(kept.values()) == labels.tolist()
 
-    new = tmp_path / "new.csv"  # a user's rows for another one, by its part alone
-    label([found["model"], "--node-config", texts[2], "--output", str(new)])
-    other = texts[2].replace("state-2", "state-0")
+    new = tmp_path / "new.csv"  # a party's rows labelled by another's part alone
+    label(trained["model"], node_configs[2], new)
+    other = node_configs[2].replace("state-2", "state-0")
     again = tmp_path / "again.csv"
-    label([found["model"], "--node-config", other, "--output", str(again)])
+    label(trained["model"], other, again)
     assert read(new) == read(again)
     assert list(read(new).values()) == expected.model.labels_[2].tolist()

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from vfl_flower.models import MUFCModel
-from vfl_flower.unlearning import ClientState, ServerState, list_models
+from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
+from vfl_flower.models.mufc import MUFCModel
 
 CONFIG = {"strategy": "mufc", "n-parties": 3, "timeout": 120.0}
-TRAINING = {"n-clusters": 3, "box": "0,10;0,1000000"}
+TRAINING = {"mufc.n-clusters": 3, "mufc.box": "0,10;0,1000000"}
 
 
 def write(path, rows):
@@ -20,9 +20,9 @@ def write(path, rows):
         table.writerows(rows)
 
 
-def clients(folder):
-    """Write a file a client; return the rows of each and the node configs."""
-    rng, found = np.random.default_rng(0), []
+def parties(folder):
+    """Write a file for each party; return the rows of each and the node configs."""
+    rng, written = np.random.default_rng(0), []
     for m, n in enumerate((60, 40, 5)):
         centers = np.array([[1, 9e5], [5, 1e5], [9, 5e5]])
         X = centers[rng.integers(3, size=n)] + rng.uniform(-1, 1, (n, 2)) * [1, 9e4]
@@ -35,8 +35,8 @@ def clients(folder):
             "id-column": "id",
             "state-dir": str(folder / f"state-{m}"),
         }
-        found.append((rows, config))
-    return found
+        written.append((rows, config))
+    return written
 
 
 def texts(config):
@@ -45,23 +45,23 @@ def texts(config):
 
 @pytest.mark.slow
 def test_a_later_run_forgets(project, tmp_path, deployment):
-    found, out = clients(tmp_path), tmp_path / "out"
+    written, out = parties(tmp_path), tmp_path / "out"
     run_config = texts(CONFIG | {"output-dir": str(out)})
-    with deployment([" ".join(texts(config)) for _, config in found]) as running:
+    with deployment([" ".join(texts(config)) for _, config in written]) as running:
         running.run(project, [*run_config, *texts(TRAINING)])
         (number,) = list_models(out / "state")
         server = ServerState(out / "state", number)
         assert server.load().counts.sum() == 105
 
-        rows, _ = found[0]  # forgotten, and taken out of the file
+        rows, _ = written[0]  # forgotten, and taken out of the file
         state = ClientState(tmp_path / "state-0", number)
         centroids = state.current().centroids
         tags = state.tag([row[0] for row in rows])
         gone = [rows[tags.index(centroids[0])][0]]
         write(tmp_path / "0.csv", [row for row in rows if row[0] not in gone])
         (tmp_path / "state-0" / "forget.txt").write_text("\n".join(gone))
-        task = texts({"task": "unlearn", "model": number, "forget": "clinic-1:1-3,1-7"})
-        outcome = running.run(project, [*run_config, *task])
+        task = {"task": "unlearn", "model": number, "mufc.forget": "clinic-1:1-3,1-7"}
+        outcome = running.run(project, [*run_config, *texts(task)])
     assert "removed" in outcome.output
 
     now = server.load()

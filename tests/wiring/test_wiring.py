@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vfl_flower.config import check_run_config, party_source
+from vfl_flower.app.config import check_run_config, party_source
+from vfl_flower.app.flower_run import RunFailed, run
+from vfl_flower.app.server_app import make_strategies
 from vfl_flower.data import load_party
-from vfl_flower.models import LinearModel
-from vfl_flower.server_app import make_strategies
-from vfl_flower.simulations import simulate
-from vfl_flower.simulations.flower_run import RunFailed, run
-from vfl_flower.strategies.base import ProtocolResult
+from vfl_flower.models.coresets import LinearModel
+from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.simulation import simulate
 
-CONFIG = {"data": "diabetes", "size": 100, "seed": 7, "n-parties": 3}
+CONFIG = {"data": "diabetes", "coreset-vrlr.size": 100, "seed": 7, "n-parties": 3}
 RUN_CONFIG = [f"{key}={json.dumps(value)}" for key, value in CONFIG.items()]
 NODES = [{"partition-id": index, "num-partitions": 3} for index in range(3)]
 
@@ -58,6 +58,6 @@ def test_supernodes(project, tmp_path, expected, deployment):
     with deployment(configs) as running:
         running.run(project, [*RUN_CONFIG, f'output-dir="{tmp_path}"'])
         with pytest.raises(RunFailed, match=r"finished:failed.*(?s:.*)size"):
-            running.run(project, ["size=-1"])
+            running.run(project, ["coreset-vrlr.size=-1"])
     found = check_report(tmp_path, expected)
     assert found["ledger"]["round_trips"] == expected.ledger.round_trips == 4

@@ -6,9 +6,12 @@ enough to give the score of any row again without a pass over the data.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from typing import Annotated, Literal, NotRequired, TypedDict
 
-from vfl_flower.clients.base import Party, step
+import numpy as np
+from annotated_types import Ge, Le, MinLen
+
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
@@ -26,119 +29,301 @@ from vfl_flower.numerics.kmeans import (
     seed_centers,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.typing import Array, Scalar, Values
+from vfl_flower.protocol.contract import IN_SUM, ContractError, Reals, Whole
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Count, Fraction, Natural
+from vfl_flower.protocol.steps import step
+from vfl_flower.typing import Array
+
+MOST_ROWS = 2**24
+"""Rows of a coreset, or of its check, at most: no request exhausts a party's memory."""
+
+MOST_DISTANCES = 2**24
+"""Distances in one message at most, for the same reason."""
+
+Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
+"""Number of rows in a coreset, repeats counted."""
+Approximation = Annotated[float, Ge(1), Le(10**6)]
+"""alpha of Algorithm 3."""
+LocalClustering = Literal["lloyd", "seeding"]
+Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
+"""Numbers of rows, at least one, repeats allowed."""
 
 
-def _blocks(party: Party, rows: Array | None) -> RowBlocks:
+@dataclass(frozen=True)
+class Clustering:
+    """How a party clusters its columns for the scores of k-means (Algorithm 3).
+
+    Attributes
+    ----------
+    n_clusters : int
+        k.
+    local_clustering : {"lloyd", "seeding"}
+        k-means++ and Lloyd's iteration, or the seeding alone.
+    alpha : float
+        How far the cost of the local clustering may be above the optimum, as a factor.
+    """
+
+    n_clusters: Natural
+    local_clustering: LocalClustering
+    alpha: Approximation
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRows:
+    """A coreset: the rows S and their weights w.
+
+    Attributes
+    ----------
+    rows : Array of int, shape (m,)
+        Numbers of rows, repeats allowed.
+    weights : Array, shape (m,)
+        How many rows each stands for.
+
+    Raises
+    ------
+    ContractError
+        A weight is not from 1e-100 to 1e100: sums of squares would overflow, or be 0.
+    """
+
+    rows: Rows
+    weights: Annotated[Array, Reals("m")]
+
+    def __post_init__(self) -> None:
+        """Check the weights."""
+        if not 1e-100 <= self.weights.min() <= self.weights.max() <= 1e100:
+            raise ContractError("'weights' must be from 1e-100 to 1e100")
+
+
+@dataclass
+class CoresetState:
+    """What a party keeps to give the score of any row again.
+
+    Attributes
+    ----------
+    test_fraction : float
+        Share of the rows held out.
+    intercept : bool
+        Whether the regression has an intercept.
+    n : int
+        Number of training rows.
+    factor : Array, shape (d, r), or None
+        Of regression: what turns a row into its basis vector, whose squared length is
+        the leverage score.
+    summary : ClusterSummary or None
+        Of k-means: the party's own clustering.
+    alpha : float
+        Of k-means: as in :class:`Clustering`.
+    """
+
+    test_fraction: float
+    intercept: bool
+    n: int
+    factor: Array | None = None
+    summary: ClusterSummary | None = None
+    alpha: float = 1.0
+
+
+class Totals(TypedDict):
+    """Reply of :func:`totals`."""
+
+    total: Annotated[Array, Reals("1")]
+    rows: NotRequired[Annotated[Array, Whole("size", below="n_rows")]]
+
+
+class DrawnRows(TypedDict):
+    """Reply of :func:`drawn_rows`."""
+
+    rows: Annotated[Array, Whole("*", below="n_rows")]
+
+
+class Pooled(TypedDict):
+    """Reply of :func:`pooled_rows`."""
+
+    X: Annotated[Array, Reals("m n_columns")]
+    y: NotRequired[Annotated[Array, Reals("m")]]
+
+
+class Scores(TypedDict):
+    """Reply of :func:`scores`."""
+
+    scores: Annotated[Array, Reals("m"), IN_SUM]
+    X: NotRequired[Annotated[Array, Reals("m n_columns")]]
+    y: NotRequired[Annotated[Array, Reals("m")]]
+
+
+class LocalClusters(TypedDict):
+    """Reply of :func:`local_clusters`."""
+
+    centers: Annotated[Array, Reals("k n_columns")]
+    labels: Annotated[Array, Whole("m", below="n_clusters")]
+
+
+class Distances(TypedDict):
+    """Reply of :func:`distances`."""
+
+    distances: Annotated[Array, Reals("* k"), IN_SUM]
+
+
+def training_rows(party: Party, test_fraction: float) -> Array | None:
+    """Return the numbers of the training rows, sorted; None: all rows.
+
+    Raises
+    ------
+    PartyError
+        There are none.
+    """
+    train = split_rows(party.n_rows, test_fraction, party.seed)[0]
+    if train is not None and not len(train):
+        raise PartyError(f"test_fraction must leave some of {party.n_rows} rows")
+    return train
+
+
+def numbers_of(rows: Array) -> Array:
+    """Return row numbers as an index of an array: truth values would be a mask."""
+    return rows.astype(np.uint8) if rows.dtype.kind == "b" else rows
+
+
+def check_labels(party: Party) -> None:
+    """Raise ``PartyError`` where a party knows the labels of some rows only."""
+    if 0 < party.n_labels < party.n_rows:
+        raise PartyError("this party does not know the labels of all of its rows")
+
+
+def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
     """Return what the scores are made of.
 
     Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
     unlike the paper, the ones of the intercept; k-means takes X alone.
     """
-    extra: list[Array | float] = []
-    if party.state["task"] == "regression":
-        extra += [1.0] if party.state["intercept"] else []
-        extra += [] if party.y is None else [party.y]
+    if state.summary is not None:
+        return RowBlocks(party.X, rows=rows)
+    return _labelled_blocks(party, state.intercept, rows)
+
+
+def _labelled_blocks(party: Party, intercept: bool, rows: Array | None) -> RowBlocks:
+    extra: list[Array | float] = [1.0] if intercept else []
+    extra += [] if party.y is None else [party.y]
     return RowBlocks(party.X, *extra, rows=rows)
 
 
-def _training_rows(party: Party, test_fraction: float) -> Array | None:
-    return split_rows(party.n_rows, test_fraction, party.seed)[0]
-
-
-def _scores(party: Party, blocks: RowBlocks) -> Array:
+def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
     """Return g_i of this party for the rows of `blocks`, shape (len(blocks),)."""
-    state = party.state
-    if state["task"] == "regression":
-        scores = leverage_scores(blocks, state["factor"])
-        if state["intercept"] and party.y is None:
-            # The leverage of [X, 1] is 1/n more than that of X about its mean: the
-            # ones are the label holder's, and count once.
-            scores -= 1 / state["n"]
-        return vrlr_sensitivities(scores, state["n"])
-    summary = ClusterSummary(state["centers"], state["sizes"], state["costs"])
-    return np.concatenate(
-        [vkmc_sensitivities(block, summary, state["alpha"]) for block in blocks]
-    )
+    if state.summary is not None:
+        parts = [vkmc_sensitivities(b, state.summary, state.alpha) for b in blocks]
+        return np.concatenate(parts)
+    assert state.factor is not None
+    leverages = leverage_scores(blocks, state.factor)
+    if state.intercept and party.y is None:
+        # The leverage of [X, 1] is 1/n more than that of X about its mean: the ones
+        # are the label holder's, and count once.
+        leverages -= 1 / state.n
+    return vrlr_sensitivities(leverages, state.n)
 
 
-@step("coresets_totals")
+@step
 def totals(
     party: Party,
-    task: str,
-    size: int,
-    test_fraction: float,
-    intercept: bool = False,
-    n_clusters: int = 0,
-    local_clustering: str = "",
-    alpha: float = 0.0,
-) -> Values:
+    size: Annotated[int, Ge(0), Le(2 * MOST_ROWS)],
+    test_fraction: Fraction,
+    intercept: bool | None = None,
+    clustering: Clustering | None = None,
+) -> Totals:
     """Line 2 of Algorithm 1: the total G_j; and line 5 at once, if `size` > 0.
+
+    The scores are those of a regression with or without `intercept`, or those of a
+    `clustering`.
 
     A party that draws `size` rows before it knows a_j lets the server use the first
     a_j of them: they have the distribution of line 5, and a round trip is saved.
     """
-    party.state = {"task": task, "test_fraction": test_fraction, "intercept": intercept}
-    blocks = _blocks(party, _training_rows(party, test_fraction))
-    party.state["n"] = len(blocks)
-    if task == "regression":
-        party.state["factor"] = leverage_factor(blocks)
+    train = training_rows(party, test_fraction)
+    n = party.n_rows if train is None else len(train)
+    if (intercept is None) == (clustering is None):
+        raise PartyError("either intercept or clustering must be given")
+    state = CoresetState(test_fraction, bool(intercept), n)
+    if clustering is None:
+        check_labels(party)
+        blocks = _labelled_blocks(party, state.intercept, train)
+        state.factor = leverage_factor(blocks)
     else:
-        summary = cluster_summary(
-            blocks, n_clusters, party.rng("cluster"), method=local_clustering
+        if clustering.n_clusters > n:
+            raise PartyError(
+                f"n_clusters must be at most the {n} training rows, got "
+                f"{clustering.n_clusters}"
+            )
+        blocks = RowBlocks(party.X, rows=train)
+        state.summary = cluster_summary(
+            blocks,
+            clustering.n_clusters,
+            party.rng("cluster"),
+            method=clustering.local_clustering,
         )
-        party.state |= {
-            "alpha": alpha,
-            "centers": summary.centers,
-            "sizes": summary.sizes,
-            "costs": summary.costs,
-        }
-    g = _scores(party, blocks)
-    reply: dict[str, Array | Scalar] = {"total": np.array([g.sum()])}
-    return reply | {"rows": _draw(party, g, size)} if size else reply
+        state.alpha = clustering.alpha
+    party.remember(state)
+    g = _scores(party, state, blocks)
+    reply: Totals = {"total": np.array([g.sum()])}
+    if size:
+        reply["rows"] = _drawn(party, train, g, size)
+    return reply
 
 
-@step("coresets_draw")
-def draw_rows(party: Party, count: Array) -> Values:
-    """Line 5 of Algorithm 1: a_j rows, row i with probability g_ij / G_j."""
-    blocks = _blocks(party, _training_rows(party, party.state["test_fraction"]))
-    return {"rows": _draw(party, _scores(party, blocks), int(count[0]))}
+@step
+def drawn_rows(
+    party: Party, count: Annotated[Array, Whole("1", below=2 * MOST_ROWS + 1)]
+) -> DrawnRows:
+    """Line 5 of Algorithm 1: a_j rows, row i with probability g_ij / G_j.
+
+    The count is an array, since the paper counts it among the numbers that are sent.
+    """
+    state = party.recall(CoresetState)
+    train = training_rows(party, state.test_fraction)
+    g = _scores(party, state, _blocks(party, state, train))
+    return {"rows": _drawn(party, train, g, int(count[0]))}
 
 
-def _draw(party: Party, g: Array, size: int) -> Array:
+def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
     rows = draw(g, size, party.rng("draw"))
-    train = _training_rows(party, party.state["test_fraction"])
     return (rows if train is None else train[rows]).astype(np.uint32)
 
 
-@step("coresets_scores", sums=("scores",))
-def scores(party: Party, rows: Array, pool: bool) -> Values:
+@step
+def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
-    reply: Values = {"scores": _scores(party, _blocks(party, rows))}
-    labels = party.state["task"] == "regression"
-    return {**reply, **_pooled(party, rows, labels)} if pool else reply
+    state, rows = party.recall(CoresetState), numbers_of(rows)
+    g = _scores(party, state, _blocks(party, state, rows))
+    if not pool:
+        return {"scores": g}
+    return {"scores": g, **_pooled(party, rows, labels=state.summary is None)}
 
 
-@step("coresets_rows")
+@step
 def pooled_rows(
     party: Party,
-    test_fraction: float,
+    test_fraction: Fraction,
     labels: bool,
-    rows: Array | None = None,
-    start: int = 0,
-    stop: int = 0,
-) -> Values:
+    rows: Rows | None = None,
+    start: Count | None = None,
+    stop: Count | None = None,
+) -> Pooled:
     """Send rows to the server: those in `rows`, or training rows `start` to `stop`.
 
     How many is the server's choice within the party's ``share_rows``.
     """
     if rows is None:
-        train = _training_rows(party, test_fraction)
+        if start is None or stop is None:
+            raise PartyError("either rows, or start and stop must be given")
+        train = training_rows(party, test_fraction)
+        stop = min(stop, party.n_rows)
         rows = np.arange(start, stop) if train is None else train[start:stop]
+    elif start is not None or stop is not None:
+        raise PartyError("start and stop must not be given beside rows")
+    else:
+        rows = numbers_of(rows)
     return _pooled(party, rows, labels)
 
 
-def _pooled(party: Party, rows: Array, labels: bool) -> Values:
+def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
     """Return rows of X, and at the label holder of y where `labels` are needed."""
     party.share(rows)
     X = np.asarray(party.X[rows], dtype=np.float64)
@@ -147,21 +332,23 @@ def _pooled(party: Party, rows: Array, labels: bool) -> Values:
     return {"X": X, "y": np.asarray(party.y[rows], dtype=np.float64)}
 
 
-@step("coresets_distdim")
+@step
 def local_clusters(
     party: Party,
-    n_clusters: int,
-    local_clustering: str,
-    test_fraction: float,
-    rows: Array | None = None,
-    weights: Array | None = None,
-) -> Values:
+    n_clusters: Natural,
+    local_clustering: LocalClustering,
+    test_fraction: Fraction,
+    coreset: WeightedRows | None = None,
+) -> LocalClusters:
     """Cluster the coreset's rows at the party; send centres and assignments.
 
-    Ding et al. (2016), in which the coreset takes the place of all rows; without
-    `rows` it is all training rows.
+    Ding et al. (2016), with the rows of the coreset in the place of all rows; without
+    a coreset, all training rows.
     """
-    rows = _training_rows(party, test_fraction) if rows is None else rows
+    rows, weights = training_rows(party, test_fraction), None
+    if coreset is not None:
+        rows = numbers_of(coreset.rows)
+        weights = np.asarray(coreset.weights, dtype=np.float64)
     blocks = RowBlocks(party.X, rows=rows)
     k = min(n_clusters, len(blocks))
     centers = seed_centers(blocks, k, party.rng("distdim"), weights)
@@ -173,12 +360,21 @@ def local_clusters(
     return {"centers": centers, "labels": labels.astype(smallest)}
 
 
-@step("coresets_distances", sums=("distances",))
+@step
 def distances(
-    party: Party, centers: Array, test_fraction: float, start: int, stop: int
-) -> Values:
-    """Send squared distances over own columns to each centre, for a range of rows."""
-    train = _training_rows(party, test_fraction)
-    rows = slice(start, stop) if train is None else train[start:stop]
-    X = np.asarray(party.X[rows], dtype=np.float64)
+    party: Party,
+    centers: Annotated[Array, Reals("k n_columns"), MinLen(1)],
+    test_fraction: Fraction,
+    start: Count,
+    stop: Count,
+) -> Distances:
+    """Send squared distances over its columns to each centre, for a range of rows."""
+    train = training_rows(party, test_fraction)
+    rows = party.X[slice(start, stop) if train is None else train[start:stop]]
+    if len(rows) * len(centers) > max(MOST_DISTANCES, len(centers)):
+        raise PartyError(
+            f"one message must have at most {MOST_DISTANCES} distances, got "
+            f"{len(rows)} rows and {len(centers)} centres"
+        )
+    X = np.asarray(rows, dtype=np.float64)
     return {"distances": partial_distances(X, centers)}

@@ -2,68 +2,390 @@
 
 Between messages a party keeps the seed of its features; a label holder keeps with it,
 in the doubly stochastic form, its coefficients and the features of one block. Its part
-of the model is all that stays.
+of the model is all that stays after the run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
+from annotated_types import Ge, Le, MinLen
 
-from vfl_flower.clients.base import Party, PartyError, step
 from vfl_flower.numerics.fdskl import dsg_update
 from vfl_flower.numerics.kernel_model import (
+    Part,
+    Target,
     answers,
     linear_scores,
     own_features,
     owned,
     partial_angles,
 )
+from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.kernel_solvers import fit as fit_angles
 from vfl_flower.numerics.random_features import (
+    DTYPES,
+    Kernel,
     draw_pairs,
     features,
     median_bandwidth,
     pair_distances,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.contract import SEALED, Reals, Whole
+from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.settings import (
+    Count,
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+)
+from vfl_flower.protocol.steps import step
 from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
-from vfl_flower.typing import Array, Values
+from vfl_flower.typing import Array
+
+PAIRS = 1000
+"""Pairs of rows whose median distance gives the bandwidth."""
 
 MAX_CLASSES = 100
 """More different labels than these are no classes."""
+
+MOST_FEATURES = 2**24
+"""Features of a model at most, so that no request exhausts a party's memory."""
+
+MOST_BYTES = 2**31
+"""Bytes of one array of a reply at most: no message of Flower holds more."""
+
+Bits = Literal[16, 32, 64]
+"""Bits of an angle: a fraction of a turn as an integer, or turns in float64."""
+
+Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
+"""C, the number of functions that the label holders learn: one a class, or one."""
+
+Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
+"""A number of random features."""
+
+Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
+"""Size of labels, a power of two: 2^16 times it is still the bound of a sum."""
+
+Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
+"""Numbers of rows, at least one, repeats allowed."""
+
+Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1)]
+"""Numbers of rows of which there are sealed angles; others than those of a request."""
+
+Opened = Annotated[Array, Reals("*"), SEALED]
+"""A sum over the parties that only this party can open, flat."""
+
+
+# -- what the server asks for ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedFeatures:
+    """Features that all parties know, as Algorithm 3 has them; for comparison only.
+
+    Attributes
+    ----------
+    seed : str
+        Of omega, hexadecimal.
+    widths : list of int
+        Number of columns of each party, in party order.
+    kept : list of int
+        For each label holder the party whose phase stays on its angles.
+    """
+
+    seed: str
+    widths: list[Natural]
+    kept: list[Count]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parties must know to make their features.
+
+    Attributes
+    ----------
+    target : {"binary", "multiclass", "continuous"}
+        What the labels are.
+    kernel : {"gaussian", "laplacian"}
+        The kernel.
+    bandwidth : float
+        In the unit of the columns.
+    n_features : int
+        M.
+    holders : list of int
+        The label holders, in party order.
+    block : int
+        Feature j belongs to label holder number ``(j // block) % len(holders)``.
+    shared : SharedFeatures or None
+        None: each party draws features of its own.
+    """
+
+    target: Target
+    kernel: Kernel
+    bandwidth: Positive
+    n_features: Features
+    holders: Annotated[list[Count], MinLen(1)]
+    block: Natural
+    shared: SharedFeatures | None = None
+
+
+@dataclass(frozen=True)
+class AngleRequest:
+    """Which angles to give.
+
+    Attributes
+    ----------
+    rows : Array of int, shape (m,)
+        Rows, repeats allowed.
+    stop : int
+        Features 0 to stop - 1.
+    bits : {16, 32, 64}
+        Of an angle.
+    """
+
+    rows: Rows
+    stop: Features
+    bits: Bits
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the label holder solves; see ``numerics/kernel_solvers.py``.
+
+    Attributes
+    ----------
+    rows : Array of int, shape (m,)
+        The rows to train on, whose angles it gets.
+    loss : {"logistic", "smooth_hinge", "square"}
+        L.
+    regularization : float
+        lambda; 0: chosen by cross-validation.
+    """
+
+    rows: Rows
+    loss: LossName
+    regularization: NotNegative
+
+
+# -- what a party keeps ---------------------------------------------------------------
+
+
+@dataclass
+class Training:
+    """What a party keeps of a model in training.
+
+    Attributes
+    ----------
+    setup : Setup
+        The same in the whole run.
+    seed : str
+        Of the party's own features, hexadecimal; its secret.
+    n_columns : int
+        Number of its columns.
+    classes : Array or None
+        At a label holder the labels of the classes, in the order of the columns of f.
+    alpha : Array, shape (M_l, C), or None
+        At a label holder the coefficients so far.
+    phi : Array, shape (B, F), or None
+        New features of the instances whose scores are awaited.
+    labels : Array, shape (B, C), or None
+        Labels of these instances.
+    scale : float or None
+        Size of its labels, in the doubly stochastic form.
+    """
+
+    setup: Setup
+    seed: str
+    n_columns: int
+    classes: Array | None = None
+    alpha: Array | None = None
+    phi: Array | None = None
+    labels: Array | None = None
+    scale: float | None = None
+
+
+@dataclass
+class FDSKLState:
+    """What a party keeps between messages; its part of the model is apart.
+
+    Attributes
+    ----------
+    training : Training or None
+        None in a run that only predicts.
+    answers : Array, shape (n,), or None
+        At the receiver of the scores its answers so far.
+    rows : Array of int, shape (n,), or None
+        Rows that they are of.
+    """
+
+    training: Training | None = None
+    answers: Array | None = None
+    rows: Array | None = None
+
+
+def _training(party: Party) -> Training:
+    """Return what the party keeps of the model in training.
+
+    Raises
+    ------
+    PartyError
+        The run has begun no training.
+    """
+    training = party.recall(FDSKLState).training
+    if training is None:
+        raise PartyError("the step trains a model, and this run only predicts")
+    return training
+
+
+def _begin(party: Party, setup: Setup) -> Training:
+    """Draw the seed of the party's features, and check its labels, once a run."""
+    if party.part:
+        raise PartyError("this run has its model already")
+    try:
+        training = _training(party)
+    except PartyError:  # the first step that trains
+        training = _new_training(party, setup)
+        party.remember(FDSKLState(training))
+    if training.setup != setup:
+        raise PartyError("setup must be the same in the whole run")
+    return training
+
+
+def _new_training(party: Party, setup: Setup) -> Training:
+    _check_setup(party, setup)
+    classes = _classes(party, setup.target)
+    several = party.y is not None and len(setup.holders) > 1
+    if several and setup.target == "binary" and list(classes) not in _CODES:
+        raise PartyError(
+            "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
+            "so that they mean the same at all of them"
+        )
+    seed = party.rng("features").bytes(16).hex()
+    training = Training(setup, seed, party.X.shape[1])
+    if party.y is not None:
+        C = len(classes) if setup.target == "multiclass" else 1
+        training.classes, training.alpha = classes, np.zeros((0, C))
+    return training
+
+
+_CODES = ([0.0, 1.0], [-1.0, 1.0])
+
+
+def _check_setup(party: Party, setup: Setup) -> None:
+    """Raise ``PartyError`` unless the values of a setup fit together and this party."""
+    holders, shared = setup.holders, setup.shared
+    if len(set(holders) & set(range(party.n_parties))) < len(holders):
+        raise PartyError("holders must be parties of the run, each once")
+    if (party.index in holders) != (party.y is not None):
+        raise PartyError("holders must be the parties that hold labels")
+    if shared is None:
+        return
+    if not party.allow_plain:
+        raise PartyError(
+            "this party draws features of its own: with a seed that all know, the "
+            "label holder can compute differences between its rows"
+        )
+    if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):
+        raise PartyError("shared.seed must be up to 32 hexadecimal digits")
+    widths = shared.widths
+    if len(widths) != party.n_parties or widths[party.index or 0] != party.X.shape[1]:
+        raise PartyError("shared.widths must be the number of columns of each party")
+    if len(shared.kept) != len(holders) or any(
+        kept >= party.n_parties or kept == holder
+        for kept, holder in zip(shared.kept, holders, strict=True)
+    ):
+        raise PartyError("shared.kept must be another party for each label holder")
+
+
+def _part_of(party: Party) -> Part:
+    """Return the party's part of the model, or of the one in training so far."""
+    return cast(Part, party.part) if party.part else _part(party, _training(party))
+
+
+def _part(party: Party, training: Training) -> Part:
+    setup = training.setup
+    part: Part = {
+        "kernel": setup.kernel,
+        "bandwidth": setup.bandwidth,
+        "n_features": setup.n_features,
+        "n_columns": training.n_columns,
+        "n_parties": party.n_parties,
+        "index": party.index or 0,
+        "columns": list(party.columns or ()),
+        "seed": training.seed,
+        "holders": setup.holders,
+        "block": setup.block,
+    }
+    if setup.shared is not None:
+        widths = setup.shared.widths
+        part["shared_seed"] = setup.shared.seed
+        part["first_column"] = sum(widths[: part["index"]])
+        part["all_columns"] = sum(widths)
+        part["kept"] = setup.shared.kept
+    if training.scale is not None:
+        part["scale"] = training.scale
+    return part
+
+
+def _keep(
+    party: Party,
+    training: Training,
+    coef: Array | None = None,
+    intercept: Array | None = None,
+) -> bool:
+    """Leave the party's part of the model; return whether it outlives the run."""
+    part = _part(party, training)
+    if coef is not None and intercept is not None and training.classes is not None:
+        part["coef"], part["intercept"] = coef, intercept
+        part["target"], part["classes"] = training.setup.target, training.classes
+    party.part = dict(part)
+    return party.state_dir is not None
 
 
 # -- the label holder's labels --------------------------------------------------------
 
 
-def _classes(party: Party, target: str) -> Array:
+def _classes(party: Party, target: Target) -> Array:
     """Return the labels of the classes, in the order of the columns of f."""
     if party.y is None or target == "continuous":
         return np.zeros(0)
-    found = np.unique(party.y[~np.isnan(party.y)])
-    if target == "binary" and len(found) != 2:
-        hint = ": set target to 'multiclass' or 'continuous'" if len(found) > 2 else ""
+    classes = np.unique(party.y[~np.isnan(party.y)])
+    count = len(classes)
+    if target == "binary" and count != 2:
+        hint = ": set target to 'multiclass' or 'continuous'" if count > 2 else ""
         raise PartyError(
             "labels must have two values for target 'binary', this party's have "
-            f"{len(found)}{hint}"
+            f"{count}{hint}"
         )
-    if target == "multiclass" and not 2 <= len(found) <= MAX_CLASSES:
+    if target == "multiclass" and not 2 <= count <= MAX_CLASSES:
         raise PartyError(
             f"labels must have from 2 to {MAX_CLASSES} values for target 'multiclass', "
-            f"this party's have {len(found)}"
+            f"this party's have {count}"
         )
-    return found
+    return classes
 
 
-def _signs(party: Party, target: str, classes: Array, rows: Array) -> Array:
-    """Return the labels of rows, shape (n, C): -1 and +1 a class, or real."""
-    assert party.y is not None
-    y = np.asarray(party.y[rows], dtype=np.float64)
-    if target == "continuous":
+def _labels(party: Party, rows: Array) -> Array:
+    """Return the labels of rows, all of which this party must know, shape (n,)."""
+    if party.y is None:
+        raise PartyError("this party holds no labels")
+    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
+    if np.isnan(y).any():
+        raise PartyError("rows must be some whose labels this party knows")
+    return y
+
+
+def _signs(y: Array, target: Target, classes: Array | None) -> Array:
+    """Return labels as the losses take them, shape (n, C): -1 and +1, or real."""
+    if target == "continuous" or classes is None:
         return y[:, None]
     columns = classes[1:] if target == "binary" else classes
     return np.where(y[:, None] == columns, 1.0, -1.0)
@@ -72,20 +394,34 @@ def _signs(party: Party, target: str, classes: Array, rows: Array) -> Array:
 # -- bandwidth ------------------------------------------------------------------------
 
 
-PAIRS = 1000
-"""Pairs of rows whose median distance gives the bandwidth."""
+class Distances(TypedDict):
+    """Reply of :func:`distances`."""
+
+    distances: Annotated[Array, Reals(f"{len(PLACES)} {PAIRS}"), SEALED]
 
 
-@step("fdskl_distances", sealed=("distances",))
+class Bandwidth(TypedDict):
+    """Reply of :func:`bandwidth`."""
+
+    bandwidth: Positive
+
+
+@step
 def distances(
-    party: Party, kernel: str, target: str, holder: int, rows: Array | None = None
-) -> Values:
+    party: Party,
+    kernel: Kernel,
+    target: Target,
+    holder: Count,
+    rows: Rows | None = None,
+) -> Distances:
     """Return limbs of this party's part of the distances of pairs of rows.
 
-    `holder` gets their sum; `rows` are those to train on, None: all.
+    The label holder `holder` gets their sum; `rows` are those to train on, None: all.
     """
     _classes(party, target)  # refuses before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
+    if len(rows) < 2:
+        raise PartyError(f"rows must be at least two to make a pair, got {len(rows)}")
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
     pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
     if party.index != holder:
@@ -99,15 +435,20 @@ def distances(
         ) from None
 
 
-@step("fdskl_bandwidth")
-def bandwidth(party: Party, kernel: str, distances: Array) -> Values:
-    """Return the bandwidth that the median of the summed distances gives."""
-    found = join_limbs(distances.reshape(len(PLACES), -1))
-    if len(found) != PAIRS:  # the median of one would be that one
-        raise PartyError(f"distances must be {PAIRS}, got {len(found)}")
+@step
+def bandwidth(
+    party: Party,
+    kernel: Kernel,
+    distances: Annotated[Array, Reals(f"{len(PLACES) * PAIRS}"), SEALED],
+) -> Bandwidth:
+    """Return the bandwidth that the median of the summed distances gives.
+
+    They are of exactly 1,000 pairs: the median of one pair would be its distance.
+    """
+    pairs = join_limbs(distances.reshape(len(PLACES), -1))
     resolution = party.n_parties * PLACES[-1]
     try:
-        return {"bandwidth": median_bandwidth(found, kernel, resolution)}
+        return {"bandwidth": median_bandwidth(pairs, kernel, resolution)}
     except ValueError as error:
         raise PartyError(str(error)) from None
 
@@ -115,343 +456,578 @@ def bandwidth(party: Party, kernel: str, distances: Array) -> Values:
 # -- angles (Algorithm 3) -------------------------------------------------------------
 
 
-_CODES = ([0.0, 1.0], [-1.0, 1.0])
+class PartialAngles(TypedDict):
+    """Reply of :func:`angles` and :func:`held_out_angles`, by label holder."""
+
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+    offsets: NotRequired[Annotated[dict[int, Array], Reals("*"), SEALED]]
 
 
-def _begin(party: Party, setup: dict[str, Any]) -> None:
-    """Draw the seed of the party's features, and check its labels, once a run."""
-    if party.part or "seed" in party.state:
-        return
-    if "shared_seed" in setup and not party.allow_plain:
-        raise PartyError(
-            "this party draws features of its own: with a seed that all know, the "
-            "label holder can compute differences between its rows"
-        )
-    classes = _classes(party, str(setup["target"]))
-    several = party.y is not None and len(setup["holders"]) > 1
-    if several and setup["target"] == "binary" and list(classes) not in _CODES:
-        raise PartyError(
-            "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
-            "so that they mean the same at all"
-        )
-    seed = party.rng("features").bytes(16).hex()
-    party.state |= {**setup, "n_columns": party.X.shape[1], "seed": seed}
-    party.state["n_parties"] = party.n_parties
-    if "widths" in party.state:
-        widths = party.state.pop("widths")
-        party.state |= {"first_column": sum(widths[: party.index])}
-        party.state |= {"all_columns": sum(widths)}
-    if party.y is not None:
-        C = len(classes) if setup["target"] == "multiclass" else 1
-        party.state |= {"classes": classes, "alpha": np.zeros((0, C))}
+@step
+def angles(
+    party: Party,
+    request: AngleRequest,
+    send: list[str] | None = None,
+    setup: Setup | None = None,
+) -> PartialAngles:
+    """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    request : AngleRequest
+        Which.
+    send : list of str, optional
+        Which arrays to give, where they travel from party to party: of label holder l
+        ``"angles_l"``, and with shared features ``"offsets_l"``, the phases that the
+        second tree adds up (line 7). Default: all angles.
+    setup : Setup, optional
+        Of the features, where no step before this one has had it.
+    """
+    if setup is not None:
+        _begin(party, setup)
+    return _angles(party, request, send)
+
+
+@step
+def held_out_angles(
+    party: Party, request: AngleRequest, send: list[str] | None = None
+) -> PartialAngles:
+    """Give the same for rows that are not trained on."""
+    return _angles(party, request, send)
 
 
 def _angles(
-    party: Party, rows: Array, stop: int, bits: int, send: Sequence[str] = ()
-) -> Values:
-    """Return the angles of features 0 .. stop - 1 for each holder of coefficients.
-
-    With shared features there are also the phases that the second tree adds up (line 7
-    of Algorithm 3), ``offsets_l``; `send` says which arrays to give.
-    """
-    model = party.part or party.state
-    if model["holders"] != [party.index]:  # else they leave it to no one
-        party.share(rows)
-    rows = rows.astype(np.intp)
-    found: dict[str, Any] = {}
-    wanted = [name for name in send if name.startswith("angles")]
-    if wanted or not send:
-        angles = partial_angles(model, party.X, stop, bits, rows)
-    for holder in model["holders"]:
-        mine = owned(model, stop, holder) if len(model["holders"]) > 1 else slice(None)
-        if not send or f"angles_{holder}" in send:
-            found[f"angles_{holder}"] = angles[:, mine]
-        if f"offsets_{holder}" in send:
-            found[f"offsets_{holder}"] = own_features(model).weights(0, stop)[1][mine]
-    return found
-
-
-@step("fdskl_angles", sealed=("angles_*", "offsets_*"))
-def angles(
-    party: Party,
-    rows: Array,
-    stop: int,
-    bits: int,
-    send: Sequence[str] = (),
-    **setup: Any,
-) -> Values:
-    """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features."""
-    _begin(party, setup)
-    return _angles(party, rows, stop, bits, send)
+    party: Party, request: AngleRequest, send: list[str] | None = None
+) -> PartialAngles:
+    part, stop = _part_of(party), request.stop
+    holders = part["holders"]
+    names = [f"angles_{j}" for j in holders] if send is None else send
+    if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
+        raise PartyError("offsets must be of shared features")
+    _check_request(part, request)
+    if holders != [party.index]:  # else no other party gets them
+        party.share(request.rows.astype(np.intp))
+    reply: PartialAngles = {"angles": {}, "offsets": {}}
+    summands = np.zeros(0)
+    if any(name.startswith("angles") for name in names):
+        summands = _partial_angles(party, part, request)
+    for holder in holders:
+        turns = slice(None) if len(holders) == 1 else owned(part, stop, holder)
+        if f"angles_{holder}" in names:
+            reply["angles"][holder] = summands[:, turns]
+        if f"offsets_{holder}" in names:
+            reply["offsets"][holder] = own_features(part).weights(0, stop)[1][turns]
+    return reply
 
 
-@step("fdskl_test_angles", sealed=("angles_*", "offsets_*"))
-def held_out_angles(
-    party: Party, rows: Array, stop: int, bits: int, send: Sequence[str] = ()
-) -> Values:
-    """Give the same for rows that are not trained on."""
-    return _angles(party, rows, stop, bits, send)
+def _check_request(part: Part, request: AngleRequest) -> None:
+    """Raise ``PartyError`` unless the angles are of the model, and fit into a reply."""
+    stop, bits = request.stop, request.bits
+    if stop > part["n_features"]:
+        raise PartyError(
+            f"stop must be at most the {part['n_features']} features of the model, got "
+            f"{stop}"
+        )
+    if "shared_seed" in part and bits != 64:
+        raise PartyError(f"bits must be 64 with shared features, got {bits}")
+    # Shared features are made of the columns of all parties, at each of them.
+    size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
+    if size > MOST_BYTES:
+        raise PartyError(f"angles must be at most {MOST_BYTES} bytes, got {size}")
+
+
+def _partial_angles(party: Party, part: Part, request: AngleRequest) -> Array:
+    rows = request.rows.astype(np.intp)
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
+            return partial_angles(part, party.X, request.stop, request.bits, rows)
+    except ValueError as error:  # its sentence names the rule, and no value
+        raise PartyError(f"the party cannot make its angles: {error}") from None
 
 
 def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
-    """Return the summed angles of rows, shape (n, M_l), without removed phases."""
+    """Return the summed angles of rows, shape (n, M_l), without removed phases.
+
+    Raises
+    ------
+    PartyError
+        They are no angles, or not of the same features in each row.
+    """
+    if angles.dtype not in DTYPES.values():
+        raise PartyError("angles must be fractions of a turn, or turns")
+    if angles.size % len(rows):
+        raise PartyError(
+            f"angles must be of the same features in each of the {len(rows)} rows, got "
+            f"{angles.size} in all"
+        )
     angles = angles.reshape(len(rows), -1)
-    if angles.dtype.kind == "f":
-        angles = (angles if offsets is None else angles - offsets) % 1.0
-    return angles
-
-
-def _phi(angles: Array, offsets: Array | None, rows: Array) -> Array:
-    """Return the features of rows from their summed angles, shape (n, M_l)."""
-    return features(_summed(angles, offsets, rows))
+    if angles.dtype.kind != "f":
+        return angles
+    if offsets is not None:
+        if len(offsets) != angles.shape[1]:
+            raise PartyError(
+                f"offsets must be one for each of the {angles.shape[1]} features, got "
+                f"{len(offsets)}"
+            )
+        with np.errstate(over="ignore"):
+            angles = angles - offsets
+    if not np.isfinite(angles).all():
+        raise PartyError("angles must be finite")
+    return np.asarray(angles % 1.0)
 
 
 # -- the exact solution ---------------------------------------------------------------
 
 
-@step("fdskl_fit")
+class Fitted(TypedDict):
+    """Reply of :func:`fit`; all but `kept` of the label holder alone."""
+
+    kept: bool
+    columns: NotRequired[Columns]
+    regularization: NotRequired[Positive]
+    converged: NotRequired[Annotated[float, Ge(0), Le(1)]]
+    cv_score: NotRequired[NotNegative]
+
+
+@step
 def fit(
     party: Party,
-    loss: str = "",
-    regularization: float = 0.0,
-    rows: Array | None = None,
-    offsets: Array | None = None,
-    **blocks: Array,
-) -> Values:
+    problem: Problem | None = None,
+    angles: Annotated[dict[int, Array], Reals("*"), SEALED] | None = None,
+    offsets: Opened | None = None,
+) -> Fitted:
     """Solve for the coefficients at the label holder; the others keep their features.
 
-    `blocks` are the angles of consecutive rows; a `regularization` of 0 is chosen by
-    cross-validation.
+    Parameters
+    ----------
+    party : Party
+        The party.
+    problem : Problem, optional
+        Only at the label holder.
+    angles : dict of Array
+        The summed angles of the rows, in consecutive blocks by their numbers.
+    offsets : Array, shape (M,), optional
+        Phases to take off them.
     """
-    model = party.state
-    kept = {"kept": party.state_dir is not None}
-    if rows is None:
-        party.part = _part(party)
-        return kept
-    M = int(model["n_features"])
-    names = sorted(blocks, key=lambda name: int(name.rpartition("_")[2]))
-    summed = np.concatenate([blocks.pop(name) for name in names])
-    summed = _summed(summed, offsets, rows)
-    if model["target"] == "multiclass":  # a rare class may have no row among these
-        model["classes"] = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
-    Y = _signs(party, model["target"], model["classes"], rows)
-    if (np.ptp(Y, axis=0) == 0).any():
-        real = model["target"] == "continuous"
+    training = _training(party)
+    if problem is None:
+        return {"kept": _keep(party, training)}
+    setup, rows = training.setup, problem.rows
+    y = _labels(party, rows)
+    if problem.loss != "square" and setup.target == "continuous":
+        raise PartyError("loss must be 'square' for target 'continuous'")
+    if setup.target == "multiclass":  # a rare class may have no row among these
+        training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
+    Y = _signs(y, setup.target, training.classes)
+    if (Y[:1] == Y).all(axis=0).any():
+        real = setup.target == "continuous"
         rule = "labels must differ" if real else "each class must have a label"
         raise PartyError(f"{rule} among the {len(rows)} rows to train on")
-    rng, folds = party.rng("cross-validation"), min(5, len(rows))
-    found = fit_angles(
+    summed = _summed(_joined(angles or {}), offsets, rows)
+    M = np.count_nonzero(
+        owned(_part(party, training), setup.n_features, party.index or 0)
+    )
+    if not M or summed.shape[1] != M:
+        raise PartyError(
+            f"angles must be of the {M} features of the label holder, got "
+            f"{summed.shape[1]}"
+        )
+    solution = fit_angles(
         summed,
         Y,
-        loss,
-        regularization or None,
-        rng,
-        classes=model["target"] != "continuous",
-        folds=folds,
+        problem.loss,
+        problem.regularization or None,
+        party.rng("cross-validation"),
+        classes=setup.target != "continuous",
+        folds=min(5, len(rows)),
     )
-    party.part = _part(party, found.coef / np.sqrt(M), found.intercept)
-    score = {} if found.cv_score is None else {"cv_score": found.cv_score}
-    return {
-        **kept,
+    kept = _keep(
+        party,
+        training,
+        solution.coef / np.sqrt(setup.n_features),
+        solution.intercept,
+    )
+    reply: Fitted = {
+        "kept": kept,
         "columns": Y.shape[1],
-        "regularization": found.regularization,
-        "converged": float(found.converged),
-        **score,
+        "regularization": solution.regularization,
+        "converged": float(solution.converged),
     }
+    if solution.cv_score is not None:
+        reply["cv_score"] = solution.cv_score
+    return reply
 
 
-def _part(
-    party: Party, coef: Array | None = None, intercept: Array | None = None
-) -> dict[str, Any]:
-    """Return the party's part of the model; see ``numerics/kernel_model.py``."""
-    gone = ("classes", "alpha", "phi", "labels", "target", "shared")
-    part = {name: value for name, value in party.state.items() if name not in gone}
-    part["index"], part["columns"] = party.index, list(party.columns or ())
-    if coef is not None and intercept is not None:
-        part |= {"coef": coef, "intercept": intercept}
-        part |= {"target": party.state["target"], "classes": party.state["classes"]}
-    return part
+def _joined(blocks: Mapping[int, Array]) -> Array:
+    """Return blocks of angles as one array, in the order of their numbers."""
+    if len({block.dtype for block in blocks.values()}) != 1:
+        raise PartyError("angles must be blocks of one type, at least one")
+    return np.concatenate([blocks[number].ravel() for number in sorted(blocks)])
 
 
 # -- doubly stochastic gradients (Algorithm 1) ----------------------------------------
 
 
-@step("fdskl_start")
-def start(party: Party, iterations: int, test_fraction: float, **setup: Any) -> Values:
+class Picked(TypedDict):
+    """Reply of :func:`start`: of a label holder all of it, of others nothing."""
+
+    rows: NotRequired[Annotated[Array, Whole("iterations block", below="n_rows")]]
+    columns: NotRequired[Columns]
+    scale: NotRequired[Scale]
+
+
+class Iterated(TypedDict):
+    """Reply of :func:`iterate`."""
+
+    scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+    kept: NotRequired[bool]
+
+
+@step
+def start(
+    party: Party, iterations: Natural, test_fraction: Fraction, setup: Setup
+) -> Picked:
     """Line 2 of Algorithm 1, ahead for all iterations: pick local instances."""
-    _begin(party, setup)
-    if party.y is None:
+    if iterations * setup.block > MOST_FEATURES:
+        raise PartyError(
+            f"iterations times block must be at most {MOST_FEATURES}, got "
+            f"{iterations * setup.block}"
+        )
+    training = _begin(party, setup)
+    if party.y is None or training.alpha is None:
         return {}
     known = ~np.isnan(party.y)
     known[split_rows(party.n_rows, test_fraction, party.seed)[1]] = False
     if not known.any():
         raise PartyError("this party knows no label of a row that is not held out")
-    target, shape = party.state["target"], (iterations, int(party.state["block"]))
+    shape = (iterations, setup.block)
     rows = party.rng("instances").choice(np.flatnonzero(known), size=shape)
-    several = target == "continuous" and len(party.state["holders"]) > 1
+    several = setup.target == "continuous" and len(setup.holders) > 1
     largest = np.abs(party.y[known]).max() if several else 1.0
     if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
         raise PartyError("labels must be below 2^800 in size, for the sum of scores")
-    party.state["scale"] = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
+    training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     return {
         "rows": rows.astype(np.uint32),
-        "columns": party.state["alpha"].shape[1],
-        "scale": party.state["scale"],
+        "columns": training.alpha.shape[1],
+        "scale": training.scale,
     }
 
 
-@step("fdskl_iterate", sealed=("angles_*", "scores"))
+@step
 def iterate(
     party: Party,
-    columns: int,
-    size: int,
-    loss: str,
-    regularization: float,
-    update: float = 0.0,
-    scores: Array | None = None,
-    at: Array | None = None,
-    angles: Array | None = None,
-    offsets: Array | None = None,
+    columns: Columns,
+    size: Count,
+    loss: LossName,
+    regularization: NotNegative,
+    update: NotNegative = 0.0,
+    scores: Opened | None = None,
+    at: Instances | None = None,
+    angles: Opened | None = None,
+    offsets: Opened | None = None,
+    request: AngleRequest | None = None,
     keep: bool = False,
-    **request: Any,
-) -> Values:
+) -> Iterated:
     """Lines 6 to 10 of Algorithm 1, of up to three iterations that overlap.
 
-    In this order: the step of the iteration whose scores have come (`update` is its
-    size; lines 9 and 10); this party's part of the scores of `size` instances of the
-    next (`at`, with their `angles` for a holder of coefficients; lines 6 and 7); and
-    the angles of the one after it (`request`; line 5). The only holder has all of the
-    scores itself, and takes the step at once: `size` is then 0.
+    In this order: the step of the iteration whose scores have come (lines 9 and 10);
+    this party's part of the scores of the instances of the next one (lines 6 and 7);
+    and the angles of the one after it (line 5). The only label holder has all of the
+    scores itself, and takes the step at once.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    columns : int
+        C.
+    size : int
+        Of how many instances to send a part of the scores; 0: of none.
+    loss : {"logistic", "smooth_hinge", "square"}
+        L.
+    regularization : float
+        lambda.
+    update : float
+        Size of the step to take; 0: none.
+    scores : Array, shape (B C,), optional
+        Summed scores of the instances of the last message, where they were this
+        party's own.
+    at : Array of int, shape (B,), optional
+        The next instances, at a label holder.
+    angles, offsets : Array, shape (B M_l,) and (M_l,), optional
+        Their summed angles, and the phases to take off them.
+    request : AngleRequest, optional
+        Of the iteration after that.
+    keep : bool
+        Keep the party's part of the model: the training ends.
     """
-    state = party.state
-    reply: dict[str, Any] = {}
+    training = _training(party)
+    alpha = training.alpha
+    if update * regularization > 1:
+        raise PartyError(
+            "update times regularization must be at most 1 (Theorem 4), got "
+            f"{update} and {regularization}"
+        )
+    if (at is None) != (angles is None):
+        raise PartyError("at and angles must come together")
+    reply: Iterated = {}
     alone = at is not None and not size
-    if update and "alpha" in state and not alone:
+    if update and alpha is not None and not alone:
         if scores is None:
-            state["alpha"] = (1 - update * regularization) * state["alpha"]
+            training.alpha = (1 - update * regularization) * alpha
         else:
-            _learn(state, scores, loss, update, regularization)
+            _learn(training, scores, loss, update, regularization)
     if at is not None and angles is not None:
-        phi, count = _phi(angles, offsets, at), len(state["alpha"])
-        partial = phi[:, :count] @ state["alpha"]
-        if phi.shape[1] > count:  # this holder's turn: the new features are its own
-            y = _signs(party, state["target"], state["classes"], at)
-            state |= {"phi": phi[:, count:], "labels": y}
+        partial = _scores_of(party, training, at, _summed(angles, offsets, at))
         if alone:
-            _learn(state, partial, loss, update, regularization)
+            _learn(training, partial, loss, update, regularization)
         else:
+            _check_scores(partial.shape, size, columns)
             reply["scores"] = partial
     elif size:
-        reply["scores"] = np.zeros((size, columns))
-    if request:
-        reply |= _angles(party, **request)
+        reply["scores"] = _no_scores(size, columns)
+    if request is not None:
+        reply["angles"] = _angles(party, request)["angles"]
     if keep:
-        alpha = state.get("alpha")
+        alpha = training.alpha
         zero = None if alpha is None else np.zeros(alpha.shape[1])
-        party.part = _part(party, alpha, zero)
-        reply["kept"] = party.state_dir is not None
+        reply["kept"] = _keep(party, training, alpha, zero)
     return reply
 
 
+def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Array:
+    """Return this party's part of the scores of instances, shape (B, C)."""
+    alpha, block = training.alpha, training.setup.block
+    if alpha is None:
+        raise PartyError("this party holds no coefficients")
+    count = len(alpha)
+    if summed.shape[1] not in (count, count + block):
+        raise PartyError(
+            f"angles must be of the {count} features of the label holder or of {block} "
+            f"more, got {summed.shape[1]}"
+        )
+    phi = features(summed)
+    if phi.shape[1] > count:  # this label holder's turn: the new features are its own
+        y = _labels(party, at)
+        training.phi = phi[:, count:]
+        training.labels = _signs(y, training.setup.target, training.classes)
+    return np.asarray(phi[:, :count] @ alpha)
+
+
 def _learn(
-    state: dict[str, Any],
+    training: Training,
     scores: Array,
-    loss: str,
+    loss: LossName,
     update: float,
     regularization: float,
 ) -> None:
     """Lines 9 and 10: the step of the iteration whose scores are known."""
-    phi, y = state.pop("phi"), state.pop("labels")
-    scores = scores.reshape(len(y), -1)
-    old, new = dsg_update(state["alpha"], phi, scores, y, loss, update, regularization)
-    state["alpha"] = np.concatenate([old, new])
+    phi, y, alpha = training.phi, training.labels, training.alpha
+    if phi is None or y is None or alpha is None:
+        raise PartyError("scores must be of instances of this party's own turn")
+    if scores.size != y.size:
+        raise PartyError(f"scores must be {y.size} numbers, got {scores.size}")
+    if not update:
+        raise PartyError(f"update must be above 0 with scores, got {update}")
+    scores = scores.reshape(y.shape)
+    old, new = dsg_update(alpha, phi, scores, y, loss, update, regularization)
+    training.alpha = np.concatenate([old, new])
+    training.phi = training.labels = None
+
+
+def _check_scores(shape: tuple[int, ...], size: int, columns: int) -> None:
+    if shape != (size, columns):
+        raise PartyError(
+            f"size and columns must be those of the scores, {shape[0]} and {shape[1]}, "
+            f"got {size} and {columns}"
+        )
+
+
+def _no_scores(size: int, columns: int) -> Array:
+    """Return the scores of a party without coefficients."""
+    if 8 * size * columns > MOST_BYTES:
+        raise PartyError(f"scores must be at most {MOST_BYTES} bytes, got size {size}")
+    return np.zeros((size, columns))
 
 
 # -- prediction -----------------------------------------------------------------------
 
 
-@step("fdskl_part")
-def part(party: Party) -> Values:
+class PartInfo(TypedDict):
+    """Reply of :func:`part`."""
+
+    index: Count
+    n_features: Features
+    holders: Annotated[list[Count], MinLen(1)]
+    columns: Annotated[int, Ge(0), Le(MAX_CLASSES)]
+    scale: Scale
+    kernel: Kernel
+    bandwidth: Positive
+    parties: Natural
+    kept: list[Count]
+
+
+class Answered(TypedDict):
+    """Reply of :func:`answer`."""
+
+    scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+    test_error: NotRequired[Annotated[float, Ge(0), Le(1)]]
+    test_loss: NotRequired[NotNegative]
+    test_rows: NotRequired[Count]
+
+
+@step
+def part(party: Party) -> PartInfo:
     """Say which part of the model this party has, after a look at its new rows."""
-    own = party.part
-    trained, now = list(own["columns"]), list(party.columns or ())
-    if own["n_columns"] != party.X.shape[1] or (trained and now and trained != now):
+    if not party.part:
+        raise PartyError("this run has no model")
+    model_part = cast(Part, party.part)
+    trained, now = list(model_part["columns"]), list(party.columns or ())
+    width = model_part["n_columns"]
+    if width != party.X.shape[1] or (trained and now and trained != now):
         lacking = [name for name in trained if now and name not in now]
         raise PartyError(
-            f"new rows must have the {own['n_columns']} columns of training, in their "
-            f"order, got {party.X.shape[1]}"
-            + (f" without {lacking[0]!r}" if lacking else "")
+            f"new rows must have the {width} columns of training, in their order, got "
+            f"{party.X.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
         )
+    party.remember(FDSKLState())
     return {
-        "index": own["index"],
-        "n_features": own["n_features"],
-        "holders": list(own["holders"]),
-        "columns": len(own["intercept"]) if "coef" in own else 0,
-        "scale": own.get("scale", 1.0),
-        "kernel": own["kernel"],
-        "bandwidth": own["bandwidth"],
-        "parties": own["n_parties"],
-        "kept": list(own.get("kept", ())),
+        "index": model_part["index"],
+        "n_features": model_part["n_features"],
+        "holders": list(model_part["holders"]),
+        "columns": len(model_part["intercept"]) if "coef" in model_part else 0,
+        "scale": model_part.get("scale", 1.0),
+        "kernel": model_part["kernel"],
+        "bandwidth": model_part["bandwidth"],
+        "parties": model_part["n_parties"],
+        "kept": list(model_part.get("kept", ())),
     }
 
 
-@step("fdskl_answer", sealed=("angles_*", "scores"))
+@step
 def answer(
     party: Party,
-    columns: int,
-    size: int,
-    scores: Array | None = None,
-    done: Array | None = None,
-    at: Array | None = None,
-    angles: Array | None = None,
-    offsets: Array | None = None,
+    columns: Columns,
+    size: Count,
+    scores: Opened | None = None,
+    done: Annotated[Array, Whole("done", below="n_rows")] | None = None,
+    at: Instances | None = None,
+    angles: Opened | None = None,
+    offsets: Opened | None = None,
+    request: AngleRequest | None = None,
     evaluate: bool = False,
     last: bool = False,
-    **request: Any,
-) -> Values:
+) -> Answered:
     """Algorithm 2 for rows by blocks, of up to three blocks that overlap.
 
-    In this order: this party's part of the scores of the rows `at`; take the `scores`
-    of the rows `done`; the angles of the rows after them (`request`). The only holder
-    has all of the scores of the rows `at` itself: `size` is then 0. At the `last` one
-    the receiver of the scores has all answers; where they `evaluate`, it tells their
-    mean error on the rows whose labels it knows.
+    In this order: this party's part of the scores of one block; the answers of the
+    block before it, whose scores have come; the angles of the block after it. The only
+    label holder has all of the scores of a block itself.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    columns : int
+        C.
+    size : int
+        Of how many rows to send a part of the scores; 0: of none.
+    scores : Array, shape (n C,), optional
+        Summed scores of the rows `done`, at the receiver.
+    done : Array of int, shape (n,), optional
+        Rows that are answered.
+    at : Array of int, shape (B,), optional
+        Rows to score, at a label holder.
+    angles, offsets : Array, shape (B M_l,) and (M_l,), optional
+        Their summed angles, and the phases to take off them.
+    request : AngleRequest, optional
+        Of the block after that.
+    evaluate : bool
+        Tell at the end the mean error on the rows whose labels the receiver knows;
+        else it keeps its answers as predictions.
+    last : bool
+        Whether the receiver has all answers now.
     """
-    own, state = party.part, party.state
-    reply: dict[str, Any] = {}
+    if not party.part:
+        raise PartyError("this run has no model")
+    state, model_part = party.recall(FDSKLState), cast(Part, party.part)
+    if (at is None) != (angles is None) or (scores is None) != (done is None):
+        raise PartyError("at and angles, and scores and done, must come together")
+    reply: Answered = {}
     if at is not None and angles is not None:
+        coef, intercept = _coefficients(model_part)
         summed = _summed(angles, offsets, at)
-        partial = linear_scores(summed, own["coef"]) + own["intercept"]
+        if summed.shape[1] != len(coef):
+            raise PartyError(
+                f"angles must be of the {len(coef)} features of the label holder, got "
+                f"{summed.shape[1]}"
+            )
+        partial = linear_scores(summed, coef) + intercept
         if size:
+            _check_scores(partial.shape, size, columns)
             reply["scores"] = partial
         else:
             scores, done = partial, at
     elif size:
-        reply["scores"] = np.zeros((size, columns))
+        reply["scores"] = _no_scores(size, columns)
     if scores is not None and done is not None:
-        found = answers(scores.reshape(-1, columns), own["target"], own["classes"])
-        before = state.get("answers", np.zeros(0)), state.get("rows", np.zeros(0))
-        state["answers"] = np.concatenate([before[0], found])
+        _answer(state, model_part, scores, done)
+    if request is not None:
+        reply["angles"] = _angles(party, request)["angles"]
+    if last and state.answers is not None and state.rows is not None:
         if evaluate:
-            state["rows"] = np.concatenate([before[1], done]).astype(np.uint32)
-    if request:
-        reply |= _angles(party, **request)
-    if last and "answers" in state:
-        if evaluate:
-            reply |= _errors(party, state["rows"].astype(np.intp), state["answers"])
+            _add_errors(party, model_part, state.rows, state.answers, reply)
         else:
-            party.predictions = state["answers"]
+            everything = np.array_equal(state.rows, np.arange(party.n_rows))
+            rows = None if everything else state.rows
+            party.predictions = Predictions(state.answers, rows)
     return reply
 
 
-def _errors(party: Party, rows: Array, found: Array) -> dict[str, float]:
-    """Return the error on the rows whose labels this party knows."""
-    assert party.y is not None
-    y = np.asarray(party.y[rows], dtype=np.float64)
+def _coefficients(model_part: Part) -> tuple[Array, Array]:
+    """Return coefficients and intercept of a label holder."""
+    if "coef" not in model_part:
+        raise PartyError("this party holds no coefficients")
+    return model_part["coef"], model_part["intercept"]
+
+
+def _answer(state: FDSKLState, model_part: Part, scores: Array, done: Array) -> None:
+    """Keep the answers that summed scores of rows give."""
+    shape = len(done), len(_coefficients(model_part)[1])
+    if scores.size != math.prod(shape):
+        raise PartyError(
+            f"scores must be {math.prod(shape)} numbers, got {scores.size}"
+        )
+    given = answers(scores.reshape(shape), model_part["target"], model_part["classes"])
+    earlier, rows = state.answers, state.rows
+    if earlier is None or rows is None:
+        earlier, rows = np.zeros(0), np.zeros(0, dtype=np.uint32)
+    state.answers = np.concatenate([earlier, given])
+    state.rows = np.concatenate([rows, done]).astype(np.uint32)
+
+
+def _add_errors(
+    party: Party, model_part: Part, rows: Array, given: Array, reply: Answered
+) -> None:
+    """Tell the error of answers on the rows whose labels this party knows."""
+    if party.y is None:
+        raise PartyError("this party holds no labels")
+    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
-    y, found = y[known], found[known]
+    y, given = y[known], given[known]
+    reply["test_rows"] = len(y)
     if not len(y):
-        return {"test_rows": 0}
-    if party.part["target"] == "continuous":
-        return {"test_loss": float(np.mean((found - y) ** 2)), "test_rows": len(y)}
-    return {"test_error": float(np.mean(found != y)), "test_rows": len(y)}
+        return
+    if model_part["target"] != "continuous":
+        reply["test_error"] = float(np.mean(given != y))
+        return
+    with np.errstate(over="ignore"):
+        loss = float(np.mean((given - y) ** 2))
+    if not math.isfinite(loss):
+        raise PartyError("the mean squared error is not finite: steps are too large")
+    reply["test_loss"] = loss

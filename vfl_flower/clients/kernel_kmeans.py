@@ -1,25 +1,33 @@
-"""A user's side of federated kernel k-means (Algorithm 1).
+"""A party's side of federated kernel k-means (Algorithm 1 of the paper).
 
-Between messages a user keeps B_t, shape (n_m, r) with r about the number of components,
-for Lanczos a Gram matrix of D + r columns, and the map P from the features of all
-iterations to the embedding: a few MB for ten thousand rows. A_t is drawn again from
-the seed when it is needed again, since it would be larger. In the end its part of the
-model is P, the centres, the seed of the features and the labels of its rows; it labels
-new rows alone.
+Between messages a party keeps B_t, shape (n_m, r) with r about the number of
+components, for Lanczos also a Gram matrix of D + r columns, and the map P from the
+features of all iterations to the embedding: a few MB for ten thousand rows. It does not
+keep A_t, which would be larger, but draws it again from the seed. Its part of the model
+is P, the centres, the seed of the features and the labels of its rows; with it the
+party labels new rows alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import numpy as np
+from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.base import Party, PartyError, step
+from vfl_flower.numerics import distributed_kmeans, kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary
-from vfl_flower.numerics.distributed_kmeans import local_solution, sample
-from vfl_flower.numerics.kernel_embedding import bandwidth, feature_blocks
+from vfl_flower.numerics.kernel_embedding import (
+    FeatureSetup,
+    Kernel,
+    Part,
+    bandwidth,
+    feature_blocks,
+)
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
     feature_range,
@@ -28,38 +36,263 @@ from vfl_flower.numerics.kernel_kmeans import (
     step_size,
     variances,
 )
-from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.random_features import RandomFeatures
+from vfl_flower.protocol.contract import IN_SUM, SECRET, Reals, Whole, flat
+from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
+from vfl_flower.protocol.steps import step
 from vfl_flower.secure_aggregation import split_limbs
-from vfl_flower.typing import Array, Values
+from vfl_flower.typing import Array
 
 CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
 
+MOST_FEATURES = 2**14
+"""Features of an iteration at most: the Gram matrix of more fits in no message."""
+
+MOST_COMPONENTS = MOST_FEATURES // 4 - 5
+"""Components, and clusters, at most: the first iteration has 4 (s + 5) features."""
+
+MOST_DEGREE = 1000
+"""Largest degree of the polynomial kernel: a feature multiplies as many numbers."""
+
+MOST_BYTES = 2**31 - 1
+"""Bytes of angles in one message at most: protocol buffers hold no more."""
+
+LARGEST_COST = 1e300
+"""Largest cost of a party's own centres, so that the sum over parties is finite."""
+
+Squares = Literal["", "column", "total"]
+AngleKernel = Literal["gaussian", "laplacian"]
+AngleBits = Literal[16, 32, 64]
+Seed = Annotated[bytes | None, SECRET]
+Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
+SmallMatrix = Annotated[Array, Reals("* *")]
+"""R_t or R': what W_t is multiplied by."""
+Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(MOST_COMPONENTS)]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Which random features the parties draw, apart from their seed.
+
+    Attributes
+    ----------
+    kernel : {"gaussian", "laplacian", "polynomial"}
+        The kernel.
+    gamma : float
+        Of the kernel.
+    degree, offset : int, float
+        Of the polynomial kernel.
+    D, D_1 : int
+        Number of features of an iteration, and of the first one.
+    shift, scale : Array, shape (d,), or None
+        Where columns are standardized: a row x becomes (x - shift) * scale first.
+    """
+
+    kernel: Kernel
+    gamma: Positive
+    degree: Annotated[int, Ge(1), Le(MOST_DEGREE)]
+    offset: NotNegative
+    D: Features
+    D_1: Features
+    shift: Annotated[Array, Reals("n_columns")] | None = None
+    scale: Annotated[Array, Reals("n_columns")] | None = None
+
+    def features(self, seed: str) -> FeatureSetup:
+        """Return which features they are with a seed, hexadecimal digits."""
+        features: FeatureSetup = {
+            "kernel": self.kernel,
+            "gamma": self.gamma,
+            "degree": self.degree,
+            "offset": self.offset,
+            "seed": seed,
+        }
+        if self.shift is not None and self.scale is not None:
+            features["shift"] = np.asarray(self.shift, dtype=np.float64)
+            features["scale"] = np.asarray(self.scale, dtype=np.float64)
+        return features
+
+
+@dataclass
+class State:
+    """What a party keeps between the messages of a run.
+
+    Attributes
+    ----------
+    seed : str
+        Of the features: 32 hexadecimal digits. The first party draws it, the others get
+        it with the first iteration.
+    setup : Setup or None
+        Which features; from the first iteration on.
+    t : int
+        Iterations begun.
+    B : Array, shape (n_m, r), or None
+        B_t of the party's rows; None: r = 0.
+    P : Array, shape (features so far, r), or None
+        Map from the features to B_t, in the end to H. None without the communication
+        mechanism, which has no such map.
+    G : Array, shape (D + r, D + r), or None
+        Of Lanczos: W_t[m]^T W_t[m].
+    H : Array, shape (n_m, s), or None
+        The embedding of the party's rows.
+    clusters : ClusterSummary or None
+        The party's own clustering of them.
+    """
+
+    seed: str = ""
+    setup: Setup | None = None
+    t: int = 0
+    B: Array | None = None
+    P: Array | None = None
+    G: Array | None = None
+    H: Array | None = None
+    clusters: ClusterSummary | None = None
+
+    @property
+    def known_setup(self) -> Setup:
+        """The setup, which the first iteration brings."""
+        if self.setup is None:
+            raise PartyError("the first iteration must come before this step")
+        return self.setup
+
+    @property
+    def eta(self) -> float:
+        """eta_t."""
+        return step_size(self.t, self.known_setup.D, self.known_setup.D_1)
+
+    @property
+    def n_features(self) -> int:
+        """Number of features of iteration t."""
+        return self.known_setup.D_1 if self.t == 1 else self.known_setup.D
+
+    @property
+    def width(self) -> int:
+        """Number of columns of W_t."""
+        return self.n_features + (0 if self.B is None else self.B.shape[1])
+
+
+class Begin(TypedDict):
+    """Reply of :func:`begin`."""
+
+    sum_x: NotRequired[Annotated[Array, Reals("5 n_columns"), IN_SUM]]
+    sum_squares: NotRequired[Annotated[Array, Reals("5 *"), IN_SUM]]
+    seed: NotRequired[Annotated[bytes, SECRET]]
+
+
+class Gram(TypedDict):
+    """Reply of :func:`gram`."""
+
+    gram: Annotated[Array, Reals("*"), IN_SUM]
+
+
+class Product(TypedDict):
+    """Reply of :func:`product`."""
+
+    product: Annotated[Array, Reals("m b"), IN_SUM]
+    trace: NotRequired[Annotated[Array, Reals("1"), IN_SUM]]
+
+
+class Projection(TypedDict):
+    """Reply of :func:`project`."""
+
+    projected: Annotated[Array, Reals("*"), IN_SUM]
+
+
+class Expansion(TypedDict):
+    """Reply of :func:`expand`."""
+
+    rows: Annotated[Array, Reals("n_rows")]
+
+
+class Local(TypedDict):
+    """Reply of :func:`local`."""
+
+    cost: Annotated[float, Ge(0), Le(LARGEST_COST)]
+
+
+class Sample(TypedDict):
+    """Reply of :func:`sample`."""
+
+    points: Annotated[Array, Reals("a s"), MinLen(1)]
+    weights: Annotated[Array, Reals("a")]
+
+
+class Clusters(TypedDict):
+    """Reply of :func:`assign`."""
+
+    inertia: Annotated[Array, Reals("1"), IN_SUM]
+    sizes: Annotated[Array, Reals("k"), IN_SUM]
+    kept: bool
+
+
+class Spread(TypedDict):
+    """Reply of :func:`spread`."""
+
+    spread: Annotated[Array, Reals("5 1"), IN_SUM]
+
+
+class Angles(TypedDict):
+    """Reply of :func:`angles`."""
+
+    angles: Annotated[Array, Reals("n_rows count"), IN_SUM]
+
+
+class Labels(TypedDict):
+    """Reply of :func:`labels`."""
+
+    kept: bool
+
+
+@contextmanager
+def _within_memory() -> Iterator[None]:
+    """Refuse what this machine has no memory for; look at overflows afterwards."""
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
+    except MemoryError:
+        raise PartyError("the request needs more memory than this party has") from None
+
+
 # -- the kernel -----------------------------------------------------------------------
 
 
-@step("kernel_kmeans_begin", sums=("sum_x", "sum_squares"), secrets=("seed",))
+@step
 def begin(
-    party: Party, means: bool = False, squares: str = "", shift: Array | float = 0.0
-) -> Values:
-    """Return sums that give gamma; the first user also the seed of the features.
+    party: Party,
+    means: bool = False,
+    squares: Squares = "",
+    shift: Annotated[Array, Reals("n_columns")] | None = None,
+) -> Begin:
+    """Return sums that give gamma; the first party also the seed of the features.
 
     `means`: the sums of the columns; `squares`: of their squares, by ``"column"`` or in
-    ``"total"``. Less `shift`, where they are asked for again.
+    ``"total"``. They are of rows less `shift`, where they are asked for again.
     """
-    reply: dict[str, Any] = {}
+    if _begun(party):
+        raise PartyError("the iterations have begun: it is too late for this step")
+    state, reply = State(), Begin()
     if party.index == 0:
-        party.state["seed"] = party.rng("features").bytes(16).hex()
-        reply["seed"] = party.state["seed"].encode()
-    if squares:
-        _, sum_x, sum_squares = moments(party.X, shift)
-        if squares == "total":
-            sum_squares = sum_squares.sum(keepdims=True)
-        reply["sum_squares"] = _limbs(sum_squares)
+        state.seed = party.rng("features").bytes(16).hex()
+        reply["seed"] = state.seed.encode()
+    party.remember(state)
+    if means or squares:
+        _, sum_x, sum_squares = moments(party.X, 0.0 if shift is None else shift)
+        if squares:
+            total = squares == "total"
+            with np.errstate(over="ignore"):  # refused by `_limbs`
+                sums = sum_squares.sum(keepdims=True) if total else sum_squares
+            reply["sum_squares"] = _limbs(sums)
         if means:
             reply["sum_x"] = _limbs(sum_x)
     return reply
+
+
+def _begun(party: Party) -> bool:
+    try:
+        return party.recall(State).t > 0
+    except PartyError:
+        return False
 
 
 def _limbs(values: Array) -> Array:
@@ -74,205 +307,393 @@ def _limbs(values: Array) -> Array:
 # -- iterations (lines 6 to 15) -------------------------------------------------------
 
 
-def _features(party: Party, t: int) -> Iterator[Array]:
-    """Yield A_t of this user by blocks (line 7); two messages need it."""
-    own, X = party.state, party.X
-    start, stop = feature_range(t, own["D"], own["D_1"])
-    key = (t, *(np.asarray(own[n]).tobytes() for n in _SETUP if n in own))
-    if party.cache.get("key") == key and party.cache["X"] is X:
-        yield from party.cache["A"]
+@dataclass(frozen=True, eq=False)
+class _Cached:
+    """A_t of the last message, and what says that it is the one of the next."""
+
+    key: tuple[object, ...]
+    X: Array
+    blocks: list[Array]
+
+
+def _features(party: Party, state: State) -> Iterator[Array]:
+    """Yield A_t of this party by blocks (line 7); two messages need it."""
+    setup, X = state.known_setup, party.X
+    start, stop = feature_range(state.t, setup.D, setup.D_1)
+    settings = {k: np.asarray(v).tobytes() for k, v in flat(setup).items()}
+    key = (state.t, state.seed, *settings.items())
+    cached = party.cache.get("kernel_kmeans")
+    if isinstance(cached, _Cached) and cached.key == key and cached.X is X:
+        yield from cached.blocks
         return
-    small, kept = 8 * len(X) * (stop - start) <= CACHE_BYTES, []
-    for A in feature_blocks(own, X, start, stop):
-        if small:
-            kept.append(A)
-        yield A
+    small, blocks = 8 * len(X) * (stop - start) <= CACHE_BYTES, list[Array]()
+    try:
+        for A in feature_blocks(setup.features(state.seed), X, start, stop):
+            if small:
+                blocks.append(A)
+            yield A
+    except ValueError:
+        raise PartyError(
+            "the features must be finite: choose another gamma, degree or offset, or "
+            "scale the columns"
+        ) from None
     if small:
-        party.cache.update(key=key, X=X, A=kept)
+        party.cache["kernel_kmeans"] = _Cached(key, X, blocks)
 
 
-def _W(party: Party, t: int) -> Iterator[Array]:
-    """Yield W_t of this user by blocks of rows (line 8)."""
-    own, done = party.state, 0
-    eta = step_size(t, own["D"], own["D_1"])
-    B = own.get("B", np.zeros((party.n_rows, 0)))
-    for A in _features(party, t):
-        yield stack(A, B[done : done + len(A)], eta)
+def _W(party: Party, state: State) -> Iterator[Array]:
+    """Yield W_t of this party by blocks of rows (line 8)."""
+    B = np.zeros((party.n_rows, 0)) if state.B is None else state.B
+    done = 0
+    for A in _features(party, state):
+        yield stack(A, B[done : done + len(A)], state.eta)
         done += len(A)
 
 
-def _gram(party: Party, t: int) -> Array:
+@_within_memory()
+def _gram(party: Party, state: State) -> Array:
     """Return W_t[m]^T W_t[m]."""
-    return np.asarray(sum(W.T @ W for W in _W(party, t)))
+    return np.asarray(sum(W.T @ W for W in _W(party, state)))
 
 
-def _advance(party: Party, t: int, R: Array | None, setup: dict[str, Any]) -> None:
-    """Take the eigenpairs of iteration t - 1 (lines 12 and 13), and the setup."""
-    own = party.state
-    if own.get("t") == t:  # asked again, with a wider bound
-        return
-    if setup:
-        seed = setup.pop("seed", None)
-        own |= setup | {"P": np.zeros((0, 0))}
-        own.setdefault("seed", (seed or b"").decode())
+@_within_memory()
+def _times(party: Party, state: State, R: Array) -> Array:
+    """Return W_t[m] R, if that can be: B_{t+1} or H; and let the map P follow.
+
+    Raises
+    ------
+    PartyError
+        R is not of the columns of W_t, has none or more of its own, or the product is
+        too large.
+    """
+    if len(R) != state.width or not 1 <= R.shape[1] <= len(R):
+        raise PartyError(
+            f"R must have {state.width} rows and from 1 to {state.width} columns, got "
+            f"shape {R.shape}"
+        )
+    R = np.asarray(R, dtype=np.float64)
+    product = np.concatenate([W @ R for W in _W(party, state)])
+    _check_size("R", product)
+    if state.P is not None:
+        state.P = compose(state.P, R, state.eta)
+        _check_size("R", state.P)
+    return product
+
+
+def _check_size(name: str, matrix: Array) -> None:
+    """Refuse a matrix whose squares would leave the range of float64."""
+    if not float(np.square(matrix).sum()) <= LARGEST_COST / 1e10:
+        raise PartyError(f"{name} must be of a size that gives finite squares")
+
+
+def _advance(
+    party: Party,
+    t: int,
+    R: Array | None,
+    setup: Setup | None,
+    seed: bytes | None,
+    *,
+    mechanism: bool,
+) -> State:
+    """Take the eigenpairs of iteration t - 1 (lines 12 and 13), or the setup at t = 1.
+
+    Parameters
+    ----------
+    party : Party
+        Whose state moves on; where `t` is asked again, it stays.
+    t : int
+        Iteration.
+    R : Array, shape (D_{t-1} + r_{t-1}, r_t), or None
+        R_{t-1}; None at t = 1, and without the communication mechanism.
+    setup, seed : Setup, bytes
+        At t = 1 which features, and for all parties but the first their seed.
+    mechanism : bool
+        Whether the communication mechanism is used, as at t = 1.
+
+    Raises
+    ------
+    PartyError
+        The request does not follow from what went before.
+    """
+    state = party.recall(State)
+    if state.H is not None:
+        raise PartyError("the iterations are over: the embedding has been made")
+    if t not in (state.t, state.t + 1):
+        raise PartyError(f"iteration {t} does not follow iteration {state.t}")
+    if state.t and mechanism != (state.P is not None):
+        raise PartyError("all iterations must use the communication mechanism, or none")
+    if state.t == t:  # asked again: with a wider bound, or for another product
+        return state
+    if (R is not None) != (mechanism and t > 1):
+        raise PartyError("R must come from the second iteration on, and only with cem")
+    if (setup is not None) != (t == 1):
+        raise PartyError("the setup must come with the first iteration, and only then")
+    if setup is not None:
+        if (setup.shift is None) != (setup.scale is None):
+            raise PartyError("shift and scale must come together")
+        state.seed, state.setup = state.seed or _seed(seed), setup
+        state.P = np.zeros((0, 0)) if mechanism else None
     if R is not None:
-        own["B"] = np.concatenate([W @ R for W in _W(party, t - 1)])
-        own["P"] = compose(own["P"], R, step_size(t - 1, own["D"], own["D_1"]))
-    own["t"] = t
+        state.B = _times(party, state, R)
+    state.t, state.G = t, None
+    return state
 
 
-@step("kernel_kmeans_gram", sums=("gram",), secrets=("seed",))
-def gram(party: Party, t: int, R: Array | None = None, **setup: Any) -> Values:
+def _seed(seed: bytes | None) -> str:
+    """Return the seed that the first party has sent, 16 bytes as hexadecimal digits."""
+    text = (seed or b"").decode("ascii", "replace")
+    if len(text) != 32 or not set(text) <= set("0123456789abcdef"):
+        raise PartyError("the seed of the features must be 32 hexadecimal digits")
+    return text
+
+
+@step
+def gram(
+    party: Party,
+    t: Natural,
+    R: SmallMatrix | None = None,
+    setup: Setup | None = None,
+    seed: Seed = None,
+) -> Gram:
     """Line 10 in one message: the upper triangle of W_t[m]^T W_t[m]."""
-    _advance(party, t, R, setup)
-    G = _gram(party, t)
+    state = _advance(party, t, R, setup, seed, mechanism=True)
+    G = _gram(party, state)
     return {"gram": G[np.triu_indices(len(G))]}
 
 
-@step("kernel_kmeans_product", sums=("product", "trace"), secrets=("seed",))
+@step
 def product(
     party: Party,
-    vectors: Array,
-    t: int = 0,
-    R: Array | None = None,
+    vectors: Annotated[Array, Reals("m b")],
+    t: Natural | None = None,
+    R: SmallMatrix | None = None,
     trace_wanted: bool = False,
-    **setup: Any,
-) -> Values:
+    setup: Setup | None = None,
+    seed: Seed = None,
+) -> Product:
     """Line 10 by Lanczos: W_t[m]^T W_t[m] c; `t` begins an iteration."""
-    if t:
-        _advance(party, t, R, setup)
-        party.state["G"] = _gram(party, t)
-    G = party.state["G"]
-    reply = {"product": G @ vectors}
-    return reply | ({"trace": np.array([G.trace()])} if trace_wanted else {})
+    if t is None:
+        state = party.recall(State)
+    else:
+        state = _advance(party, t, R, setup, seed, mechanism=True)
+        state.G = _gram(party, state)
+    G = state.G
+    if G is None:
+        raise PartyError("the first product of an iteration must say which it is")
+    if len(vectors) != len(G) or vectors.shape[1] > len(G):
+        raise PartyError(
+            f"vectors must be at most {len(G)} of {len(G)} numbers, got shape "
+            f"{vectors.shape}"
+        )
+    with _within_memory():
+        reply: Product = {"product": G @ np.asarray(vectors, dtype=np.float64)}
+    if trace_wanted:
+        reply["trace"] = np.array([G.trace()])
+    return reply
 
 
 # -- without the communication mechanism (section 4.1) ---------------------------------
 
 
-@step("kernel_kmeans_project", sums=("projected",), secrets=("seed",))
-def project(party: Party, c: Array, t: int, **setup: Any) -> Values:
+@step
+def project(
+    party: Party,
+    c: Annotated[Array, Reals("n_rows")],
+    t: Natural,
+    setup: Setup | None = None,
+    seed: Seed = None,
+) -> Projection:
     """Step 2 of section 4.1: A_t[m]^T c[m]."""
-    _advance(party, t, None, setup)
-    projected, done = np.zeros(0), 0
-    for A in _features(party, t):
+    state = _advance(party, t, None, setup, seed, mechanism=False)
+    return {"projected": _projected(party, state, c)}
+
+
+@_within_memory()
+def _projected(party: Party, state: State, c: Array) -> Array:
+    c, projected, done = np.asarray(c, dtype=np.float64), np.zeros(0), 0
+    for A in _features(party, state):
         part = A.T @ c[done : done + len(A)]
         projected = projected + part if done else part
         done += len(A)
-    return {"projected": projected}
+    return projected
 
 
-@step("kernel_kmeans_expand")
-def expand(party: Party, g: Array) -> Values:
+@step
+def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
     """Step 4: A_t[m] A_t^T c, of which the server makes one vector.
 
     Raises
     ------
     PartyError
-        The run is not in one process: these are functions of the user's single rows.
+        The run is not in one process: these are functions of the party's single rows.
     """
     if not party.allow_plain:
         raise PartyError("cem must be true: without it single rows reach the server")
-    A = _features(party, party.state["t"])
-    return {"rows": np.concatenate([block @ g for block in A])}
+    state = party.recall(State)
+    if len(g) != state.n_features:
+        raise PartyError(
+            f"g must be of the {state.n_features} features of the iteration, got "
+            f"{len(g)} numbers"
+        )
+    rows = _expanded(party, state, g)
+    if not np.isfinite(rows).all():
+        raise PartyError("g must be of a size whose products are finite")
+    return {"rows": rows}
+
+
+@_within_memory()
+def _expanded(party: Party, state: State, g: Array) -> Array:
+    g = np.asarray(g, dtype=np.float64)
+    return np.concatenate([A @ g for A in _features(party, state)])
 
 
 # -- k-means (lines 16 to 20) ---------------------------------------------------------
 
 
-@step("kernel_kmeans_local")
+@step
 def local(
-    party: Party, n_clusters: int, R: Array | None = None, H: Array | None = None
-) -> Values:
-    """Lines 16 to 19: the embedding H[m], and the cost of this user's own centres."""
-    own = party.state
+    party: Party,
+    n_clusters: Annotated[int, Ge(1), Le(MOST_COMPONENTS)],
+    R: SmallMatrix | None = None,
+    H: Annotated[Array, Reals("n_rows s")] | None = None,
+) -> Local:
+    """Lines 16 to 19: the embedding H[m], and the cost of this party's own centres.
+
+    The embedding is W_T R, with `R` from the server; without the communication
+    mechanism it is `H`, and no map of features gives it.
+    """
+    state = party.recall(State)
+    if not state.t or state.H is not None:
+        raise PartyError("the embedding must be made once, after the iterations")
+    if (R is None) == (H is None) or (R is None) != (state.P is None):
+        raise PartyError("the embedding must come as R, and without cem as H")
     if R is not None:
-        t = own["t"]
-        H = np.concatenate([W @ R for W in _W(party, t)])
-        own["P"] = compose(own["P"], R, step_size(t, own["D"], own["D_1"]))
-        own.pop("B", None)
-    else:  # without the mechanism no map of features gives H
-        own.pop("P")
-    if H is None:
-        raise PartyError("the embedding must come as R or as H")
-    own.pop("G", None)
-    party.cache.clear()
-    found = local_solution(RowBlocks(H), n_clusters, party.rng("local"))
-    own |= {
-        "H": H,
-        "local_centers": found.centers,
-        "local_sizes": found.sizes,
-        "local_costs": found.costs,
-    }
-    return {"cost": float(found.costs.sum())}
+        H = _times(party, state, R)
+    assert H is not None
+    with _within_memory():
+        H = np.asarray(H, dtype=np.float64)
+        if not H.shape[1]:
+            raise PartyError("the embedding must have a column")
+        _check_size("H", H)
+        clusters = distributed_kmeans.local_solution(
+            RowBlocks(H), n_clusters, party.rng("local")
+        )
+    state.H, state.clusters, state.B, state.G = H, clusters, None, None
+    party.cache.pop("kernel_kmeans", None)
+    return {"cost": float(clusters.costs.sum())}
 
 
-@step("kernel_kmeans_sample")
-def sample_rows(party: Party, count: int) -> Values:
-    """Draw this user's share of the coreset of Balcan et al. (2013)."""
-    own = party.state
-    found = ClusterSummary(own["local_centers"], own["local_sizes"], own["local_costs"])
-    points, weights = sample(RowBlocks(own["H"]), found, count, party.rng("sample"))
-    # Centres too, which are rows where a cluster has one; the run sends no others.
+def _embedded(state: State) -> Array:
+    """Return H."""
+    if state.H is None:
+        raise PartyError("the embedding must be made before this step")
+    return state.H
+
+
+@step
+def sample(party: Party, count: Count) -> Sample:
+    """Draw this party's share of the coreset of Balcan et al. (2013)."""
+    state = party.recall(State)
+    H, clusters = _embedded(state), state.clusters
+    assert clusters is not None
+    with _within_memory():
+        points, weights = distributed_kmeans.sample(
+            RowBlocks(H), clusters, count, party.rng("sample")
+        )
+    # Centres too, which are rows where a cluster has only one; no other points leave.
     party.share(np.arange(min(len(points), party.n_rows)))
     return {"points": points, "weights": weights}
 
 
-@step("kernel_kmeans_assign", sums=("inertia", "sizes"))
-def label(party: Party, centers: Array) -> Values:
-    """Line 20: label this user's rows, which stay here."""
-    own = party.state
-    found = [assign(rows, centers) for rows in RowBlocks(own["H"])]
-    labels = np.concatenate([part[0] for part in found])
-    party.part = {name: own[name] for name in (*_SETUP, "P") if name in own}
-    party.part |= {"centers": centers, "labels": labels.astype(np.int32)}
-    party.predictions = labels
+@step
+def assign(party: Party, centers: Centers) -> Clusters:
+    """Line 20: label this party's rows; the labels stay here."""
+    state = party.recall(State)
+    H, setup = _embedded(state), state.known_setup
+    if centers.shape[1] != H.shape[1]:
+        raise PartyError(
+            f"centers must be of {H.shape[1]} numbers each, got {centers.shape[1]}"
+        )
+    with _within_memory():
+        centers = np.asarray(centers, dtype=np.float64)
+        assigned = [kmeans.assign(rows, centers) for rows in RowBlocks(H)]
+        labels = np.concatenate([part[0] for part in assigned])
+        inertia = np.array([sum(part[1].sum() for part in assigned)])
+    part: Part = {
+        "kernel": setup.kernel,
+        "gamma": setup.gamma,
+        "degree": setup.degree,
+        "offset": setup.offset,
+        "D": setup.D,
+        "D_1": setup.D_1,
+        "seed": state.seed,
+        "centers": centers,
+        "labels": labels.astype(np.int32),
+    }
+    if setup.shift is not None and setup.scale is not None:
+        part["shift"], part["scale"] = setup.shift, setup.scale
+    if state.P is not None:
+        part["P"] = state.P
+    party.part = dict(part)
+    party.predictions = Predictions(labels)
     return {
-        "inertia": np.array([sum(part[1].sum() for part in found)]),
+        "inertia": inertia,
         "sizes": np.bincount(labels, minlength=len(centers)).astype(np.float64),
         "kept": party.state_dir is not None,
     }
 
 
-_SETUP = ("kernel", "gamma", "degree", "offset", "D", "D_1", "seed", "shift", "scale")
-"""What says which features, and stays in the part of the model."""
-
-
 # -- split columns --------------------------------------------------------------------
 
 
-@step("kernel_kmeans_spread", sums=("spread",))
-def spread(party: Party, kernel: str) -> Values:
+@step
+def spread(party: Party, kernel: AngleKernel) -> Spread:
     """Return the sum of the variances or (Laplacian) deviations of the columns."""
     _, sum_x, _ = moments(party.X)
     mean = sum_x / party.n_rows
-    found = variances(*moments(party.X, mean), mean)
+    n, sum_x, sum_squares = moments(party.X, mean)
+    _limbs(sum_squares)  # refuses what is too large
+    spreads = variances(n, sum_x, sum_squares, mean)
     if kernel == "laplacian":
-        found = np.sqrt(found)
-    return {"spread": _limbs(np.array([found.sum()]))}
+        spreads = np.sqrt(spreads)
+    return {"spread": _limbs(np.array([spreads.sum()]))}
 
 
-@step("kernel_kmeans_angles", sums=("angles",))
+@step
 def angles(
-    party: Party, start: int, stop: int, bits: int, kernel: str, gamma: float
-) -> Values:
-    """Return this party's part of the angles of its rows, features start to stop - 1.
+    party: Party,
+    start: Count,
+    count: Natural,
+    bits: AngleBits,
+    kernel: AngleKernel,
+    gamma: Positive,
+) -> Angles:
+    """Return this party's part of the angles of its rows.
 
-    The server learns their sum of all rows.
+    They are of `count` features from number `start`. The server learns their sum over
+    the parties, for all rows.
     """
+    if party.n_rows * count * bits // 8 > MOST_BYTES:
+        raise PartyError(
+            f"count must be of features whose angles take at most {MOST_BYTES} bytes, "
+            f"got {count}"
+        )
     party.share(np.arange(party.n_rows))
     seed = int.from_bytes(party.rng("features").bytes(16))
-    draws = RandomFeatures(kernel, party.X.shape[1], bandwidth(kernel, gamma), seed)
-    return {"angles": draws.angles(party.X, start, stop, bits)}
-
-
-@step("kernel_kmeans_labels")
-def take_labels(party: Party, labels: Array) -> Values:
-    """Keep the labels that the server found."""
-    if labels.shape != (party.n_rows,):
+    try:
+        with _within_memory():
+            width = bandwidth(kernel, gamma)
+            draws = RandomFeatures(kernel, party.X.shape[1], width, seed)
+            return {"angles": draws.angles(party.X, start, start + count, bits)}
+    except ValueError:
         raise PartyError(
-            f"labels must be those of the {party.n_rows} rows, got {labels.size}"
-        )
+            "the angles must be finite: choose another gamma, or scale the columns"
+        ) from None
+
+
+@step
+def labels(party: Party, labels: Annotated[Array, Whole("n_rows")]) -> Labels:
+    """Keep the labels that the server found."""
     party.part = {"labels": labels}
-    party.predictions = labels
+    party.predictions = Predictions(labels)
     return {"kept": party.state_dir is not None}

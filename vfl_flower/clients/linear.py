@@ -11,10 +11,18 @@ coefficients stay with their party until :func:`coefficients` is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import numpy as np
+from annotated_types import Ge, Le, MinLen
 
-from vfl_flower.clients.base import Party, step
+from vfl_flower.clients.coresets import (
+    WeightedRows,
+    check_labels,
+    numbers_of,
+    training_rows,
+)
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.linear import (
     Penalty,
@@ -24,7 +32,112 @@ from vfl_flower.numerics.linear import (
     whiten,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.typing import Array, Scalar, Values
+from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
+from vfl_flower.protocol.steps import step
+from vfl_flower.typing import Array
+
+Method = Literal["cg", "proximal", "saga"]
+Residual = Annotated[Array, Reals("m")]
+Strength = Annotated[float, Ge(0), Le(1e100)]
+"""Strength of a penalty, whose square does not overflow."""
+
+
+@dataclass
+class LinearState:
+    """What a party keeps of a linear problem and of its own block of the solution.
+
+    Attributes
+    ----------
+    n : int
+        Number of rows that the weights stand for.
+    l2 : float
+        Strength of the penalty |theta|^2.
+    test_fraction : float
+        Share of the rows held out.
+    rows : Array of int, shape (m,), or None
+        Rows of the coreset; None: all training rows.
+    root : Array, shape (m,), or None
+        sqrt(w / n); None: weights 1.
+    mean, used : Array, shape (d,), or None
+        With an intercept the weighted means of the columns, and 0 for constant ones.
+    y_mean, scale : float
+        At the label holder the weighted mean and the scale s of the labels.
+    F : Array, shape (d, r), or None
+        Whitens the party's own normal matrix.
+    phi, p, s : Array, shape (r,), or None
+        Of conjugate gradients: solution, direction and gradient in these coordinates.
+    R : Array, shape (r, d), or None
+        Of proximal steps: the metric of the block.
+    x, v : Array, shape (d,), or None
+        Solution, and where the next proximal step is taken.
+    D, average : Array, shape (d,), or None
+        Of SAGA: scale of the columns, and mean gradient.
+    batch : Array of int or None
+        Rows of the last batch of SAGA.
+    """
+
+    n: int
+    l2: float
+    test_fraction: float
+    rows: Array | None = None
+    root: Array | None = None
+    mean: Array | None = None
+    used: Array | None = None
+    y_mean: float = 0.0
+    scale: float = 1.0
+    F: Array | None = None
+    phi: Array | None = None
+    p: Array | None = None
+    s: Array | None = None
+    R: Array | None = None
+    x: Array | None = None
+    v: Array | None = None
+    D: Array | None = None
+    average: Array | None = None
+    batch: Array | None = None
+
+
+class Start(TypedDict):
+    """Reply of :func:`start`."""
+
+    residual: Annotated[Array, Reals("*"), IN_SUM]
+    norms: Annotated[Array, Reals("*"), IN_SUM]
+    scale: NotRequired[Annotated[float, Ge(1e-50), Le(1e50)]]
+
+
+class Direction(TypedDict):
+    """Reply of :func:`cg`."""
+
+    direction: Annotated[Array, Reals("m"), IN_SUM]
+    energies: Annotated[Array, Reals("3"), IN_SUM]
+
+
+class ProximalStep(TypedDict):
+    """Reply of :func:`proximal`."""
+
+    residual: Annotated[Array, Reals("m"), IN_SUM]
+    energies: Annotated[Array, Reals("2"), IN_SUM]
+
+
+class BatchResidual(TypedDict):
+    """Reply of :func:`saga`."""
+
+    residual: Annotated[Array, Reals("b"), IN_SUM]
+
+
+class Coefficients(TypedDict):
+    """Reply of :func:`coefficients`."""
+
+    coefficients: Annotated[Array, Reals("n_columns")]
+    shift: Annotated[Array, Reals("1"), IN_SUM]
+
+
+class Residuals(TypedDict):
+    """Reply of :func:`residuals`."""
+
+    residual: Annotated[Array, Reals("*"), IN_SUM]
 
 
 class Block:
@@ -33,17 +146,20 @@ class Block:
     Parameters
     ----------
     party : Party
-        With the rows, weights and settings of :func:`start` in its state.
+        The party.
+    state : LinearState
+        What :func:`start` has kept.
     """
 
-    def __init__(self, party: Party) -> None:
-        state = party.state
-        self.rows = state["rows"] if "rows" in state else _training_rows(party)
+    def __init__(self, party: Party, state: LinearState) -> None:
+        self.rows = state.rows
+        if self.rows is None:
+            self.rows = training_rows(party, state.test_fraction)
         self.blocks = RowBlocks(party.X, rows=self.rows)
         m, d = self.shape = self.blocks.shape
-        self.root = state.get("root", np.full(m, 1 / np.sqrt(state["n"])))
-        self.mean = state.get("mean", np.zeros(d))
-        self.used = state.get("used", np.ones(d))  # 0: a constant column
+        self.root = _given(state.root, np.full(m, 1 / np.sqrt(state.n)))
+        self.mean = _given(state.mean, np.zeros(d))
+        self.used = _given(state.used, np.ones(d))  # 0: a constant column
 
     def __iter__(self) -> Iterator[tuple[slice, Array]]:
         """Yield slices of 0 .. m - 1 and the rows of A_j in them."""
@@ -82,54 +198,73 @@ class Block:
         self.used = (spread > noise).astype(np.float64)
 
 
-def _training_rows(party: Party) -> Array | None:
-    return split_rows(party.n_rows, party.state["test_fraction"], party.seed)[0]
+def _given(array: Array | None, default: Array) -> Array:
+    return default if array is None else array
 
 
-def _labels(party: Party, block: Block) -> Array:
+def _needed(array: Array | None) -> Array:
+    """Return what another method of the solver would not have kept.
+
+    Raises
+    ------
+    PartyError
+        It is not there.
+    """
+    if array is None:
+        raise PartyError("the step is one of another method than the run began with")
+    return array
+
+
+def _check_finite(*arrays: Array) -> None:
+    """Raise ``PartyError`` before a solver of NumPy or scikit-learn would fail."""
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise PartyError(
+            "the step overflows: numbers of the request, or of the columns of this "
+            "party, are too large"
+        )
+
+
+def _labels(party: Party, state: LinearState, block: Block) -> Array:
     """Return t at the label holder and zeros elsewhere, shape (m,)."""
     if party.y is None:
         return np.zeros(block.shape[0])
     y = party.y if block.rows is None else party.y[block.rows]
-    mean, scale = party.state.get("y_mean", 0.0), party.state.get("scale", 1.0)
-    return np.asarray(block.root * (y - mean) / scale)
+    return np.asarray(block.root * (y - state.y_mean) / state.scale)
 
 
-@step("linear_start", sums=("residual", "norms"))
+@step
 def start(
     party: Party,
-    method: str,
-    n: int,
-    l2: float,
+    method: Method,
+    n: Natural,
+    l2: Strength,
     intercept: bool,
-    test_fraction: float,
-    rows: Array | None = None,
-    weights: Array | None = None,
-) -> Values:
+    test_fraction: Fraction,
+    coreset: WeightedRows | None = None,
+) -> Start:
     """Keep the rows and weights; send the first residual and, for SAGA, |a_i|^2.
 
-    Without `rows` the coreset is all training rows, with weights 1.
+    Without a coreset the rows are all training rows, with weight 1 each.
     """
-    party.state = {
-        "n": n,
-        "l2": l2,
-        "test_fraction": test_fraction,
-    }
-    if rows is not None and weights is not None:
-        party.state |= {"rows": rows, "root": np.sqrt(weights / n)}
-    block = Block(party)
+    check_labels(party)
+    state = LinearState(n, l2, test_fraction)
+    if coreset is not None:
+        weights = np.asarray(coreset.weights, dtype=np.float64)
+        state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
+    block = Block(party, state)
     if intercept:
         block.center()
-        party.state |= {"mean": block.mean, "used": block.used}
+        state.mean, state.used = block.mean, block.used
     m, d = block.shape
-    reply: dict[str, Array | Scalar] = {"norms": np.zeros(0)}
+    reply: Start = {"norms": np.zeros(0), "residual": np.zeros(0)}
     if party.y is not None:
         if intercept:
-            t = _labels(party, block)
-            party.state["y_mean"] = float(block.root @ t / (block.root @ block.root))
-        scale = float(np.linalg.norm(_labels(party, block))) or 1.0
-        party.state["scale"] = reply["scale"] = scale
-    residual, gram = _labels(party, block), block.gram()
+            t = _labels(party, state, block)
+            state.y_mean = float(block.root @ t / (block.root @ block.root))
+        state.scale = float(np.linalg.norm(_labels(party, state, block))) or 1.0
+        reply["scale"] = state.scale
+    residual, gram = _labels(party, state, block), block.gram()
+    _check_finite(gram, residual)
     # The label holder starts from its own solution, so that the server's first residual
     # is not the labels themselves; all others start from zero.
     l2_own = l2 if method == "cg" else 0.0
@@ -137,114 +272,149 @@ def start(
     phi = F.T @ block.dot_transposed(residual)
     x = F @ phi
     if method == "cg":
-        party.state |= {"F": F, "phi": phi, "p": np.zeros(len(phi))}
+        state.F, state.phi, state.p = F, phi, np.zeros(len(phi))
     elif method == "proximal":
-        party.state |= {"F": F, "R": F.T @ gram, "x": x, "v": x}
+        state.F, state.R, state.x, state.v = F, F.T @ gram, x, x
     else:
         D = np.sqrt(np.diag(gram) + l2)
         D[D == 0] = 1.0
         norms = [((rows / D) ** 2).sum(axis=1) for _, rows in block]
         reply["norms"] = np.concatenate(norms) + l2 / (D**2).min() / m
-        party.state |= {"D": D, "x": D * x, "average": np.zeros(d)}
-    # SAGA learns its residuals batch by batch.
-    first = np.zeros(0) if method == "saga" else residual - block.dot(x)
-    return reply | {"residual": first}
+        state.D, state.x, state.average = D, D * x, np.zeros(d)
+    party.remember(state)
+    if method != "saga":  # SAGA learns its residuals batch by batch
+        reply["residual"] = residual - block.dot(x)
+    return reply
 
 
-@step("linear_cg", sums=("direction", "energies"))
-def conjugate_gradient(
-    party: Party, residual: Array, step_size: float, shrink: float
-) -> Values:
+@step
+def cg(
+    party: Party, residual: Residual, step_size: NotNegative, shrink: NotNegative
+) -> Direction:
     """Take the last step of conjugate gradients, then send the next direction.
 
     In the coordinates theta_j = F_j phi_j in which the party's own normal matrix is
     the identity: s_j = F_j^T (A_j^T r - l2 theta_j), and the server needs A_j F_j s_j,
     |s_j|^2 and the energy of the penalty.
     """
-    state, block = party.state, Block(party)
-    F, phi, p = state["F"], state["phi"], state["p"]
-    if "s" in state:
-        p = state["s"] + shrink * p
+    state = party.recall(LinearState)
+    block = _block(party, state, residual)
+    F, phi, p = _needed(state.F), _needed(state.phi), _needed(state.p)
+    if state.s is not None:
+        p = state.s + shrink * p
         phi = phi + step_size * p
-    l2 = state["l2"]
+    l2 = state.l2
     s = F.T @ (block.dot_transposed(residual) - l2 * (F @ phi))
     Fs, Fp = F @ s, F @ p
-    party.state |= {"phi": phi, "p": p, "s": s}
+    state.phi, state.p, state.s = phi, p, s
     energies = [s @ s, l2 * Fs @ Fs, l2 * Fs @ Fp]
     return {"direction": block.dot(Fs), "energies": np.array(energies)}
 
 
-@step("linear_proximal", sums=("residual", "energies"))
-def proximal(party: Party, residual: Array, l1: float, momentum: float) -> Values:
+def _block(party: Party, state: LinearState, residual: Array) -> Block:
+    """Return the block, if a residual of its rows came."""
+    block = Block(party, state)
+    if len(residual) != block.shape[0]:
+        raise PartyError(
+            f"residual must have a number for each of the {block.shape[0]} rows of "
+            f"the coreset, got {len(residual)}"
+        )
+    return block
+
+
+@step
+def proximal(
+    party: Party,
+    residual: Residual,
+    l1: Annotated[float, Ge(1e-100), Le(1e100)],
+    momentum: Annotated[float, Ge(0), Le(1)],
+) -> ProximalStep:
     """Take one accelerated proximal step in the metric of the party's own block.
 
     The step is exact in the block and majorises across blocks, so its speed depends on
     how much the columns of different parties overlap, not on the scale of the columns.
     """
-    state, block = party.state, Block(party)
-    F, R, x, v = state["F"], state["R"], state["x"], state["v"]
+    state = party.recall(LinearState)
+    block = _block(party, state, residual)
+    F, R, x, v = (_needed(a) for a in (state.F, state.R, state.x, state.v))
     target = R @ v + F.T @ block.dot_transposed(residual) / party.n_parties
-    penalty = Penalty(l1, state["l2"])
+    _check_finite(target @ target)
+    penalty = Penalty(l1, state.l2)
     new = proximal_block(R, target, party.n_parties, penalty)
     change = R @ (new - x)
     energies = [R @ (v - new) @ change, change @ change]
     v = new + momentum * (new - x)
-    party.state |= {"x": new, "v": v}
-    reply = _labels(party, block) - block.dot(v)
+    state.x, state.v = new, v
+    reply = _labels(party, state, block) - block.dot(v)
     return {"residual": reply, "energies": np.array(energies)}
 
 
-@step("linear_saga", sums=("residual",))
+@step
 def saga(
-    party: Party, batch: Array, change: Array, step_size: float, l1: float
-) -> Values:
+    party: Party,
+    batch: Annotated[Array, Whole("b"), MinLen(1)],
+    change: Annotated[Array, Reals("c")],
+    step_size: NotNegative,
+    l1: Strength,
+) -> BatchResidual:
     """Apply SAGA's step for the last batch, then predict the rows of the next.
 
     Columns are scaled by D, D_l^2 = |A_j e_l|^2 + l2. The gradient of row i is
     2 m r_i a_i; the server keeps the table of r_i and sends their changes.
     """
-    state, block = party.state, Block(party)
+    state = party.recall(LinearState)
+    block = Block(party, state)
     m, _ = block.shape
-    x, D = state["x"], state["D"]
+    batch = numbers_of(batch)
+    if batch.max() >= m:
+        raise PartyError(f"batch must hold numbers of the {m} rows of the coreset")
+    x, D, average = _needed(state.x), _needed(state.D), _needed(state.average)
     if len(change):
-        gradient = change @ (block.take(state["batch"]) / D)
-        mean = 2 * m / len(change) * gradient + state["average"]
-        x = x - step_size * (mean + 2 * state["l2"] / D**2 * x)
+        last = _needed(state.batch)
+        if len(change) != len(last):
+            raise PartyError(
+                f"change must have a number for each of the {len(last)} rows of the "
+                f"last batch, got {len(change)}"
+            )
+        gradient = change @ (block.take(last) / D)
+        mean = 2 * m / len(change) * gradient + average
+        x = x - step_size * (mean + 2 * state.l2 / D**2 * x)
         x = soft_threshold(x, step_size * l1 / D)
-        party.state["average"] = state["average"] + 2 * gradient
-    party.state |= {"x": x, "batch": batch}
-    residual = block.take(batch) @ (x / D) - _labels(party, block)[batch]
+        state.average = average + 2 * gradient
+    state.x, state.batch = x, batch
+    residual = block.take(batch) @ (x / D) - _labels(party, state, block)[batch]
     return {"residual": residual}
 
 
-@step("linear_coefficients", sums=("shift",))
-def coefficients(party: Party) -> Values:
+@step
+def coefficients(party: Party) -> Coefficients:
     """Send the party's block of the solution, in units of the label scale s.
 
     The intercept at the origin is the mean of y less the sum over parties of
     ``mean_j theta_j``.
     """
-    state = party.state
-    if "phi" in state:
-        theta = state["F"] @ state["phi"]
+    state = party.recall(LinearState)
+    if state.phi is not None:
+        theta = _needed(state.F) @ state.phi
     else:
-        theta = state["x"] / state.get("D", 1.0)
-    theta = theta * state.get("used", 1.0)
-    shift = state.get("y_mean", 0.0) / state.get("scale", 1.0)
-    shift -= state.get("mean", np.zeros(len(theta))) @ theta
+        x = _needed(state.x)
+        theta = x / _given(state.D, np.ones(len(x)))
+    theta = theta * _given(state.used, np.ones(len(theta)))
+    shift = state.y_mean / state.scale
+    shift -= _given(state.mean, np.zeros(len(theta))) @ theta
     return {"coefficients": theta, "shift": np.array([shift])}
 
 
-@step("linear_residuals", sums=("residual",))
+@step
 def residuals(
     party: Party,
-    coefficients: Array,
+    coefficients: Annotated[Array, Reals("n_columns")],
     intercept: float,
-    test_fraction: float,
+    test_fraction: Fraction,
     test: bool,
-    start: int,
-    stop: int,
-) -> Values:
+    start: Count,
+    stop: Count,
+) -> Residuals:
     """Send X_j theta_j, less y at the label holder, for rows `start` to `stop`.
 
     Rows are counted among the test rows or the training rows.

@@ -1,9 +1,9 @@
-"""A client's side of clusters that can forget (Algorithms 1 to 5 of the paper).
+"""A party's side of clusters that can forget (Algorithms 1 to 5 of the paper).
 
-What a client must remember from run to run is in its ``state-dir``
-(:mod:`vfl_flower.unlearning`): which rows it has trained on and which of them are its
-centroids, in the order drawn, as tags of their ids, and the sizes of their clusters. No
-value of a row is in it.
+What a party, a "client" of the paper, must remember from run to run is in its
+``state-dir`` (:mod:`vfl_flower.clients.mufc_state`): which rows it has trained on and
+which of them are its centroids, in the order drawn, as tags of their ids, and the sizes
+of their clusters. No value of a row is in it.
 
 All that is clustered is in the cube to which the box scales the rows.
 """
@@ -12,300 +12,341 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 import numpy as np
+from annotated_types import Ge, Le, Lt, MinLen
 
-from vfl_flower.clients.base import Party, PartyError, digest_ids, step
-from vfl_flower.model_parts import write_private
+from vfl_flower.clients.mufc_state import (
+    ClientState,
+    PartyFacts,
+    TrainingSettings,
+    list_models,
+)
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import (
-    Box,
     BoxedRows,
-    Quantizer,
-    complete,
     contributions,
     induced_labels,
-    initialise,
+    local_clusters,
     local_labels,
+    seed_centroids,
     surviving,
 )
+from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
+from vfl_flower.protocol.parts import write_private
+from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
+from vfl_flower.protocol.steps import step
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
-from vfl_flower.typing import Array, Values
-from vfl_flower.unlearning import ClientState, list_models
+from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
 REQUESTS = "forget.txt"
 """File of a party's ``state-dir`` with the ids to forget, one a line."""
 
+MOST_ROWS = 2**40
+"""Rows of all parties at most."""
+
+Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
+Rows = Annotated[int, Ge(0), Le(MOST_ROWS)]
+Kind = Literal["unlearn", "forget-client"]
+
+
+@dataclass
+class MUFCState:
+    """What a party keeps from its counts to the end of the run.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model.
+    settings : TrainingSettings
+        What training has agreed on.
+    n_rows : int
+        Rows of the party's data.
+    stay : Array of uint8
+        Which of them take part, a bit for each.
+    drawn : Array of int, shape (k',)
+        Row numbers of its centroids, in the order drawn.
+    leaves : bool
+        Whether the party leaves the model.
+    asked : list of str
+        Ids that it was asked to forget.
+    labels : Array of int or None
+        Global clusters of the rows that take part.
+    """
+
+    model: str
+    settings: TrainingSettings
+    n_rows: int
+    stay: Array
+    drawn: Array
+    leaves: bool = False
+    asked: list[str] = field(default_factory=list)
+    labels: Array | None = None
+
+
+class Counts(TypedDict):
+    """What :func:`train` and :func:`forget` say of the party's centroids.
+
+    With privacy "scma" it is `message`, with "none" `centroids` and `sizes`. `totals`
+    is the number of rows, and 1 where the file with their clusters is missing.
+    """
+
+    message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
+    totals: Annotated[Array, Reals("2"), IN_SUM]
+    centroids: NotRequired[Annotated[Array, Reals("k n_columns")]]
+    sizes: NotRequired[Annotated[Array, Whole("k", least=1, below=MOST_ROWS)]]
+
+
+class Trained(Counts):
+    """Reply of :func:`train`."""
+
+    kept: bool
+
+
+class Committed(TypedDict):
+    """Reply of :func:`commit`."""
+
+    cost: Annotated[Array, Reals("5 1"), IN_SUM]
+    sizes: Annotated[Array, Reals("k"), IN_SUM]
+
+
+class Status(TypedDict):
+    """Reply of :func:`status`."""
+
+    rows: Rows
+    removed: Rows
+    pending: Rows
+    requests: Rows
+
+
 # -- training (Algorithm 1) -----------------------------------------------------------
 
 
-@step("mufc_train", sums=("message", "totals"))
+@step
 def train(
     party: Party,
     model: str,
-    n_clients: int,
+    settings: TrainingSettings,
     key: bytes = b"",
     keep: bool = True,
-    abandoned: Sequence[str] = (),
-    **settings: Any,
-) -> Values:
+    abandoned: list[str] | None = None,
+) -> Trained:
     """Lines 1 to 4: draw centroids, and give their quantised counts.
 
     What the run began before, and gave up with a party that failed, is removed.
     """
-    keep = keep and party.state_dir is not None
-    if keep and not party.name:
+    code = _code(party, settings, key)
+    folder = party.state_dir if keep else None
+    if folder is not None and not party.name:
         raise PartyError(
             "to forget later it needs a name of its own, party-name: the place in a "
             "run may be another party's in the next"
         )
-    for number in abandoned:
+    for number in abandoned or []:
         _remove_unfinished(party, number)
-    settings = {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in settings.items()
-    }
-    settings |= _columns(party) | {"name": party.name}
-    box = Box.of(settings)
-    for block in RowBlocks(party.X):
-        _refusing(box.check, block, party.columns)
-    blocks = BoxedRows(party.X, box)
-    drawn, labels = initialise(
-        blocks, int(settings["local_clusters"]), party.rng("centroids")
-    )
-    sizes = np.bincount(labels, minlength=len(drawn))
-    if keep and party.state_dir is not None:
+    _check_box(party, settings)
+    with _refusing():
+        drawn, sizes = seed_centroids(
+            party.X, settings.box, settings.local_clusters, party.rng("centroids")
+        )
+    if folder is not None:
         ids = _ids(party)
-        _check_alone(party, model)
-        state = ClientState.create(party.state_dir, model, ids, settings)
+        _check_alone(party, folder, model)
+        facts = PartyFacts(party.name or "", *_columns(party))
+        state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
-    everything = np.ones(party.n_rows, dtype=bool)
-    reply = _sent(party, settings, everything, drawn, sizes, n_clients, key)
+    everything = np.packbits(np.ones(party.n_rows, dtype=bool))
+    kept = MUFCState(model, settings, party.n_rows, everything, drawn)
+    counts = _counts(party, kept, sizes, code)
     totals = np.array([sizes.sum(), 0.0])
-    return {**reply, "totals": totals, "kept": keep}
+    return {**counts, "totals": totals, "kept": folder is not None}
 
 
-def _sent(
-    party: Party,
-    settings: dict[str, Any],
-    kept: Array,
-    drawn: Array,
-    sizes: Array,
-    n_clients: int,
-    key: bytes,
-) -> dict[str, Any]:
+class _Sent(TypedDict, total=False):
+    message: Array
+    centroids: Array
+    sizes: Array
+
+
+def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
+    """Return how counts are hidden; None: they leave in the clear."""
+    if settings.privacy == "none":
+        return None
+    with _refusing():
+        return settings.code(party.n_parties, party.X.shape[1], key)
+
+
+def _counts(
+    party: Party, state: MUFCState, sizes: Array, code: SparseSum | None
+) -> _Sent:
     """Return the centroids and sizes as the settings say: hidden, or in the clear.
 
-    Remembers for the rest of the run which rows take part, and the drawn ones.
+    The party remembers for the rest of the run which rows take part, and the drawn
+    ones.
     """
-    full, box = settings["client_training"] == "full", Box.of(settings)
-    party.state |= {"rows": np.packbits(kept), "drawn": drawn, "full": full}
-    party.state |= {"lower": box.lower, "upper": box.upper}
-    centroids = BoxedRows(party.X, box).take(drawn)
-    _refusing(box.check, party.X[drawn], party.columns)
-    if full:
-        centroids, labels = _local(party)
+    settings = state.settings
+    _check_box(party, settings, state.drawn)
+    party.remember(state)
+    if settings.client_training == "full":
+        _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
-    if settings["privacy"] == "none":
-        party.share(drawn)
+    else:
+        centroids = BoxedRows(party.X, settings.box).take(state.drawn)
+    if code is None:
+        party.share(state.drawn)
         return {"centroids": centroids, "sizes": sizes}
-    quantizer = Quantizer(float(settings["gamma"]))
-    found = _refusing(quantizer.bins, centroids)
-    bins, which = np.unique(found, axis=0, return_inverse=True)
-    counts = np.zeros(len(bins), dtype=np.int64)
-    np.add.at(counts, which.ravel(), sizes)
-    code = SparseSum(
-        int(settings["local_clusters"]),
-        n_clients,
-        party.X.shape[1],
-        quantizer.n_bins,
-        key,
-        str(settings["field"]),
-    )
-    return {"message": code.encode(bins, counts)}
+    with _refusing():
+        return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
 
 
-def _local(party: Party) -> tuple[Array, Array]:
-    """Return the local centroids, and of each row that takes part the local cluster."""
-    own = party.state
-    blocks, numbers = _taking_part(party)
-    places = np.searchsorted(numbers, own["drawn"])
-    if own["full"]:
-        return complete(blocks, places)
-    if len(places) == 0:
-        return blocks.take(places), places
-    _, labels = initialise(blocks, len(places), party.rng("none"), places)
-    return blocks.take(places), labels
+def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
+    """Return the rows that take part, the centroids, and each row's centroid."""
+    rows = _taking_part(state)
+    blocks = BoxedRows(party.X, state.settings.box, rows)
+    places = np.searchsorted(rows, state.drawn)
+    full = state.settings.client_training == "full"
+    with _same_values():
+        return blocks, *local_clusters(blocks, places, full)
 
 
-def _taking_part(party: Party) -> tuple[RowBlocks, Array]:
-    """Return the rows that take part in the run, and their numbers."""
-    own = party.state
-    numbers = np.flatnonzero(np.unpackbits(own["rows"], count=party.n_rows))
-    return BoxedRows(party.X, Box.of(own), numbers), numbers
+def _taking_part(state: MUFCState) -> Array:
+    """Return the numbers of the rows that take part in the run."""
+    return np.flatnonzero(np.unpackbits(state.stay, count=state.n_rows))
 
 
-@step("mufc_commit", sums=("cost", "sizes"))
+@step
 def commit(
     party: Party,
-    model: str,
-    version: int,
+    version: Version,
     run: str,
-    centers: Array,
-    leaves: bool = False,
+    centers: Annotated[Array, Reals("k n_columns"), MinLen(1)],
     kept: bool = True,
-) -> Values:
+) -> Committed:
     """Line 9: rows take the global cluster of their centroid; forget what was before.
 
-    The induced objective and sizes go into sums over the clients. One that leaves keeps
+    The induced objective and sizes go into sums over the parties. One that leaves keeps
     its audit log and nothing else; where the model is not kept, none keeps anything.
     """
+    state = party.recall(MUFCState)
+    if party.n_rows != state.n_rows:
+        raise PartyError("the data of this party have changed during the run")
+    _check_box(party, state.settings, state.drawn)
+    with np.errstate(over="ignore"):
+        scaled = state.settings.box.scale(centers)
+    # Means of points of the cube, to within rounding.
+    if not (np.abs(scaled) <= 1).all():
+        raise PartyError("centers must be in the box")
+    blocks, centroids, labels = _local(party, state)
+    labels = induced_labels(centroids, labels, scaled)
+    with _refusing():
+        cost = split_limbs(np.array([contributions(blocks, scaled, labels).sum()]))
     if party.state_dir is not None:
-        state = ClientState(party.state_dir, model)
-        _drop_predictions(party, model)
+        kept_here = ClientState(party.state_dir, state.model)
+        _drop_predictions(party, state.model)
         if not kept:
-            _remove_unfinished(party, model)
-        elif not leaves:
-            state.settle(version, run)
-        elif state.exists:
-            state.wipe()
-        if leaves:
-            (party.state_dir / REQUESTS).unlink(missing_ok=True)
-        _finish_requests(party)
-    blocks, numbers = _taking_part(party)
-    if len(numbers) < party.n_rows:
+            kept_here.remove_unfinished()
+        elif not state.leaves:
+            kept_here.settle(version, run)
+        elif kept_here.exists:
+            kept_here.wipe()
+        if state.leaves:
+            _remove(party.state_dir / REQUESTS)
+        _finish_requests(party, state.asked)
+    rows = _taking_part(state)
+    if len(rows) < party.n_rows:
         log.warning(
             "%d rows of the data take no part: take those forgotten out of the file",
-            party.n_rows - len(numbers),
+            party.n_rows - len(rows),
         )
         _drop_cache(party)
-    scaled = Box.of(party.state).scale(centers)
-    labels = induced_labels(*_local(party), scaled)
-    cost = contributions(blocks, scaled, labels).sum()
-    party.state["labels"] = labels
-    if not leaves:
-        party.predictions, party.predicted, party.model = labels, numbers, model
-    return {
-        "cost": _refusing(split_limbs, np.array([cost])),
-        "sizes": np.bincount(labels, minlength=len(centers)).astype(np.float64),
-    }
+    state.labels = labels
+    if not state.leaves:
+        party.predictions = Predictions(labels, rows, state.model)
+    sizes = np.bincount(labels, minlength=len(centers))
+    return {"cost": cost, "sizes": sizes.astype(np.float64)}
 
 
 # -- unlearning (Algorithms 3 and 4) --------------------------------------------------
 
 
-@step("mufc_forget", sums=("message", "totals"))
+@step
 def forget(
     party: Party,
     model: str,
-    version: int,
+    version: Version,
     before: str,
     run: str,
-    n_clients: int,
     key: bytes = b"",
-    ids: Sequence[str] = (),
+    ids: list[str] | None = None,
     leaves: bool = False,
-    kind: str = "unlearn",
-    **settings: Any,
-) -> Values:
+    kind: Kind = "unlearn",
+    settings: TrainingSettings | None = None,
+) -> Counts:
     """Remove rows, redraw centroids if one of them is among these, and give counts.
 
-    What leaves the party has the same form and size whatever is removed. A client that
+    What leaves the party has the same form and size whatever is removed. A party that
     leaves gives no counts; its state may be gone, so it is told the settings. The
     others do nothing for themselves then: their own requests wait for ``unlearn``.
     """
     if leaves:
-        if party.state_dir is not None:
-            left = ClientState(party.state_dir, model)
-            if left.exists and not left.left:
-                _check_name(party, left)
-        none, nothing = np.zeros(party.n_rows, dtype=bool), np.zeros(0, dtype=np.int64)
-        reply = _sent(party, settings, none, nothing, nothing, n_clients, key)
-        return {**reply, "totals": np.zeros(2)}
+        return _leave(party, model, settings, key)
     state = _state(party, model, version, before)
     settings, now = state.settings, state.current()
+    code = _code(party, settings, key)
     if now is None:
         raise PartyError(f"training of model {model} was not finished here")
-    if party.X.shape[1] != settings["n_columns"]:
-        raise PartyError(
-            f"the data must have the {settings['n_columns']} columns of training, got "
-            f"{party.X.shape[1]}"
-        )
-    if _columns(party)["columns"] != settings["columns"]:
-        raise PartyError(
-            "the data must have the columns of training in their order: their names "
-            "differ"
-        )
-    own = _requests(party) if kind == "unlearn" else []
-    asked = list(dict.fromkeys([*ids, *own]))
-    requested = state.tag(asked)
-    known = state.known(requested)
-    if unknown := len(asked) - np.count_nonzero(known):
-        wrong = {value for value, there in zip(asked, known, strict=True) if not there}
-        lines = [i for i, v in enumerate(own, start=1) if v in wrong]
-        log.error("%d of %d ids are not of rows of training", unknown, len(asked))
-        if lines:
-            log.error("lines %s of %s name no rows of training", lines, REQUESTS)
-        raise PartyError(
-            "ids to forget must be of rows of training: some are not, its own log says "
-            "how many"
-        )
-    gone = set(requested) - state.removed()
-    party.state["asked"] = asked
+    _check_columns(party, state.facts)
+    requests = _requests(party) if kind == "unlearn" else []
+    asked = list(dict.fromkeys([*(ids or []), *requests]))
+    gone = _gone(state, asked, requests)
     if not gone:
-        _finish_requests(party)
+        _finish_requests(party, asked)
     tags = state.tag(_ids(party))
     trained = state.keep(tags)
     removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
-    kept = trained & ~removed
-    row = {tags[i]: i for i in np.flatnonzero(kept)}
+    stay = trained & ~removed
+    row = {tags[i]: i for i in np.flatnonzero(stay)}
     remaining = int(now.sizes.sum()) - len(gone)
-    if len(row) != remaining or np.count_nonzero(kept) != remaining:
+    if len(row) != remaining or np.count_nonzero(stay) != remaining:
         log.error(
             "%d rows of training were not forgotten: the data hold %d of them, in %d "
             "rows",
             remaining,
             len(row),
-            np.count_nonzero(kept),
+            np.count_nonzero(stay),
         )
         raise PartyError(
             "the data must hold the rows of training that were not forgotten, each "
             "once: its own log says how many they hold"
         )
-    prefix = surviving(np.arange(len(now.centroids)), _places(now.centroids, gone))
+    places = [i for i, tag in enumerate(now.centroids) if tag in gone]
+    prefix = surviving(np.arange(len(now.centroids)), np.array(places, dtype=np.int64))
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
     redrawn = len(prefix) < len(now.centroids)
-    box = Box.of(settings)
+    sizes = now.sizes
     if redrawn:
-        numbers = np.flatnonzero(kept)
-        drawn, labels = initialise(
-            BoxedRows(party.X, box, numbers),
-            int(settings["local_clusters"]),
-            party.rng(f"redraw {version}"),
-            np.searchsorted(numbers, drawn),
-        )
-        drawn, sizes = numbers[drawn], np.bincount(labels, minlength=len(drawn))
-    elif not gone:
-        sizes = now.sizes
+        k, rng = settings.local_clusters, party.rng(f"redraw {version}")
+        with _same_values():
+            drawn, sizes = seed_centroids(party.X, settings.box, k, rng, stay, drawn)
     elif np.count_nonzero(removed) == len(gone):
-        blocks = BoxedRows(party.X, box)
-        out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
-        sizes = now.sizes - np.bincount(out, minlength=len(drawn))
-    else:  # the rows are gone from the data already
-        numbers = np.flatnonzero(kept)
-        _, labels = initialise(
-            BoxedRows(party.X, box, numbers),
-            len(drawn),
-            party.rng("none"),
-            np.searchsorted(numbers, drawn),
-        )
-        sizes = np.bincount(labels, minlength=len(drawn))
+        if gone:
+            blocks = BoxedRows(party.X, settings.box)
+            out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
+            sizes = sizes - np.bincount(out, minlength=len(drawn))
+    else:  # the rows are gone from the data already: count those that stay
+        rng = party.rng("none")
+        with _same_values():
+            _, sizes = seed_centroids(
+                party.X, settings.box, len(drawn), rng, stay, drawn
+            )
     state.stage(
         version + 1,
         [tags[i] for i in drawn],
@@ -315,40 +356,81 @@ def forget(
         redrawn=redrawn,
         run=run,
     )
-    reply = _sent(party, settings, kept, drawn, sizes, n_clients, key)
-    if not np.all(kept):
+    kept = MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn)
+    kept.asked = asked
+    counts = _counts(party, kept, sizes, code)
+    if not np.all(stay):
         _drop_cache(party)
-    behind = _predictions(party, model) is None
-    totals = np.array([remaining, behind], dtype=np.float64)
-    return {**reply, "totals": totals}
+    behind = _predictions(party.state_dir, model) is None
+    return {**counts, "totals": np.array([remaining, behind], dtype=np.float64)}
 
 
-@step("mufc_status")
-def status(party: Party, model: str, version: int, before: str) -> Values:
+def _leave(
+    party: Party, model: str, settings: TrainingSettings | None, key: bytes
+) -> Counts:
+    """Give the counts of no rows."""
+    if settings is None:
+        raise PartyError("a party that leaves must be told the settings of training")
+    if party.state_dir is not None:
+        state = ClientState(party.state_dir, model)
+        if state.exists and not state.left:
+            _check_name(party, state.facts)
+    code = _code(party, settings, key)
+    none = np.packbits(np.zeros(party.n_rows, dtype=bool))
+    nothing = np.zeros(0, dtype=np.int64)
+    kept = MUFCState(model, settings, party.n_rows, none, nothing, leaves=True)
+    return {**_counts(party, kept, nothing, code), "totals": np.zeros(2)}
+
+
+def _gone(
+    state: ClientState, asked: Sequence[str], requests: Sequence[str]
+) -> set[bytes]:
+    """Return the tags of the ids that are asked for and were not removed before.
+
+    Raises
+    ------
+    PartyError
+        An id is not of a row of training.
+    """
+    tags = state.tag(asked)
+    known = state.known(tags)
+    if unknown := len(asked) - np.count_nonzero(known):
+        wrong = {value for value, there in zip(asked, known, strict=True) if not there}
+        lines = [i for i, v in enumerate(requests, start=1) if v in wrong]
+        log.error("%d of %d ids are not of rows of training", unknown, len(asked))
+        if lines:
+            log.error("lines %s of %s name no rows of training", lines, REQUESTS)
+        raise PartyError(
+            "ids to forget must be of rows of training: some are not, its own log says "
+            "how many"
+        )
+    return set(tags) - state.removed()
+
+
+@step
+def status(party: Party, model: str, version: Version, before: str) -> Status:
     """Return how much this party has forgotten."""
     state = _state(party, model, version, before)
-    now = state.current()
-    if state.removed():
+    now, removed = state.current(), state.removed()
+    if removed:
         _drop_cache(party)
     return {
         "rows": 0 if now is None else int(now.sizes.sum()),
-        "removed": len(state.removed()),
+        "removed": len(removed),
         "pending": len(_requests(party)),
         "requests": sum(bool(entry["tags"]) for entry in state.log()),
     }
 
 
-def _places(centroids: Sequence[bytes], gone: set[bytes]) -> Array:
-    found = [i for i, tag in enumerate(centroids) if tag in gone]
-    return np.array(found, dtype=np.int64)
+# -- what a party finds in its folder -------------------------------------------------
 
 
 def _state(party: Party, model: str, version: int, run: str) -> ClientState:
-    """Return the client's state, brought to the version that the server has."""
+    """Return the party's state, brought to the version that the server has."""
     if party.state_dir is None:
         raise PartyError("it has no state-dir, so it has nothing to forget from")
     state = ClientState(party.state_dir, model)
-    _check_name(party, state)
+    _check_name(party, state.facts)
     present = state.version
     state.settle(version, run)
     if state.version != present:
@@ -356,11 +438,40 @@ def _state(party: Party, model: str, version: int, run: str) -> ClientState:
     return state
 
 
-def _check_name(party: Party, state: ClientState) -> None:
-    if (name := state.settings["name"]) != party.name:
+def _check_name(party: Party, facts: PartyFacts) -> None:
+    if facts.name != party.name:
         raise PartyError(
-            f"its state-dir has the state of party {name!r}: each party keeps its own "
-            "folder and name"
+            f"its state-dir has the state of party {facts.name!r}: each party keeps "
+            "its own folder and name"
+        )
+
+
+def _check_columns(party: Party, facts: PartyFacts) -> None:
+    """Raise unless the columns are those of training."""
+    count, names = _columns(party)
+    if count != facts.n_columns:
+        raise PartyError(
+            f"the data must have the {facts.n_columns} columns of training, got {count}"
+        )
+    if names != facts.columns:
+        raise PartyError(
+            "the data must have the columns of training in their order: their names "
+            "differ"
+        )
+
+
+def _check_alone(party: Party, folder: Path, model: str) -> None:
+    """Raise where another party of the run has written to the same folder."""
+    state = ClientState(folder, model)
+    if state.exists and state.facts.name != party.name:
+        raise PartyError("state-dir must be a folder of this party alone")
+    with _refusing():
+        others = len(set(list_models(folder)) - {model})
+    if others:
+        log.warning(
+            "the state-dir has %d other models: a row is forgotten in each by a run of "
+            "its own, or by the removal of its files",
+            others,
         )
 
 
@@ -370,30 +481,38 @@ def _remove_unfinished(party: Party, model: str) -> None:
         ClientState(party.state_dir, model).remove_unfinished()
 
 
-def _predictions(party: Party, model: str) -> Path | None:
+def _predictions(folder: Path | None, model: str) -> Path | None:
     """Return the file with the clusters of the rows, if it is there."""
-    if party.state_dir is None:
-        return None
-    path = party.state_dir / f"predictions-{model}.csv"
-    return path if path.exists() else None
+    path = None if folder is None else folder / f"predictions-{model}.csv"
+    return path if path is not None and path.exists() else None
 
 
 def _drop_predictions(party: Party, model: str) -> None:
     """Remove them until those of the next version are written."""
-    if path := _predictions(party, model):
-        path.unlink()
+    if path := _predictions(party.state_dir, model):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("cannot remove %s: %s", path, error.strerror)
+        raise PartyError(
+            f"a file of its state-dir cannot be removed: {error.strerror}"
+        ) from None
 
 
 def _drop_cache(party: Party) -> None:
     """Remove the copy of a data file that still has rows that were forgotten."""
-    if party.drop_cache is not None:
-        party.drop_cache()
+    if party.source is not None:
+        party.source.drop_cache()
 
 
-def _columns(party: Party) -> dict[str, Any]:
+def _columns(party: Party) -> tuple[int, str]:
     """Return number and digest of the columns: a removal must find the same."""
     names = digest_ids(np.array(party.columns)) if party.columns else ""
-    return {"n_columns": party.X.shape[1], "columns": names}
+    return party.X.shape[1], names
 
 
 def _requests(party: Party) -> list[str]:
@@ -410,49 +529,60 @@ def _requests(party: Party) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _finish_requests(party: Party) -> None:
+def _finish_requests(party: Party, asked: Sequence[str]) -> None:
     """Take the ids that were asked for from the list, not what came meanwhile."""
-    done = set(party.state.get("asked", ()))
-    if not done:
+    done = set(asked)
+    if not done or party.state_dir is None:
         return
+    path = party.state_dir / REQUESTS
     more = [value for value in _requests(party) if value not in done]
-    if party.state_dir is not None and (path := party.state_dir / REQUESTS).exists():
-        if more:
-            write_private(path, "\n".join([*more, ""]).encode(), "the requests")
-        else:
-            path.unlink()
+    if more:
+        write_private(path, "\n".join([*more, ""]).encode(), "the requests")
+    else:
+        _remove(path)
 
 
 def _ids(party: Party) -> list[str]:
-    ids = party.ids if party.row_ids is None else party.row_ids()
+    ids = party.read_ids()
     if ids is None:
         raise PartyError("rows are forgotten by their ids: the data need an id-column")
+    if len(ids) != party.n_rows:
+        raise PartyError("the data of this party have changed while they were read")
     return [str(value) for value in ids]
 
 
-def _refusing(
-    function: Callable[[Array], Any], rows: Array, names: Sequence[str] | None = None
-) -> Any:
+# -- rules, as sentences --------------------------------------------------------------
+
+
+def _check_box(
+    party: Party, settings: TrainingSettings, rows: Array | None = None
+) -> None:
+    """Raise where rows, by default all, are outside the box; no value is told."""
+    blocks = RowBlocks(party.X) if rows is None else [party.X[rows]]
+    with _refusing(party.columns):
+        for block in blocks:
+            settings.box.check(block)
+
+
+@contextmanager
+def _refusing(names: Sequence[str] | None = None) -> Iterator[None]:
+    """Turn errors, which name a rule or a column and no value, into refusals."""
     try:
-        return function(rows)
-    except ValueError as error:  # it names a column by its number, and no value
+        yield
+    except ValueError as error:
         text = str(error)
-        found = re.match(r"column (\d+), counted from 0,", text)
-        if found and names:
-            text = f"column {names[int(found[1])]!r}{text[found.end() :]}"
+        column = re.match(r"column (\d+), counted from 0,", text)
+        if column and names:
+            text = f"column {names[int(column[1])]!r}{text[column.end() :]}"
         raise PartyError(text) from None
 
 
-def _check_alone(party: Party, model: str) -> None:
-    """Raise where another party of the run has written to the same folder."""
-    if party.state_dir is None:
-        return
-    state = ClientState(party.state_dir, model)
-    if state.exists and state.settings["name"] != party.name:
-        raise PartyError("state-dir must be a folder of this party alone")
-    if others := len(set(list_models(party.state_dir)) - {model}):
-        log.warning(
-            "the state-dir has %d other models: a row is forgotten in each by a run of "
-            "its own, or by the removal of its files",
-            others,
-        )
+@contextmanager
+def _same_values() -> Iterator[None]:
+    """Turn errors of rows that training has clustered into a refusal."""
+    try:
+        yield
+    except ValueError:
+        raise PartyError(
+            "rows that stay must have the values of training: they have others"
+        ) from None

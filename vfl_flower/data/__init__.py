@@ -26,8 +26,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vfl_flower.clients.base import Party, PartyError
-from vfl_flower.config import PartySource
 from vfl_flower.data.bundled import (
     BUNDLED,
     from_bundled,
@@ -44,6 +42,8 @@ from vfl_flower.data.files import (
     ids_of_file,
     who_of,
 )
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import Party, PartyError
 
 
 def load_party(
@@ -133,6 +133,27 @@ def drop_cache(source: PartySource) -> None:
         CacheEntry.of(path, (0, 0), source, False, None).drop()
 
 
+class StoredRows:
+    """Where the rows of a party are kept, for its steps.
+
+    Parameters
+    ----------
+    source : PartySource
+        Where the data are.
+    """
+
+    def __init__(self, source: PartySource) -> None:
+        self._source = source
+
+    def read_ids(self) -> list[str] | None:
+        """Return the ids of the rows; see :func:`read_ids`."""
+        return read_ids(self._source)
+
+    def drop_cache(self) -> None:
+        """Remove the cached copies of the file; see :func:`drop_cache`."""
+        drop_cache(self._source)
+
+
 def _is_synthetic(source: PartySource) -> bool:
     return source.data.partition(":")[0] == "synthetic"
 
@@ -168,6 +189,7 @@ def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 __all__ = [
     "BUNDLED",
     "FORMATS",
+    "StoredRows",
     "drop_cache",
     "load_party",
     "read_ids",

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.clients.base import Party, PartyError
-from vfl_flower.config import PartySource
 from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
 from vfl_flower.data.files import choose, who_of
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.typing import Array
 
 BUNDLED = {

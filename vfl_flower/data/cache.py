@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from vfl_flower.config import PartySource
+from vfl_flower.data.source import PartySource
+from vfl_flower.files import write_whole
 from vfl_flower.typing import Array
 
 CACHE_FORMAT = 2
@@ -40,8 +40,8 @@ class Converted:
 class CacheEntry:
     """The converted form of one party file under one set of options.
 
-    Three files: ``.X.npy``, ``.y.npy`` and, written last, ``.json``, each by a
-    temporary file and ``os.replace``: a reader sees a complete entry or none.
+    Three files: ``.X.npy``, ``.y.npy`` and, written last, ``.json``: a reader sees a
+    complete entry or none.
     """
 
     folder: Path
@@ -87,8 +87,9 @@ class CacheEntry:
 
     def drop(self) -> None:
         """Remove all entries of the same file, whatever its state or the options."""
-        for old in self.folder.glob(f"{self.file}-*"):
-            old.unlink(missing_ok=True)
+        for pattern in (f"{self.file}-*", f".{self.file}-*"):  # unfinished ones too
+            for old in self.folder.glob(pattern):
+                old.unlink(missing_ok=True)
 
     def _path(self, ending: str) -> Path:
         return self.folder / f"{self.file}-{self.key}{ending}"
@@ -137,15 +138,7 @@ class CacheEntry:
         self._write(".X.npy", lambda file: np.save(file, converted.X))
         if (y := converted.y) is not None:
             self._write(".y.npy", lambda file: np.save(file, y))
-        self._write(".json", lambda file: file.write(json.dumps(about).encode()))
+        self._write(".json", json.dumps(about).encode())
 
-    def _write(self, ending: str, write: Callable[[IO[bytes]], object]) -> None:
-        # mkstemp gives mode 0600.
-        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-            os.replace(temporary, self._path(ending))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+    def _write(self, ending: str, content: bytes | Callable[[IO[bytes]], None]) -> None:
+        write_whole(self._path(ending), content, private=True)

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.clients.base import PartyError
-from vfl_flower.config import PartySource
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")

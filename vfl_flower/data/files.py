@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.clients.base import Party, PartyError, digest_ids
-from vfl_flower.config import PartySource
 from vfl_flower.data.cache import CacheEntry, Converted
 from vfl_flower.data.encoding import (
     Encoding,
@@ -23,6 +21,8 @@ from vfl_flower.data.encoding import (
     row_ids,
     text_columns,
 )
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import Party, PartyError, digest_ids
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")

@@ -1,18 +1,17 @@
-r"""k-means of rows that several users hold, from one weighted sample of them all.
+r"""k-means of rows that several parties hold, from one weighted sample of them all.
 
-The symbols are those of Algorithm 1 of [1]. User m holds the rows P_m and finds its own
-centres B_m, of cost c_m = sum_{p in P_m} m_p with m_p = min_{b in B_m} |p - b|^2. The
-server splits t draws among the users in proportion to c_m. User m sends its draws S_m
-and B_m, weighted so that, for any centres C,
+The symbols are those of Algorithm 1 of [1]. Party m holds the rows P_m and finds
+centres B_m of its own. They cost c_m = sum_{p in P_m} m_p, where m_p is the smallest
+|p - b|^2 of b in B_m. The server splits t draws among the parties in proportion to c_m.
+Party m sends its draws S_m and B_m, weighted so that, for any centres C,
 
     E sum_q w_q min_{c in C} |q - c|^2 = sum_m sum_{p in P_m} min_{c in C} |p - c|^2.
 
 =================  ==================================================================
-`local_solution`   user m: B_m and c_m, of which c_m goes to the server
-`split_budget`     server: t_m of all c_m
-`sample`           user m: the rows of S_m and B_m, and their weights
+`local_solution`   party m: B_m and c_m, of which c_m goes to the server
+`split_budget`     server: all t_m from all c_m
+`sample`           party m: the rows of S_m and B_m, and their weights
 `combine`          server: k centres of the union of all samples
-`signed_cost`      the left side above, of one draw; a weight of B_m may be negative
 =================  ==================================================================
 
 Differs from [1] in: 1. Half of the draws are uniform: a row next to a centre, with
@@ -20,11 +19,11 @@ m_q / c_m tiny, has no huge weight when it is drawn (`sample`; ``uniform=0`` is 
 2. t_m is an integer (`split_budget`), and the weights are made with it: without uniform
 draws c_m / (t_m m_q), the paper's sum_l c_l / (t m_q) where t_m is exactly
 t c_m / sum_l c_l, and unbiased where it is rounded. 3. A row that is drawn r times is
-sent once with r times the weight. 4. A user whose share is no smaller than its number
+sent once with r times the weight. 4. A party whose share is no smaller than its number
 of rows sends them all with weight 1, which is fewer numbers and has no error.
 
-The server sees the costs and the rows sent. A user with at most k distinct rows has
-cost 0, and its centres are these rows.
+The server sees the costs and the rows sent. A party with at most k distinct rows has
+cost 0, and its centres are these rows. The weight of a centre in B_m may be negative.
 
 References
 ----------
@@ -46,18 +45,17 @@ __all__ = [
     "first_of_equals",
     "local_solution",
     "sample",
-    "signed_cost",
     "split_budget",
 ]
 
 ROUNDING = 1e-7
-"""Distance of points, relative to the longest, that rounding may have made."""
+"""Distance of points that rounding may cause, relative to the longest."""
 
 
 def local_solution(
     blocks: RowBlocks, k: int, rng: np.random.Generator
 ) -> ClusterSummary:
-    """Cluster a user's own rows (Algorithm 1 of [1], round 1).
+    """Cluster a party's own rows (Algorithm 1 of [1], round 1).
 
     Parameters
     ----------
@@ -91,21 +89,21 @@ def local_solution(
 
 
 def split_budget(costs: Array, budget: int) -> Array:
-    """Split the draws among the users in proportion to their costs (round 2 of [1]).
+    """Split the draws among the parties in proportion to their costs (round 2).
 
     Parameters
     ----------
     costs : Array, shape (M,)
         c_m, non-negative.
     budget : int
-        t, the number of draws: at least the number of users with a positive cost, or 0
-        for the local centres alone.
+        t, the number of draws: at least the number of parties with a positive cost, or
+        0 for the local centres alone.
 
     Returns
     -------
     Array of int64, shape (M,)
-        t_m, with sum t: one for each positive cost, since the spread of a user without
-        a draw is not seen at all, and the rest in proportion to c_m, by largest
+        t_m, with sum t: one for each positive cost, since a party without a draw would
+        not show its spread at all, and the rest in proportion to c_m, by largest
         remainders. 0 for a cost of 0; all are 0 if all costs are.
 
     Raises
@@ -125,8 +123,8 @@ def split_budget(costs: Array, budget: int) -> Array:
         return np.zeros_like(counts)
     if budget < counts.sum():
         raise ValueError(
-            f"budget must be 0, or at least {counts.sum()}, the number of users whose "
-            f"cost is positive, got {budget}"
+            f"budget must be 0, or at least {counts.sum()}, the number of parties with "
+            f"a positive cost, got {budget}"
         )
     shares = (budget - counts.sum()) * (costs / costs.sum())
     counts += np.floor(shares).astype(np.int64)
@@ -142,7 +140,7 @@ def sample(
     rng: np.random.Generator,
     uniform: float = 0.5,
 ) -> tuple[Array, Array]:
-    """Draw a user's part of the sample, and add its centres (round 2 of [1]).
+    """Draw a party's part of the sample, and add its centres (round 2 of [1]).
 
     Parameters
     ----------
@@ -175,9 +173,9 @@ def sample(
 
     Notes
     -----
-    With u = 0 a row near its centre is drawn seldom and then weighs much, and its
-    centre as much less; the cost hardly changes, but a clustering that cannot use
-    negative weights sees the one without the other. On mushrooms (8124 rows, k = 2,
+    With u = 0 a row near its centre is drawn rarely and then has a large weight, and
+    its centre as much less. The cost hardly changes, but a clustering that cannot use
+    negative weights sees only the large one. On mushrooms (8124 rows, k = 2,
     s = 4, M = 5, ten seeds) the negative weights are 40 % of n at t = 300 and 6 % at
     1000, against 6 % and 3 % with u = 0.5, and the cost of `combine` is 2.8 % and 0.9 %
     above that of k-means on all rows, against 0.4 % and 0.2 %. On digits it is equal.
@@ -218,33 +216,6 @@ def sample(
     )
 
 
-def signed_cost(points: Array, weights: Array, centers: Array) -> float:
-    """Return the cost of centres on a sample whose weights may be negative.
-
-    Parameters
-    ----------
-    points : Array, shape (a, d)
-        The samples of all users.
-    weights : Array, shape (a,)
-        Their weights.
-    centers : Array, shape (k, d)
-        C.
-
-    Returns
-    -------
-    float
-        sum_q w_q min_c |q - c|^2. Its mean over the draws is the cost of all rows; a
-        single one may be below 0.
-
-    Examples
-    --------
-    >>> points, weights = np.array([[0.0], [1.0]]), np.array([2.0, -0.5])
-    >>> signed_cost(points, weights, np.array([[3.0], [9.0]]))
-    16.0
-    """
-    return float(weights @ assign(points, centers)[1])
-
-
 def combine(
     points: Array,
     weights: Array,
@@ -252,12 +223,12 @@ def combine(
     rng: np.random.Generator,
     n_init: int = 10,
 ) -> Array:
-    """Cluster the samples of all users at the server (weighted k-means of [1]).
+    """Cluster the samples of all parties at the server (weighted k-means of [1]).
 
     Parameters
     ----------
     points : Array, shape (a, d)
-        The samples of all users.
+        The samples of all parties.
     weights : Array, shape (a,)
         Their weights, of either sign.
     k : int
@@ -282,10 +253,10 @@ def combine(
     -----
     The mean of w_b is 0 where every row of P_b can be drawn, so about half of the local
     centres have a negative weight, of the order |P_b| / sqrt(t_b) with t_b draws in the
-    cluster. `signed_cost` is well defined all the same, but it is no objective to
-    descend: where the signed weight of a cluster is not positive its mean is a maximum,
-    and its minimiser fits the noise of the draws. So centres are sought among the
-    points of positive weight alone; what this adds to the cost vanishes with the draws.
+    cluster. The cost with signed weights is well defined all the same, but it is no
+    objective to descend: where the signed weight of a cluster is not positive, its mean
+    is a maximum, and its minimiser fits the noise of the draws. So only the points of
+    positive weight are clustered; the cost that this adds vanishes as draws grow.
     On the kernel features of digits (1797 rows, k = 10, s = 20, M = 5, ten seeds, t =
     300 and 1000) the cost is then 3.9 % and 1.3 % above that of k-means on all rows;
     Lloyd's iteration with the signed weights, and the start of the least signed cost,
@@ -311,10 +282,11 @@ def first_of_equals(centers: Array) -> Array:
     Returns
     -------
     Array, shape (k, d)
-        Those no more than 1e-7 of the longest apart are one, the share of the rounding
-        of K in its eigenvectors' lengths. k-means that looks for more clusters than
-        there are distinct rows finds one row several times, so that rounding alone
-        would say which of equal rows is in which cluster; now the first has them all.
+        Centres no more than 1e-7 of the longest apart count as equal: rounding of K
+        shows to that share in the lengths of its eigenvectors. k-means that looks for
+        more clusters than there are distinct rows finds a row several times, and
+        rounding alone would decide which of equal rows is in which cluster. Now the
+        first of these centres gets them all.
 
     Examples
     --------

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal, get_args
 
 from vfl_flower.numerics.kernel_solvers import LOSSES, named
 from vfl_flower.typing import Array
@@ -26,13 +27,17 @@ from vfl_flower.typing import Array
 __all__ = [
     "LOSSES",
     "SCHEDULES",
+    "Schedule",
     "dsg_update",
     "step_sizes",
     "theorem4_iterations",
     "theorem4_step",
 ]
 
-SCHEDULES = ("constant", "diminishing")
+Schedule = Literal["constant", "diminishing"]
+"""How step sizes change; see `step_sizes`."""
+
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 
 
 def dsg_update(

@@ -1,16 +1,15 @@
-"""The embedding of federated kernel k-means for any row, from a user's part of it.
+"""The embedding of federated kernel k-means for any row, from one party's part of it.
 
-A part is a mapping: ``kernel``, ``gamma``, ``degree``, ``offset``, ``D`` and ``D_1``
-say which features, ``seed`` (a secret of the users) draws them, ``shift`` and ``scale``
-come before them where columns are standardized, ``P`` maps those of all iterations to
-the embedding, and ``centers`` are the clusters' in it.
+:class:`FeatureSetup` says which random features; :class:`Part` is what a party keeps of
+a model: the features of all iterations, the map from them to the embedding, and the
+centres of the clusters there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -21,12 +20,64 @@ from vfl_flower.numerics.maclaurin import MaclaurinFeatures
 from vfl_flower.numerics.random_features import RandomFeatures, features
 from vfl_flower.typing import Array
 
-KERNELS = ("gaussian", "laplacian", "polynomial")
+Kernel = Literal["gaussian", "laplacian", "polynomial"]
 """exp(-gamma |x - x'|_2^2), exp(-gamma |x - x'|_1), (gamma x^T x' + offset)^degree."""
+
+KERNELS: tuple[Kernel, ...] = ("gaussian", "laplacian", "polynomial")
+"""All of them."""
 
 BLOCK_BYTES = 2**25
 """Largest size of a block of features, and of scaled rows: the weights are drawn anew
 for each block."""
+
+
+class FeatureSetup(TypedDict):
+    """Which random features.
+
+    Attributes
+    ----------
+    kernel : str
+        One of `KERNELS`.
+    gamma : float
+        Of the kernel, above 0.
+    degree, offset : int, float
+        Of the polynomial kernel.
+    seed : str
+        Hexadecimal digits, a secret of the parties, from which features are drawn.
+    shift, scale : Array, shape (d,)
+        Where columns are standardized: a row x becomes (x - shift) * scale first.
+    """
+
+    kernel: Kernel
+    gamma: float
+    degree: int
+    offset: float
+    seed: str
+    shift: NotRequired[Array]
+    scale: NotRequired[Array]
+
+
+class Part(FeatureSetup):
+    """What a party keeps of a model.
+
+    Attributes
+    ----------
+    D, D_1 : int
+        Number of features of an iteration, and of the first one.
+    P : Array, shape (D_1 + .. + D_T, s)
+        Map from the features of all iterations to the embedding. Without the
+        communication mechanism of the paper there is none.
+    centers : Array, shape (k, s)
+        Of the clusters, in the space of the embedding.
+    labels : Array of int32, shape (n,)
+        Clusters of the party's rows of training.
+    """
+
+    D: int
+    D_1: int
+    P: NotRequired[Array]
+    centers: Array
+    labels: Array
 
 
 def bandwidth(kernel: str, gamma: float) -> float:
@@ -43,7 +94,7 @@ def bandwidth(kernel: str, gamma: float) -> float:
 
 
 def default_gamma(
-    kernel: str,
+    kernel: Kernel,
     N: int,
     sum_x: Array,
     sum_squares: Array,
@@ -76,22 +127,22 @@ def default_gamma(
         if not 0 < mean < math.inf:
             raise ValueError("gamma needs a column that is not 0, and finite sums")
         return 1 / mean
-    found = gamma(N, sum_x, sum_squares, shift)
+    gaussian = gamma(N, sum_x, sum_squares, shift)
     if kernel == "gaussian":
-        return found
+        return gaussian
     deviations = np.sqrt(variances(N, sum_x, sum_squares, shift))
     return 1 / float(2 / math.sqrt(math.pi) * deviations.sum())
 
 
 def feature_blocks(
-    setup: Mapping[str, Any], X: Array, start: int, stop: int
+    setup: FeatureSetup, X: Array, start: int, stop: int
 ) -> Iterator[Array]:
     """Yield the random features start .. stop - 1 of rows, by blocks.
 
     Parameters
     ----------
-    setup : mapping
-        A user's part of the model, as far as it says which features.
+    setup : FeatureSetup
+        Which features; a part of a model says so too.
     X : Array, shape (n, d)
         Rows.
     start, stop : int
@@ -101,6 +152,11 @@ def feature_blocks(
     ------
     Array of float64, shape (b, stop - start)
         a_j(x), with E[a_j(x) a_j(x')] = K(x, x').
+
+    Raises
+    ------
+    ValueError
+        A feature is not finite, or gamma gives no bandwidth in the range of float64.
     """
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
     d, g, scaled = X.shape[1], float(setup["gamma"]), "scale" in setup
@@ -121,13 +177,13 @@ def feature_blocks(
             yield features(turns, out=turns)
 
 
-def embed_rows(part: Mapping[str, Any], X: Array) -> Array:
+def embed_rows(part: Part, X: Array) -> Array:
     """Return h(x) = [a_1(x) .. a_T(x)] P of rows, of training or new ones.
 
     Parameters
     ----------
-    part : mapping
-        A user's part of the model.
+    part : Part
+        What one party keeps of the model.
     X : Array, shape (n, d)
         Rows, encoded as those of training.
 
@@ -141,17 +197,17 @@ def embed_rows(part: Mapping[str, Any], X: Array) -> Array:
     seen, t = 0, 1
     while seen < len(P):
         start, stop = feature_range(t, D, D_1)
-        own = P[seen : seen + stop - start]
+        of_iteration = P[seen : seen + stop - start]
         done = 0
         for A in feature_blocks(part, X, start, stop):
-            H[done : done + len(A)] += A @ own
+            H[done : done + len(A)] += A @ of_iteration
             done += len(A)
         seen, t = seen + stop - start, t + 1
     return H
 
 
-def label_rows(part: Mapping[str, Any], X: Array) -> Array:
-    """Return the clusters of rows by a user's part of the model alone, shape (n,)."""
+def label_rows(part: Part, X: Array) -> Array:
+    """Return the clusters of rows by one party's part of the model, shape (n,)."""
     H = embed_rows(part, X)
     blocks = [assign(rows, part["centers"])[0] for rows in RowBlocks(H)]
     return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.int64)

@@ -1,19 +1,20 @@
 r"""The numerics of federated kernel k-means: DSPGD with its communication mechanism.
 
-The symbols are those of [1]: N rows, D random features an iteration, a(x) with
-E[a(x)^T a(x')] / D = K(x, x'); iteration t = 1 .. T has the step eta_t = 1 / t and
+The symbols are those of [1], whose *users* are our parties: N rows in all, D random
+features an iteration, a(x) with E[a(x)^T a(x')] / D = K(x, x'); iteration t = 1 .. T
+has the step eta_t = 1 / t and
 
     W_t = [sqrt(eta_t / D) A_t, sqrt(1 - eta_t) B_t],    B_1 empty   (line 8),
     W_t^T W_t = V diag(lambda_i) V^T                                 (line 10),
     B_{t+1} = [sqrt(lambda_i - eta_t lambda) u_i],  u_i = W_t v_i / sqrt(lambda_i)
 
-over lambda_i > eta_t lambda (lines 12 and 13), so that Z_t = B_t B_t^T. All that is
-done to W_t is a product on the right with a small matrix, the same for all users:
-B_{t+1} = W_t R_t here, and the embedding is H = W_T R' (line 17).
+over lambda_i > eta_t lambda (lines 12 and 13), so that Z_t = B_t B_t^T. Each step only
+multiplies W_t on the right by a small matrix, the same at all parties: here B_{t+1} is
+W_t R_t, and the embedding is H = W_T R' (line 17).
 
-Differs from [1] in: 1. the first iteration has D_1 >= D features, since lambda is taken
-from it, and eta_t weighs features equally (`first_features`, `step_size`; D_1 = D is
-[1]). 2. lambda (`default_threshold`). 3. A map that embeds new rows (`compose`).
+Differs from [1] in: 1. the first iteration has D_1 >= D features, since it sets lambda,
+and eta_t weighs all features equally (`first_features`, `step_size`; D_1 = D is [1]).
+2. lambda (`default_threshold`). 3. a map that embeds new rows (`compose`).
 
 References
 ----------
@@ -26,8 +27,8 @@ spiked covariance", The Annals of Statistics 45(3), 2017 (the S-POET estimator).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from vfl_flower.numerics.random_features import CHUNK
 from vfl_flower.typing import Array
 
 __all__ = [
-    "Iterate",
+    "Rule",
     "Subspace",
     "above_rounding",
     "compose",
@@ -48,9 +49,6 @@ __all__ = [
     "gamma",
     "moments",
     "movement",
-    "pooled_fkkm",
-    "principal_angle",
-    "recovery_error",
     "shrink",
     "stack",
     "step_size",
@@ -58,7 +56,10 @@ __all__ = [
 ]
 
 CONSTANT = 1e-12
-"""Share of a column's mean square under which its variance is rounding."""
+"""A variance below this share of the column's mean square is nothing but rounding."""
+
+Rule = float | Literal["auto", "paper"]
+"""lambda itself, or how the first iteration sets it."""
 
 
 def first_features(D: int, s: int) -> int:
@@ -125,7 +126,7 @@ def step_size(t: int, D: int, D_1: int) -> float:
 
 
 def stack(A: Array, B: Array, eta: float) -> Array:
-    """Return a user's rows of W_t (line 8 of Algorithm 1).
+    """Return a party's rows of W_t (line 8 of Algorithm 1).
 
     Parameters
     ----------
@@ -258,8 +259,8 @@ def compose(P: Array, R: Array, eta: float) -> Array:
     Returns
     -------
     Array of float64, shape (D_1 + .. + D_t, m)
-        P'. At `embed`'s R' it embeds any row x, one of training or a new one, by its
-        features alone: h(x) = [a_1(x) .. a_T(x)] P', for rows of training that of H.
+        P'. With `embed`'s R' it embeds any row x by its features alone: h(x) =
+        [a_1(x) .. a_T(x)] P'. For a row of training that is its row of H.
     """
     D = len(R) - P.shape[1]
     return np.vstack([math.sqrt(1 - eta) * P @ R[D:], math.sqrt(eta / D) * R[:D]])
@@ -294,10 +295,11 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
     give the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B diag(lambda_i)^
     (1/2), where V_B are the rows of V that belong to B_t.
 
-    A step moves the subspace by eta_t of what one iteration's features are off, while
-    sqrt(eta_t) of it is left in their mean: the result over sqrt(eta_t), not the result
-    alone, says how far the subspace may be from that of K. Measured on digits and
-    mushrooms (D = 50, t = 10 .. 50) it is 1.6 to 2.4 times the sine of that angle.
+    A step moves the subspace by eta_t times the error of one iteration's features,
+    while the error of their mean is still sqrt(eta_t) times that. So the result over
+    sqrt(eta_t), not the result alone, tells how far the subspace may be from that of K:
+    on digits and mushrooms (D = 50, t = 10 .. 50) it was 1.6 to 2.4 times the sine of
+    that angle.
     """
     r = len(scale)
     s = min(s, r, len(values))
@@ -337,11 +339,11 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     Notes
     -----
     D random features overstate an eigenvalue with many small ones behind it by about
-    their sum over D, as a sample covariance of D samples does; [2] takes it off. Only
-    what is above lambda is learned, so that it has to be below the s-th eigenvalue: one
-    that is too low costs messages (a larger rank r_t), one that is too high costs
-    components. No round trip is added: the eigenvalues are those of iteration 1. Over
-    40 draws of D = 4 (s + 5) features on digits and mushrooms (s = 2 .. 20) its mean is
+    their sum over D, as a sample covariance of D samples does; [2] subtracts it. Only
+    eigenvalues above lambda are learned, so lambda must be below the s-th eigenvalue:
+    if it is too low, messages grow (a larger rank r_t); if it is too high, components
+    are lost. No round trip is added: the eigenvalues are those of iteration 1. Over 40
+    draws of D = 4 (s + 5) features on digits and mushrooms (s = 2 .. 20) its mean is
     0.81 to 0.98 of the eigenvalue of K, that of the plain lambda_{s+1} 1.08 to 1.35,
     both with deviations of 5 to 22 %.
 
@@ -360,15 +362,15 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
 
 
 def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
-    """Return a user's part of what gives gamma; the parts add up.
+    """Return a party's part of the sums that give gamma.
 
     Parameters
     ----------
     X : Array, shape (n, d)
-        The user's rows.
+        The party's rows.
     shift : Array of float64, shape (d,), or float
-        Taken from each row first, the same at all users: a rough mean, where columns
-        are far from 0 for their spread.
+        Subtracted from each row first, the same at all parties: a rough mean, where
+        columns are far from 0 for their spread.
 
     Returns
     -------
@@ -380,7 +382,7 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
         Sums of their squares.
     """
     sum_x, sum_squares = np.zeros((2, X.shape[1]))
-    with np.errstate(over="ignore"):  # infinity is refused where it is used
+    with np.errstate(over="ignore", invalid="ignore"):  # refused where it is used
         for block in RowBlocks(X):
             rows = block - shift
             sum_x += rows.sum(axis=0)
@@ -391,14 +393,14 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
 def variances(
     N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> Array:
-    """Return the columns' variances, 0 where only rounding is left of one.
+    """Return the columns' variances, 0 where only rounding would be left.
 
     Parameters
     ----------
     N : int
-        Number of rows of all users.
+        Number of rows of all parties.
     sum_x : Array of float64, shape (d,)
-        Sums of the columns over all users (see `moments`).
+        Sums of the columns over all parties (see `moments`).
     sum_squares : Array of float64, shape (d,) or (1,)
         Sums of their squares, by column or over all.
     shift : Array of float64, shape (d,), or float
@@ -407,16 +409,17 @@ def variances(
     Returns
     -------
     Array of float64, shape (d,) or (1,)
-        By column, or their sum. Not above 1e-12 of the mean square is nothing left of
-        one in float64, nor is of one whose deviation is not above the rounding of
-        `shift`: 0.
+        By column, or their sum. 0 for a variance of at most 1e-12 of the mean square,
+        of which float64 has no digit left, and for a deviation that is not above the
+        rounding of `shift`.
     """
     square, mean = sum_squares / N, np.square(sum_x / N)
     rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))
     if len(square) != len(mean):
         mean, rounding = mean.sum(), rounding.sum()
-    found = square - mean
-    return np.where(found > np.maximum(CONSTANT * square, rounding), found, 0.0)
+    variance = square - mean
+    kept = variance > np.maximum(CONSTANT * square, rounding)
+    return np.where(kept, variance, 0.0)
 
 
 def gamma(
@@ -443,7 +446,7 @@ def gamma(
     Notes
     -----
     sum_ij |x_i - x_j|^2 = 2 N^2 sum of the columns' variances. Shift columns that are
-    far from 0 for their spread first (see `moments`): nothing is left of it else.
+    far from 0 for their spread first (see `moments`), or rounding hides the spread.
     """
     if N < 1 or not (np.isfinite(sum_x).all() and np.isfinite(sum_squares).all()):
         raise ValueError("gamma needs at least one row and finite sums of the columns")
@@ -456,56 +459,16 @@ def gamma(
     return 1 / (4 * total)
 
 
-def recovery_error(H: Array, values: Array, vectors: Array) -> float:
-    """Return |H H^T - K_s|_F^2 / N^2, the error of Figure 1 of [1].
-
-    Parameters
-    ----------
-    H : Array of float64, shape (N, r)
-        A factor of the estimate.
-    values : Array of float64, shape (s,)
-        The largest eigenvalues of K.
-    vectors : Array of float64, shape (N, s)
-        Their eigenvectors, so that K_s = vectors diag(values) vectors^T.
-
-    Returns
-    -------
-    float
-        The error, without a matrix of N^2 numbers.
-    """
-    signs = np.r_[np.ones(H.shape[1]), -np.ones(len(values))]
-    _, R = np.linalg.qr(np.hstack([H, vectors * np.sqrt(values)]))
-    return float(np.linalg.norm((R * signs) @ R.T) ** 2 / len(H) ** 2)
-
-
-def principal_angle(U: Array, V: Array) -> float:
-    """Return the largest principal angle between the columns' spans.
-
-    Parameters
-    ----------
-    U, V : Array of float64, shape (N, s) and (N, s')
-        Matrices of full column rank.
-
-    Returns
-    -------
-    float
-        In radians, from 0 to pi / 2; accurate for small ones too.
-    """
-    from scipy.linalg import subspace_angles
-
-    return float(subspace_angles(U, V)[0])
-
-
 @dataclass
 class Subspace:
-    """What the server knows of DSPGD: eigenpairs of W_t^T W_t, and not W_t itself.
+    """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
 
     Attributes
     ----------
     D, D_1, s, k : int
         Features of an iteration and of the first one, components, clusters.
-    rule : float or str
-        Of the threshold.
+    rule : float, "auto" or "paper"
+        lambda, or how the first iteration sets it.
     t : int
         Iterations done.
     threshold : float
@@ -517,15 +480,15 @@ class Subspace:
     moved : float
         Sine of the angle that the subspace turned by, over sqrt(eta_t).
     dimension : int
-        Most eigenvalues above rounding of an iteration so far; those beyond s + 1 are
-        not always asked for.
+        The most eigenvalues above rounding that an iteration has had; those beyond
+        s + 1 are not always asked for.
     """
 
     D: int
     D_1: int
     s: int
     k: int
-    rule: float | str
+    rule: Rule
     t: int = 0
     threshold: float = 0.0
     values: Array = field(default_factory=lambda: np.zeros(0))
@@ -561,7 +524,7 @@ class Subspace:
 
     @property
     def wanted(self) -> tuple[float, int]:
-        """What the next eigenpairs must be above, and how many are wanted anyway."""
+        """Threshold of the next eigenpairs, and how many are wanted in any case."""
         if self.t == 0 and self.rule == "auto":
             return math.inf, self.s + 1
         if self.t == 0 and self.rule == "paper":
@@ -572,7 +535,7 @@ class Subspace:
     def still(self, tol: float) -> bool:
         """Return whether the subspace turned by less than `tol`.
 
-        Never where at most s eigenvalues have been above rounding: the rows of A_1 then
+        False while at most s eigenvalues have been above rounding: the rows of A_1 then
         span the whole subspace, which stands still from the first iteration on, however
         wrong the eigenvectors within it are.
         """
@@ -615,77 +578,3 @@ class Subspace:
     def embedding(self) -> Array:
         """R' with H = W_t R' (line 17)."""
         return embed(self.values, self.vectors, self.eta, self.threshold, self.s)
-
-
-@dataclass(frozen=True)
-class Iterate:
-    """Iteration t of `pooled_fkkm`.
-
-    Attributes
-    ----------
-    eta : float
-        eta_t.
-    threshold : float
-        lambda.
-    s : int
-        Number of components.
-    W : Array of float64, shape (N, D + r)
-        W_t.
-    values : Array of float64, shape (j,)
-        lambda_i of W_t^T W_t, all that are above eta_t lambda and s at least.
-    vectors : Array of float64, shape (D + r, j)
-        v_i.
-    """
-
-    eta: float
-    threshold: float
-    s: int
-    W: Array
-    values: Array
-    vectors: Array
-
-    @property
-    def H(self) -> Array:
-        """The embedding if this is the last iteration, shape (N, s) (line 17)."""
-        R = embed(self.values, self.vectors, self.eta, self.threshold, self.s)
-        return np.asarray(self.W @ R)
-
-
-def pooled_fkkm(
-    draw: Callable[[int], Array], T: int, s: int, threshold: float | None = None
-) -> Iterator[Iterate]:
-    """Run DSPGD (lines 4 to 18 of Algorithm 1) on the rows of all users at once.
-
-    Parameters
-    ----------
-    draw : callable
-        t to A_t of shape (N, D_t), without the factor 1 / sqrt(D_t).
-    T : int
-        Number of iterations.
-    s : int
-        Number of components.
-    threshold : float, optional
-        lambda. Default: `default_threshold` of the first iteration, whose s + 1 largest
-        eigenvalues alone go on, so that Lanczos need not look for more.
-
-    Yields
-    ------
-    Iterate
-        One for each t = 1 .. T. What federated runs are compared with.
-    """
-    seen = 0
-    for t in range(1, T + 1):
-        A = draw(t)
-        if t == 1:
-            B = np.empty((len(A), 0))
-        seen += A.shape[1]
-        eta = A.shape[1] / seen
-        W = stack(A, B, eta)
-        G = W.T @ W
-        if threshold is None:
-            values, vectors = eigenpairs(G, math.inf, s + 1)
-            threshold = default_threshold(values, G.trace(), len(G), s)
-        else:
-            values, vectors = eigenpairs(G, eta * threshold, s)
-        yield Iterate(eta, threshold, s, W, values, vectors)
-        B = W @ shrink(values, vectors, eta * threshold)

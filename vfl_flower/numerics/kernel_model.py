@@ -1,39 +1,85 @@
-"""A kernel model in parts: each party's features, and what the label holders hold.
-
-A part is a mapping from names to settings and arrays:
-
-==================  ====================================================================
-``kernel``, ..      ``kernel``, ``bandwidth``, ``n_features``, ``n_columns``: the model
-``n_parties``       how many parties trained it
-``seed``            of the party's own features, hexadecimal; its secret
-``holders``         the parties with coefficients, in party order
-``block``           feature j belongs to holder number ``(j // block) % len(holders)``
-``shared_seed``     only with shared features: the seed that all parties know, with
-                    ``first_column`` and ``all_columns``, where the party's columns are,
-                    and ``kept``, whose phase stays, for each holder
-``coef``            only at a holder, shape (M_l, C): of its own features, unit of y
-``intercept``       only at a holder, shape (C,), in the unit of y
-``target``          only at a holder: ``binary``, ``multiclass``, ``continuous``
-``classes``         only at a holder: the label of each class
-``scale``           only at one of several holders: size of its labels, a power of two
-==================  ====================================================================
-"""
+"""A kernel model in parts: each party's features, and what the label holders hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.numerics.random_features import Kernel, RandomFeatures, features
 from vfl_flower.typing import Array
+
+Target = Literal["binary", "multiclass", "continuous"]
+"""What labels are: two values, several, or real numbers."""
 
 BLOCK_NUMBERS = 2**19
 """Numbers of a block of features: 4 MB."""
 
 
-def own_features(part: Mapping[str, Any]) -> RandomFeatures:
+class Part(TypedDict):
+    """What one party keeps of a kernel model: settings and arrays by name.
+
+    Attributes
+    ----------
+    kernel, bandwidth, n_features : str, float, int
+        The model's; the bandwidth in the unit of the columns.
+    n_columns : int
+        Number of the party's columns.
+    n_parties : int
+        How many parties trained the model.
+    index : int
+        Place of the party among them, from 0.
+    columns : list of str
+        Names of the party's columns; none where they have none.
+    seed : str
+        Seed of the party's own features, hexadecimal; its secret.
+    holders : list of int
+        The label holders, which have the coefficients, in party order.
+    block : int
+        Feature j belongs to label holder number ``(j // block) % len(holders)``.
+    shared_seed : str
+        Only with shared features: the seed that all parties know, hexadecimal.
+    first_column, all_columns : int
+        Only with shared features: where the party's columns begin, and how many all
+        parties have.
+    kept : list of int
+        Only with shared features: for each label holder the party whose phase stays.
+    scale : float
+        Only at a label holder of the doubly stochastic solver: size of its labels, a
+        power of two.
+    coef : Array, shape (M_l, C)
+        Only at a label holder: coefficients of its own features, in the unit of y.
+    intercept : Array, shape (C,)
+        Only at a label holder: in the unit of y.
+    target : str
+        Only at a label holder: what its labels are.
+    classes : Array
+        Only at a label holder: the label of each class.
+    """
+
+    kernel: Kernel
+    bandwidth: float
+    n_features: int
+    n_columns: int
+    n_parties: int
+    index: int
+    columns: list[str]
+    seed: str
+    holders: list[int]
+    block: int
+    shared_seed: NotRequired[str]
+    first_column: NotRequired[int]
+    all_columns: NotRequired[int]
+    kept: NotRequired[list[int]]
+    scale: NotRequired[float]
+    coef: NotRequired[Array]
+    intercept: NotRequired[Array]
+    target: NotRequired[Target]
+    classes: NotRequired[Array]
+
+
+def own_features(part: Part) -> RandomFeatures:
     """Return the random features that the party alone can compute."""
     return RandomFeatures(
         part["kernel"],
@@ -45,7 +91,7 @@ def own_features(part: Mapping[str, Any]) -> RandomFeatures:
 
 
 def partial_angles(
-    part: Mapping[str, Any],
+    part: Part,
     X: Array,
     stop: int,
     bits: int,
@@ -55,7 +101,7 @@ def partial_angles(
 
     Parameters
     ----------
-    part : mapping
+    part : Part
         The party's part of the model.
     X : Array, shape (n, d_l)
         Its columns.
@@ -72,9 +118,9 @@ def partial_angles(
     Array, shape (m, stop)
         Fractions of a turn, or turns.
     """
-    own = own_features(part)
+    private = own_features(part)
     if "shared_seed" not in part:
-        return own.angles(X, 0, stop, bits, rows)
+        return private.angles(X, 0, stop, bits, rows)
     every = RandomFeatures(
         part["kernel"],
         part["all_columns"],
@@ -86,23 +132,21 @@ def partial_angles(
     first = part["first_column"]
     X = X if rows is None else X[rows]
     turns = X @ (omega[:, first : first + part["n_columns"]].T / (2 * np.pi))
-    return np.asarray(turns + own.weights(0, stop)[1])
+    return np.asarray(turns + private.weights(0, stop)[1])
 
 
-def owned(part: Mapping[str, Any], stop: int, holder: int) -> Array:
+def owned(part: Part, stop: int, holder: int) -> Array:
     """Return which of the features 0 .. stop - 1 belong to a holder, shape (stop,)."""
     turn = np.arange(stop) // part["block"] % len(part["holders"])
     return np.asarray(np.asarray(part["holders"])[turn] == holder)
 
 
-def decision_function(
-    parts: Sequence[Mapping[str, Any]], blocks: Sequence[Array]
-) -> Array:
+def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
     """Return f(x), eq. 7, where all parts of a model are in one place.
 
     Parameters
     ----------
-    parts : sequence of mapping
+    parts : sequence of Part
         One a party, in party order.
     blocks : sequence of Array, shape (n, d_l)
         The columns of each party.
@@ -125,12 +169,12 @@ def decision_function(
         total: float | Array = 0.0
         for place, holder in enumerate(parts[0]["holders"]):
             mine = owned(parts[0], M, holder)
-            own = turns[:, mine]
+            angles = turns[:, mine]
             if shared:
                 others = [p for k, p in enumerate(parts) if k != p["kept"][place]]
                 for part in others:
-                    own = own - own_features(part).weights(0, M)[1][mine]
-            total = total + linear_scores(own % 1.0, parts[holder]["coef"])
+                    angles = angles - own_features(part).weights(0, M)[1][mine]
+            total = total + linear_scores(angles % 1.0, parts[holder]["coef"])
             total = total + parts[holder]["intercept"]
         scores.append(total)
     return np.concatenate(scores)
@@ -152,14 +196,14 @@ def linear_scores(angles: Array, coef: Array) -> Array:
         In the unit of y.
     """
     size = max(1, BLOCK_NUMBERS // max(1, angles.shape[1]))
-    found = np.empty((len(angles), coef.shape[1]))
+    scores = np.empty((len(angles), coef.shape[1]))
     for start in range(0, len(angles), size):
         rows = slice(start, start + size)
-        found[rows] = features(angles[rows]) @ coef
-    return found
+        scores[rows] = features(angles[rows]) @ coef
+    return scores
 
 
-def answers(scores: Array, target: str, classes: Array) -> Array:
+def answers(scores: Array, target: Target, classes: Array) -> Array:
     """Return labels of the classes with the largest scores, or the values.
 
     Parameters

@@ -32,13 +32,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from vfl_flower.numerics.random_features import features
 from vfl_flower.typing import Array
 
-__all__ = ["LOSSES", "Fit", "Loss", "fit", "named", "predict"]
+__all__ = ["LOSSES", "Fit", "Loss", "LossName", "fit", "named", "predict"]
+
+LossName = Literal["logistic", "smooth_hinge", "square"]
+"""Names of the losses in `LOSSES`."""
 
 BLOCK_BYTES = 2**22
 """A block of features: small enough for a processor's cache."""
@@ -594,7 +598,7 @@ def _minimise(
 
     while not close() and calls < max_iter:
         origin, (unit, _, _, B) = X, now
-        found = minimize(
+        result = minimize(
             scaled,
             np.zeros(X.size),
             jac=True,
@@ -602,9 +606,9 @@ def _minimise(
             callback=stop,
             options={"ftol": 0, "gtol": 0, "maxiter": max_iter, "maxfun": max_iter},
         )
-        best = origin + found.x.reshape(X.shape) / np.sqrt(B / unit)
+        best = origin + result.x.reshape(X.shape) / np.sqrt(B / unit)
         if (best != X).any():  # a line search failed, and X is where it last looked
             X, now = best, evaluate(best)
-        if not found.nit:  # rounding hides every descent
+        if not result.nit:  # rounding hides every descent
             break
     return X, now[2], close()

@@ -1,9 +1,10 @@
 """Clusters that can forget: local seeding, redraw, quantisation, global clusters.
 
-The symbols are those of [1]: client l holds n^(l) rows and its centroids C^(l); gamma
-is the quantisation step, B the number of bins of a column, q the number of rows in each
-bin, X_s the server's points, C_s its K centres, X_R the rows to remove and X' the
-others. All of them are in the cube [-1/2, 1/2]^d, to which `Box` scales the data.
+The symbols are those of [1]: party l, a "client" there, holds n^(l) rows and its
+centroids C^(l); gamma is the quantisation step, B the number of bins of a column, q the
+number of rows in each bin, X_s the server's points, C_s its K centres, X_R the rows to
+remove and X' the others. All of them are in the cube [-1/2, 1/2]^d, to which `Box`
+scales the data.
 
 References
 ----------
@@ -13,9 +14,7 @@ federated clusters", ICLR 2023.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -50,7 +49,7 @@ def initialise(
     blocks : RowBlocks, shape (n, d)
         The rows; to unlearn, the remaining ones X'. May have none.
     k : int
-        K' of a client: the largest number of centroids.
+        K' of a party: the largest number of centroids.
     rng : numpy.random.Generator
         Source of the draws.
     prefix : Array of int, shape (i,), optional
@@ -128,7 +127,7 @@ def surviving(centroids: Array, removed: Array) -> Array:
     """Return the centroids drawn before the first removed one.
 
     Lines 2-10 of Algorithm 3. Where all survive, C' = C and nothing is redrawn: a
-    client only subtracts the removed rows, by `local_labels`, from its cluster sizes.
+    party only subtracts the removed rows, by `local_labels`, from its cluster sizes.
 
     Parameters
     ----------
@@ -174,13 +173,92 @@ def local_labels(rows: Array, centroids: Array) -> Array:
     return np.asarray(_squared_distances(rows[:, None], centroids).argmin(axis=1))
 
 
+def seed_centroids(
+    X: Array,
+    box: Box,
+    k: int,
+    rng: np.random.Generator,
+    stay: Array | None = None,
+    prefix: Array | None = None,
+) -> tuple[Array, Array]:
+    """Draw a party's centroids among the rows that stay, as `initialise` does.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        All rows of the party, in the unit of the data.
+    box : Box
+        Their box.
+    k : int
+        K'.
+    rng : numpy.random.Generator
+        Source of the draws.
+    stay : Array of bool, shape (n,), optional
+        Which rows were not removed. Default: all.
+    prefix : Array of int, shape (i,), optional
+        Row numbers of the centroids to keep, as of `initialise`; each of a row that
+        stays.
+
+    Returns
+    -------
+    rows : Array of int64, shape (k',)
+        Row numbers of the centroids in the order drawn.
+    sizes : Array of int64, shape (k',)
+        Rows nearest to each.
+
+    Raises
+    ------
+    ValueError
+        As from `initialise`.
+    """
+    numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
+    places = None if prefix is None else np.searchsorted(numbers, prefix)
+    drawn, labels = initialise(
+        BoxedRows(X, box, None if stay is None else numbers), k, rng, places
+    )
+    return numbers[drawn], np.bincount(labels, minlength=len(drawn))
+
+
+def local_clusters(blocks: RowBlocks, rows: Array, full: bool) -> tuple[Array, Array]:
+    """Return a party's centroids, and for each row the nearest one.
+
+    Parameters
+    ----------
+    blocks : RowBlocks, shape (n, d)
+        The rows that stay.
+    rows : Array of int, shape (k',)
+        Numbers in `blocks` of the drawn centroids, in the order drawn.
+    full : bool
+        Whether Lloyd's iteration follows; see `complete`.
+
+    Returns
+    -------
+    centroids : Array, shape (k'', d)
+        C^(l), not quantised.
+    labels : Array of int64, shape (n,)
+        Nearest centroid of each row; each has a row.
+
+    Raises
+    ------
+    ValueError
+        As from `initialise`.
+    """
+    if full:
+        return complete(blocks, rows)
+    if len(rows) == 0:
+        return blocks.take(rows), np.empty(0, np.int64)
+    nothing_is_drawn = np.random.default_rng(0)
+    _, labels = initialise(blocks, len(rows), nothing_is_drawn, rows)
+    return blocks.take(rows), labels
+
+
 def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     """Run Lloyd's iteration from the drawn centroids (Appendix M.3).
 
     The result is a function of the drawn rows and the data, so unlearning stays exact:
     after `initialise` with the surviving prefix, run this again on the remaining rows.
     It must run after each removal, since every row is in a mean, and never from the
-    present means. So a client stores the drawn rows, and no means.
+    present means. So a party stores the drawn rows, and no means.
 
     Parameters
     ----------
@@ -246,12 +324,6 @@ class Box:
         if not np.all((width >= np.finfo(np.float64).tiny) & (width < np.inf)):
             raise ValueError("lower must be below upper, and both finite")
 
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Box:
-        """Return that of ``lower`` and ``upper``, lists or arrays."""
-        lower, upper = (np.asarray(settings[name]) for name in ("lower", "upper"))
-        return cls(lower, upper)
-
     @property
     def _width(self) -> Array:
         return np.subtract(self.upper, self.lower, dtype=np.float64)
@@ -266,7 +338,7 @@ class Box:
         Parameters
         ----------
         rows : Array, shape (m, d)
-            Rows: all of a client, so that it does not depend on the draws.
+            Rows: all of a party, so that it does not depend on the draws.
 
         Raises
         ------
@@ -341,7 +413,7 @@ class Quantizer:
     Parameters
     ----------
     gamma : float
-        Step, in (0, 1]; [1] takes 1 / sqrt(n), n the rows of all clients at the
+        Step, in (0, 1]; [1] takes 1 / sqrt(n), n the rows of all parties at the
         training.
 
     Raises
@@ -352,8 +424,8 @@ class Quantizer:
     Examples
     --------
     >>> quantizer = Quantizer(1 / 3)
-    >>> quantizer.n_bins, quantizer.bits
-    (3, 2)
+    >>> quantizer.n_bins
+    3
     >>> quantizer.bins(np.array([[-0.3, 0.5], [0.0, -0.5]]))
     array([[0, 2],
            [1, 0]])
@@ -375,11 +447,6 @@ class Quantizer:
     def n_bins(self) -> int:
         """B, the number of bins of a column."""
         return 2 * self._top + 1
-
-    @property
-    def bits(self) -> int:
-        """Number of bits that hold the bin of one column, at least 1."""
-        return max(1, (self.n_bins - 1).bit_length())
 
     @property
     def _top(self) -> int:
@@ -409,6 +476,33 @@ class Quantizer:
         _check_inside(points, np.asarray(-0.5), np.asarray(0.5), "the cube of the box")
         a = np.clip(np.rint(points / self.gamma), -self._top, self._top)
         return a.astype(np.int64) + self._top
+
+    def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
+        """Return the bins that hold points, and how many rows these stand for.
+
+        Parameters
+        ----------
+        points : Array, shape (m, d)
+            Points in the cube, such as C^(l).
+        sizes : Array of int, shape (m,)
+            Rows that each point stands for.
+
+        Returns
+        -------
+        bins : Array of int64, shape (m', d)
+            Each bin once, in the order of their coordinates.
+        counts : Array of int64, shape (m',)
+            q_j.
+
+        Raises
+        ------
+        ValueError
+            As from `bins`.
+        """
+        bins, which = np.unique(self.bins(points), axis=0, return_inverse=True)
+        counts = np.zeros(len(bins), dtype=np.int64)
+        np.add.at(counts, which.ravel(), sizes)
+        return bins, counts
 
     def centers(self, bins: Array) -> Array:
         """Return the middle of each bin.
@@ -539,7 +633,7 @@ def server_centroids(
     Parameters
     ----------
     X_s : Array, shape (m, d)
-        Points, from `server_points`; in Algorithm 5 the clients' centroids themselves.
+        Points, from `server_points`; in Algorithm 5 the parties' centroids themselves.
     weights : Array, shape (m,)
         Positive weight of each, in rows.
     k : int
@@ -561,7 +655,7 @@ def server_centroids(
         `k` is below 1, or there is no point.
     """
     if len(X_s) == 0:
-        raise ValueError("clusters need at least one row among the clients, got 0")
+        raise ValueError("clusters need at least one row among the parties, got 0")
     distinct = len(initialise(RowBlocks(X_s), k, rng)[0])
     return weighted_kmeans(X_s, distinct, weights, rng, n_init)[0]
 
@@ -588,14 +682,8 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
     return assign(centroids, centers)[0][labels]
 
 
-def contributions(
-    blocks: RowBlocks, centers: Array, labels: Array | None = None
-) -> Array:
-    """Return what each row adds to the objective.
-
-    Their sum over the clients is phi_f of equation 2 with the induced labels, and the
-    cost of the nearest centres with none. Either divided by the lowest pooled cost
-    phi_c* is a loss ratio.
+def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
+    """Return what each row adds to the objective, phi_f of equation 2.
 
     Parameters
     ----------
@@ -603,8 +691,8 @@ def contributions(
         The rows.
     centers : Array, shape (K, d)
         C_s.
-    labels : Array of int, shape (n,), optional
-        Global cluster of each row, from `induced_labels`. Default: the nearest.
+    labels : Array of int, shape (n,)
+        Global cluster of each row, from `induced_labels`.
 
     Returns
     -------
@@ -614,64 +702,8 @@ def contributions(
     parts, start = [np.empty(0)], 0
     for block in blocks:
         part = slice(start, start := start + len(block))
-        if labels is None:
-            parts.append(assign(block, centers)[1])
-        else:
-            parts.append(_squared_distances(block, centers[labels[part]]))
+        parts.append(_squared_distances(block, centers[labels[part]]))
     return np.concatenate(parts)
-
-
-def best_cost(X: Array, k: int, rng: np.random.Generator, n_init: int = 10) -> float:
-    """Estimate phi_c*: the lowest cost of several pooled runs of k-means++.
-
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        The rows of all clients.
-    k : int
-        K.
-    rng : numpy.random.Generator
-        Source of the starts.
-    n_init : int
-        Number of starts.
-
-    Returns
-    -------
-    float
-        sum_i min_l |x_i - c_l|^2, in the unit of the rows squared.
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1 or above the number of rows.
-    """
-    return weighted_kmeans(X, k, np.ones(len(X)), rng, n_init)[1]
-
-
-def adversarial_order(
-    blocks: RowBlocks, centers: Array, labels: Array | None = None
-) -> Array:
-    """Order the rows by their contribution to the objective, the largest first.
-
-    The adversarial removals of Section 6. With centres from a run of its own on the
-    pooled rows the order is independent of the clients' draws, and unlearning in it is
-    exact; with the present C_s and induced labels, as in [1], it is not.
-
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows.
-    centers : Array, shape (K, d)
-        Global centres.
-    labels : Array of int, shape (n,), optional
-        Global cluster of each row. Default: the nearest.
-
-    Returns
-    -------
-    Array of int64, shape (n,)
-        Row numbers; of equal ones the lowest first.
-    """
-    return np.argsort(-contributions(blocks, centers, labels), kind="stable")
 
 
 def _squared_distances(rows: Array, centers: Array) -> Array:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.random import Philox
@@ -31,6 +31,7 @@ from vfl_flower.typing import Array
 
 __all__ = [
     "KERNELS",
+    "Kernel",
     "RandomFeatures",
     "draw_pairs",
     "features",
@@ -38,7 +39,10 @@ __all__ = [
     "pair_distances",
 ]
 
-KERNELS = ("gaussian", "laplacian")
+Kernel = Literal["gaussian", "laplacian"]
+"""Names of the kernels in `KERNELS`."""
+
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 """exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
 
 CHUNK = 64
@@ -103,8 +107,8 @@ class RandomFeatures:
     >>> parts = [RandomFeatures("gaussian", 3, 2.0, seed=1),
     ...          RandomFeatures("gaussian", 2, 2.0, seed=2)]
     >>> columns = X[:, :3], X[:, 3:]
-    >>> angles = sum(part.angles(own, 0, 20_000, 16)
-    ...              for part, own in zip(parts, columns))
+    >>> angles = sum(part.angles(block, 0, 20_000, 16)
+    ...              for part, block in zip(parts, columns))
     >>> phi = features(angles)
     >>> estimate = phi[0] @ phi[1] / 20_000
     >>> kernel = np.exp(-((X[0] - X[1]) ** 2).sum() / (2 * 2.0**2))
@@ -243,9 +247,9 @@ class RandomFeatures:
         sources: list[Any] = tiles if rows is None else [rows[tile] for tile in tiles]
         largest = np.zeros(d + 1)
         for tile, source in zip(tiles, sources, strict=True):
-            own = A[: tile.stop - tile.start]
-            own[:, :d] = X[source]
-            np.maximum(largest, np.abs(own).max(axis=0), out=largest)
+            block = A[: tile.stop - tile.start]
+            block[:, :d] = X[source]
+            np.maximum(largest, np.abs(block).max(axis=0), out=largest)
         if not np.isfinite(largest).all():
             raise ValueError("X must be finite")
         out = np.empty((n, stop - start), dtype=DTYPES[bits])
@@ -267,10 +271,10 @@ class RandomFeatures:
             A, P = buffers[0 if single else 1]
             W = W.astype(A.dtype, copy=False)
             for tile, source in zip(tiles, sources, strict=True):
-                own = A[: tile.stop - tile.start]
-                own[:, :d] = X[source]
-                product = P[: len(own) * (high - low)].reshape(len(own), -1)
-                np.matmul(own, W, out=product)
+                block = A[: tile.stop - tile.start]
+                block[:, :d] = X[source]
+                product = P[: len(block) * (high - low)].reshape(len(block), -1)
+                np.matmul(block, W, out=product)
                 _wrap(product, out[tile, low - start : high - start], bound < 2**51)
         return out
 

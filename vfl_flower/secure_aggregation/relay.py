@@ -63,8 +63,8 @@ class Relay:
     >>> private = [new_private_key() for _ in range(2)]
     >>> public = [public_key(key) for key in private]
     >>> a, b = (Relay(key, public, j, run_id=7) for j, key in enumerate(private))
-    >>> sealed = a.seal(1, b"partial sum", "fdskl_tree", "angles", 3)
-    >>> b.open(0, sealed, "fdskl_tree", "angles", 3)
+    >>> sealed = a.seal(1, b"partial sum", "example_tree", "angles", 3)
+    >>> b.open(0, sealed, "example_tree", "angles", 3)
     b'partial sum'
     """
 

@@ -1,30 +1,67 @@
-"""The server's side: one Flower strategy for each algorithm."""
+"""The server's side: one module an algorithm, and the table that names them all."""
 
-from vfl_flower.strategies.base import ProtocolStrategy
+from functools import cache
+from importlib.metadata import entry_points
+
+from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
-from vfl_flower.strategies.mufc import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies.mufc import MUFC
+from vfl_flower.strategies.mufc_tasks import MUFCForgetClient, MUFCStatus, MUFCUnlearn
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
-STRATEGIES: dict[str, dict[str, type[ProtocolStrategy]]] = {
-    "coreset-vrlr": {"train": CoresetVRLR},
-    "coreset-vkmc": {"train": CoresetVKMC},
-    "fdskl": {"train": FDSKL, "predict": FDSKLPrediction},
-    "fk-kmeans": {"train": FKKMeans},
-    "mufc": {
-        "train": MUFC,
-        "unlearn": MUFCUnlearn,
-        "forget-client": MUFCForgetClient,
-        "status": MUFCStatus,
-    },
+Tasks = tuple[type[ProtocolStrategy], ...]
+
+ALGORITHMS: dict[str, Tasks] = {
+    "coreset-vrlr": (CoresetVRLR,),
+    "coreset-vkmc": (CoresetVKMC,),
+    "fdskl": (FDSKL, FDSKLPrediction),
+    "fk-kmeans": (FKKMeans,),
+    "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus),
 }
-"""The strategies by the name and the task that the run config gives them."""
+"""The strategies of each algorithm, one a task, by the name in the run config."""
+
+GROUP = "vfl_flower.algorithms"
+"""Entry points of other packages: a strategy, or a tuple of one for each task."""
+
+
+@cache
+def algorithms() -> dict[str, Tasks]:
+    """Return the strategies of all algorithms, those of installed packages included.
+
+    Raises
+    ------
+    ValueError
+        Two algorithms have one name.
+    """
+    found = dict(ALGORITHMS)
+    for entry in entry_points(group=GROUP):
+        if entry.name in found:
+            raise ValueError(f"two algorithms are called {entry.name!r}")
+        given = entry.load()
+        found[entry.name] = given if isinstance(given, tuple) else (given,)
+    return found
+
+
+def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
+    """Add an algorithm by hand, where its package is not installed.
+
+    A Flower bundle has no entry points: its ServerApp and its ClientApp call this.
+
+    Parameters
+    ----------
+    name : str
+        Name in the run config, and of the section of its settings there.
+    *strategies : type
+        One a task.
+    """
+    algorithms()[name] = strategies
+
 
 __all__ = [
     "FDSKL",
     "MUFC",
-    "STRATEGIES",
     "CoresetVKMC",
     "CoresetVRLR",
     "FDSKLPrediction",

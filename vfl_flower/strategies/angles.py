@@ -1,23 +1,30 @@
-"""The angles of rows, summed over the parties for those who hold coefficients."""
+"""The angles of rows, summed over the parties for the label holders."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from vfl_flower.secure_aggregation import TOPOLOGIES, Tree, spanning, two_trees
-from vfl_flower.strategies.base import check_choice
-from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.strategies.replies import Sealed, Sum
-from vfl_flower.typing import Array, Values
+from vfl_flower.clients import fdskl as party
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.steps import P, Question, R, Sum, each, opened
+from vfl_flower.secure_aggregation import Tree, spanning, two_trees
+from vfl_flower.typing import Array
 
-MASKINGS = ("circle", "paper", "plain")
+T = TypeVar("T")
+
+Masking = Literal["circle", "paper", "plain"]
 """Angles modulo a turn under masks; Algorithm 3 of the paper; or bare."""
+
+Topology = Literal["star", "ring", "tree"]
+"""How sums travel: to the server, along a chain of parties, or along a tree of them."""
 
 _SCORE_BOUND = 2.0**16
 """Largest score of a row in a sum of several label holders, in their largest label."""
@@ -26,103 +33,156 @@ _REAL = Sum(bound=2.0**60, group="plain")
 
 
 @dataclass(frozen=True)
+class SummedAngles:
+    """The summed angles of some rows, for each label holder those of its features.
+
+    Attributes
+    ----------
+    rows : Array of int, shape (m,)
+        The rows.
+    angles : dict of int to Sealed
+        By label holder.
+    offsets : dict of int to Sealed
+        The phases to take off them, where the features are shared.
+    """
+
+    rows: Array
+    angles: Mapping[int, Sealed]
+    offsets: Mapping[int, Sealed]
+
+
+@dataclass(frozen=True)
 class Angles:
-    """How the angles of rows come to the holders of coefficients (Algorithm 3).
+    """How the angles of rows come to the label holders (Algorithm 3).
 
     Attributes
     ----------
     parties : Parties
         All of them.
     holders : list of int
-        Parties with coefficients.
-    group : str
-        Where angles are added: ``"circle16"``, ``"circle32"``, or ``"plain"``.
+        The label holders.
+    bits : {16, 32, 64}
+        Of an angle: added on the circle of as many bits; 64: bare real turns.
     topology : {"star", "ring", "tree"}
         How sums travel.
-    shared : bool
-        Whether the phases are taken off along a second tree, as in the paper.
     kept : tuple of int
-        For each holder the party whose phase stays; only where `shared`.
+        For each label holder the party whose phase stays, where the features are
+        shared and phases are taken off along a second tree, as in the paper; or none.
     scale : float
-        Size of labels, where several holders add up their scores.
+        Size of labels, where several label holders add up their scores.
     """
 
     parties: Parties
     holders: list[int]
-    group: str
-    topology: str = "star"
-    shared: bool = False
+    bits: party.Bits
+    topology: Topology = "star"
     kept: tuple[int, ...] = ()
     scale: float = 1.0
 
-    def scores(self, holder: int) -> dict[str, Sum]:
-        """Return the sum of the holders' scores, for one of them."""
-        return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
+    @property
+    def star(self) -> bool:
+        """Whether angles ride on the messages of other steps."""
+        return self.topology == "star"
 
     @property
-    def bits(self) -> int:
-        """Bits of an angle."""
-        return 64 if self.group == "plain" else int(self.group.removeprefix("circle"))
+    def alone(self) -> bool:
+        """Whether there is one label holder, which then has all of the scores."""
+        return len(self.holders) == 1
+
+    def request(self, rows: Array, stop: int) -> party.AngleRequest:
+        """Return the request for the angles of rows and features 0 to stop - 1."""
+        return party.AngleRequest(rows, stop, self.bits)
+
+    def sums(self) -> dict[str, Sum]:
+        """Return the sums of angles that a star asks for, one a label holder."""
+        return {f"angles_{j}": Sum(1.0, self._group, to=j) for j in self.holders}
+
+    def scores(self, holder: int) -> dict[str, Sum]:
+        """Return the sum of the label holders' scores, for one of them."""
+        return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
+
+    def each(self, values: Mapping[int, T]) -> T:
+        """Give some parties a value of a parameter, and tell the others nothing."""
+        return each([values.get(j) for j in range(len(self.parties))])
+
+    def delivered(self, summed: SummedAngles | None) -> tuple[Array, Array, Array]:
+        """Return for each label holder the rows, its angles of them, and its offsets.
+
+        They are the parameters ``at``, ``angles`` and ``offsets`` of a step.
+        """
+        if summed is None:
+            summed = SummedAngles(np.zeros(0), {}, {})
+        return (
+            self.each(dict.fromkeys(summed.angles, summed.rows)),
+            self.each({j: opened(sealed) for j, sealed in summed.angles.items()}),
+            self.each({j: opened(sealed) for j, sealed in summed.offsets.items()}),
+        )
 
     def ask(
-        self,
-        action: str,
-        each: list[dict[str, Any]],
-        sums: Mapping[str, Sum],
-        request: Values | None,
-        **values: Any,
-    ) -> tuple[list[dict[str, Any]], dict[str, Sealed], dict[str, Sealed]]:
-        """Ask for a step and, in a star, with it for the angles of a `request`.
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Replies[R]:
+        """Ask all parties for a step; see :meth:`Parties.ask`.
 
-        Returns
-        -------
-        list of dict
-            The replies.
-        dict of Sealed
-            The `sums`.
-        dict of Sealed
-            The angles, ``angles_l`` for each holder l; none where they travel by hops.
+        Raises
+        ------
+        PartyFailed
+            A score is too large for the sum of several label holders.
         """
-        wanted, asked = dict(sums), {}
-        if request is not None and self.topology == "star":
-            wanted |= {f"angles_{j}": Sum(1.0, self.group, to=j) for j in self.holders}
-            asked = {**request, "bits": self.bits}
-        replies = self.parties.ask_each(action, each, sums=wanted, **values, **asked)
+        replies = self.parties.ask(question, *args, **values)
         if replies.clipped:
-            raise FederationError(
+            action, ledger = question.step.action, self.parties.ledger
+            counts = [ledger.entry(action, info.name).clipped for info in self.parties]
+            raise self.parties.failure(
+                int(np.argmax(counts)),
+                question.step,
                 f"scores must be below {_SCORE_BOUND * self.scale:g} in size for the "
-                f"sum of several label holders, {replies.clipped} are not: the steps "
-                "are too large, or the labels far apart"
+                f"sum of several label holders, {max(counts)} are not: the steps are "
+                "too large, or the labels far apart",
             )
-        found = replies.sealed
-        angles = {n: found.pop(n) for n in list(found) if n.startswith("angles_")}
-        return list(replies), found, angles
+        return replies
 
-    def relay(self, request: Values, action: str = "fdskl_angles") -> dict[str, Sealed]:
-        """Let the angles of a `request` travel from party to party: T1, and T2."""
+    def summed(self, rows: Array, sealed: Mapping[str, Sealed]) -> SummedAngles:
+        """Return the angles of rows among the sums of a round trip."""
+        return SummedAngles(
+            rows,
+            {j: sealed[f"angles_{j}"] for j in self.holders},
+            {j: sealed[f"offsets_{j}"] for j in self.holders if self.kept},
+        )
+
+    def relay(
+        self, request: party.AngleRequest, setup: party.Setup | None = None
+    ) -> SummedAngles:
+        """Let angles to train on travel from party to party: T1, and T2."""
+        sealed = self.parties.relay_sums(
+            party.angles, self._trees(), request=request, setup=setup
+        )
+        return self.summed(request.rows, sealed)
+
+    def relay_held_out(self, request: party.AngleRequest) -> SummedAngles:
+        """Let the angles of other rows travel from party to party: T1, and T2."""
+        sealed = self.parties.relay_sums(
+            party.held_out_angles, self._trees(), request=request
+        )
+        return self.summed(request.rows, sealed)
+
+    @property
+    def _group(self) -> str:
+        return "plain" if self.bits == 64 else f"circle{self.bits}"
+
+    def _trees(self) -> dict[str, tuple[Sum, Tree]]:
         everyone = list(range(len(self.parties)))
         trees: dict[str, tuple[Sum, Tree]] = {}
         for place, holder in enumerate(self.holders):
-            if self.shared:
-                kept = self.kept[place]
-                first, second = two_trees(self.topology, everyone, holder, kept)
+            if self.kept:
+                first, second = two_trees(
+                    self.topology, everyone, holder, self.kept[place]
+                )
                 trees[f"angles_{holder}"] = (_REAL, first)
                 trees[f"offsets_{holder}"] = (_REAL, second)
             else:
                 tree = spanning(self.topology, everyone, holder)
-                trees[f"angles_{holder}"] = (Sum(1.0, self.group), tree)
-        return self.parties.relay_sums(action, trees, bits=self.bits, **request)
-
-    def of(self, found: Mapping[str, Sealed], rows: Array) -> list[dict[str, Any]]:
-        """Return what each party gets of the angles of `rows`: a holder its own."""
-        each: list[dict[str, Any]] = [{} for _ in self.parties]
-        for name, sealed in found.items():
-            each[sealed.to] = {
-                **each[sealed.to],
-                name.partition("_")[0]: sealed,
-                "at": rows,
-            }
-        return each
+                trees[f"angles_{holder}"] = (Sum(1.0, self._group), tree)
+        return trees
 
     def answers(
         self,
@@ -131,47 +191,51 @@ class Angles:
         columns: int,
         block_bytes: int,
         evaluate: bool,
-    ) -> list[dict[str, Any]]:
-        """Algorithm 2 for `rows`, by blocks; return the last replies.
+    ) -> party.Answered:
+        """Algorithm 2 for `rows`, by blocks; return the last reply of the receiver.
 
-        The first holder receives the scores. In a star two blocks overlap, or three
-        with several holders: while angles of one are asked for, scores of the one
-        before are, and answers of the one before that come in.
+        The first label holder receives the scores. In a star two blocks overlap, or
+        three with several label holders: while angles of one are asked for, scores of
+        the one before are, and answers of the one before that come in.
         """
-        receiver, alone = self.holders[0], len(self.holders) == 1
-        stars = self.topology == "star"
-        pending: tuple[Array, dict[str, Sealed]] | None = None
+        receiver = self.holders[0]
+        pending: SummedAngles | None = None
         scored: tuple[Array, Sealed] | None = None
         blocks = list(row_blocks(rows, n_features, self.bits, block_bytes))
-        replies: list[dict[str, Any]] = []
-        trips = len(blocks) + stars + (not alone)
+        last: party.Answered = {}
+        trips = len(blocks) + self.star + (not self.alone)
         for k in range(trips):
-            request: Values | None = None
+            request: party.AngleRequest | None = None
             if k < len(blocks):
-                request = {"rows": blocks[k], "stop": n_features}
-                if not stars:
-                    found = self.relay(request, "fdskl_test_angles")
-                    pending, request = (blocks[k], found), None
-            each = self.of({}, rows)
-            if pending is not None:
-                each = self.of(pending[1], pending[0])
-            if scored is not None:
-                got = {"scores": scored[1], "done": scored[0]}
-                each[receiver] = {**each[receiver], **got}
-            summed = pending is not None and not alone
-            replies, sums, found = self.ask(
-                "fdskl_answer",
-                each,
-                self.scores(receiver) if summed else {},
-                request,
+                request = self.request(blocks[k], n_features)
+                if not self.star:
+                    pending, request = self.relay_held_out(request), None
+            at, angles, offsets = self.delivered(pending)
+            sums = self.sums() if request is not None else {}
+            size = 0
+            if pending is not None and not self.alone:
+                sums, size = sums | self.scores(receiver), len(pending.rows)
+            replies = self.ask(
+                party.answer.summing(**sums),
                 columns=columns,
-                size=len(pending[0]) if pending and summed else 0,
+                size=size,
+                scores=self.each({receiver: opened(scored[1])} if scored else {}),
+                done=self.each({receiver: scored[0]} if scored else {}),
+                at=at,
+                angles=angles,
+                offsets=offsets,
+                request=request,
                 evaluate=evaluate,
                 last=k == trips - 1,
             )
-            scored = (pending[0], sums["scores"]) if pending and summed else None
-            pending = (blocks[k], found) if request is not None else None
-        return replies
+            scored = None
+            if pending is not None and size:
+                scored = pending.rows, replies.sealed["scores"]
+            pending = None
+            if request is not None:
+                pending = self.summed(request.rows, replies.sealed)
+            last = replies[receiver]
+        return last
 
 
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
@@ -194,9 +258,8 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
         )
 
 
-def check_topology(topology: str, masking: str) -> None:
+def check_topology(topology: Topology, masking: Masking) -> None:
     """Raise ``ValueError`` unless sums under `masking` can travel so."""
-    check_choice("topology", topology, TOPOLOGIES)
     if masking == "paper" and topology == "star":
         raise ValueError(
             "topology must be 'ring' or 'tree' with masking 'paper', whose phases "

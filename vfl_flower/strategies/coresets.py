@@ -6,12 +6,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
+from pydantic import Field
 
-from vfl_flower.models import KMeansModel, LinearModel
+from vfl_flower.clients import coresets as party
+from vfl_flower.clients import linear as linear_party
+from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics.coresets import (
     importance_estimate,
     sigma_min,
@@ -19,23 +23,30 @@ from vfl_flower.numerics.coresets import (
 )
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import (
-    REGULARIZERS,
     Penalty,
     center,
     mean_squared_error,
     solve_pooled,
 )
-from vfl_flower.strategies.base import (
-    Run,
-    check_at_least,
-    check_choice,
-    check_flags,
-    check_whole,
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import (
+    Fraction,
+    InRunConfig,
+    Natural,
+    NotNegative,
+    settings,
 )
-from vfl_flower.strategies.exchange import FederationError
+from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.strategies.sampling import MESSAGE_NUMBERS, CoresetStrategy
+from vfl_flower.strategies.sampling import (
+    MESSAGE_NUMBERS,
+    CoresetStrategy,
+    Scoring,
+    as_floats,
+)
 from vfl_flower.typing import Array
 
 
@@ -44,6 +55,7 @@ def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, flo
     return {name: mean, f"{name}_error": error}
 
 
+@settings
 class CoresetVRLR(CoresetStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
@@ -62,51 +74,6 @@ class CoresetVRLR(CoresetStrategy):
     coefficients   theta_j (``cg``, ``saga``)             the model
     =============  =====================================  ==========================
 
-    Parameters
-    ----------
-    size : int
-        m, the number of rows in the coreset, repeats counted.
-    regularizer : {"none", "ridge", "lasso", "elasticnet"}
-        Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``.
-    alpha : float
-        Strength of R / n: ``alpha |theta|^2`` for ridge (0.1 is the paper's),
-        ``alpha |theta|_1`` for lasso (2 is the paper's).
-    l1_ratio : float
-        Elastic net: share of the l1 part, ``alpha * l1_ratio * |theta|_1 +
-        alpha * (1 - l1_ratio) * |theta|^2`` (3 and 2/3 are the paper's).
-    sampling : {"coreset", "uniform", "full"}
-        The paper's coreset, uniform rows without replacement, or all rows.
-    solver : {"central", "cg", "saga"}
-        ``"central"``: the rows of the coreset are pooled at the server. In the others
-        no row leaves a party, and labels only within residuals: conjugate gradients
-        (proximal steps with an l1 part) on secure sums, one round trip a step; or SAGA,
-        the paper's baseline.
-    protocol : {"fused", "paper"}
-        Three round trips in all with ``central``, or Algorithm 1's rounds one by one;
-        the same seed gives the same coreset.
-    fit_intercept : bool
-        Fit b. Its column of ones counts in the label holder's scores.
-    max_iter : int
-        Iterations of cg; passes over the coreset of saga.
-    tol : float
-        Where cg and saga stop; see :func:`vfl_flower.strategies.linear.solve`.
-    batch_size : int
-        Rows a round trip of saga; 1 is the paper's.
-    test_fraction : float
-        Share of the rows held out; their mean squared error is computed by a secure
-        sum in one more round trip a million rows.
-    evaluate : {"coreset", "full"}
-        Report the training loss on the coreset, which costs nothing, or also on all
-        training rows, by secure sums.
-    check_size : int
-        With ``central``: so many rows more, drawn apart in the same messages, estimate
-        the loss on all training rows: ``check_loss`` and its standard error.
-    allow_two_parties : bool
-        Let ``cg`` and ``saga`` run between two parties, where the residuals that both
-        receive show each the other's part of the predictions.
-    masking, n_parties, seed
-        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`.
-
     Notes
     -----
     Differs from [1] in: 1. the intercept: the columns of all parties are taken about
@@ -117,15 +84,16 @@ class CoresetVRLR(CoresetStrategy):
     The metrics of the result: ``train_loss`` (mean squared error weighted on the
     coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
     coreset, labels included: the nearer to 1, the less the columns of parties overlap;
-    near 0 the coreset has no guarantee), and where asked ``test_loss`` and
-    ``full_train_loss``. The other solvers give ``converged``, ``iterations`` and, for
-    cg, ``sigma_min_x``: an estimate of the same without the labels.
+    near 0 the coreset has no guarantee), and where asked ``test_loss``,
+    ``full_train_loss`` and ``check_loss``. The other solvers give ``converged``,
+    ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
+    labels.
 
     Examples
     --------
     >>> import numpy as np
     >>> from vfl_flower import Party
-    >>> from vfl_flower.simulations import simulate
+    >>> from vfl_flower.simulation import simulate
     >>> X = np.random.default_rng(0).normal(size=(1000, 4))
     >>> parties = [Party(X[:, :2]), Party(X[:, 2:], y=X @ [1.0, 2.0, 3.0, 4.0] + 5)]
     >>> model = simulate(CoresetVRLR(size=100), parties, seed=0).model
@@ -133,60 +101,49 @@ class CoresetVRLR(CoresetStrategy):
     ([[1.0, 2.0], [3.0, 4.0]], 5.0)
     """
 
+    size: Annotated[party.Size, InRunConfig(200)] = Field(2000, kw_only=False)
+    regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
+    """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
+    alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
+    """Strength of R / n: ``alpha |theta|^2`` for ridge (0.1 is the paper's),
+    ``alpha |theta|_1`` for lasso (2 is the paper's)."""
+    l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Elastic net: share of the l1 part, ``alpha * l1_ratio * |theta|_1 +
+    alpha * (1 - l1_ratio) * |theta|^2`` (3 and 2/3 are the paper's)."""
+    solver: Literal["central", "cg", "saga"] = "central"
+    """"central": the rows of the coreset are pooled at the server. In the others no row
+    leaves a party, and labels only within residuals: conjugate gradients (proximal
+    steps with an l1 part) on secure sums, one round trip a step; or SAGA, the paper's
+    baseline."""
+    fit_intercept: bool = True
+    """Fit b. Its column of ones counts in the label holder's scores."""
+    max_iter: Natural = 200
+    """Iterations of cg; passes over the coreset of saga."""
+    tol: NotNegative = 1e-6
+    """Where cg and saga stop, relative to the standard deviation of the labels (without
+    an intercept to their root mean square)."""
+    batch_size: Natural = 32
+    """Rows in a round trip of saga; the paper has 1."""
+    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    """Share of the rows held out; their mean squared error is computed by a secure sum
+    in one more round trip for each million rows."""
+    allow_two_parties: bool = False
+    """Let cg and saga run between two parties, where the residuals that both receive
+    show each the other's part of the predictions."""
+
     model_class = LinearModel
     labelled = True
-    evaluation_actions = ("linear_residuals",)
+    evaluation_steps = (linear_party.residuals,)
 
-    def __init__(
-        self,
-        size: int = 2000,
-        regularizer: str = "none",
-        alpha: float = 0.0,
-        l1_ratio: float = 0.5,
-        sampling: str = "coreset",
-        solver: str = "central",
-        protocol: str = "fused",
-        fit_intercept: bool = True,
-        max_iter: int = 200,
-        tol: float = 1e-6,
-        batch_size: int = 32,
-        test_fraction: float = 0.0,
-        evaluate: str = "coreset",
-        check_size: int = 0,
-        allow_two_parties: bool = False,
-        masking: str = "ring",
-        n_parties: int = 0,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            size=size,
-            sampling=sampling,
-            solver=solver,
-            protocol=protocol,
-            check_size=check_size,
-            test_fraction=test_fraction,
-            evaluate=evaluate,
-            masking=masking,
-            n_parties=n_parties,
-            seed=seed,
-        )
-        check_choice("regularizer", regularizer, REGULARIZERS)
-        check_choice("solver", solver, ("central", "cg", "saga"))
-        check_at_least("alpha", alpha, 0)
-        check_whole("max_iter", max_iter, 1)
-        check_at_least("tol", tol, 0)
-        check_whole("batch_size", batch_size, 1)
-        if not 0 <= l1_ratio <= 1:
-            raise ValueError(f"l1_ratio must be in [0, 1], got {l1_ratio}")
-        if regularizer != "none" and alpha == 0:
-            raise ValueError(f"alpha must be above 0 for {regularizer}, got {alpha}")
-        if regularizer == "none" and alpha != 0:
-            raise ValueError(f"alpha must be 0 without a regularizer, got {alpha}")
-        self.regularizer, self.alpha, self.l1_ratio = regularizer, alpha, l1_ratio
-        self.fit_intercept = fit_intercept
-        self.max_iter, self.tol, self.batch_size = max_iter, tol, batch_size
-        self.allow_two_parties = allow_two_parties
-        check_flags(self, "fit_intercept", "allow_two_parties")
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.regularizer != "none" and self.alpha == 0:
+            raise ValueError(
+                f"alpha must be above 0 for {self.regularizer}, got {self.alpha}"
+            )
+        if self.regularizer == "none" and self.alpha != 0:
+            raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
@@ -200,9 +157,8 @@ class CoresetVRLR(CoresetStrategy):
         coreset = self.draw(
             parties,
             run,
-            bound=2.0,
             pool=self.solver == "central",
-            request={"task": "regression", "intercept": self.fit_intercept},
+            scoring=Scoring(bound=2.0, intercept=self.fit_intercept),
         )
         w = coreset.weights
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
@@ -223,8 +179,7 @@ class CoresetVRLR(CoresetStrategy):
             solution = solve(
                 parties,
                 Problem(
-                    coreset.rows,
-                    None if coreset.rows is None else w,
+                    coreset.weighted,
                     n,
                     penalty,
                     self.fit_intercept,
@@ -261,7 +216,7 @@ class CoresetVRLR(CoresetStrategy):
     def _basis_blocks(
         self, X: list[Array], y: Array, w: Array, holder: int
     ) -> list[Array]:
-        """Return what the parties took their bases of, as in ``coresets_totals``."""
+        """Return what the parties took their bases of; see ``coresets.totals``."""
         if not self.fit_intercept:
             return [*X[:holder], np.column_stack([X[holder], y]), *X[holder + 1 :]]
         blocks = [center(block, w) for block in X]
@@ -269,63 +224,42 @@ class CoresetVRLR(CoresetStrategy):
         return blocks
 
 
+@settings
 class CoresetVKMC(CoresetStrategy):
     """k-means on a coreset by distributed importance sampling.
 
     Algorithms 1 and 3 of [1]: each party clusters its own columns, and a row's score
     says how much it may count in any clustering.
 
-    =============  =====================================  ==========================
-    round trip     party j sends                          the server learns
-    =============  =====================================  ==========================
-    hello          name, sizes, digest of ids, key        all of it
-    totals         G_j = sum_i g_ij; rows drawn with      each G_j, the rows' numbers
-                   probability g_ij / G_j
-    scores         g_ij for i in S, masked                only sum_j g_ij
-    .. with rows   its columns of S                       all of them (``central``)
-    distdim        its k centres, a cluster for each i    all of it (``distdim``)
-    distances      |x_i - c|^2 on its columns, masked     only sums
-    =============  =====================================  ==========================
-
-    Parameters
-    ----------
-    n_clusters : int
-        k.
-    size : int
-        m, the number of rows in the coreset, repeats counted.
-    sampling : {"coreset", "uniform", "full"}
-        The paper's coreset, uniform rows without replacement, or all rows.
-    solver : {"central", "distdim"}
-        ``"central"``: weighted k-means++ on rows pooled at the server.
-        ``"distdim"``: Ding et al. (2016), local centres and assignments only.
-    local_clustering : {"lloyd", "seeding"}
-        How a party clusters its columns: k-means++ and Lloyd's iteration, or the
-        seeding alone, which is two to five times cheaper.
-    approximation : float
-        alpha of Algorithm 3: how far the local clustering may be above the optimum;
-        2 in the published code.
-    n_init : int
-        Starts of the server's k-means.
-    protocol, check_size, masking, n_parties, seed
-        As for :class:`CoresetVRLR`; ``check_size`` gives ``check_cost``.
-    evaluate : {"coreset", "full"}
-        ``"full"``: also the cost on all rows, ``full_cost``, by secure sums of
-        distances. The server then knows how far each row is from each centre, which
-        says much of the row: refused with more centres than columns, where the server
-        could compute the rows. ``check_size`` shows it no more than ``central`` does.
+    ==============  =====================================  ==========================
+    round trip      party j sends                          the server learns
+    ==============  =====================================  ==========================
+    hello           name, sizes, digest of ids, key        all of it
+    totals          G_j = sum_i g_ij; rows drawn with      each G_j, the rows' numbers
+                    probability g_ij / G_j
+    scores          g_ij for i in S, masked                only sum_j g_ij
+    .. with rows    its columns of S                       all of them (``central``)
+    local_clusters  its k centres, a cluster for each i    all of it (``distdim``)
+    distances       |x_i - c|^2 on its columns, masked     only sums
+    ==============  =====================================  ==========================
 
     Notes
     -----
     The metrics of the result, all per row: ``cost`` (on the coreset), ``weight_sum``,
     ``tau`` (Assumption 5.1, an estimate on pooled rows), and where asked
-    ``full_cost``. Labels are not needed and not used. Standardise columns of
-    different units first (``standardize=true`` in the node config).
+    ``full_cost`` and ``check_cost``. Labels are not needed and not used. Standardise
+    columns of different units first (``standardize=true`` in the node config).
+
+    With ``evaluate="full"`` the server learns how far each row is from each centre,
+    which says much of the row: it is refused with more centres than columns, where
+    the server could compute the rows. ``check_size`` shows it no more than ``central``
+    does.
 
     Examples
     --------
     >>> import numpy as np
     >>> from vfl_flower import Party
-    >>> from vfl_flower.simulations import simulate
+    >>> from vfl_flower.simulation import simulate
     >>> X = np.repeat(np.eye(3), 100, axis=0)
     >>> parties = [Party(X[:, :1]), Party(X[:, 1:])]
     >>> result = simulate(CoresetVKMC(n_clusters=3, size=50), parties, seed=0)
@@ -333,49 +267,32 @@ class CoresetVKMC(CoresetStrategy):
     3
     """
 
+    n_clusters: Natural = 10
+    """Number of clusters, k."""
+    solver: Literal["central", "distdim"] = "central"
+    """"central": weighted k-means++ on rows pooled at the server. "distdim": Ding et
+    al. (2016), local centres and assignments only."""
+    local_clustering: Literal["lloyd", "seeding"] = "lloyd"
+    """How a party clusters its columns: k-means++ and Lloyd's iteration, or the seeding
+    alone, which is two to five times cheaper."""
+    approximation: party.Approximation = 2.0
+    """alpha of Algorithm 3: how far the local clustering may be above the optimum; 2 in
+    the published code."""
+    n_init: Natural = 10
+    """How often the server's k-means starts anew; the best result is kept."""
+
     model_class = KMeansModel
     labelled = False
-    evaluation_actions = ("coresets_distances",)
+    evaluation_steps = (party.distances,)
 
-    def __init__(
-        self,
-        n_clusters: int = 10,
-        size: int = 2000,
-        sampling: str = "coreset",
-        solver: str = "central",
-        protocol: str = "fused",
-        local_clustering: str = "lloyd",
-        approximation: float = 2.0,
-        n_init: int = 10,
-        evaluate: str = "coreset",
-        check_size: int = 0,
-        masking: str = "ring",
-        n_parties: int = 0,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            size=size,
-            sampling=sampling,
-            solver=solver,
-            protocol=protocol,
-            check_size=check_size,
-            test_fraction=0.0,
-            evaluate=evaluate,
-            masking=masking,
-            n_parties=n_parties,
-            seed=seed,
-        )
-        check_whole("n_clusters", n_clusters, 1)
-        check_choice("solver", solver, ("central", "distdim"))
-        check_choice("local_clustering", local_clustering, ("lloyd", "seeding"))
-        check_at_least("approximation", approximation, 1)
-        check_whole("n_init", n_init, 1)
-        if sampling != "full" and n_clusters > size:
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.sampling != "full" and self.n_clusters > self.size:
             raise ValueError(
-                f"n_clusters must be at most size, got {n_clusters} for {size} rows"
+                f"n_clusters must be at most size, got {self.n_clusters} for "
+                f"{self.size} rows"
             )
-        self.n_clusters, self.n_init = n_clusters, n_init
-        self.local_clustering, self.approximation = local_clustering, approximation
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, cluster it, evaluate."""
@@ -397,14 +314,13 @@ class CoresetVKMC(CoresetStrategy):
         coreset = self.draw(
             parties,
             run,
-            bound=4 * self.approximation,
             pool=pool,
-            request={
-                "task": "k-means",
-                "n_clusters": k,
-                "local_clustering": self.local_clustering,
-                "alpha": self.approximation,
-            },
+            scoring=Scoring(
+                bound=4 * self.approximation,
+                clustering=party.Clustering(
+                    k, self.local_clustering, self.approximation
+                ),
+            ),
         )
         w, rng = coreset.weights, run.rng("cluster")
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
@@ -417,18 +333,16 @@ class CoresetVKMC(CoresetStrategy):
             if self.sampling != "full" and self.size > 1:
                 metrics["tau"] = tau(coreset.X, run.rng("tau"))
         else:
-            chosen: dict[str, Any] = {}
-            if coreset.rows is not None:
-                chosen = {"rows": coreset.rows, "weights": w}
             replies = parties.ask(
-                "coresets_distdim",
+                party.local_clusters,
                 n_clusters=k,
                 local_clustering=self.local_clustering,
                 test_fraction=self.test_fraction,
-                **chosen,
+                coreset=coreset.weighted,
             )
-            labels = np.column_stack(replies.each("labels"))
-            C = distdim(labels, replies.each("centers"), w, k, rng, self.n_init)
+            labels = np.column_stack(_local_labels(replies, len(w)))
+            centers = [as_floats(replies, j, "centers") for j in range(len(replies))]
+            C = distdim(labels, centers, w, k, rng, self.n_init)
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
@@ -442,12 +356,21 @@ class CoresetVKMC(CoresetStrategy):
         block, total = max(1, MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):
             replies = parties.ask_exactly(
-                "coresets_distances",
-                {"distances": 2.0**20 * (spread or 1.0)},
-                [{"centers": C} for C in C_j],
+                party.distances.summing(distances=2.0**20 * (spread or 1.0)),
+                centers=each(C_j),
                 test_fraction=self.test_fraction,
                 start=start,
                 stop=min(start + block, n),
             )
             total += float(replies.sums["distances"].min(axis=1).sum())
         return total / n
+
+
+def _local_labels(replies: Replies[party.LocalClusters], m: int) -> list[Array]:
+    """Return the clusters of m rows at each party, of which it sent the centres."""
+    for j, reply in enumerate(replies):
+        if len(reply["labels"]) != m:
+            raise replies.failure(j, f"its reply must have the clusters of {m} rows")
+        if reply["labels"].max() >= len(reply["centers"]):
+            raise replies.failure(j, "its reply lacks the centre of a cluster")
+    return [labels.astype(np.int64) for labels in replies.each("labels")]

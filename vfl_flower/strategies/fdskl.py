@@ -8,46 +8,52 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
+import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.models import KernelModel
-from vfl_flower.numerics.fdskl import SCHEDULES, step_sizes
-from vfl_flower.numerics.kernel_solvers import LOSSES
-from vfl_flower.numerics.random_features import KERNELS
+from vfl_flower.clients import fdskl as party
+from vfl_flower.models.base import Model
+from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.numerics.fdskl import Schedule, step_sizes
+from vfl_flower.numerics.kernel_model import Part, Target
+from vfl_flower.numerics.kernel_solvers import LossName
+from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.settings import (
+    Bits,
+    Count,
+    Fraction,
+    InRunConfig,
+    Natural,
+    Positive,
+    check_unused,
+    settings,
+)
+from vfl_flower.protocol.steps import Step, Sum, opened
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies.angles import (
-    MASKINGS,
     Angles,
+    Masking,
+    SummedAngles,
+    Topology,
     check_block,
     check_topology,
     row_blocks,
 )
-from vfl_flower.strategies.base import (
-    ProtocolStrategy,
-    Run,
-    check_bits,
-    check_choice,
-    check_flags,
-    check_fraction,
-    check_positive,
-    check_unchanged,
-    check_whole,
-)
-from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.strategies.replies import Sealed, Sum
-from vfl_flower.typing import Array, Values
+from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
-
-SOLVERS = ("direct", "doubly-stochastic")
-TARGETS = ("binary", "multiclass", "continuous")
 
 LEAST_ROWS = 20
 """Rows below which a budget is refused rather than spent."""
@@ -55,7 +61,36 @@ LEAST_ROWS = 20
 MOST_FEATURES = 2048
 """Features that the budget is spent on at most: the solver takes their third power."""
 
+_OF_SOLVER = {
+    "direct": ("budget", "rows", "features"),
+    "doubly-stochastic": ("iterations", "block", "step", "schedule"),
+}
+"""Settings that have an effect with one solver alone."""
 
+
+@dataclass(frozen=True)
+class _Trained:
+    """What training tells the server.
+
+    Attributes
+    ----------
+    columns : int
+        C, the number of functions that the label holders have learned.
+    kept : bool
+        Whether all parties keep their parts of the model.
+    scale : float
+        Size of labels, where several label holders add up their scores.
+    metrics : dict
+        To report.
+    """
+
+    columns: int
+    kept: bool
+    scale: float = 1.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@settings
 class FDSKL(ProtocolStrategy):
     """Kernel learning with random features over split columns.
 
@@ -88,66 +123,15 @@ class FDSKL(ProtocolStrategy):
     Of several label holders each learns f(x) of the rows that it picks, so of exactly
     two the other's part of it; all parties learn the picked rows and the largest scale.
 
-    Parameters
-    ----------
-    loss : {"logistic", "smooth_hinge", "square"}
-        L, Table 1 of [1].
-    kernel : {"gaussian", "laplacian"}
-        ``exp(-|x - x'|^2 / (2 bandwidth^2))`` or ``exp(-|x - x'|_1 / bandwidth)``.
-    solver : {"direct", "doubly-stochastic"}
-        ``"direct"``: angles of a sample of rows once, and the exact solution at the
-        label holder. ``"doubly-stochastic"``: Algorithm 1 of [1], for one or several
-        label holders, each of whom knows other rows' labels.
-    target : {"binary", "multiclass", "continuous"}
-        What the labels are: two values; up to 100 values, one against the rest; or
-        real numbers, for the square loss.
-    bandwidth : float or "median"
-        In the unit of the columns; ``"median"`` takes the median distance of 1,000
-        pairs of rows, for two round trips more: gamma = 1 / median(distance^2).
-    regularization : float or "auto"
-        lambda of ``mean loss + lambda / 2 |f|^2``. ``"auto"``: by cross-validation at
-        the label holder, from what it has; ``doubly-stochastic``: 1 / n.
-    budget : int
-        Bytes of angles that a party sends to train the direct solver.
-    rows, features : int
-        Rows and random features of the direct solver; 0: chosen within the budget,
-        eight rows a feature or, where that leaves some, more features, at most 2,048.
-    bits : {16, 32}
-        Of an angle, with ``masking="circle"``.
-    block_bytes : int
-        Bytes of angles that a party sends in one round trip, to within a row.
-    topology : {"star", "ring", "tree"}
-        How sums travel. In Flower each hop is a round trip, so a star is the fastest;
-        in the others parties encrypt their messages to each other.
-    iterations : int
-        Iterations of the doubly stochastic solver.
-    block : int
-        New instances and new features in one of its iterations; 1 is [1]'s.
-    step : float
-        gamma, its step size.
-    schedule : {"constant", "diminishing"}
-        ``step``, or ``step / t`` at iteration t.
-    test_fraction : float
-        Share of the rows held out. As many of them as fit into a quarter of the budget
-        (of ``doubly-stochastic``: all) estimate the error, in round trips of their own.
-    allow_two_parties : bool
-        Train with two parties, where the label holder gets the other's angles.
-    masking : {"circle", "paper", "plain"}
-        ``"circle"``: each party's features are its secret, and angles are summed under
-        masks modulo a turn. ``"paper"``: Algorithm 3 of [1], all know omega, phases
-        hide the sums along two totally different trees; the label holder can compute
-        differences of the others' columns. ``"plain"``: no masks, angles in float64.
-        Parties take part in the last two in one process only, for comparison.
-    n_parties, seed
-        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. Who knows the seed
-        knows all features: give one to experiments only.
-
     Notes
     -----
     Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, private
     features; 3. an intercept in the direct solver; 4. blocks of instances and
     features; 5. with ``masking="paper"`` the party whose phase stays is picked once a
     holder, not at each call: a feature whose phase changes is another feature.
+
+    Who knows the seed of a run knows the features of all parties: give a seed to
+    experiments only.
 
     ``result.model`` predicts where all parts are in one process (``simulate``);
     otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
@@ -156,7 +140,7 @@ class FDSKL(ProtocolStrategy):
     --------
     >>> import numpy as np
     >>> from vfl_flower import Party
-    >>> from vfl_flower.simulations import simulate
+    >>> from vfl_flower.simulation import simulate
     >>> X = np.random.default_rng(0).normal(size=(600, 3))
     >>> y = (X**2).sum(axis=1) > 2.4
     >>> parties = [Party(X[:, :1]), Party(X[:, 1:2]), Party(X[:, 2:], y=y)]
@@ -165,92 +149,88 @@ class FDSKL(ProtocolStrategy):
     True
     """
 
-    model_class = KernelModel
-    maskings = MASKINGS
-    evaluation_actions = ("fdskl_answer", "fdskl_test_angles")
+    loss: LossName = "logistic"
+    """The loss L, of the paper's Table 1."""
+    kernel: Kernel = "gaussian"
+    """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
+    ``exp(-|x - x'|_1 / bandwidth)``."""
+    solver: Literal["direct", "doubly-stochastic"] = "direct"
+    """"direct": angles of a sample of rows once, and the exact solution at the label
+    holder. "doubly-stochastic": the paper's Algorithm 1, for one or several label
+    holders, each of whom knows other rows' labels."""
+    _: KW_ONLY
+    target: Target = "binary"
+    """What the labels are. "binary": two values. "multiclass": up to 100 values, each
+    learned against the rest. "continuous": real numbers, for the square loss."""
+    bandwidth: Positive | Literal["median"] = "median"
+    """Of the kernel, in the unit of the columns. "median": from the median distance of
+    1,000 pairs of rows, in two round trips more: gamma = 1 / median(distance^2)."""
+    regularization: Positive | Literal["auto"] = "auto"
+    """lambda of ``mean loss + lambda / 2 |f|^2``. "auto": by cross-validation at the
+    label holder, from what it has; with the doubly stochastic solver 1 / n."""
+    budget: Natural = 64_000_000
+    """Bytes of angles that a party sends to train the direct solver."""
+    rows: Count = 0
+    """Rows of the direct solver; 0: what the budget pays for, eight a feature."""
+    features: Count = 0
+    """Random features of the direct solver; 0: one for each eight rows, and more where
+    the budget pays for them, up to 2,048."""
+    bits: Bits = 16
+    """Bits of an angle on the circle."""
+    block_bytes: Natural = 16_000_000
+    """Bytes of angles that a party sends in one round trip, to within a row."""
+    topology: Topology = "star"
+    """How sums travel: to the server, or from party to party along a chain or a binary
+    tree. In Flower each hop is a round trip, so a star is the fastest; in the others
+    the parties encrypt their messages to each other."""
+    iterations: Natural = 32
+    """Iterations of the doubly stochastic solver."""
+    block: Natural = 64
+    """New instances and new features in one of its iterations; 1 is the paper's."""
+    step: Positive = 1.0
+    """gamma, the size of its first step."""
+    schedule: Schedule = "constant"
+    """How large its step t is. "constant": ``step``. "diminishing": ``step / t``."""
+    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    """Share of the rows held out. As many of them as a quarter of the budget pays for
+    (with the doubly stochastic solver all) estimate the error, in round trips of their
+    own."""
+    allow_two_parties: bool = False
+    """Allow two parties, where the label holder gets the other's angles."""
+    # Other words than the base's, which masks sums with all of them but "plain".
+    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    """"circle": each party's features are its secret, and angles are summed under masks
+    modulo a turn. "paper": the paper's Algorithm 3, in which all know omega and phases
+    hide the sums along two totally different trees; the label holder can compute
+    differences of the others' columns. "plain": no masks, angles in float64. Parties
+    take part in the last two in one process only, for comparison."""
 
-    def __init__(
-        self,
-        loss: str = "logistic",
-        kernel: str = "gaussian",
-        solver: str = "direct",
-        *,
-        target: str = "binary",
-        bandwidth: float | str = "median",
-        regularization: float | str = "auto",
-        budget: int = 64_000_000,
-        rows: int = 0,
-        features: int = 0,
-        bits: int = 16,
-        block_bytes: int = 16_000_000,
-        topology: str = "star",
-        iterations: int = 32,
-        block: int = 64,
-        step: float = 1.0,
-        schedule: str = "constant",
-        test_fraction: float = 0.0,
-        allow_two_parties: bool = False,
-        masking: str = "circle",
-        n_parties: int = 0,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(masking=masking, n_parties=n_parties, seed=seed)
-        check_choice("loss", loss, LOSSES)
-        check_choice("kernel", kernel, KERNELS)
-        check_choice("solver", solver, SOLVERS)
-        check_choice("target", target, TARGETS)
-        check_choice("schedule", schedule, SCHEDULES)
-        check_positive("bandwidth", bandwidth, "median")
-        check_positive("regularization", regularization, "auto")
-        check_positive("step", step)
-        for name, value, least in (
-            ("budget", budget, 1),
-            ("rows", rows, 0),
-            ("features", features, 0),
-            ("block_bytes", block_bytes, 1),
-            ("iterations", iterations, 1),
-            ("block", block, 1),
-        ):
-            check_whole(name, value, least)
-        if rows == 1:
+    model_class = KernelModel
+    evaluation_steps = (party.answer, party.held_out_angles)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.rows == 1:
             raise ValueError("rows must be 0 or at least 2, got 1")
-        check_bits(bits)
-        check_fraction("test_fraction", test_fraction)
-        if target == "continuous" and loss != "square":
+        if self.target == "continuous" and self.loss != "square":
             raise ValueError(
-                f"loss must be 'square' for target 'continuous', got {loss!r}"
+                f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
-        check_topology(topology, masking)
-        given: dict[str, dict[str, Any]] = {
-            "doubly-stochastic": {
-                "iterations": iterations,
-                "block": block,
-                "step": step,
-                "schedule": schedule,
-            },
-            "direct": {"budget": budget, "rows": rows, "features": features},
-        }
-        for other in set(SOLVERS) - {solver}:
-            check_unchanged(FDSKL, given[other], f"solver {solver!r}")
-        if masking != "circle":
-            check_unchanged(FDSKL, {"bits": bits}, f"masking {masking!r}")
+        check_topology(self.topology, self.masking)
+        for solver, names in _OF_SOLVER.items():
+            if solver != self.solver:
+                check_unused(self, names, f"solver {self.solver!r}")
+        if self.masking != "circle":
+            check_unused(self, ["bits"], f"masking {self.masking!r}")
         if (
-            solver == "doubly-stochastic"
-            and regularization != "auto"
-            and step * float(regularization) > 1
+            self.solver == "doubly-stochastic"
+            and self.step * _number(self.regularization, 0.0) > 1
         ):
             raise ValueError(
                 "step times regularization must be at most 1 (Theorem 4), got "
-                f"{step} and {regularization}"
+                f"{self.step} and {self.regularization}"
             )
-        self.loss, self.kernel, self.solver, self.target = loss, kernel, solver, target
-        self.bandwidth, self.regularization = bandwidth, regularization
-        self.budget, self.rows, self.features = budget, rows, features
-        self.bits, self.block_bytes, self.topology = bits, block_bytes, topology
-        self.iterations, self.block, self.step = iterations, block, step
-        self.schedule, self.test_fraction = schedule, test_fraction
-        self.allow_two_parties = allow_two_parties
-        check_flags(self, "allow_two_parties")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on rows held out."""
@@ -290,8 +270,7 @@ class FDSKL(ProtocolStrategy):
         M = self.iterations * self.block
         if direct:
             train, M = self._sample(train, run)
-        bits = self.bits if self.masking == "circle" else 64
-        check_block(M, bits, self.block_bytes, 1 if direct else self.block)
+        check_block(M, self._bits, self.block_bytes, 1 if direct else self.block)
         if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
             raise FederationError(
                 f"step must be at most the {len(train)} rows to train on with "
@@ -304,30 +283,36 @@ class FDSKL(ProtocolStrategy):
             self.kernel,
             bandwidth,
             M,
-            [party.n_columns for party in parties],
+            [info.n_columns for info in parties],
         )
         run.record(0, model.to_record())
         log.info("model %s", model.number)
-        angles = self._angles(parties, holders, setup)
+        kept = setup.shared.kept if setup.shared else ()
+        angles = Angles(parties, holders, self._bits, self.topology, tuple(kept))
         if direct:
-            metrics = self._direct(angles, train, setup)
-            metrics["rows"] = len(train)
+            trained = self._direct(angles, train, setup)
         else:
-            metrics = self._doubly_stochastic(angles, len(train), setup)
-        columns, model.kept = int(metrics.pop("columns")), bool(metrics.pop("kept"))
-        angles = replace(angles, scale=metrics.pop("scale", 1.0))
-        metrics |= {"features": M, "bandwidth": model.bandwidth}
+            trained = self._doubly_stochastic(angles, len(train), setup)
+        model.kept = trained.kept
+        metrics: dict[str, Any] = {**trained.metrics}
+        metrics |= {"features": M, "bandwidth": bandwidth}
         if len(test):
             if direct:
-                most = max(1, self.budget // 4 // (M * bits // 8))
+                most = max(1, self.budget // 4 // (M * self._bits // 8))
                 order = run.rng("test rows").permutation(len(test))
                 test = np.sort(test[order[:most]])
-            for reply in angles.answers(
-                test.astype(np.uint32), M, columns, self.block_bytes, True
-            ):
-                metrics |= reply
+            metrics |= self._evaluate(
+                replace(angles, scale=trained.scale), test, M, trained.columns
+            )
         run.record(1, model.to_record(), metrics)
         return model.to_record()
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add the parts of the model, where all parties are in this process."""
+        assert isinstance(model, KernelModel)
+        kept = [memory.part for memory in memories if memory.run == model.model]
+        if len(kept) == len(model.widths) and all(kept):
+            model.parts = [cast(Part, part) for part in kept]
 
     # -- settings --------------------------------------------------------------------
 
@@ -351,6 +336,11 @@ class FDSKL(ProtocolStrategy):
                     others,
                 )
 
+    @property
+    def _bits(self) -> party.Bits:
+        """Bits of an angle."""
+        return self.bits if self.masking == "circle" else 64
+
     def _setup(
         self,
         parties: Parties,
@@ -358,39 +348,27 @@ class FDSKL(ProtocolStrategy):
         holders: list[int],
         M: int,
         bandwidth: float,
-    ) -> dict[str, Any]:
-        """Return what parties must know to make their features."""
-        setup: dict[str, Any] = {
-            "target": self.target,
-            "kernel": self.kernel,
-            "bandwidth": bandwidth,
-            "n_features": M,
-            "holders": holders,
-            "block": M if self.solver == "direct" else self.block,
-        }
+    ) -> party.Setup:
+        """Return what the parties must know to make their features."""
+        shared = None
         if self.masking == "paper":
             rng = run.rng("kept")
-            setup |= {
-                "shared_seed": f"{run.seed:x}",
-                "widths": [party.n_columns for party in parties],
-                "kept": [
+            shared = party.SharedFeatures(
+                seed=f"{run.seed:x}",
+                widths=[info.n_columns for info in parties],
+                kept=[
                     int(rng.choice([j for j in range(len(parties)) if j != holder]))
                     for holder in holders
                 ],
-            }
-        return setup
-
-    def _angles(
-        self, parties: Parties, holders: list[int], setup: Mapping[str, Any]
-    ) -> Angles:
-        circle = self.masking == "circle"
-        return Angles(
-            parties,
-            holders,
-            f"circle{self.bits}" if circle else "plain",
-            self.topology,
-            shared=self.masking == "paper",
-            kept=tuple(setup.get("kept", ())),
+            )
+        return party.Setup(
+            target=self.target,
+            kernel=self.kernel,
+            bandwidth=bandwidth,
+            n_features=M,
+            holders=holders,
+            block=M if self.solver == "direct" else self.block,
+            shared=shared,
         )
 
     def _bandwidth(self, parties: Parties, holder: int, rows: Array | None) -> float:
@@ -401,26 +379,21 @@ class FDSKL(ProtocolStrategy):
         """
         if self.bandwidth != "median":
             return float(self.bandwidth)
-        given = {} if rows is None else {"rows": rows.astype(np.uint32)}
         sealed = parties.ask(
-            "fdskl_distances",
-            sums={"distances": Sum(LIMB, to=holder)},
+            party.distances.summing(distances=Sum(LIMB, to=holder)),
             kernel=self.kernel,
             target=self.target,
             holder=holder,
-            **given,
+            rows=None if rows is None else rows.astype(np.uint32),
         ).sealed["distances"]
         reply = parties.ask_one(
-            holder,
-            "fdskl_bandwidth",
-            kernel=self.kernel,
-            distances=sealed,
+            holder, party.bandwidth, kernel=self.kernel, distances=opened(sealed)
         )
         return float(reply["bandwidth"])
 
     def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
         """Return the rows to train on, and the number of features."""
-        size = (self.bits if self.masking == "circle" else 64) // 8
+        size = self._bits // 8
         n, products = len(train), self.budget // size
         M = self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
         m = self.rows or min(n, products // M)
@@ -441,94 +414,146 @@ class FDSKL(ProtocolStrategy):
 
     # -- solvers ---------------------------------------------------------------------
 
-    def _direct(
-        self, angles: Angles, rows: Array, setup: dict[str, Any]
-    ) -> dict[str, float]:
+    def _direct(self, angles: Angles, rows: Array, setup: party.Setup) -> _Trained:
         """Collect the angles of the rows in blocks; solve at the label holder."""
-        holder, M = angles.holders[0], int(setup["n_features"])
-        found: dict[str, Sealed] = {}
+        parties, holder, M = angles.parties, angles.holders[0], setup.n_features
         rows = rows.astype(np.uint32)
+        blocks: dict[int, Array] = {}
+        offsets: dict[int, Array] = {}
         for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
-            request: dict[str, Any] = {"rows": block, "stop": M, **setup}
-            if self.topology == "star":
-                each: list[dict[str, Any]] = [{} for _ in angles.parties]
-                sealed = angles.ask("fdskl_angles", each, {}, request)[2]
+            request = angles.request(block, M)
+            if angles.star:
+                question = party.angles.summing(**angles.sums())
+                replies = angles.ask(question, request=request, setup=setup)
+                summed = angles.summed(block, replies.sealed)
             else:
-                sealed = angles.relay(request)
-            found[f"angles_{k}"] = sealed[f"angles_{holder}"]
-            if f"offsets_{holder}" in sealed:
-                found["offsets"] = sealed[f"offsets_{holder}"]
-        given: dict[str, Any] = {
-            "loss": self.loss,
-            "rows": rows,
-            "regularization": _number(self.regularization, 0.0),
-            **found,
+                summed = angles.relay(request, setup)
+            blocks[k] = opened(summed.angles[holder])
+            if holder in summed.offsets:
+                offsets[holder] = opened(summed.offsets[holder])
+        problem = party.Problem(rows, self.loss, _number(self.regularization, 0.0))
+        fitted = parties.ask(
+            party.fit,
+            problem=angles.each({holder: problem}),
+            angles=angles.each({holder: blocks}),
+            offsets=angles.each(offsets),
+        )
+        solution = fitted[holder]
+        if not {"columns", "regularization", "converged"} <= set(solution):
+            reason = "its reply lacks columns, regularization or converged"
+            raise parties.failure(holder, party.fit, reason)
+        self._check_columns(parties, holder, party.fit, solution["columns"])
+        metrics = {
+            "regularization": solution["regularization"],
+            "converged": solution["converged"],
+            "rows": len(rows),
         }
-        each = [given if j == holder else {} for j in range(len(angles.parties))]
-        replies = angles.parties.ask_each("fdskl_fit", each)
-        return {**replies[holder], "kept": all(replies.each("kept"))}
+        if "cv_score" in solution:
+            metrics["cv_score"] = solution["cv_score"]
+        kept = all(fitted.each("kept"))
+        return _Trained(solution["columns"], kept, metrics=metrics)
 
     def _doubly_stochastic(
-        self, angles: Angles, n: int, setup: dict[str, Any]
-    ) -> dict[str, float]:
+        self, angles: Angles, n: int, setup: party.Setup
+    ) -> _Trained:
         """Algorithm 1, the label holders taking turns.
 
         In a star iterations overlap, one a round trip: the angles of iteration t are
-        asked for together with the step of t - 1; with several holders with the scores
-        of t - 1 and the step of t - 2.
+        asked for together with the step of t - 1; with several label holders with the
+        scores of t - 1 and the step of t - 2.
         """
         parties, holders = angles.parties, angles.holders
-        alone = len(holders) == 1
         picked = parties.ask(
-            "fdskl_start",
+            party.start,
             iterations=self.iterations,
             test_fraction=self.test_fraction,
-            **setup,
+            setup=setup,
         )
-        columns = int(picked[holders[0]]["columns"])
-        scale = max(picked[holder]["scale"] for holder in holders)
+        instances, columns, scale = self._instances(parties, holders, picked)
         angles = replace(angles, scale=scale)
         step = step_sizes(self.step, self.schedule)
         regularization = _number(self.regularization, 1 / n)
-        pending: tuple[int, Array, dict[str, Sealed]] | None = None
+        pending: SummedAngles | None = None
+        turn = 0  # the iteration that `pending` is of
         scored: tuple[int, Sealed] | None = None
-        replies: list[dict[str, Any]] = []
-        stars = self.topology == "star"
-        trips = self.iterations + stars + (not alone)
+        kept = False
+        trips = self.iterations + angles.star + (not angles.alone)
         for t in range(trips):
-            request: Values | None = None
-            rows = np.zeros(0)
+            request: party.AngleRequest | None = None
             if t < self.iterations:
-                rows = picked[holders[t % len(holders)]]["rows"][t]
-                request = {"rows": rows, "stop": (t + 1) * self.block}
-                if not stars:
-                    pending, request = (t, rows, angles.relay(request)), None
-            each = angles.of(pending[2], pending[1]) if pending else angles.of({}, rows)
-            if scored:
-                active = holders[scored[0] % len(holders)]
-                each[active] = {**each[active], "scores": scored[1]}
-            sums, learned = {}, scored[0] if scored else None
-            if pending and alone:
-                learned = pending[0]
-            elif pending:
-                active = holders[pending[0] % len(holders)]
-                sums = angles.scores(active)
-            replies, found_scores, found = angles.ask(
-                "fdskl_iterate",
-                each,
-                sums,
-                request,
+                rows = instances[holders[t % len(holders)]][t]
+                request = angles.request(rows, (t + 1) * self.block)
+                if not angles.star:
+                    pending, turn, request = angles.relay(request), t, None
+            at, summed, offsets = angles.delivered(pending)
+            sums = angles.sums() if request is not None else {}
+            size, learned = 0, scored[0] if scored else None
+            if pending is not None and angles.alone:
+                learned = turn
+            elif pending is not None:
+                sums |= angles.scores(holders[turn % len(holders)])
+                size = len(pending.rows)
+            scores = {}
+            if scored is not None:
+                scores[holders[scored[0] % len(holders)]] = opened(scored[1])
+            replies = angles.ask(
+                party.iterate.summing(**sums),
                 columns=columns,
-                size=len(pending[1]) if pending and sums else 0,
+                size=size,
                 loss=self.loss,
                 regularization=regularization,
                 update=0.0 if learned is None else step(learned + 1),
+                scores=angles.each(scores),
+                at=at,
+                angles=summed,
+                offsets=offsets,
+                request=request,
                 keep=t == trips - 1,
             )
-            scored = (pending[0], found_scores["scores"]) if pending and sums else None
-            pending = (t, rows, found) if request is not None else None
-        kept = all(reply["kept"] for reply in replies)
-        return {"columns": columns, "scale": scale, "kept": kept}
+            scored = (turn, replies.sealed["scores"]) if size else None
+            pending = None
+            if request is not None:
+                pending, turn = angles.summed(request.rows, replies.sealed), t
+            if t == trips - 1:
+                kept = all(replies.each("kept"))
+        return _Trained(columns, kept, scale)
+
+    def _instances(
+        self, parties: Parties, holders: list[int], picked: Replies[party.Picked]
+    ) -> tuple[dict[int, Array], int, float]:
+        """Return the rows that label holders have picked, C, and the largest scale."""
+        for j in holders:
+            if not {"rows", "columns", "scale"} <= set(picked[j]):
+                reason = "its reply lacks rows, columns or scale"
+                raise parties.failure(j, party.start, reason)
+            self._check_columns(parties, j, party.start, picked[j]["columns"])
+        rows = {j: picked[j]["rows"] for j in holders}
+        scale = max(picked[j]["scale"] for j in holders)
+        return rows, picked[holders[0]]["columns"], scale
+
+    def _evaluate(
+        self, angles: Angles, test: Array, M: int, columns: int
+    ) -> dict[str, float]:
+        """Return the error on rows held out, and on how many."""
+        parties, receiver = angles.parties, angles.holders[0]
+        rows = test.astype(np.uint32)
+        reply = angles.answers(rows, M, columns, self.block_bytes, evaluate=True)
+        error: Literal["test_loss", "test_error"] = (
+            "test_loss" if self.target == "continuous" else "test_error"
+        )
+        count = reply.get("test_rows")
+        if count is None or (count and error not in reply):
+            reason = f"its reply lacks test_rows or {error}"
+            raise parties.failure(receiver, party.answer, reason)
+        return {"test_rows": count} | ({error: reply[error]} if count else {})
+
+    def _check_columns(
+        self, parties: Parties, j: int, asked: Step[..., Any], columns: int
+    ) -> None:
+        """Raise unless party j has learned as many functions as the target has."""
+        if (columns > 1) != (self.target == "multiclass"):
+            reason = f"its reply must have columns of {self.target!r}, got {columns}"
+            raise parties.failure(j, asked, reason)
 
 
 def _number(value: float | str, default: float) -> float:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from vfl_flower.clients import linear as party
+from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.linear import Penalty, momentum
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.typing import Array, Values
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.steps import Step, each
+from vfl_flower.strategies.sampling import check_sum
+from vfl_flower.typing import Array, Arrays
 
 log = logging.getLogger("vfl_flower")
 
 # |t| = 1 and the objective never grows, so no entry that conjugate gradients send is
 # larger than 1; the other solvers have no such bound and are watched for clipping.
-_CG_BOUND, _LOOSE_BOUND = 2.0, 2.0**12
+_BOUND, _LOOSE_BOUND = 2.0, 2.0**12
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,8 @@ class Problem:
 
     Attributes
     ----------
-    rows : Array or None, shape (m,)
-        Numbers of the rows; None: all training rows.
-    weights : Array or None, shape (m,)
-        Their weights; None: 1 each.
+    coreset : WeightedRows or None
+        The rows and their weights; None: all training rows, with weight 1 each.
     n : int
         Number of rows that the weights stand for.
     penalty : Penalty
@@ -43,24 +46,11 @@ class Problem:
         Share of the rows that is not training rows.
     """
 
-    rows: Array | None
-    weights: Array | None
+    coreset: WeightedRows | None
     n: int
     penalty: Penalty
     fit_intercept: bool
     test_fraction: float
-
-    def settings(self) -> dict[str, Array | float | int | bool]:
-        """Return what ``linear_start`` takes."""
-        settings: dict[str, Array | float | int | bool] = {
-            "n": self.n,
-            "l2": self.penalty.l2,
-            "intercept": self.fit_intercept,
-            "test_fraction": self.test_fraction,
-        }
-        if self.rows is not None and self.weights is not None:
-            settings |= {"rows": self.rows, "weights": self.weights}
-        return settings
 
 
 @dataclass(frozen=True)
@@ -127,15 +117,25 @@ def solve(
         have settled: where columns lack rank, an l1 penalty may still move the
         coefficients.
     """
-    method = "saga" if solver == "saga" else "proximal" if problem.penalty.l1 else "cg"
+    method: party.Method = "proximal" if problem.penalty.l1 else "cg"
+    method = "saga" if solver == "saga" else method
     replies = parties.ask(
-        "linear_start",
-        sums={"residual": 2.0, "norms": _LOOSE_BOUND},
+        party.start.summing(residual=_BOUND, norms=_LOOSE_BOUND),
         method=method,
-        **problem.settings(),
+        n=problem.n,
+        l2=problem.penalty.l2,
+        intercept=problem.fit_intercept,
+        test_fraction=problem.test_fraction,
+        coreset=problem.coreset,
     )
-    scale = replies[parties.label_holder]["scale"]
+    holder = parties.label_holder
+    if (scale := replies[holder].get("scale")) is None:
+        raise replies.failure(holder, "its reply lacks 'scale', that of the labels")
+    m = problem.n if problem.coreset is None else len(problem.coreset.rows)
+    m_residual, m_norms = (0, m) if method == "saga" else (m, 0)
     residual, norms = replies.sums["residual"], replies.sums["norms"]
+    check_sum(parties, party.start, residual, (m_residual,), -_BOUND, _BOUND)
+    check_sum(parties, party.start, norms, (m_norms,), 0, _LOOSE_BOUND)
     l1 = problem.penalty.l1 / scale
     if method == "cg":
         iterations, metrics = _conjugate_gradients(parties, residual, max_iter, tol)
@@ -145,10 +145,18 @@ def solve(
         iterations, metrics = _saga(parties, norms, l1, max_iter, tol, batch_size, rng)
     if not metrics["converged"]:
         log.warning("%s stopped after %d iterations before tol", solver, iterations)
-    replies = parties.ask_exactly("linear_coefficients", {"shift": 2.0**20})
-    blocks = [scale * block for block in replies.each("coefficients")]
-    intercept = float(scale * replies.sums["shift"][0])
+    last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
+    blocks = [scale * block for block in last.each("coefficients")]
+    intercept = float(scale * last.sums["shift"][0])
     return Solution(blocks, intercept, iterations, scale, metrics)
+
+
+def _check_sums(
+    parties: Parties, step: Step[..., Any], sums: Arrays, bound: float
+) -> None:
+    """Raise unless sums are of addends within the bound; see :func:`check_sum`."""
+    for values in sums.values():
+        check_sum(parties, step, values, values.shape, -bound, bound)
 
 
 def _conjugate_gradients(
@@ -167,19 +175,22 @@ def _conjugate_gradients(
     converged = False
     for _ in range(max_iter):
         sums = parties.secure_sum(
-            "linear_cg",
-            {"direction": _CG_BOUND, "energies": _CG_BOUND},
+            party.cg.summing(direction=_BOUND, energies=_BOUND),
             residual=r,
             step_size=step_size,
             shrink=shrink,
         )
+        _check_sums(parties, party.cg, sums, _BOUND)
         gamma, energy, cross = sums["energies"].tolist()
         if converged := gamma <= tol**2:
             break
         beta = gamma / gamma_old if gamma_old else 0.0
         q = sums["direction"] + beta * q
         penalty = energy + 2 * beta * cross + beta**2 * penalty
-        alpha = gamma / (float(q @ q) + penalty)
+        curvature = float(q @ q) + penalty
+        if curvature <= 0:  # the directions of the parties cancel, up to rounding
+            break
+        alpha = gamma / curvature
         # The Lanczos matrix of the same iteration: its smallest eigenvalue is that of
         # the whitened normal matrix, seen from the right-hand side.
         diagonal.append(1 / alpha + (beta / step_size if step_size else 0.0))
@@ -208,12 +219,12 @@ def _proximal(
     for iteration in range(1, max_iter + 1):
         t_next = momentum(t)
         sums = parties.secure_sum(
-            "linear_proximal",
-            {"residual": _LOOSE_BOUND, "energies": _LOOSE_BOUND},
+            party.proximal.summing(residual=_LOOSE_BOUND, energies=_LOOSE_BOUND),
             residual=r,
             l1=l1,
             momentum=(t - 1) / t_next,
         )
+        _check_sums(parties, party.proximal, sums, _LOOSE_BOUND)
         r, (uphill, change) = sums["residual"], sums["energies"]
         if change <= tol**2:
             return iteration, {"converged": 1.0}
@@ -234,10 +245,11 @@ def _saga(
     m = len(norms)
     b = min(batch_size, m)
     # Smoothness of one row, of all rows (trace), and of a batch drawn without return.
-    one, all_rows = 2 * m * float(norms.max()), 2 * float(norms.sum())
-    smoothness = one
+    of_row, of_all = 2 * m * float(norms.max()), 2 * float(norms.sum())
+    smoothness = of_row
     if m > 1:
-        smoothness = min(one, (m * (b - 1) * all_rows + (m - b) * one) / (b * (m - 1)))
+        of_batch = (m * (b - 1) * of_all + (m - b) * of_row) / (b * (m - 1))
+        smoothness = min(of_row, of_batch)
     step_size = 1 / (3 * smoothness) if smoothness else 0.0
     table, change = np.zeros(m), np.zeros(0)
     trips = 0
@@ -246,13 +258,13 @@ def _saga(
         for _ in range(-(-m // b)):
             batch = rng.choice(m, size=b, replace=False).astype(np.uint32)
             sums = parties.secure_sum(
-                "linear_saga",
-                {"residual": _LOOSE_BOUND},
+                party.saga.summing(residual=_LOOSE_BOUND),
                 batch=batch,
                 change=change,
                 step_size=step_size,
                 l1=l1,
             )
+            _check_sums(parties, party.saga, sums, _LOOSE_BOUND)
             change = sums["residual"] - table[batch]
             table[batch] = sums["residual"]
             moved += float(change @ change)
@@ -295,13 +307,11 @@ def mean_squared_residual(
         Rows a round trip.
     """
     coefficients, intercept = solution
-    each: list[Values] = [{"coefficients": block} for block in coefficients]
     total = 0.0
     for start in range(0, n_rows, block_rows):
         replies = parties.ask_exactly(
-            "linear_residuals",
-            {"residual": 2.0**20 * scale},
-            each,
+            party.residuals.summing(residual=2.0**20 * scale),
+            coefficients=each(coefficients),
             intercept=intercept,
             test=test,
             test_fraction=test_fraction,

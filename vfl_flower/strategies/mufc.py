@@ -1,4 +1,4 @@
-"""Federated clusters that can forget rows and clients.
+"""Federated clusters that can forget: training. See ``mufc_tasks`` for what follows.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
     federated clusters", ICLR 2023.
@@ -8,644 +8,404 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
+from annotated_types import Gt, Le
 from flwr.app import ArrayRecord
 
-from vfl_flower.models import MUFCModel
+from vfl_flower.clients import mufc as party
+from vfl_flower.clients.mufc import MOST_ROWS
+from vfl_flower.clients.mufc_state import (
+    PointField,
+    Privacy,
+    ServerPoints,
+    ServerState,
+    Training,
+    TrainingSettings,
+)
+from vfl_flower.models.base import Model
+from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.mufc import (
-    POINTS,
     Box,
     Quantizer,
     server_centroids,
     server_points,
 )
-from vfl_flower.secure_aggregation import (
-    LIMB,
-    SparseSum,
-    SparseSumError,
-    join_limbs,
-)
-from vfl_flower.strategies.base import (
-    ProtocolStrategy,
-    Run,
-    check_choice,
-    check_flags,
-    check_positive,
-    check_whole,
-)
-from vfl_flower.strategies.exchange import FederationError, PartyFailed
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.strategies.replies import Replies, Sum
+from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
+from vfl_flower.protocol.steps import Sum
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
 from vfl_flower.typing import Array
-from vfl_flower.unlearning import GlobalClusters, ServerState
 
 log = logging.getLogger("vfl_flower")
 
-TRAININGS = ("init", "full")
-PRIVACIES = ("scma", "none")
-FIELDS = ("hash", "paper")
+Bounds = str | pydantic.SkipValidation[tuple[Any, Any]]
+"""A box: text, or lower and upper bounds."""
 
-Bounds = str | tuple[Any, Any]
+StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
+"""Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
+
+Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
 
-class _Task(ProtocolStrategy):
+@contextmanager
+def naming_parties(parties: Parties) -> Iterator[None]:
+    """Name the parties in an error about sums: it cannot be known which is at fault."""
+    try:
+        yield
+    except PartyFailed:
+        raise
+    except FederationError as error:
+        names = [info.name for info in parties]
+        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+        listed = ", ".join(names[:10])
+        raise FederationError(f"{error} (parties: {listed}{more})") from None
+
+
+@settings
+class MUFCTask(ProtocolStrategy):
     """What training and the tasks after it have in common."""
 
     model_class = MUFCModel
     partition = "horizontal"
-    evaluation_actions = ()
+    encodes = False
 
-    model: str
-    server_state: str | Path | None
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add the clusters of the rows of each party, where all have said them."""
+        labels = [memory.remembered("labels") for memory in memories]
+        known = [clusters for clusters in labels if clusters is not None]
+        if isinstance(model, MUFCModel) and len(known) == len(labels):
+            model.labels_ = known
 
-    def _counted(
+    def cluster(
         self,
         parties: Parties,
         run: Run,
-        replies: Replies,
-        settings: Mapping[str, Any],
+        replies: Replies[Any],
+        agreed: TrainingSettings,
         key: bytes,
     ) -> tuple[Array, Array, Array]:
-        """Lines 4 to 7 of Algorithm 1: return bins, counts and global centroids.
+        """Lines 4 to 7 of Algorithm 1.
 
-        The centroids are in the cube of the box.
+        Parameters
+        ----------
+        parties, run : Parties, Run
+            As given to the protocol.
+        replies : Replies
+            Of the parties.
+        agreed : TrainingSettings
+            What training has agreed on.
+        key : bytes
+            Key of the hash.
+
+        Returns
+        -------
+        bins : Array of int64, shape (m, d)
+            The bins that hold centroids.
+        counts : Array of int64, shape (m,)
+            q, in rows.
+        centers : Array, shape (K, d)
+            C_s, in the cube of the box.
+
+        Raises
+        ------
+        PartyFailed, FederationError
+            What the parties sent is no sum of counts.
         """
-        quantizer = Quantizer(float(settings["gamma"]))
         rng = run.rng("k-means")
-        k, n_init = int(settings["n_clusters"]), int(settings["n_init"])
-        if settings["privacy"] == "none":
-            points = np.concatenate(replies.each("centroids"))
-            sizes = np.concatenate(replies.each("sizes"))
-            centers = _clusters(points, sizes.astype(np.float64), k, rng, n_init)
-            bins, which = np.unique(quantizer.bins(points), axis=0, return_inverse=True)
-            counts = np.zeros(len(bins), dtype=np.int64)
-            np.add.at(counts, which.ravel(), sizes)
-            return bins, counts, centers
-        code = self._code(parties, settings, key)
-        rows = int(replies.sums["totals"][0])
-        if not 0 <= rows <= 2**40:
-            raise FederationError(
-                "the rows of the clients must add up to a number from 0 to 2^40: a "
-                "message is changed"
-            )
-        try:
-            bins, counts = code.decode(replies.sums["message"], rows)
-        except SparseSumError as error:
-            raise FederationError(str(error)) from None
+        if agreed.privacy == "none":
+            points, sizes = map(np.concatenate, in_the_clear(replies, agreed))
+            if int(sizes.sum()) != _total_rows(replies):
+                raise FederationError(
+                    "the sizes of the clusters of all parties must add up to their "
+                    "rows: a message is changed"
+                )
+            centers = _centers(points, sizes.astype(np.float64), agreed, rng)
+            return *agreed.quantizer.count(points, sizes), centers
+        bins, counts = decoded(parties, replies, agreed, key)
         points, weights = server_points(
-            quantizer, bins, counts, rng, str(settings["server_points"])
+            agreed.quantizer, bins, counts, rng, agreed.server_points
         )
-        return bins, counts, _clusters(points, weights, k, rng, n_init)
+        return bins, counts, _centers(points, weights, agreed, rng)
 
-    def _code(
-        self, parties: Parties, settings: Mapping[str, Any], key: bytes
-    ) -> SparseSum:
-        """Return the code of Algorithm 2."""
-        return SparseSum(
-            int(settings["local_clusters"]),
-            len(parties),
-            parties[0].n_columns,
-            Quantizer(float(settings["gamma"])).n_bins,
-            key,
-            str(settings["field"]),
-        )
-
-    def _sums(self, parties: Parties, settings: Mapping[str, Any]) -> dict[str, Sum]:
-        sums = {"totals": Sum(2.0**40)}
-        if settings["privacy"] == "scma":
-            sums["message"] = Sum(group="field")
-        return sums
-
-    def _model(
-        self, model: str, version: int, centers: Array, settings: Mapping[str, Any]
-    ) -> MUFCModel:
-        """Return a version of a model, with centres in the unit of the data."""
-        box = Box.of(settings)
-        return MUFCModel(
-            model, version, centers, kept=True, lower=box.lower, upper=box.upper
-        )
-
-    def _known(self, now: GlobalClusters) -> MUFCModel:
-        """Return the version of the model that the server has."""
-        model = self._model(self.model, now.version, now.centers, now.settings)
-        model.sizes_, model.inertia_ = now.sizes, now.inertia
-        return model
-
-    def _commit(
+    def commit(
         self,
         parties: Parties,
         run: Run,
         model: MUFCModel,
+        n_rows: int,
+        state: ServerState | None = None,
         leaving: Sequence[str] = (),
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
-        """Tell the clients the version that holds, and the centres."""
-        found = parties.ask_each(
-            "mufc_commit",
-            [{"leaves": party.name in leaving} for party in parties],
-            sums={"cost": Sum(LIMB), "sizes": Sum(2.0**40)},
-            model=model.model,
+        """Line 9: tell the parties the version that holds, and the centres.
+
+        Parameters
+        ----------
+        parties, run : Parties, Run
+            As given to the protocol.
+        model : MUFCModel
+            The version; it gets the sizes and the objective.
+        n_rows : int
+            Rows that it has.
+        state : ServerState, optional
+            Where the server keeps the version.
+        leaving : sequence of str
+            Names of the parties that leave the model.
+        run_id : str
+            The run that has saved the version; default: this one.
+        **metrics
+            What to record besides.
+        """
+        replies = parties.ask(
+            party.commit.summing(cost=Sum(LIMB), sizes=Sum(float(MOST_ROWS))),
             version=model.version,
             run=run_id or f"{parties.session:016x}",
             centers=model.cluster_centers_,
             kept=model.kept,
         )
-        model.inertia_ = float(join_limbs(found.sums["cost"])[0])
-        model.sizes_ = np.rint(found.sums["sizes"]).astype(np.int64)
-        if model.kept and self.server_state:
-            state = ServerState(Path(self.server_state), model.model)
+        with naming_parties(parties):
+            model.inertia_ = _inertia(replies, n_rows * parties[0].n_columns)
+            model.sizes_ = _sizes(replies, n_rows)
+        if state is not None:
             state.describe(model.version, model.sizes_, model.inertia_)
         record = model.to_record()
-        here = [party.name for party in parties if party.name not in leaving]
         counted = {
             "version": model.version,
-            "clients": len(here),
-            "rows": int(model.sizes_.sum()),
+            "clients": sum(info.name not in leaving for info in parties),
+            "rows": n_rows,
             "inertia": model.inertia_,
         }
         run.record(1, record, counted | metrics)
         return record
 
 
-class _Later(_Task):
-    """What the tasks after training have in common: a state at the server."""
+@settings
+class ClusterTraining(MUFCTask):
+    """Training, of MUFC or of what it is compared with."""
 
-    def check(self) -> None:
-        """Raise before any message where the server has no such model."""
-        super().check()
-        self._state().load()
+    n_clusters: Natural = 4
+    """K, global clusters."""
+    local_clusters: Count = pydantic.Field(default=0, kw_only=True)
+    """K', centroids of a party at most; 0 stands for K."""
+    box: Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
+    """Bounds of the columns, agreed and public and not taken from the rows: one pair
+    "lower,upper" for all, or one a column, "0,1;18,120". They set the scale of each
+    column."""
 
-    def _state(self) -> ServerState:
-        return ServerState(_folder(self.server_state), self.model)
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        parse_box(self.box)
+
+    @abstractmethod
+    def agree(self, parties: Parties) -> TrainingSettings:
+        """Return what server and parties agree on."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the server keeps what it needs to forget; None: nowhere."""
+        return None
+
+    def settled(
+        self,
+        parties: Parties,
+        gamma: float | Literal["auto"],
+        server_points: ServerPoints,
+        client_training: Training,
+        privacy: Privacy,
+        field: PointField = "hash",
+        n_init: int = 10,
+    ) -> TrainingSettings:
+        """Return the settings for the data of the parties.
+
+        Raises
+        ------
+        FederationError
+            The data do not fit the settings.
+        """
+        d, n = parties[0].n_columns, parties.n_rows
+        lower, upper = parse_box(self.box)
+        if lower.ndim and len(lower) != d:
+            raise FederationError(
+                "box must have one pair of bounds, or one for each of the "
+                f"{d} columns, got {len(lower)}"
+            )
+        if self.n_clusters > n:
+            raise FederationError(
+                f"n_clusters must be at most the {n} rows of all parties, got "
+                f"{self.n_clusters}"
+            )
+        if n > MOST_ROWS:
+            raise FederationError(
+                f"the parties must have at most 2^40 rows together, got {n}"
+            )
+        return TrainingSettings(
+            n_clusters=self.n_clusters,
+            local_clusters=self.local_clusters or self.n_clusters,
+            gamma=1 / math.sqrt(n) if gamma == "auto" else gamma,
+            lower=lower,
+            upper=upper,
+            server_points=server_points,
+            client_training=client_training,
+            privacy=privacy,
+            field=field,
+            n_init=n_init,
+        )
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Algorithm 1."""
+        model = f"{parties.session:016x}"
+        log.info("model %s", model)
+        agreed = self.agree(parties)
+        key = new_key(agreed)
+        if agreed.privacy == "scma":
+            code_of(parties, agreed, key)
+        abandoned = list(run.begun)
+        run.begun.append(model)
+        replies = parties.ask(
+            party.train.summing(**sums_of(agreed)),
+            model=model,
+            settings=agreed,
+            key=key,
+            keep=self.folder is not None,
+            abandoned=abandoned,
+        )
+        # The server knows q. A second q, of all parties but one, would show that one's.
+        run.final = True
+        with naming_parties(parties):
+            bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
+        centers = agreed.box.restore(centers)
+        state = None
+        if self.folder is not None and all(replies.each("kept")):
+            names = [info.name for info in parties]
+            state = ServerState.create(self.folder, model, agreed, names)
+            state.save(1, bins, counts, centers, names, "train", run=model)
+        else:
+            log.warning(
+                "this model cannot forget: server_state and the state_dir of each "
+                "party must be given for that"
+            )
+        trained = version_of(model, 1, centers, agreed, kept=state is not None)
+        trained.missing = run.missing
+        try:
+            return self.commit(parties, run, trained, _total_rows(replies), state)
+        except FederationError as error:
+            if state is None:
+                raise
+            saved = f"model {model} is saved, and its next task completes it"
+            if not isinstance(error, PartyFailed):
+                raise FederationError(f"{error}; {saved}") from None
+            raise PartyFailed(
+                error.party, error.action, f"{error.reason}; {saved}", error.nodes
+            ) from None
 
 
-class MUFC(_Task):
-    """Clusters of rows of many clients, from the counts of quantised centroids.
+@settings
+class MUFC(ClusterTraining):
+    """Clusters of the rows of many parties, from the counts of quantised centroids.
 
     =============  =====================================  ==========================
-    round trip     client l sends                         the server learns
+    round trip     party l sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, digest of column names,   all of it
                    key
     train          power sums of its quantised centroids  the sum: which bins hold
                    and their cluster sizes, masked        centroids, and of how many
                                                           rows; not of whom
-    commit         induced objective and sizes, masked    the sums over clients
+    commit         induced objective and sizes, masked    the sums over parties
     =============  =====================================  ==========================
 
-    With ``privacy="none"`` the server learns each client's centroids, which are rows of
+    With ``privacy="none"`` the server learns each party's centroids, which are rows of
     it, and sizes.
 
     Rows are scaled by a box to the cube [-1/2, 1/2]^d, in which all is clustered: no
     column counts more than another because of its unit. Centres are in the unit of the
-    data, the objective in sides of the box squared.
-
-    Parameters
-    ----------
-    n_clusters : int
-        K, global clusters.
-    gamma : float or "auto"
-        Quantisation step, in sides of the box, in (0, 1] and at least about 2^-32;
-        ``"auto"``: 1 / sqrt(n). With a small one a bin shows a row.
-    server_points : {"uniform", "weighted"}
-        What a bin of q_j rows becomes: q_j uniform points, or its middle of weight q_j.
-    client_training : {"init", "full"}
-        Clients draw centroids by k-means++ among their rows, or go on with Lloyd's
-        iteration to means (Appendix M.3), which runs anew at each removal.
-    privacy : {"scma", "none"}
-        Sums of sparse counts under masks (Algorithm 2), or all in the clear (5).
-    local_clusters : int
-        K', centroids of a client at most; 0: K.
-    box : str or (lower, upper)
-        Bounds of the columns, agreed and public and not taken from the rows: one pair
-        ``"lower,upper"`` for all, or one a column, ``"0,1;18,120"``. They set the scale
-        of each column.
-    field : {"hash", "paper"}
-        How a bin becomes an element of a field: by a hash, or as in [1] by its number,
-        for few columns.
-    n_init : int
-        Starts of k-means at the server.
-    server_state : path, optional
-        Folder in which the server keeps what it needs to forget later. Each client
-        needs a ``state-dir`` and a name of its own for that.
-    allow_missing : bool
-        Begin again without a client that fails before the server has the sum. After it
-        the run ends: a second sum without that client would show its counts.
-    masking, n_parties, seed
-        See :class:`~vfl_flower.strategies.base.ProtocolStrategy`. A seed makes draws
-        that can be foreseen: for experiments.
+    data, the objective in sides of the box squared. A seed makes draws that can be
+    foreseen: it is for experiments.
 
     Raises
     ------
     PartyFailed
-        A client failed. Where that was in the last round trip, the model is saved, and
+        A party failed. Where that was in the last round trip, the model is saved, and
         its number is in the text.
 
     Notes
     -----
-    Differs from [1] in: 1. bins are hashed to points of one field, so that d can be
-    large; 2. counts are updated by a removal; 3. state on disk.
+    Differs from [1], whose "clients" are the parties, in: 1. bins are hashed to points
+    of one field, so that d can be large; 2. counts are updated by a removal; 3. state
+    on disk.
 
     Examples
     --------
     >>> import numpy as np
     >>> from vfl_flower import Party
-    >>> from vfl_flower.simulations import simulate
+    >>> from vfl_flower.simulation import simulate
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(300, 2)) / 40 + rng.choice([-0.3, 0.3], size=(300, 1))
-    >>> clients = [Party(X[m::3]) for m in range(3)]
-    >>> model = simulate(MUFC(n_clusters=2), clients, seed=0).model
+    >>> parties = [Party(X[m::3]) for m in range(3)]
+    >>> model = simulate(MUFC(n_clusters=2), parties, seed=0).model
     >>> int(model.sizes_.sum()), bool(np.ptp(model.predict([[-0.3] * 2, [0.3] * 2])))
     (300, True)
     """
 
-    def __init__(
-        self,
-        n_clusters: int = 4,
-        gamma: float | str = "auto",
-        server_points: str = "uniform",
-        client_training: str = "init",
-        privacy: str = "scma",
-        *,
-        local_clusters: int = 0,
-        box: Bounds = "-0.5,0.5",
-        field: str = "hash",
-        n_init: int = 10,
-        server_state: str | Path | None = None,
-        allow_missing: bool = False,
-        masking: str = "ring",
-        n_parties: int = 0,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(masking=masking, n_parties=n_parties, seed=seed)
-        check_whole("n_clusters", n_clusters, 1)
-        check_whole("local_clusters", local_clusters, 0)
-        check_whole("n_init", n_init, 1)
-        check_positive("gamma", gamma, "auto")
-        if gamma != "auto" and float(gamma) > 1:
-            raise ValueError(f"gamma must be 'auto' or in (0, 1], got {gamma}")
-        if gamma != "auto":
-            Quantizer(float(gamma))  # at most 2^32 bins
-        check_choice("server_points", server_points, POINTS)
-        check_choice("client_training", client_training, TRAININGS)
-        check_choice("privacy", privacy, PRIVACIES)
-        check_choice("field", field, FIELDS)
-        parse_box(box)
-        self.n_clusters, self.gamma, self.server_points = (
-            n_clusters,
-            gamma,
-            server_points,
+    gamma: Gamma = "auto"
+    """Quantisation step, in sides of the box, in (0, 1] and at least about 2^-32;
+    "auto": 1 / sqrt(n). With a small one a bin shows a row."""
+    server_points: ServerPoints = "uniform"
+    """What a bin of q_j rows becomes: q_j uniform points, or its middle of weight
+    q_j."""
+    client_training: Training = "init"
+    """A party draws centroids by k-means++ among its rows, or goes on with Lloyd's
+    iteration to means (Appendix M.3), which runs anew at each removal."""
+    privacy: Privacy = "scma"
+    """Sums of sparse counts under masks (Algorithm 2), or all in the clear (5)."""
+    field: PointField = pydantic.Field(default="hash", kw_only=True)
+    """How a bin becomes an element of a field: by a hash, or as in the paper by its
+    number, for few columns."""
+    n_init: Natural = pydantic.Field(default=10, kw_only=True)
+    """Starts of k-means at the server."""
+    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    """Folder in which the server keeps what it needs to forget later. Each party needs
+    a ``state-dir`` and a name of its own for that."""
+    allow_missing: bool = pydantic.Field(default=False, kw_only=True)
+    """Begin again without a party that fails before the server has the sum. After it
+    the run ends: a second sum without that party would show its counts."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if not isinstance(self.gamma, str):
+            Quantizer(self.gamma)  # at most 2^32 bins
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the server keeps what it needs to forget; None: nowhere."""
+        return Path(self.server_state) if self.server_state else None
+
+    def agree(self, parties: Parties) -> TrainingSettings:
+        """Return what server and parties agree on."""
+        return self.settled(
+            parties,
+            self.gamma,
+            self.server_points,
+            self.client_training,
+            self.privacy,
+            self.field,
+            self.n_init,
         )
-        self.client_training, self.privacy = client_training, privacy
-        self.local_clusters, self.box, self.field = local_clusters, box, field
-        self.n_init, self.server_state = n_init, server_state
-        self.allow_missing = allow_missing
-        check_flags(self, "allow_missing")
-
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1."""
-        model = f"{parties.session:016x}"
-        log.info("model %s", model)
-        lower, upper = parse_box(self.box)
-        d = parties[0].n_columns
-        if lower.ndim and len(lower) != d:
-            raise FederationError(
-                "box must have one pair of bounds, or one for each of the "
-                f"{d} columns, got {len(lower)}"
-            )
-        if self.n_clusters > parties.n_rows:
-            raise FederationError(
-                f"n_clusters must be at most the {parties.n_rows} rows of all clients, "
-                f"got {self.n_clusters}"
-            )
-        gamma = self.gamma
-        settings: dict[str, Any] = {
-            "n_clusters": self.n_clusters,
-            "local_clusters": self.local_clusters or self.n_clusters,
-            "gamma": 1 / math.sqrt(parties.n_rows) if gamma == "auto" else float(gamma),
-            "lower": lower,
-            "upper": upper,
-            "server_points": self.server_points,
-            "client_training": self.client_training,
-            "privacy": self.privacy,
-            "field": self.field,
-            "n_init": self.n_init,
-        }
-        key = _new_key(settings)
-        if self.privacy == "scma":
-            try:
-                self._code(parties, settings, key)
-            except ValueError:
-                raise FederationError(
-                    f"field must be 'hash' for {d} columns of "
-                    f"{Quantizer(settings['gamma']).n_bins} bins: their product is "
-                    "above 2^61"
-                ) from None
-        abandoned = list(run.begun)
-        run.begun.append(model)
-        replies = parties.ask(
-            "mufc_train",
-            sums=self._sums(parties, settings),
-            model=model,
-            n_clients=len(parties),
-            key=key,
-            keep=bool(self.server_state),
-            abandoned=abandoned,
-            **settings,
-        )
-        # The server has q: with a second one of all but one it would know the one's.
-        run.final = True
-        bins, counts, centers = self._counted(parties, run, replies, settings, key)
-        centers = Box.of(settings).restore(centers)
-        kept = all(replies.each("kept"))
-        names = [party.name for party in parties]
-        if not kept:
-            log.warning(
-                "this model cannot forget: server_state and the state_dir of each "
-                "client must be given for that"
-            )
-        if kept:
-            stored = {k: _listed(v) for k, v in settings.items()}
-            state = ServerState.create(_folder(self.server_state), model, stored, names)
-            state.save(1, bins, counts, centers, names, "train", run=model)
-        found = self._model(model, 1, centers, settings)
-        found.kept, found.missing = kept, run.missing
-        try:
-            return self._commit(parties, run, found)
-        except PartyFailed as failure:
-            if not kept:
-                raise
-            raise PartyFailed(
-                failure.party,
-                failure.action,
-                f"{failure.reason}; model {model} is saved, and its next task "
-                "completes it",
-                failure.nodes,
-            ) from None
-
-
-class MUFCUnlearn(_Later):
-    """Forget rows of a trained model.
-
-    =============  =====================================  ==========================
-    round trip     client l sends                         the server learns
-    =============  =====================================  ==========================
-    hello          as in training                         all of it
-    forget         as in training; number of rows, and    the sums over clients: of
-                   whether its file of clusters is        counts after the removal,
-                   missing, masked                        so the rows removed
-    commit         as in training                         the sums over clients
-    =============  =====================================  ==========================
-
-    A client whose rows are not asked for, one that loses rows and one that loses a
-    centroid send messages of one form and size. The server has the counts before and
-    after, thus their difference: forget several rows in one run.
-
-    Parameters
-    ----------
-    model : str
-        Number of the model, which its training gave.
-    forget : str or mapping of str to sequence of str
-        Ids to forget by the name of their client, ``"clinic-a:17,23;clinic-b:4"``.
-        Clients forget besides what stands in ``forget.txt`` in their ``state-dir``,
-        which nobody else sees.
-    lazy_counts : bool
-        Keep the centres where the counts change and no bin does (Algorithm 4); not with
-        ``privacy="none"``, where centroids are no bins.
-    server_state : path
-        The folder of training.
-    masking, n_parties, seed
-        As of :class:`MUFC`.
-
-    Raises
-    ------
-    ValueError
-        From `start`, before any message: the folder has no state of that model, or
-        `lazy_counts` has no effect.
-    FederationError
-        Other clients than those of the model take part.
-    PartyFailed
-        An id is not of a row of training, or rows of training are gone from the data
-        and were not forgotten. Then nothing is changed.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        forget: str | Mapping[str, Sequence[str]] = "",
-        *,
-        lazy_counts: bool = False,
-        server_state: str | Path | None = None,
-        masking: str = "ring",
-        n_parties: int = 0,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(masking=masking, n_parties=n_parties, seed=seed)
-        self.model, self.forget, self.lazy_counts = _named(model), forget, lazy_counts
-        self.server_state = server_state
-        check_flags(self, "lazy_counts")
-        parse_requests(forget)
-        _folder(server_state)
-
-    def shown(self) -> dict[str, Any]:
-        """Return the arguments without the ids, which would stay in a log."""
-        requests = parse_requests(self.forget)
-        counts = {name: len(ids) for name, ids in requests.items()}
-        return super().shown() | {"forget": counts}
-
-    def check(self) -> None:
-        """Raise before any message where the server has no such model."""
-        super().check()
-        if self.lazy_counts and self._state().load().settings["privacy"] == "none":
-            raise ValueError("lazy_counts has no effect with privacy='none', got True")
-
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithms 3 and 4."""
-        requests = parse_requests(self.forget)
-        return self._forget(parties, run, requests, ())
-
-    def _forget(
-        self,
-        parties: Parties,
-        run: Run,
-        requests: Mapping[str, Sequence[str]],
-        leaving: Sequence[str],
-    ) -> ArrayRecord:
-        state = self._state()
-        before, run_id = state.load(), f"{parties.session:016x}"
-        names = [party.name for party in parties]
-        # A client that was forgotten may not have heard of it.
-        past = {
-            name
-            for entry in state.log()
-            if entry["kind"] == "forget-client"
-            for name in entry["clients"]
-        }
-        _check_clients(names, before.clients, requests, leaving, past)
-        if len(set(before.clients) - set(leaving)) < self.least_parties:
-            raise FederationError(
-                f"at least {self.least_parties} clients must stay, whose sum hides "
-                "each: remove the model instead"
-            )
-        settings, key = before.settings, _new_key(before.settings)
-        replies = parties.ask_each(
-            "mufc_forget",
-            [
-                {"leaves": True, **{k: _packed(v) for k, v in settings.items()}}
-                if name in leaving
-                else {"ids": list(requests.get(name, ()))}
-                for name in names
-            ],
-            sums=self._sums(parties, settings),
-            model=self.model,
-            version=before.version,
-            before=before.run,
-            run=run_id,
-            n_clients=len(parties),
-            key=key,
-            kind="forget-client" if leaving else "unlearn",
-        )
-        bins, counts, centers = self._counted(parties, run, replies, settings, key)
-        centers = Box.of(settings).restore(centers)
-        removed = int(before.counts.sum() - counts.sum())
-        changed = not np.array_equal(bins, before.bins)
-        if not self.lazy_counts:
-            changed |= not np.array_equal(counts, before.counts)
-        if settings["privacy"] == "none":
-            changed = bool(removed or leaving)
-        if not changed:  # line 4 of Algorithm 4: C_s stays
-            centers = before.centers
-        behind = int(replies.sums["totals"][1])
-        if not removed and not set(leaving) & set(before.clients):
-            log.warning("nothing to forget was asked for, or it was forgotten before")
-            model = self._known(before)
-            # A run that was killed has left clients without their clusters or the
-            # server without their sizes, or one that was forgotten did not hear of it.
-            done = {"removed": 0, "changed": 0}
-            if behind or not len(before.sizes) or set(leaving) & set(names):
-                return self._commit(parties, run, model, leaving, before.run, **done)
-            found = {"version": before.version, "clients": len(parties)}
-            found |= {"rows": int(before.counts.sum())} | done
-            kept = {"inertia": before.inertia}
-            run.record(1, record := model.to_record(), found | kept)
-            return record
-        stay = [name for name in before.clients if name not in leaving]
-        state.save(
-            before.version + 1,
-            bins,
-            counts,
-            centers,
-            stay,
-            "forget-client" if leaving else "unlearn",
-            named=list(leaving or requests),
-            run=run_id,
-        )
-        model = self._model(self.model, before.version + 1, centers, settings)
-        return self._commit(
-            parties, run, model, leaving, removed=removed, changed=int(changed)
-        )
-
-
-class MUFCForgetClient(MUFCUnlearn):
-    """Forget whole clients of a trained model, connected or not.
-
-    A connected one removes its state; without one that is gone the others' counts do.
-    Rows that the others want to forget wait for :class:`MUFCUnlearn`.
-
-    Parameters
-    ----------
-    model : str
-        Number of the model, which its training gave.
-    clients : str or sequence of str
-        Their names, ``"clinic-a,clinic-b"``; at least two others must stay.
-    server_state, masking, n_parties, seed
-        As of :class:`MUFCUnlearn`.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        clients: str | Sequence[str] = "",
-        *,
-        server_state: str | Path | None = None,
-        masking: str = "ring",
-        n_parties: int = 0,
-        seed: int | None = None,
-    ) -> None:
-        _named(model)
-        listed: Any = clients.split(",") if isinstance(clients, str) else clients
-        if not isinstance(listed, Iterable) or not all(
-            isinstance(name, str) for name in listed
-        ):
-            raise ValueError(f"clients must be their names, got {clients!r}")
-        self.clients = clients
-        self._leaving = [name.strip() for name in listed if name.strip()]
-        if not self._leaving:
-            raise ValueError("clients must name those to forget, got none")
-        super().__init__(
-            model,
-            server_state=server_state,
-            masking=masking,
-            n_parties=n_parties,
-            seed=seed,
-        )
-
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Let their counts become 0."""
-        return self._forget(parties, run, {}, self._leaving)
-
-
-class MUFCStatus(_Later):
-    """Say how much of a model was forgotten; bring clients up to date after a crash.
-
-    The centres, sizes and objective are those that the server has kept.
-
-    Parameters
-    ----------
-    model : str
-        Number of the model.
-    server_state, masking, n_parties
-        As of :class:`MUFCUnlearn`.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        server_state: str | Path | None = None,
-        masking: str = "ring",
-        n_parties: int = 0,
-    ) -> None:
-        super().__init__(masking=masking, n_parties=n_parties)
-        self.model, self.server_state = _named(model), server_state
-        _folder(server_state)
-
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Ask each client, in one round trip."""
-        now = self._state().load()
-        names = [party.name for party in parties]
-        _check_clients(names, now.clients, (), (), ())
-        replies = parties.ask(
-            "mufc_status", model=self.model, version=now.version, before=now.run
-        )
-        for party, reply in zip(parties, replies, strict=True):
-            log.info(
-                "%s: %s", party.name, ", ".join(f"{v} {k}" for k, v in reply.items())
-            )
-        sums = {
-            name: sum(replies.each(name))
-            for name in ("rows", "removed", "pending", "requests")
-        }
-        record = self._known(now).to_record()
-        run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
-        return record
 
 
 def parse_box(box: Bounds) -> tuple[Array, Array]:
@@ -674,106 +434,127 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
     return lower, upper
 
 
-def parse_requests(
-    forget: str | Mapping[str, Sequence[str]],
-) -> dict[str, list[str]]:
-    """Return the ids to forget by the name of their client.
+def new_key(agreed: TrainingSettings) -> bytes:
+    """Return a key for the hash of bins, where there is one."""
+    return secrets.token_bytes(16) if agreed.field == "hash" else b""
+
+
+def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:
+    """Return the sums that the server asks for with the counts."""
+    sums = {"totals": Sum(float(MOST_ROWS))}
+    if agreed.privacy == "scma":
+        sums["message"] = Sum(group="field")
+    return sums
+
+
+def code_of(parties: Parties, agreed: TrainingSettings, key: bytes) -> SparseSum:
+    """Return the code of Algorithm 2.
 
     Raises
     ------
-    ValueError
-        A part has no name or no id.
+    FederationError
+        There is none for these data and settings.
     """
-    if not isinstance(forget, str):
-        if not isinstance(forget, Mapping):
-            raise ValueError(
-                "forget must be text or a mapping of clients to lists of ids, got "
-                f"{type(forget).__name__}"
-            )
-        for name, ids in forget.items():
-            if isinstance(ids, str) or not hasattr(ids, "__iter__"):
-                raise ValueError(
-                    f"forget must have a list of ids for {name!r}, got "
-                    f"{type(ids).__name__}"
-                )
-        return {name: [str(value) for value in ids] for name, ids in forget.items()}
-    found: dict[str, list[str]] = {}
-    parts = [part.strip() for part in forget.split(";")]
-    for place, part in enumerate(parts, start=1):
-        if not part:
-            continue
-        name, _, ids = part.partition(":")
-        listed = [value.strip() for value in ids.split(",") if value.strip()]
-        if not name.strip() or not listed:
-            raise ValueError(
-                "forget must be 'client:id,id' with ';' between clients, and part "
-                f"{place} of {len(parts)} is not"
-            )
-        found.setdefault(name.strip(), []).extend(listed)
-    return found
+    try:
+        return agreed.code(len(parties), parties[0].n_columns, key)
+    except ValueError as error:
+        raise FederationError(str(error)) from None
 
 
-def _check_clients(
-    here: Sequence[str],
-    clients: Sequence[str],
-    asked: Iterable[str],
-    leaving: Sequence[str],
-    past: Iterable[str],
-) -> None:
-    """Raise unless those of the model take part, but for those who leave."""
-    for name in [*asked, *(set(leaving) - set(past))]:
-        if name not in clients:
-            raise FederationError(
-                f"{name!r} must be one of the {len(clients)} clients of the model"
-            )
-    missing = [name for name in clients if name not in here and name not in leaving]
-    others = [name for name in here if name not in clients and name not in leaving]
-    if missing or others:
-        wrong = f"{missing[0]!r} does not" if missing else f"{others[0]!r} does too"
+def version_of(
+    model: str, version: int, centers: Array, agreed: TrainingSettings, kept: bool
+) -> MUFCModel:
+    """Return a version of a model, with centres in the unit of the data."""
+    return MUFCModel(
+        model, version, centers, kept=kept, lower=agreed.lower, upper=agreed.upper
+    )
+
+
+def _total_rows(replies: Replies[Any]) -> int:
+    """Return the number of rows of all parties.
+
+    Raises
+    ------
+    FederationError
+        The sum is none.
+    """
+    rows, behind = replies.sums["totals"].tolist()
+    if not (0 <= rows <= MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
-            f"the {len(clients)} clients of the model, and no others, must take part: "
-            f"{wrong}"
+            "the rows of the parties must add up to a number from 0 to 2^40: a "
+            "message is changed"
         )
+    return int(rows)
 
 
-def _clusters(
-    points: Array, weights: Array, k: int, rng: np.random.Generator, n_init: int
+def _inertia(replies: Replies[Any], most: float) -> float:
+    """Return the objective: rows and centres are in the cube, but for rounding."""
+    inertia = float(join_limbs(replies.sums["cost"])[0])
+    if not 0 <= inertia <= 1.01 * most:
+        raise FederationError(
+            "the objective must be that of rows in the box: a message is changed"
+        )
+    return inertia
+
+
+def _sizes(replies: Replies[Any], n_rows: int) -> Array:
+    """Return the number of rows of each cluster, shape (K,)."""
+    sizes = np.rint(replies.sums["sizes"])
+    if not (sizes >= 0).all() or sizes.sum() != n_rows:
+        raise FederationError(
+            f"the sizes of the clusters must add up to the {n_rows} rows: a message is "
+            "changed"
+        )
+    return sizes.astype(np.int64)
+
+
+def in_the_clear(
+    replies: Replies[Any], agreed: TrainingSettings
+) -> tuple[list[Array], list[Array]]:
+    """Return the centroids of each party and their sizes (Algorithm 5).
+
+    Raises
+    ------
+    PartyFailed
+        What a party has sent is none.
+    """
+    points, sizes = [], []
+    pairs = zip(replies.each("centroids"), replies.each("sizes"), strict=True)
+    for j, (centroids, rows) in enumerate(pairs):
+        if len(rows) > agreed.local_clusters:
+            reason = f"it must send at most {agreed.local_clusters} centroids"
+            raise replies.failure(j, f"{reason}, got {len(rows)}")
+        if not (np.abs(centroids) <= 0.5).all():
+            raise replies.failure(j, "its centroids must be in the box")
+        points.append(centroids.astype(np.float64))
+        sizes.append(rows.astype(np.int64))
+    return points, sizes
+
+
+def decoded(
+    parties: Parties, replies: Replies[Any], agreed: TrainingSettings, key: bytes
+) -> tuple[Array, Array]:
+    """Return the bins that hold centroids and their counts, from the sum of messages.
+
+    Raises
+    ------
+    PartyFailed, FederationError
+        What the parties have sent is no sum of counts.
+    """
+    message, code = replies.sums["message"], code_of(parties, agreed, key)
+    if message.shape != (code.size,):
+        raise replies.failure(0, f"its 'message' must have {code.size} numbers")
+    try:
+        return code.decode(message, _total_rows(replies))
+    except ValueError as error:
+        raise FederationError(str(error)) from None
+
+
+def _centers(
+    points: Array, weights: Array, agreed: TrainingSettings, rng: np.random.Generator
 ) -> Array:
     if not len(points):
         raise FederationError(
             "at least one row must stay: forgetting all needs no model"
         )
-    return server_centroids(points, weights, k, rng, n_init)
-
-
-def _folder(server_state: str | Path | None) -> Path:
-    if not server_state:
-        raise ValueError(
-            "server_state must be the folder in which training kept the server's "
-            "state, got none"
-        )
-    return Path(server_state)
-
-
-def _new_key(settings: Mapping[str, Any]) -> bytes:
-    return secrets.token_bytes(16) if settings["field"] == "hash" else b""
-
-
-def _packed(value: Any) -> Any:
-    return np.array(value) if isinstance(value, list) else value
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
-
-
-def _named(model: str) -> str:
-    if not isinstance(model, str) or not model:
-        got = "none" if model == "" else type(model).__name__
-        raise ValueError(f"model must be the number of a trained model, got {got}")
-    if not re.fullmatch("[0-9a-f]{8,32}", model):
-        raise ValueError(
-            "model must be 8 to 32 lower-case hexadecimal digits, as its training "
-            f"printed them (result.model.model), got {model!r}"
-        )
-    return model
+    return server_centroids(points, weights, agreed.n_clusters, rng, agreed.n_init)

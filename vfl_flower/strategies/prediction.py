@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import KW_ONLY
+from typing import Literal
 
 import numpy as np
+import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.models import KernelModel
-from vfl_flower.strategies.angles import MASKINGS, Angles, check_topology
-from vfl_flower.strategies.base import (
-    ProtocolStrategy,
-    Run,
-    check_bits,
-    check_flags,
-    check_whole,
-)
-from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.typing import Values
+from vfl_flower.clients import fdskl as party
+from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import Bits, Natural, check_unused, settings
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.angles import Angles, Masking, Topology, check_topology
 
 log = logging.getLogger("vfl_flower")
 
+_COMMON: tuple[
+    Literal["parties", "n_features", "holders", "kernel", "bandwidth", "kept"], ...
+] = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
+"""What all parts of a model say alike."""
 
+
+@settings
 class FDSKLPrediction(ProtocolStrategy):
     """Predictions for new rows by a model whose parts lie at the parties.
 
@@ -36,87 +41,69 @@ class FDSKLPrediction(ProtocolStrategy):
                    part of scores; masked
     =============  =====================================  ==========================
 
-    The first holder of coefficients, in party order, writes the predictions to a file
-    in its ``state-dir``.
-
-    Parameters
-    ----------
-    model : str
-        The number of the model, which its training gave: ``result.model.model``.
-    bits, topology, block_bytes, allow_two_parties, masking, n_parties
-        As of :class:`FDSKL`.
+    The first label holder of training, in party order, writes the predictions to a file
+    in its ``state-dir``. Nothing is drawn, so a seed is refused.
 
     Raises
     ------
     FederationError
-        A party has another place than in training.
+        A party has another place than in training, or does not take part.
     PartyFailed
         A party has no part of this model, or one of another, or other columns.
     """
 
+    model: str
+    """The number of the model, which its training gave: ``result.model.model``."""
+    _: KW_ONLY
+    bits: Bits = 16
+    """Bits of an angle on the circle."""
+    block_bytes: Natural = 16_000_000
+    """Bytes of angles that a party sends in one round trip, to within a row."""
+    topology: Topology = "star"
+    """How sums travel; see :class:`FDSKL`."""
+    allow_two_parties: bool = False
+    """Allow two parties, where the label holder gets the other's angles."""
+    # Other words than the base's, which masks sums with all of them but "plain".
+    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    """How angles are hidden: "paper" where the model was trained so, else "circle" or,
+    in one process only, "plain"; see :class:`FDSKL`."""
+
+    task = "predict"
     model_class = KernelModel
-    maskings = MASKINGS
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        bits: int = 16,
-        block_bytes: int = 16_000_000,
-        topology: str = "star",
-        allow_two_parties: bool = False,
-        masking: str = "circle",
-        n_parties: int = 0,
-    ) -> None:
-        super().__init__(masking=masking, n_parties=n_parties)
-        check_topology(topology, masking)
-        check_whole("block_bytes", block_bytes, 1)
-        check_bits(bits)
-        if not model:
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if not self.model:
             raise ValueError("model must be the number of a trained model, got none")
-        self.model, self.bits, self.block_bytes = model, bits, block_bytes
-        self.topology, self.allow_two_parties = topology, allow_two_parties
-        check_flags(self, "allow_two_parties")
+        check_topology(self.topology, self.masking)
+        check_unused(self, ["seed"], "predictions, which draw nothing")
+        if self.masking != "circle":
+            check_unused(self, ["bits"], f"masking {self.masking!r}")
 
-    def frame(self) -> Values:
-        """Return what every message tells: of which model the parties need parts."""
-        return {"model": self.model}
+    @property
+    def works_with(self) -> str:
+        """Number of the model of which the parties load their parts."""
+        return self.model
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Look at the parts, then answer for all rows in blocks."""
         parties.refuse_two("FDSKL", self.allow_two_parties)
-        replies = parties.ask("fdskl_part")
-        for j, reply in enumerate(replies):
-            if reply["index"] != j:
-                raise FederationError(
-                    f"{parties[j].name!r} must have the place of training, "
-                    f"{reply['index']}, got {j}: set partition-id"
-                )
+        replies = parties.ask(party.part)
+        self._check_parts(parties, replies)
         first = replies[0]
-        holders, M = list(first["holders"]), int(first["n_features"])
-        if first["parties"] != len(parties):
-            raise FederationError(
-                f"the {first['parties']} parties of training must take part, "
-                f"{len(parties)} do"
-            )
-        shared = bool(first["kept"])
-        if shared != (self.masking == "paper"):
-            raise FederationError(
-                f"masking must be {'paper' if shared else 'circle or plain'} as in "
-                f"training, got {self.masking!r}"
-            )
+        holders, M = first["holders"], first["n_features"]
         angles = Angles(
             parties,
             holders,
-            f"circle{self.bits}" if self.masking == "circle" else "plain",
+            self.bits if self.masking == "circle" else 64,
             self.topology,
-            shared=shared,
             kept=tuple(first["kept"]),
-            scale=max(float(replies[j]["scale"]) for j in holders),
+            scale=max(replies[j]["scale"] for j in holders),
         )
         rows = np.arange(parties.n_rows, dtype=np.uint32)
-        columns = int(replies[holders[0]]["columns"])
-        angles.answers(rows, M, columns, self.block_bytes, False)
+        columns = replies[holders[0]]["columns"]
+        angles.answers(rows, M, columns, self.block_bytes, evaluate=False)
         log.info(
             "%d predictions are at %r, in predictions-%s-%016x.csv of its state-dir",
             len(rows),
@@ -126,11 +113,51 @@ class FDSKLPrediction(ProtocolStrategy):
         )
         model = KernelModel(
             self.model,
-            str(first["kernel"]),
-            float(first["bandwidth"]),
+            first["kernel"],
+            first["bandwidth"],
             M,
-            [party.n_columns for party in parties],
+            [info.n_columns for info in parties],
             kept=True,
         )
         run.record(1, model.to_record(), {"rows": parties.n_rows})
         return model.to_record()
+
+    def _check_parts(self, parties: Parties, replies: Replies[party.PartInfo]) -> None:
+        """Raise unless the parts are all those of one model, each at its place."""
+        first = replies[0]
+        for j, reply in enumerate(replies):
+            if reply["index"] != j:
+                raise FederationError(
+                    f"{parties[j].name!r} must have the place of training, "
+                    f"{reply['index']}, got {j}: set partition-id"
+                )
+            for name in _COMMON:
+                if reply[name] != first[name]:
+                    reason = f"its part must have the {name} of {parties[0].name!r}"
+                    raise parties.failure(j, party.part, reason)
+        if first["parties"] != len(parties):
+            raise FederationError(
+                f"the {first['parties']} parties of training must take part, "
+                f"{len(parties)} do"
+            )
+        holders, kept = first["holders"], first["kept"]
+        everyone = set(range(len(parties)))
+        if len(set(holders) & everyone) < len(holders):
+            reason = "its part must name label holders of the run, each once"
+            raise parties.failure(0, party.part, reason)
+        pairs = list(zip(kept, holders, strict=False))
+        if len(kept) not in (0, len(holders)) or any(
+            k == j or k not in everyone for k, j in pairs
+        ):
+            reason = "its part must name another party for each label holder"
+            raise parties.failure(0, party.part, reason)
+        columns = replies[holders[0]]["columns"]
+        for j in holders:
+            if not columns or replies[j]["columns"] != columns:
+                reason = "its part must have the coefficients of a label holder"
+                raise parties.failure(j, party.part, reason)
+        if bool(kept) != (self.masking == "paper"):
+            raise FederationError(
+                f"masking must be {'paper' if kept else 'circle or plain'} as in "
+                f"training, got {self.masking!r}"
+            )

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from vfl_flower.clients import coresets as party
 from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.strategies.base import (
-    ProtocolStrategy,
-    Run,
-    check_choice,
-    check_fraction,
-    check_whole,
-)
-from vfl_flower.strategies.exchange import FederationError
-from vfl_flower.strategies.parties import Parties
-from vfl_flower.strategies.replies import Replies
-from vfl_flower.typing import Array, Values
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import InRunConfig, settings
+from vfl_flower.protocol.steps import Step, each
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-SAMPLINGS = ("coreset", "uniform", "full")
-PROTOCOLS = ("fused", "paper")
-EVALUATIONS = ("coreset", "full")
-
 MESSAGE_NUMBERS = 2**22
 """Numbers of a party in one message when it sends or evaluates all rows: 32 MB."""
+
+LARGEST = 1e50
+"""Largest absolute value of a number that a party may send in the clear: neither its
+square nor a product of a solver overflows."""
 
 
 @dataclass(frozen=True)
@@ -56,66 +54,97 @@ class Coreset:
     y: Array | None = None
     check: Coreset | None = None
 
+    @property
+    def weighted(self) -> party.WeightedRows | None:
+        """Rows and weights as parties are told them; None: all training rows."""
+        if self.rows is None:
+            return None
+        return party.WeightedRows(self.rows, self.weights)
 
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a party needs to know to compute its scores.
+
+    Attributes
+    ----------
+    bound : float
+        Largest score of a row at one party.
+    intercept : bool or None
+        Of regression: whether it has an intercept.
+    clustering : Clustering or None
+        Of k-means: how a party clusters its columns.
+    """
+
+    bound: float
+    intercept: bool | None = None
+    clustering: party.Clustering | None = None
+
+
+@settings
 class CoresetStrategy(ProtocolStrategy):
     """What regression and k-means have in common: Algorithm 1 and the baselines."""
 
-    labelled: bool
+    _: KW_ONLY
+    size: Annotated[party.Size, InRunConfig(200)] = 2000
+    """m, the number of rows in the coreset, repeats counted; well below the number of
+    all rows."""
+    sampling: Literal["coreset", "uniform", "full"] = "coreset"
+    """The paper's coreset, uniform rows without replacement, or all rows."""
+    rounds: Literal["fused", "paper"] = "fused"
+    """"fused": three round trips in all where rows are pooled; "paper": the rounds of
+    Algorithm 1 one by one. The same seed gives the same coreset."""
+    evaluate: Literal["coreset", "full"] = "coreset"
+    """"coreset": judge the model on the coreset, which costs nothing; "full": also on
+    all training rows, by secure sums."""
+    check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
+    """Where rows are pooled: number of further rows, drawn apart from the coreset in
+    the same messages, that estimate the loss on all training rows with its standard
+    error."""
 
-    def __init__(
-        self,
-        *,
-        size: int,
-        sampling: str,
-        solver: str,
-        protocol: str,
-        check_size: int,
-        test_fraction: float,
-        evaluate: str,
-        **base: Any,
-    ) -> None:
-        super().__init__(**base)
-        check_whole("size", size, 1)
-        check_choice("sampling", sampling, SAMPLINGS)
-        check_choice("protocol", protocol, PROTOCOLS)
-        check_choice("evaluate", evaluate, EVALUATIONS)
-        check_fraction("test_fraction", test_fraction)
-        check_whole("check_size", check_size, 0)
-        if check_size and (sampling, solver) != ("coreset", "central"):
+    labelled: ClassVar[bool]
+    """Whether the labels of pooled rows are needed."""
+    test_fraction = 0.0
+    solver = "central"
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        drawn = self.sampling == "coreset" and self.solver == "central"
+        if self.check_size and not drawn:
             raise ValueError(
                 "check_size must be 0 unless sampling is 'coreset' and solver "
-                f"'central', got {check_size}"
+                f"'central', got {self.check_size}"
             )
-        if check_size == 1:
+        if self.check_size == 1:
             raise ValueError("check_size must be 0 or at least 2, got 1")
-        self.size, self.sampling, self.rounds = size, sampling, protocol
-        self.solver, self.check_size = solver, check_size
-        self.test_fraction, self.evaluate = test_fraction, evaluate
 
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's arguments by name."""
-        return super().settings() | {"protocol": self.rounds}
+    @property
+    def variant(self) -> str:
+        """The sampling, which a report compares with the others."""
+        return self.sampling
 
-    def draw(
-        self,
-        parties: Parties,
-        run: Run,
-        bound: float,
-        pool: bool,
-        request: dict[str, Any],
-    ) -> Coreset:
+    def baselines(self) -> dict[str, ProtocolStrategy]:
+        """Return the other samplings."""
+        others = [n for n in ("coreset", "uniform", "full") if n != self.sampling]
+        return {
+            name: self.replace(
+                sampling=name, check_size=self.check_size if name == "coreset" else 0
+            )
+            for name in others
+        }
+
+    def draw(self, parties: Parties, run: Run, pool: bool, scoring: Scoring) -> Coreset:
         """Return a coreset (Algorithm 1), a uniform sample, or all rows.
 
         Parameters
         ----------
         parties, run : Parties, Run
             As given to the protocol.
-        bound : float
-            Largest score of a row at one party.
         pool : bool
             Whether the values of the rows come to the server.
-        request : dict
-            What ``coresets_totals`` takes to compute the scores.
+        scoring : Scoring
+            How the parties compute the scores.
         """
         n = self.n_train(parties)
         if self.sampling == "full":
@@ -126,16 +155,15 @@ class CoresetStrategy(ProtocolStrategy):
             rows = (rows if train is None else train[rows]).astype(np.uint32)
             if not pool:
                 return Coreset(rows, weights)
-            return Coreset(rows, weights, *self._pool(parties, rows=rows))
-        return self._importance_sample(parties, run, bound, pool, request)
+            return Coreset(rows, weights, *self._pool_rows(parties, rows))
+        return self._importance_sample(parties, run, pool, scoring)
 
     def _importance_sample(
         self,
         parties: Parties,
         run: Run,
-        bound: float,
         pool: bool,
-        request: dict[str, Any],
+        scoring: Scoring,
     ) -> Coreset:
         """DIS(m, g), Algorithm 1; and ``check_size`` more rows, drawn apart."""
         fused, m, more = self.rounds == "fused", self.size, self.check_size
@@ -147,31 +175,45 @@ class CoresetStrategy(ProtocolStrategy):
             )
         # Round 1, lines 2-4.
         replies = parties.ask(
-            "coresets_totals",
+            party.totals,
             size=m + more if fused else 0,
             test_fraction=self.test_fraction,
-            **request,
+            intercept=scoring.intercept,
+            clustering=scoring.clustering,
         )
-        G = np.concatenate(replies.each("total"))
+        G = _totals(replies, scoring.bound * self.n_train(parties))
         a = allocate(G, m, run.rng("allocate"))
         b = allocate(G, more, run.rng("check"))
         # Round 2, lines 5-6; fused: each party drew m rows with its total.
-        if not fused:
-            counts: list[Values] = [{"count": np.array([c])} for c in a + b]
-            replies = parties.ask_each("coresets_draw", counts)
-        drawn = replies.each("rows")
+        if fused:
+            drawn = _drawn(replies, [m + more] * len(parties))
+        else:
+            counts = a + b
+            asked = parties.ask(
+                party.drawn_rows, count=each([np.array([c]) for c in counts])
+            )
+            drawn = _drawn(asked, counts.tolist())
         S = [rows[: a[j]] for j, rows in enumerate(drawn)]
         S += [rows[a[j] : a[j] + b[j]] for j, rows in enumerate(drawn)]
         rows = np.concatenate(S)
         # Round 3, lines 7-8.
-        replies = parties.ask(
-            "coresets_scores", sums={"scores": bound}, rows=rows, pool=pool and fused
+        scored = parties.ask(
+            party.scores.summing(scores=scoring.bound), rows=rows, pool=pool and fused
         )
-        g, total = replies.sums["scores"], float(G.sum())
+        g, total = scored.sums["scores"], float(G.sum())
+        check_sum(parties, party.scores, g, rows.shape, 0, scoring.bound)
+        if not (g > 0).all():
+            raise FederationError(
+                f"the scores of {_names(parties)} must add up to more than 0 for each "
+                "row that they drew"
+            )
         w = coreset_weights(total, g[:m])
         if not pool:
             return Coreset(rows, w)
-        X, y = _pooled(replies) if fused else self._pool(parties, rows=rows)
+        if fused:
+            X, y = self._pooled(parties, scored, len(rows))
+        else:
+            X, y = self._pool_rows(parties, rows)
         check = None
         if more:
             check = Coreset(
@@ -183,24 +225,51 @@ class CoresetStrategy(ProtocolStrategy):
         X, y = [block[:m] for block in X], None if y is None else y[:m]
         return Coreset(rows[:m], w, X, y, check)
 
-    def _pool(self, parties: Parties, **which: Any) -> tuple[list[Array], Array | None]:
-        """Return rows of all parties, and their labels for regression."""
+    def _pool_rows(
+        self, parties: Parties, rows: Array
+    ) -> tuple[list[Array], Array | None]:
+        """Return these rows of all parties, and their labels for regression."""
         replies = parties.ask(
-            "coresets_rows",
+            party.pooled_rows,
             test_fraction=self.test_fraction,
             labels=self.labelled,
-            **which,
+            rows=rows,
         )
-        return _pooled(replies)
+        return self._pooled(parties, replies, len(rows))
+
+    def _pooled(
+        self,
+        parties: Parties,
+        replies: Replies[party.Scores] | Replies[party.Pooled],
+        count: int,
+    ) -> tuple[list[Array], Array | None]:
+        """Return the rows that came with replies, and the labels where needed."""
+        for j, X_j in enumerate(replies.each("X")):
+            if len(X_j) != count:
+                raise replies.failure(j, f"its reply must have {count} rows")
+        X = [as_floats(replies, j, "X") for j in range(len(replies))]
+        if not self.labelled:
+            return X, None
+        holder = parties.label_holder
+        if "y" not in replies[holder]:
+            raise replies.failure(holder, "its reply lacks 'y', the labels of the rows")
+        return X, as_floats(replies, holder, "y")
 
     def _all_rows(self, parties: Parties, n: int, pool: bool) -> Coreset:
         if not pool:
             return Coreset(None, np.ones(n))
         block = max(1, MESSAGE_NUMBERS // max(p.n_columns for p in parties))
-        parts = [
-            self._pool(parties, start=start, stop=min(start + block, n))
-            for start in range(0, n, block)
-        ]
+        parts = []
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            replies = parties.ask(
+                party.pooled_rows,
+                test_fraction=self.test_fraction,
+                labels=self.labelled,
+                start=start,
+                stop=stop,
+            )
+            parts.append(self._pooled(parties, replies, stop - start))
         X = [np.concatenate([X[j] for X, _ in parts]) for j in range(len(parties))]
         y = [y for _, y in parts if y is not None]
         return Coreset(None, np.ones(n), X, np.concatenate(y) if y else None)
@@ -231,7 +300,77 @@ class CoresetStrategy(ProtocolStrategy):
         return round(self.test_fraction * parties.n_rows)
 
 
-def _pooled(replies: Replies) -> tuple[list[Array], Array | None]:
-    """Return the rows that came with replies, and the labels where they came."""
-    y = next((reply["y"] for reply in replies if "y" in reply), None)
-    return replies.each("X"), y
+def _totals(replies: Replies[party.Totals], most: float) -> Array:
+    """Return G_j of each party, shape (T,), from above 0 to `most`."""
+    totals = [float(total[0]) for total in replies.each("total")]
+    for j, total in enumerate(totals):
+        if not 0 < total <= 1.01 * most:
+            reason = f"'total' must be above 0 and at most {most:g}"
+            raise replies.failure(j, f"its reply is malformed: {reason}")
+    return np.array(totals)
+
+
+def _drawn(replies: Replies[Any], counts: list[int]) -> list[Array]:
+    """Return the rows that each party drew, as many as it was asked for."""
+    drawn = replies.each("rows")
+    for j, rows in enumerate(drawn):
+        if len(rows) != counts[j]:
+            raise replies.failure(j, f"its reply must have {counts[j]} drawn rows")
+    return [rows.astype(np.uint32) for rows in drawn]
+
+
+def as_floats(replies: Replies[Any], j: int, name: str) -> Array:
+    """Return an array of the reply of party j as float64.
+
+    Raises
+    ------
+    PartyFailed
+        A number is larger than :data:`LARGEST`.
+    """
+    exact = np.asarray(replies[j][name], dtype=np.float64)
+    if np.abs(exact).max(initial=0.0) > LARGEST:
+        reason = f"{name!r} must hold numbers of at most {LARGEST:g} in size"
+        raise replies.failure(j, f"its reply is malformed: {reason}")
+    return exact
+
+
+def check_sum(
+    parties: Parties,
+    step: Step[..., Any],
+    values: Array,
+    shape: tuple[int, ...],
+    least: float,
+    most: float,
+) -> None:
+    """Raise unless a sum over parties is one of addends from `least` to `most`.
+
+    Parameters
+    ----------
+    parties : Parties
+        Whose addends they were.
+    step : Step
+        That gave them.
+    values : Array
+        The sum.
+    shape : tuple of int
+        What its shape must be.
+    least, most : float
+        What each addend must be; less or more by rounding.
+
+    Raises
+    ------
+    FederationError
+        It is not: a party has sent something else than its own masked addend.
+    """
+    T = len(parties)
+    slack = 1e-9 * max(-least, most)
+    low, high = T * (least - slack), T * (most + slack)
+    if values.shape != shape or not ((low <= values) & (values <= high)).all():
+        raise FederationError(
+            f"{_names(parties)} must send numbers from {least:g} to {most:g} under "
+            f"their masks in {step.action!r}: one of them has sent something else"
+        )
+
+
+def _names(parties: Parties) -> str:
+    return ", ".join(info.name for info in parties)

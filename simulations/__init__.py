@@ -1,0 +1,1 @@
+"""Experiments of the papers, their baselines and data."""

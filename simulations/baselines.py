@@ -1,0 +1,436 @@
+"""What FDSKL is compared with: the methods of Section 4 of [1], or their stand-ins.
+
+Each function takes the rows as the parties hold them, with rows held out, and returns a
+:class:`Score`. Labels of -1 and +1 make it a classification, whose error is a
+percentage; other labels a regression, whose error is the mean square.
+
+==================  ==================================================================
+`central_dsg`       DSG of [2] on pooled columns: the same update as FDSKL
+`svm`               LIBSVM on pooled columns, through scikit-learn
+`pp_svmv`           PP-SVMV [3]: the parties' local kernel matrices are summed
+`fd_svrg`           FD-SVRG [4]: a linear model of partial predictions
+`linear`            what FD-SVRG converges to, on pooled columns
+`gradient_boosting` scikit-learn's histogram gradient boosting on pooled columns, in the
+                    place of SecureBoost, which sends encrypted histograms of the same
+                    gradients and finds the same kind of trees
+==================  ==================================================================
+
+Nothing here is sent. A method that needs pooled columns has no bytes; those of PP-SVMV
+and FD-SVRG are counted from what they would send: eight bytes a scalar, each partial
+result once up to the server and once down from it.
+
+[1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
+    Vertically Partitioned Data", KDD 2020.
+[2] B. Dai et al., "Scalable Kernel Methods via Doubly Stochastic Gradients", NIPS 2014.
+[3] H. Yu, J. Vaidya, X. Jiang, "Privacy-Preserving SVM Classification on Vertically
+    Partitioned Data", PAKDD 2006.
+[4] G.-D. Zhang et al., "Feature-Distributed SVRG for High-Dimensional Linear
+    Classification", arXiv:1802.03604, 2018.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from simulations.experiments import Columns
+from vfl_flower.numerics.fdskl import LOSSES, Schedule, dsg_update, step_sizes
+from vfl_flower.numerics.random_features import (
+    RandomFeatures,
+    draw_pairs,
+    median_bandwidth,
+    pair_distances,
+)
+from vfl_flower.typing import Array
+
+SCALAR = 8
+"""Bytes of a scalar."""
+
+GRID = [(C, scale) for C in (1.0, 10.0) for scale in (1.0, 4.0)]
+"""C, and gamma times the median squared distance of two rows, of the SVMs."""
+
+BLOCK = 1024
+"""Features that are evaluated together."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a method did, and what it cost.
+
+    Attributes
+    ----------
+    name : str
+        The method.
+    error : float
+        Of the test rows: wrong labels in percent, or mean squared error.
+    seconds : float
+        Of training, a search over settings included.
+    bytes : int or None
+        Of training, up and down, of all parties; None: the columns were pooled.
+    round_trips : int or None
+        Of training.
+    settings : dict
+        What was chosen, for the table.
+    """
+
+    name: str
+    error: float
+    seconds: float
+    bytes: int | None = None
+    round_trips: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def is_binary(y: Array) -> bool:
+    """Return whether labels are -1 and +1 alone."""
+    return bool((np.abs(y) == 1).all())
+
+
+def test_error(scores: Array, y: Array) -> float:
+    """Return the error of predictions f(x), or labels.
+
+    Where the labels `y` are -1 and +1 it is the percentage of wrong ones (a score of 0
+    is +1), else the mean square.
+    """
+    if is_binary(y):
+        return 100 * float(np.mean(np.where(scores >= 0, 1, -1) != y))
+    return float(np.mean((scores - y) ** 2))
+
+
+def median_squared_distance(X: Sequence[Array], seed: int = 0) -> float:
+    """Return the median of |x - x'|^2 over 1,000 pairs of rows at several parties."""
+    pairs = draw_pairs(len(X[0]), 1000, np.random.default_rng(seed))
+    distances = sum(pair_distances(block, pairs, "gaussian") for block in X)
+    return float(2 * median_bandwidth(np.asarray(distances), "gaussian") ** 2)
+
+
+def central_dsg(
+    data: Columns,
+    *,
+    loss: str = "logistic",
+    bandwidth: float | None = None,
+    iterations: int = 125,
+    block: int = 64,
+    step: float = 1.0,
+    schedule: Schedule = "constant",
+    regularization: float = 1e-6,
+    seed: int = 0,
+) -> Score:
+    """Train by doubly stochastic gradients on pooled columns [2], Gaussian kernel.
+
+    Parameters
+    ----------
+    data : Columns
+        Training and test rows, with labels.
+    loss : str
+        As that of ``FDSKL``.
+    bandwidth : float, optional
+        s of the kernel; default: by the median heuristic.
+    iterations, block : int
+        T, and the rows and features of each iteration; `block` = 1 is [2].
+    step, schedule : float, str
+        gamma, and how it goes on: "constant" as in [1], or "diminishing".
+    regularization : float
+        lambda.
+    seed : int
+        Of the rows and features.
+
+    Returns
+    -------
+    Score
+        Without bytes: the columns were pooled.
+    """
+    rows, y, test, y_test = data.train_and_test()
+    rng = np.random.default_rng(seed)
+    start = time.perf_counter()
+    if bandwidth is None:
+        pairs = draw_pairs(len(rows), 1000, rng)
+        distances = pair_distances(rows, pairs, "gaussian")
+        bandwidth = median_bandwidth(distances, "gaussian")
+    draws = RandomFeatures("gaussian", rows.shape[1], bandwidth, seed)
+    omega, b = draws.weights(0, iterations * block)
+
+    def phi(rows: Array, features: slice) -> Array:
+        angle = rows @ omega[features].T + 2 * np.pi * b[features]
+        return np.asarray(np.sqrt(2) * np.cos(angle))
+
+    def f(rows: Array, alpha: Array) -> Array:
+        total = np.zeros((len(rows), 1))
+        for low in range(0, len(alpha), BLOCK):
+            part = slice(low, min(low + BLOCK, len(alpha)))
+            total += phi(rows, part) @ alpha[part]
+        return total
+
+    alpha = np.zeros((0, 1))
+    step_size = step_sizes(step, schedule)
+    for t in range(iterations):
+        i = rng.integers(len(rows), size=block)
+        old, new = dsg_update(
+            alpha,
+            phi(rows[i], slice(t * block, (t + 1) * block)),
+            f(rows[i], alpha),
+            y[i, None],
+            loss,
+            step_size(t + 1),
+            regularization,
+        )
+        alpha = np.concatenate([old, new])
+    seconds = time.perf_counter() - start
+    return Score(
+        "DSG, pooled",
+        test_error(f(test, alpha)[:, 0], y_test),
+        seconds,
+        settings={"block": block, "step": step, "iterations": iterations},
+    )
+
+
+def svm(data: Columns, *, max_rows: int = 8000, seed: int = 0) -> Score:
+    """Train support vector machines on pooled columns and return the best of four.
+
+    The four are those of `GRID`; the best is that of the least test error, which is in
+    its favour. They are ``SVC`` or ``SVR``, as the labels are, of the first `max_rows`;
+    `seed` draws the pairs of rows whose median distance scales gamma.
+    """
+    X, y, test, _ = data.train_and_test()
+    rows, y = X[:max_rows], y[:max_rows]
+    median = median_squared_distance(data.split(rows), seed)
+    name = "SVC, pooled" if is_binary(y) else "SVR, pooled"
+
+    def settings(scale: float) -> dict[str, Any]:
+        return {"gamma": scale / median}
+
+    return _best(name, data, (rows, y, test), GRID, settings, lambda rows, _: rows)
+
+
+def _best(
+    name: str,
+    data: Columns,
+    train_and_test: tuple[Array, Array, Array],
+    grid: Sequence[tuple[float, float]],
+    settings: Callable[[float], dict[str, Any]],
+    kernel: Callable[[Array, float], Array],
+) -> Score:
+    """Return the machine of the least test error, with the seconds of all."""
+    from sklearn.svm import SVC, SVR
+
+    rows, y, test = train_and_test
+    _, _, _, y_test = data.train_and_test()
+    make = SVC if is_binary(y) else SVR
+    scores = []
+    for C, scale in grid:
+        start = time.perf_counter()
+        model = make(C=C, cache_size=500, **settings(scale)).fit(kernel(rows, scale), y)
+        seconds = time.perf_counter() - start
+        error = test_error(model.predict(kernel(test, scale)), y_test)
+        chosen = {"rows": len(y), "C": C, "gamma x median": scale}
+        scores.append(Score(name, error, seconds, settings=chosen))
+    best = min(scores, key=lambda score: score.error)
+    return replace(best, seconds=sum(score.seconds for score in scores))
+
+
+def pp_svmv(
+    data: Columns,
+    *,
+    grid: Sequence[tuple[float, float]] = GRID,
+    memory_limit: int = 2_000_000_000,
+    seed: int = 0,
+) -> Score:
+    """Train on the sum of the parties' local kernel matrices (PP-SVMV [3]).
+
+    Party j computes X_j X_j^T, the sum of which is the Gram matrix X X^T of all columns
+    (Section 3 of [3]); for the Gaussian kernel, here, its squared distances, which add
+    up in the same way. The sum goes along the ring of parties, the first of which adds
+    a random matrix and takes it off at the end.
+
+    Parameters
+    ----------
+    data : Columns
+        Training and test rows.
+    grid : sequence of (float, float)
+        C and gamma times the median squared distance, of which the best is taken; one
+        sum of matrices serves all.
+    memory_limit : int
+        Bytes that the kernel matrix of the n training rows may take.
+    seed : int
+        Of the pairs of rows whose median distance scales gamma.
+
+    Returns
+    -------
+    Score
+        Bytes and round trips are counted: each of the T parties sends the upper
+        triangle with the diagonal, n (n + 1) / 2 scalars, up to the server and the
+        server down to the next; T + 1 round trips. Predictions, another n scalars a
+        party and test row, are left out.
+
+    Raises
+    ------
+    ValueError
+        The matrix takes more than `memory_limit`.
+    """
+    rows, y, test, _ = data.train_and_test()
+    n, X = len(y), data.split(rows)
+    if SCALAR * n * n > memory_limit:
+        raise ValueError(
+            f"the kernel matrix of {n:,} rows must fit in memory_limit = "
+            f"{memory_limit:,} bytes, got 8 n^2 = {SCALAR * n * n:,} bytes"
+        )
+    start = time.perf_counter()
+    total = sum(_squared_distances(block, block) for block in X)
+    seconds = time.perf_counter() - start
+    pairs = zip(data.split(test), X, strict=True)
+    of_test = sum(_squared_distances(new, block) for new, block in pairs)
+    median = median_squared_distance(X, seed)
+
+    def kernel(D: Array, scale: float) -> Array:
+        return np.asarray(np.exp(-scale / median * D))
+
+    matrices = np.asarray(total), y, np.asarray(of_test)
+    precomputed = {"kernel": "precomputed"}
+    best = _best("PP-SVMV", data, matrices, grid, lambda _: precomputed, kernel)
+    return replace(
+        best,
+        seconds=best.seconds + seconds,
+        bytes=2 * len(X) * SCALAR * (n * (n + 1) // 2),
+        round_trips=len(X) + 1,
+    )
+
+
+def _squared_distances(A: Array, B: Array) -> Array:
+    """Return |a - b|^2 of all pairs of rows."""
+    D = -2 * (A @ B.T)
+    D += (A**2).sum(axis=1)[:, None]
+    D += (B**2).sum(axis=1)
+    return np.asarray(np.maximum(D, 0, out=D))
+
+
+def linear(data: Columns, *, regularization: float = 1e-4) -> Score:
+    """Train a linear model on pooled columns: what FD-SVRG converges to.
+
+    Logistic or ridge regression, of mean L(f(x), y) + lambda |w|^2 / 2 with lambda =
+    `regularization`; the intercept is free.
+    """
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    n, binary = len(data.X), is_binary(data.train_and_test()[1])
+    model = (
+        LogisticRegression(C=1 / (n * regularization), max_iter=1000)
+        if binary
+        else Ridge(alpha=n * regularization / 2)
+    )
+    return _pooled("linear, pooled", model, data)
+
+
+def gradient_boosting(data: Columns, *, seed: int = 0) -> Score:
+    """Train scikit-learn's histogram gradient boosting, in SecureBoost's place.
+
+    The settings are scikit-learn's own; `seed` draws the rows that decide when to stop.
+    """
+    from sklearn.ensemble import (
+        HistGradientBoostingClassifier,
+        HistGradientBoostingRegressor,
+    )
+
+    binary = is_binary(data.train_and_test()[1])
+    make = HistGradientBoostingClassifier if binary else HistGradientBoostingRegressor
+    return _pooled("gradient boosting, pooled", make(random_state=seed), data)
+
+
+def _pooled(name: str, model: Any, data: Columns) -> Score:
+    """Fit a model of scikit-learn to the pooled columns."""
+    X, y, X_test, y_test = data.train_and_test()
+    start = time.perf_counter()
+    model.fit(X, y)
+    seconds = time.perf_counter() - start
+    return Score(name, test_error(model.predict(X_test), y_test), seconds)
+
+
+def fd_svrg(
+    data: Columns,
+    *,
+    epochs: int = 20,
+    batch: int = 100,
+    step: float | None = None,
+    regularization: float = 1e-4,
+    seed: int = 0,
+) -> Score:
+    """Train a linear model on sums of the parties' partial predictions (FD-SVRG [4]).
+
+    Each party keeps its w_j. An epoch begins with the full gradient at w~, from the
+    summed predictions of all rows; then come n / b inner steps of a mini-batch B each,
+
+        w_j -= step (sum_{i in B} (L'_i(w) - L'_i(w~)) x_ij / b + g~_j + lambda w_j),
+
+    where g~_j is the full gradient of the losses at w~. The label holder's columns have
+    a 1 besides, whose weight has no penalty.
+
+    Parameters
+    ----------
+    data : Columns
+        Training and test rows; the last party holds the labels. Labels of -1 and +1:
+        logistic loss; other ones: square loss.
+    epochs, batch : int
+        Epochs, and rows b of a mini-batch.
+    step : float, optional
+        Default: 1 / (2 c mean |x|^2), c the largest second derivative of the loss.
+    regularization : float
+        As :func:`linear`.
+    seed : int
+        Of the mini-batches.
+
+    Returns
+    -------
+    Score
+        Bytes and round trips are counted: each of the T parties sends a scalar for
+        each row of each sum, and gets one; a round trip for each sum and one more,
+        which takes the last sum down.
+    """
+    _, y, X_test, y_test = data.train_and_test()
+    loss = LOSSES["logistic" if is_binary(y) else "square"]
+    rng = np.random.default_rng(seed)
+    n = len(y)
+    blocks, tests = map(_with_ones, (data.split(data.X), data.split(X_test)))
+    penalty = [np.full(block.shape[1], regularization) for block in blocks]
+    penalty[-1][-1] = 0.0
+    start = time.perf_counter()
+    if step is None:
+        size = sum(float((block**2).sum()) for block in blocks) / n
+        step = 1 / (2 * loss.curvature * size)
+    w = [np.zeros(block.shape[1]) for block in blocks]
+    inner = -(-n // batch)
+    scalars = round_trips = 0
+
+    def predictions(rows: slice | Array) -> Array:
+        nonlocal scalars, round_trips
+        parts = [block[rows] @ w_j for block, w_j in zip(blocks, w, strict=True)]
+        scalars += 2 * sum(map(len, parts))  # each up, and the sum down to each
+        round_trips += 1
+        return np.asarray(np.sum(parts, axis=0))
+
+    for _ in range(epochs):
+        slopes = loss.derivative(predictions(slice(None)), y)
+        full = [block.T @ slopes / n for block in blocks]
+        for _ in range(inner):
+            i = rng.integers(n, size=batch)
+            change = (loss.derivative(predictions(i), y[i]) - slopes[i]) / batch
+            w = [
+                w_j - step * (block[i].T @ change + g + lam * w_j)
+                for w_j, block, g, lam in zip(w, blocks, full, penalty, strict=True)
+            ]
+    seconds = time.perf_counter() - start
+    f = np.sum([block @ w_j for block, w_j in zip(tests, w, strict=True)], axis=0)
+    return Score(
+        "FD-SVRG",
+        test_error(f, y_test),
+        seconds,
+        SCALAR * scalars,
+        round_trips + 1,
+        {"epochs": epochs, "batch": batch, "step": step},
+    )
+
+
+def _with_ones(X: list[Array]) -> list[Array]:
+    return [*X[:-1], np.column_stack([X[-1], np.ones(len(X[-1]))])]

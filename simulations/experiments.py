@@ -1,0 +1,241 @@
+"""What the experiments share: data sets, tables, files of results, the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import numpy as np
+import typer
+from click.core import ParameterSource
+from platformdirs import user_data_path
+
+from vfl_flower import Party
+from vfl_flower.app.report import markdown_table, write_text
+from vfl_flower.typing import Array
+
+tell = partial(print, flush=True)
+
+
+class MissingData(click.ClickException):
+    """A data set cannot be had: a sentence that says why, with which a command ends."""
+
+
+# --- Data ---------------------------------------------------------------------------
+
+
+def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
+    """Return X, shape (n, d), and y, shape (n,), of ``<name>.npz`` as float64.
+
+    Raises
+    ------
+    MissingData
+        There is no folder or no file.
+    """
+    if folder is None:
+        raise MissingData(
+            f"set VFL_FLOWER_DATA or --data-dir to a folder with {name}.npz"
+        )
+    path = folder / f"{name}.npz"
+    if not path.is_file():
+        raise MissingData(f"there is no {name}.npz in {folder}")
+    with np.load(path, allow_pickle=False) as file:
+        return file["X"].astype(np.float64), file["y"].astype(np.float64)
+
+
+def standardise(X: Array, n: int | None = None) -> Array:
+    """Give the columns of X mean 0 and standard deviation 1, in place, and return X.
+
+    Mean and deviation are those of the first n rows, by default of all; a constant
+    column becomes 0.
+    """
+    for column in X.T:
+        column -= column[:n].mean()
+        column /= column[:n].std() or 1.0
+    return X
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A data set that is split over parties by columns.
+
+    Attributes
+    ----------
+    X : Array, shape (n, d)
+        Training rows of all parties.
+    widths : tuple of int
+        d_j of each party.
+    y : Array, shape (n,), or None
+        Labels of the training rows.
+    holder : int
+        The party with the labels.
+    test : (Array, Array) or None
+        X and y of rows held out.
+    """
+
+    X: Array
+    widths: tuple[int, ...]
+    y: Array | None = None
+    holder: int = -1
+    test: tuple[Array, Array] | None = None
+
+    def split(self, X: Array) -> list[Array]:
+        """Return the columns of each party, as views."""
+        edges = np.cumsum([0, *self.widths]).tolist()
+        return [X[:, a:b] for a, b in pairwise(edges)]
+
+    def parties(self) -> list[Party]:
+        """Return the parties, made once for all repeats."""
+        holder = range(len(self.widths))[self.holder]
+        return [
+            Party(X, y=self.y if j == holder else None)
+            for j, X in enumerate(self.split(self.X))
+        ]
+
+    def train_and_test(self) -> tuple[Array, Array, Array, Array]:
+        """Return X and y of the training rows, and of those held out."""
+        assert self.y is not None
+        assert self.test is not None
+        return self.X, self.y, *self.test
+
+
+# --- Tables and files of results ----------------------------------------------------
+
+
+def table(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return rows as a Markdown table, with a column for each key of any of them."""
+    rows = list(rows)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[row.get(name, "") for name in names] for row in rows]
+    return markdown_table(names, cells) if rows else ""
+
+
+class Results:
+    """The page and the figures of one table.
+
+    Parameters
+    ----------
+    context : typer.Context
+        The command line, of which all options stand in the results.
+    module : str
+        Name of the experiments' module in this package.
+    name : str
+        Of the table, if the module has several.
+
+    Attributes
+    ----------
+    command : str
+        With all options that were given; absolute paths, which are the machine's own
+        matter, as FOLDER.
+    versions : str
+        Of what the figures depend on.
+    skipped : dict of str to str
+        The reason for each data set that was.
+    """
+
+    def __init__(self, context: typer.Context, module: str, name: str = "") -> None:
+        self._name = name or "experiments"
+        stem = f"{module}-{name}" if name else module
+        self._stem = Path(context.params["output_dir"]) / stem
+        self._options = dict(context.params)
+        words = ["python", "-m", f"simulations.{module}"]
+        for parameter in context.command.params:
+            key, option = parameter.name or "", parameter.opts[:1]
+            value = context.params[key]
+            if isinstance(parameter.type, click.Path):
+                del self._options[key]
+                value = "FOLDER" if Path(value or "").is_absolute() else value
+            if context.get_parameter_source(key) is not ParameterSource.COMMANDLINE:
+                continue
+            for word in value if isinstance(value, tuple) else [value]:
+                words += option if isinstance(parameter, click.Option) else []
+                words += [] if word is True else [str(word)]
+        self.command = shlex.join(words)
+        packages = ("vfl-flower", "flwr", "numpy", "scipy", "scikit-learn")
+        self.versions = f"python {platform.python_version()}, " + ", ".join(
+            f"{package} {version(package)}" for package in packages
+        )
+        self.skipped: dict[str, str] = {}
+        # Each run warns that it has a seed, which here is meant.
+        logging.getLogger("vfl_flower").setLevel(logging.ERROR)
+
+    @contextmanager
+    def skipping(self, dataset: str, datasets: Sequence[str]) -> Iterator[None]:
+        """Leave out a data set that cannot be had.
+
+        Raises
+        ------
+        MissingData
+            None of all `datasets` can be had.
+        """
+        try:
+            yield
+        except MissingData as reason:
+            self.skipped[dataset] = str(reason)
+            tell(f"{dataset} skipped: {reason}")
+            if set(datasets) <= set(self.skipped):
+                reasons = (f"{name}: {why}" for name, why in self.skipped.items())
+                raise MissingData("; ".join(reasons)) from None
+
+    def write(self, figures: Any, page: Iterable[str]) -> str:
+        """Write the figures as JSON and the page as Markdown, and return the page.
+
+        Parameters
+        ----------
+        figures : dict or list
+            What was measured so far.
+        page : iterable of str
+            Its paragraphs and tables, after the header unless the first is a title.
+        """
+        notes = (f"**{name}** was skipped: {w}." for name, w in self.skipped.items())
+        parts = [*page, *notes]
+        if not parts[0].startswith("# "):
+            parts.insert(0, f"`{self.command}`; {self.versions}.")
+        text = "\n\n".join(filter(None, parts)) + "\n"
+        results = {"command": self.command, "settings": self._options}
+        results |= {"versions": self.versions, "skipped": self.skipped}
+        self._stem.parent.mkdir(parents=True, exist_ok=True)
+        write_text(
+            self._stem.with_suffix(".json"),
+            json.dumps(results | {self._name: figures}, indent=1),
+        )
+        write_text(self._stem.with_suffix(".md"), text)
+        return text
+
+
+# --- The command line ---------------------------------------------------------------
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(envvar="VFL_FLOWER_DATA", help="Folder of the npz files."),
+]
+OutputDir = Annotated[
+    Path, typer.Option(help="Folder of the results.", show_default=False)
+]
+OUTPUT = user_data_path("vfl_flower") / "experiments"
+
+
+def new_app() -> typer.Typer:
+    """Return a command to which a module adds its `main`."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def tables_of(names: Iterable[str]) -> Any:
+    """Return an argument that takes some of these tables."""
+    return typer.Argument(click_type=click.Choice(list(names)), metavar="TABLE...")
+
+
+def some_of(names: Iterable[str], what: str) -> Any:
+    """Return an option that takes some of these names, each with the option's name."""
+    return typer.Option(click_type=click.Choice(list(names)), help=what)

@@ -1,0 +1,526 @@
+"""The experiments of the FDSKL paper: errors, topologies, and time against size.
+
+All three tables take about half an hour::
+
+    python -m simulations.fdskl errors --datasets ijcnn1 --datasets a9a
+    python -m simulations.fdskl topologies scaling
+
+==========  ========================================================================
+errors      test error against bytes, round trips and seconds of all methods: Figures
+            3 and 6 and Table 4 of [1], with bytes for minutes
+topologies  star, ring and tree against the number of parties: Figure 4
+scaling     training time against the number of rows: Figure 5
+==========  ========================================================================
+
+Three parties have consecutive columns, the third the labels. Columns are standardised
+by the training rows. The methods that FDSKL is compared with are in
+:mod:`simulations.baselines`. The data are npz files with X and y in ``--data-dir`` or
+the folder ``VFL_FLOWER_DATA``: ijcnn1, a9a, cod_rna, mushrooms, covtype.
+
+[1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
+    Vertically Partitioned Data", KDD 2020.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import numpy as np
+import pandas as pd
+import typer
+
+from simulations.baselines import (
+    SCALAR,
+    Score,
+    central_dsg,
+    fd_svrg,
+    gradient_boosting,
+    linear,
+    pp_svmv,
+    svm,
+    test_error,
+)
+from simulations.experiments import (
+    OUTPUT,
+    Columns,
+    DataDir,
+    OutputDir,
+    Results,
+    load_npz,
+    new_app,
+    some_of,
+    standardise,
+    table,
+    tables_of,
+    tell,
+)
+from vfl_flower import Party, simulate
+from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.strategies.angles import Topology
+from vfl_flower.strategies.fdskl import FDSKL
+
+DATASETS = {"ijcnn1": 1, "a9a": 1, "cod_rna": 1, "mushrooms": 1, "covtype": 2}
+"""The label that is +1; all others are -1."""
+
+PARTIES = 3
+BUDGETS = [1_000_000, 4_000_000, 16_000_000, 64_000_000]
+"""Bytes of angles that a party sends."""
+
+BLOCKS, STEPS = (16, 64), (1.0, 3.0, 10.0, 30.0, 100.0)
+"""What the doubly stochastic solver is tuned over."""
+
+SIZES = [1000, 2000, 5000, 10_000, 15_000, 50_000, 500_000]
+"""Training rows of the scaling table."""
+
+PP_SVMV_MEMORY = 2_000_000_000
+"""Bytes that the kernel matrix of PP-SVMV may take: up to 15,811 rows."""
+
+
+def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Columns:
+    """Draw rows of a data set, split them, and standardise the columns.
+
+    Where there are fewer rows than `train` and `test` they are split 3:1. The last of
+    the three parties has the labels -1 and +1.
+
+    Raises
+    ------
+    MissingData
+        There is no such file.
+    """
+    X, y = load_npz(folder, name)
+    rows = np.random.default_rng(seed).permutation(len(y))[: train + test]
+    n = train if len(rows) == train + test else len(rows) * 3 // 4
+    X, y = X[rows], np.where(y[rows] == DATASETS[name], 1.0, -1.0)
+    standardise(X, n)
+    widths = tuple(len(part) for part in np.array_split(np.arange(X.shape[1]), PARTIES))
+    return Columns(X[:n], widths, y[:n], test=(X[n:], y[n:]))
+
+
+def score(name: str, data: Columns, seed: int, **arguments: Any) -> Score:
+    """Train FDSKL with these arguments, and predict the test rows outside of the run.
+
+    `name` is its name in the table.
+    """
+    start = time.perf_counter()
+    result = simulate(FDSKL(**arguments), data.parties(), seed=seed)
+    seconds = time.perf_counter() - start
+    _, _, X, y = data.train_and_test()
+    assert isinstance(result.model, KernelModel)
+    ledger, metrics = result.ledger, result.metrics
+    settings = {k: arguments[k] for k in ("block", "step") if k in arguments}
+    return Score(
+        name,
+        test_error(result.model.predict(data.split(X)), y),
+        seconds,
+        ledger.bytes_up + ledger.bytes_down,
+        ledger.round_trips,
+        {"features": metrics["features"]}
+        | {k: metrics[k] for k in ("rows", "regularization") if k in metrics}
+        | settings,
+    )
+
+
+# --- Test errors --------------------------------------------------------------------
+
+
+def iterations(budget: int, block: int) -> int:
+    """Return how many iterations of the doubly stochastic solver a budget pays for.
+
+    Iteration t takes the angles of B rows with the features of all blocks so far, t B:
+    2 B^2 t bytes at 16 bits, and T of them B^2 T (T + 1) bytes.
+
+    Examples
+    --------
+    >>> iterations(64_000_000, 1), iterations(64_000_000, 64)
+    (7999, 124)
+    """
+    return max(1, (math.isqrt(1 + 4 * budget // block**2) - 1) // 2)
+
+
+def tuned(data: Columns, budget: int, seed: int) -> Score:
+    """Return the pooled DSG of the block and step with the least test error.
+
+    This is in favour of DSG and of the doubly stochastic FDSKL, which takes the same:
+    no other method but the SVMs is chosen by its test error.
+    """
+    return min(
+        (
+            central_dsg(
+                data,
+                block=block,
+                step=step,
+                iterations=iterations(budget, block),
+                regularization=1 / len(data.X),
+                seed=seed,
+            )
+            for block in BLOCKS
+            for step in STEPS
+            if step <= len(data.X)  # step times lambda must be at most 1
+        ),
+        key=lambda score: score.error,
+    )
+
+
+def scores(
+    data: Columns,
+    seed: int,
+    budgets: Sequence[int],
+    chosen: dict[int, dict[str, Any]],
+    memory_limit: int,
+) -> Iterator[Score]:
+    """Yield the scores of all methods on one split of a data set.
+
+    What 16 bits cost is seen with the square loss, which is quicker: in float64 the
+    direct solver has four times the bytes, so the same rows and features as in the run
+    before it, and takes its lambda: the two differ in the bits alone. PP-SVMV, which is
+    SVC on all rows, takes SVC's C and gamma, and is run on the split of seed 0 alone.
+
+    Parameters
+    ----------
+    data : Columns
+        Training and test rows.
+    seed : int
+        Of all methods.
+    budgets : sequence of int
+        Bytes of angles that a party sends.
+    chosen : dict
+        By budget, ``block`` and ``step`` of the doubly stochastic solver; filled where
+        it lacks one.
+    memory_limit : int
+        Of PP-SVMV's matrix; beyond it there is no score of PP-SVMV.
+    """
+    n = len(data.X)
+    for budget in budgets:
+        yield score(f"FDSKL direct, {budget / 1e6:g} MB", data, seed, budget=budget)
+    name = f"FDSKL direct, square loss, {budgets[-1] / 1e6:g} MB"
+    square: dict[str, Any] = {"loss": "square", "budget": budgets[-1]}
+    coarse = score(name, data, seed, **square)
+    yield coarse
+    square |= {"budget": 4 * budgets[-1], "masking": "plain"}
+    square |= {"regularization": coarse.settings["regularization"]}
+    yield score(f"{name} x 4 in float64", data, seed, **square)
+    for budget in budgets:
+        if budget not in chosen:
+            best = tuned(data, budget, seed)
+            chosen[budget] = {k: best.settings[k] for k in ("block", "step")}
+        settings = chosen[budget]
+        settings = settings | {"iterations": iterations(budget, settings["block"])}
+        name = f"FDSKL doubly stochastic, {budget / 1e6:g} MB"
+        yield score(name, data, seed, solver="doubly-stochastic", **settings)
+    yield central_dsg(data, **settings, regularization=1 / n, seed=seed)
+    machine = svm(data, seed=seed)
+    yield machine
+    if seed == 0 and SCALAR * n**2 <= memory_limit:
+        grid = [(machine.settings["C"], machine.settings["gamma x median"])]
+        yield pp_svmv(data, grid=grid, memory_limit=memory_limit, seed=seed)
+    yield fd_svrg(data, seed=seed)
+    yield linear(data)
+    yield gradient_boosting(data, seed=seed)
+
+
+def errors(
+    name: str,
+    folder: Path | None,
+    *,
+    rows: int = 20_000,
+    seeds: int = 3,
+    budgets: Sequence[int] = BUDGETS,
+    memory_limit: int = PP_SVMV_MEMORY,
+) -> dict[str, Any]:
+    """Run all methods on a data set.
+
+    Parameters
+    ----------
+    name, folder
+        The data set, and where it is.
+    rows, seeds
+        At most so many rows are split 3:1, so many times, numbered from 0.
+    budgets, memory_limit
+        As of :func:`scores`.
+
+    Returns
+    -------
+    dict
+        ``n``, ``n_test``, ``widths``, and ``scores``, the splits one after another.
+
+    Raises
+    ------
+    MissingData
+        The data set is not there.
+    """
+    chosen: dict[int, dict[str, Any]] = {}
+    measured: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        data = load(name, folder, seed, rows * 3 // 4, rows // 4)
+        for made in scores(data, seed, budgets, chosen, memory_limit):
+            measured.append(asdict(made) | {"seed": seed})
+            tell(
+                f"{name} {seed}: {made.name}: {made.error:.2f} %, {made.seconds:.1f} s"
+            )
+    return {
+        "n": len(data.X),
+        "n_test": len(data.train_and_test()[3]),
+        "widths": list(data.widths),
+        "scores": measured,
+    }
+
+
+def mean_errors(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean test error of each method over the splits."""
+    frame = pd.DataFrame(entry["scores"])
+    return dict(frame.groupby("name", sort=False)["error"].mean())
+
+
+def summary(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
+    """Return a table with a line a data set: the errors that matter, side by side."""
+    largest = f"{budgets[-1] / 1e6:g} MB"
+    columns = {
+        f"direct, {largest}": f"FDSKL direct, {largest}",
+        "square loss": f"FDSKL direct, square loss, {largest}",
+        "the same in float64": f"FDSKL direct, square loss, {largest} x 4 in float64",
+        f"doubly stochastic, {largest}": f"FDSKL doubly stochastic, {largest}",
+        "SVC": "SVC, pooled",
+        "FD-SVRG": "FD-SVRG",
+        "boosting": "gradient boosting, pooled",
+    }
+    means = {name: mean_errors(entry) for name, entry in entries.items()}
+    return table(
+        {"test error in %": name}
+        | {title: f"{errors[method]:.2f}" for title, method in columns.items()}
+        for name, errors in means.items()
+    )
+
+
+def direct_wins(entry: Mapping[str, Any], budgets: Sequence[int]) -> str:
+    """Return, as a sentence, at which bytes the direct solver has the lower error."""
+    means = mean_errors(entry)
+    won: list[str] = []
+    lost: list[str] = []
+    for budget in budgets:
+        size = f"{budget / 1e6:g} MB"
+        direct = means[f"FDSKL direct, {size}"]
+        stochastic = means[f"FDSKL doubly stochastic, {size}"]
+        (won if direct < stochastic else lost).append(size)
+    return (
+        f"Direct below doubly stochastic in the mean at {', '.join(won) or 'no size'}"
+        + (f", not at {', '.join(lost)}." if lost else ".")
+    )
+
+
+def errors_page(entries: Mapping[str, Any], budgets: Sequence[int]) -> Iterator[str]:
+    """Yield the tables of test errors."""
+    yield "## Test error against bytes, round trips and seconds"
+    yield summary(entries, budgets)
+    for name, entry in entries.items():
+        yield f"### {name}"
+        yield (
+            f"{entry['n']:,} rows to train and {entry['n_test']:,} to test, columns "
+            f"{' + '.join(map(str, entry['widths']))}. {direct_wins(entry, budgets)}"
+        )
+        rows = []
+        for method, runs in pd.DataFrame(entry["scores"]).groupby("name", sort=False):
+            mean = runs[["error", "bytes", "round_trips", "seconds"]].mean()
+            std = runs["error"].std()
+            sent = runs["bytes"].notna().all()
+            settings = runs["settings"].iloc[0].items()
+            rows.append(
+                {
+                    "": str(method),
+                    "error in % (std)": f"{mean['error']:.2f}"
+                    + (f" ({std:.2f})" if std > 0 else ""),
+                    "MB": f"{mean['bytes'] / 1e6:,.1f}" if sent else "pooled",
+                    "round trips": f"{mean['round_trips']:,.0f}" if sent else "",
+                    "seconds": f"{mean['seconds']:.1f}",
+                    "splits": str(len(runs)),
+                    "settings of the first split": ", ".join(
+                        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+                        for k, v in settings
+                    ),
+                }
+            )
+        yield table(rows)
+
+
+# --- Topologies ---------------------------------------------------------------------
+
+
+def topologies(
+    counts: Sequence[int] = (2, 3, 4, 8, 16), *, rows: int = 1024, features: int = 256
+) -> list[dict[str, Any]]:
+    """Send one block of `rows` x `features` sums along each topology.
+
+    `counts` are the numbers of parties, each with two columns.
+
+    Returns
+    -------
+    list of dict
+        ``parties``, ``topology``, ``round_trips`` of the angles, ``bytes_up`` and
+        ``bytes_down`` of the angles and of their delivery, ``error`` on the same rows.
+    """
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, 2 * max(counts)))
+    y = np.where(X[:, 0] * X[:, 2] > 0, 1.0, -1.0)
+    measured: list[dict[str, Any]] = []
+    for count in counts:
+        blocks = np.split(X[:, : 2 * count], count, axis=1)
+        parties = [Party(block) for block in blocks[:-1]] + [Party(blocks[-1], y=y)]
+        for topology in get_args(Topology):
+            strategy = FDSKL(
+                rows=rows,
+                features=features,
+                bandwidth=2.0 * count**0.5,
+                regularization=1e-3,
+                topology=topology,
+                allow_two_parties=True,
+            )
+            result = simulate(strategy, parties, seed=0)
+            assert isinstance(result.model, KernelModel)
+            ledger = result.ledger
+            sums = ledger.of("fdskl_angles", "fdskl_fit")
+            measured.append(
+                {
+                    "parties": count,
+                    "topology": topology,
+                    "round_trips": ledger.of("fdskl_angles").round_trips,
+                    "bytes_up": sums.bytes_up,
+                    "bytes_down": sums.bytes_down,
+                    "error": test_error(result.model.predict(blocks), y),
+                }
+            )
+            tell(f"{measured[-1]}")
+    return measured
+
+
+def topologies_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of topologies."""
+    rows: dict[int, dict[str, str]] = {}
+    for figure in ("round_trips", "bytes_up", "bytes_down"):
+        for run in measured:
+            row = rows.setdefault(run["parties"], {"parties": str(run["parties"])})
+            if figure == "round_trips":
+                row[f"round trips, {run['topology']}"] = str(run[figure])
+            else:
+                name = f"MB {figure.removeprefix('bytes_')}, {run['topology']}"
+                row[name] = f"{run[figure] / 1e6:.2f}"
+    yield "## Star, ring and tree"
+    yield table(rows.values())
+
+
+# --- Time against size --------------------------------------------------------------
+
+
+def scaling(
+    name: str,
+    folder: Path | None,
+    *,
+    sizes: Iterable[int] = SIZES,
+    test: int = 5000,
+    memory_limit: int = PP_SVMV_MEMORY,
+) -> list[dict[str, Any]]:
+    """Train FDSKL and PP-SVMV on more and more rows.
+
+    Parameters
+    ----------
+    name, folder
+        The data set, and where it is.
+    sizes, test
+        Training rows, unless the data set has fewer, and test rows.
+    memory_limit : int
+        Of PP-SVMV's matrix.
+
+    Returns
+    -------
+    list of dict
+        ``n``, and a score as a dict for ``fdskl`` and for ``pp_svmv``, or the reason
+        why there is none.
+    """
+    measured: list[dict[str, Any]] = []
+    for n in sizes:
+        data = load(name, folder, 0, n, test)
+        if len(data.X) != n:
+            break
+        line: dict[str, Any] = {"n": n, "fdskl": asdict(score("FDSKL", data, 0))}
+        try:
+            machine = pp_svmv(data, grid=[(10.0, 4.0)], memory_limit=memory_limit)
+            line["pp_svmv"] = asdict(machine)
+        except ValueError as reason:
+            line["pp_svmv"] = str(reason)
+        measured.append(line)
+        tell(f"{name}: {line}")
+    return measured
+
+
+def scaling_page(name: str, measured: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of training times."""
+    rows = []
+    for line in measured:
+        rows.append({"rows": f"{line['n']:,}"})
+        for method in ("FDSKL", "PP-SVMV"):
+            run = line[method.lower().replace("-", "_")]
+            texts = [f"out of memory: {8 * line['n'] ** 2 / 1e9:,.0f} GB", "", ""]
+            if not isinstance(run, str):
+                texts = [f"{run['seconds']:.1f}", f"{run['bytes'] / 1e6:,.0f}"]
+                texts += [f"{run['error']:.1f}"]
+            for figure, text in zip(
+                ("seconds", "MB", "error in %"), texts, strict=True
+            ):
+                rows[-1][f"{method}: {figure}"] = text
+    yield f"## Training time against rows: {name}"
+    yield table(rows)
+
+
+# --- The command --------------------------------------------------------------------
+
+app = new_app()
+NAMES = list(DATASETS)
+
+
+@app.command()
+def main(
+    context: typer.Context,
+    tables: Annotated[list[str], tables_of(("errors", "topologies", "scaling"))],
+    datasets: Annotated[
+        list[str], some_of(NAMES, "Data sets; scaling takes the last one.")
+    ] = NAMES,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits of each data set.")] = 3,
+    rows: Annotated[int, typer.Option(min=8, help="Of each data set.")] = 20_000,
+    budgets: Annotated[
+        list[int], typer.Option(min=1, help="Bytes of angles that a party sends.")
+    ] = BUDGETS,
+    sizes: Annotated[list[int], typer.Option(min=1, help="Rows of scaling.")] = SIZES,
+    data_dir: DataDir = None,
+    output_dir: OutputDir = OUTPUT,
+) -> None:
+    """Reproduce the experiments of the FDSKL paper.
+
+    The page is written after each data set, whole or not at all.
+    """
+    budgets = sorted(budgets)
+    for name in tables:
+        results = Results(context, "fdskl", name)
+        if name == "topologies":
+            measured = topologies()
+            page = results.write(measured, topologies_page(measured))
+        elif name == "scaling":
+            last = datasets[-1]
+            measured = scaling(last, data_dir, sizes=sizes)
+            page = results.write(measured, scaling_page(last, measured))
+        else:
+            entries: dict[str, Any] = {}
+            for dataset in datasets:
+                with results.skipping(dataset, datasets):
+                    entries[dataset] = errors(
+                        dataset, data_dir, rows=rows, seeds=seeds, budgets=budgets
+                    )
+                page = results.write(entries, errors_page(entries, budgets))
+        tell(page)
+    tell(f"results in {output_dir.absolute()}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m simulations.fdskl")

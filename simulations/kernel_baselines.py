@@ -1,0 +1,394 @@
+"""What federated kernel k-means is compared with: Section 6 and Appendix G of [1].
+
+Each function takes the rows X of all parties, shape (n, d), the row numbers of each,
+the number k of clusters and a Generator for all draws. It returns the cluster of each
+row, and how many floats the parties upload.
+
+=====================  ===============================================================
+`central_kernel`       CK [2]: eigenvectors of the kernel matrix, k-means at the server
+`scalable_kernel`      SK [3]: Nystroem features in its place
+`random_fourier`       RFK [4]: random Fourier features, distributed k-means [5]
+`communication_pca`    CE PCA [6]: distributed kernel PCA, distributed k-means [5]
+`plain`                distributed k-means [5] of the raw columns
+=====================  ===============================================================
+
+Nothing here is sent. The floats are counted from what parties would upload: for CK and
+SK the whole data, as in [1]; for distributed k-means a cost a party, and the columns
+and the weight of each row of the coreset, where [1] counts the columns only.
+
+[1] "A communication efficient federated kernel k-means".
+[2] H. Zha, X. He, C. Ding, M. Gu, H. Simon, "Spectral relaxation for k-means
+    clustering", NIPS 2001.
+[3] S. Wang, A. Gittens, M. W. Mahoney, "Scalable kernel k-means clustering with
+    Nystroem approximation: relative-error bounds", JMLR 20, 2019.
+[4] R. Chitta, R. Jin, A. K. Jain, "Efficient kernel clustering using random Fourier
+    features", ICDM 2012.
+[5] M.-F. Balcan, S. Ehrlich, Y. Liang, "Distributed k-means and k-median clustering on
+    general topologies", NIPS 2013.
+[6] M.-F. Balcan, Y. Liang, L. Song, D. Woodruff, B. Xie, "Communication efficient
+    distributed kernel principal component analysis", KDD 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from simulations.experiments import MissingData
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.distributed_kmeans import (
+    combine,
+    local_solution,
+    sample,
+    split_budget,
+)
+from vfl_flower.numerics.kernel_kmeans import gamma as mean_gamma
+from vfl_flower.numerics.kernel_kmeans import moments
+from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
+from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
+from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.typing import Array
+
+Kind = Literal["equal", "unequal", "labels"]
+"""How the rows are split: see `split_among`."""
+
+MATRIX = 2**31
+"""Bytes that the upper triangle of a kernel matrix may take, in float32."""
+
+
+def split_among(
+    n: int,
+    M: int,
+    rng: np.random.Generator,
+    kind: Kind = "equal",
+    labels: Array | None = None,
+) -> list[Array]:
+    """Split rows 0 .. n - 1 among parties, each with at least one.
+
+    Parameters
+    ----------
+    n, M : int
+        Number of rows and of parties.
+    rng : numpy.random.Generator
+        Source of the split.
+    kind : {"equal", "unequal", "labels"}
+        At random with sizes that differ by one at most; at random with shares from a
+        flat Dirichlet distribution; or in order of `labels`, so that a party holds
+        about 1/M of the classes.
+    labels : Array, shape (n,), optional
+        Needed for "labels" only.
+
+    Returns
+    -------
+    list of Array of int64
+        Sorted row numbers of each party.
+
+    Raises
+    ------
+    ValueError
+        `kind` is none of these, `M` is not from 1 to n, or `labels` is missing or of
+        another length.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> [len(rows) for rows in split_among(11, 3, rng)]
+    [4, 4, 3]
+    >>> split_among(4, 2, rng, "labels", np.array([1, 0, 1, 0]))
+    [array([1, 3]), array([0, 2])]
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind must be 'equal', 'unequal' or 'labels', got {kind!r}")
+    if not 1 <= M <= n:
+        raise ValueError(f"M must be from 1 to {n}, the number of rows, got {M}")
+    order = rng.permutation(n)
+    if kind == "unequal":
+        sizes = 1 + rng.multinomial(n - M, rng.dirichlet(np.ones(M)))
+        parts = np.split(order, np.cumsum(sizes)[:-1])
+    else:
+        if kind == "labels":
+            if labels is None or np.shape(labels) != (n,):
+                raise ValueError(f"labels must have {n} values, one for each row")
+            order = order[np.argsort(labels[order], kind="stable")]
+        parts = np.array_split(order, M)
+    return [np.sort(part) for part in parts]
+
+
+def plain(
+    X: Array,
+    parts: Sequence[Array],
+    k: int,
+    rng: np.random.Generator,
+    *,
+    budget: int = 1000,
+) -> tuple[Array, int]:
+    """Cluster the raw columns by distributed k-means [5].
+
+    It draws `budget` rows; the floats are M + a (d + 1), for a coreset of a rows.
+    """
+    blocks = [RowBlocks(X, rows=rows) for rows in parts]
+    solutions = [local_solution(block, k, rng) for block in blocks]
+    counts = split_budget(np.array([s.costs.sum() for s in solutions]), budget)
+    drawn = [
+        sample(block, solution, int(count), rng)
+        for block, solution, count in zip(blocks, solutions, counts, strict=True)
+    ]
+    points, weights = (np.concatenate(part) for part in zip(*drawn, strict=True))
+    centers = combine(points, weights, k, rng)
+    return _labels(X, centers), len(parts) + points.size + weights.size
+
+
+def kernel_eigenpairs(X: Array, s: int, max_bytes: int = MATRIX) -> tuple[Array, Array]:
+    """Return the s largest eigenvalues of the Gaussian kernel matrix of all rows.
+
+    By Lanczos (SciPy's `eigsh`) on the upper triangle of K in float32, 2 n^2 bytes:
+    0.8 GB for 20,000 rows.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        Rows; gamma is `default_gamma`.
+    s : int
+        Number of eigenpairs.
+    max_bytes : int
+        Of the triangle.
+
+    Returns
+    -------
+    values : Array of float64, shape (s,)
+        Descending; the rounding of K moves each by at most 1e-7 n.
+    vectors : Array of float64, shape (n, s)
+        Orthonormal.
+
+    Raises
+    ------
+    MissingData
+        The triangle does not fit.
+    """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    n, gamma = len(X), default_gamma(X)
+    if 2 * n**2 > max_bytes:
+        raise MissingData(f"the kernel matrix of {n:,} rows takes {n**2 / 5e8:.1f} GB")
+    rows = (X - X.mean(axis=0)).astype(np.float32)  # small numbers, small rounding
+    squares = np.einsum("ij,ij->i", rows, rows)
+    edges = list(range(0, n, 1000))
+    blocks = []
+    for a in edges:
+        K = rows[a : a + 1000] @ rows[a:].T
+        K *= 2
+        K -= squares[a : a + 1000, None]
+        K -= squares[a:]
+        np.minimum(K, 0, out=K)
+        K *= np.float32(gamma)
+        blocks.append(np.exp(K, out=K))
+
+    def multiply(c: Array) -> Array:
+        c = c.ravel().astype(np.float32)
+        product = np.zeros(n)
+        for a, K in zip(edges, blocks, strict=True):
+            b = a + len(K)
+            product[a:b] += K @ c[a:]
+            product[b:] += c[a:b] @ K[:, b - a :]
+        return product
+
+    start = np.random.default_rng(0).standard_normal(n)
+    operator = LinearOperator((n, n), matvec=multiply, dtype=np.float64)
+    values, vectors = eigsh(operator, s, which="LA", v0=start, tol=1e-6)
+    return values[::-1], vectors[:, ::-1]
+
+
+def central_kernel(
+    X: Array,
+    parts: Sequence[Array],
+    k: int,
+    rng: np.random.Generator,
+    *,
+    pairs: tuple[Array, Array],
+) -> tuple[Array, int]:
+    """Cluster by the top eigenvectors of the kernel matrix (CK [2]).
+
+    `pairs` are those of `kernel_eigenpairs`: k-means runs on U_s Lambda_s^(1/2), with
+    K = U Lambda U^T. The floats are n d, the data.
+    """
+    values, U = pairs
+    return _pooled(U * np.sqrt(np.maximum(values, 0)), k, rng), X.size
+
+
+def scalable_kernel(
+    X: Array,
+    parts: Sequence[Array],
+    k: int,
+    rng: np.random.Generator,
+    *,
+    n_components: int,
+    n_landmarks: int = 500,
+    gamma: float | None = None,
+) -> tuple[Array, int]:
+    """Cluster by the top directions of Nystroem features (SK [3]).
+
+    Parameters
+    ----------
+    X, parts, k, rng
+        See the module.
+    n_components : int
+        s, the directions.
+    n_landmarks : int
+        c, rows of X that the features are made of, drawn without replacement; at most
+        n, and at least `n_components`.
+    gamma : float, optional
+        Of the kernel exp(-gamma |x - x'|^2); default: `default_gamma`.
+
+    Returns
+    -------
+    labels, floats
+        Floats: n d, the data.
+    """
+    from sklearn.kernel_approximation import Nystroem
+
+    nystroem = Nystroem(
+        kernel="rbf",
+        gamma=gamma or default_gamma(X),
+        n_components=min(n_landmarks, len(X)),
+        random_state=int(rng.integers(2**32)),
+    )
+    F = nystroem.fit_transform(X.astype(np.float64))
+    return _pooled(F @ _top(F, n_components), k, rng), X.size
+
+
+def random_fourier(
+    X: Array,
+    parts: Sequence[Array],
+    k: int,
+    rng: np.random.Generator,
+    *,
+    n_features: int,
+    gamma: float | None = None,
+    budget: int = 1000,
+) -> tuple[Array, int]:
+    """Cluster random Fourier features by distributed k-means (RFK [4]).
+
+    The floats are those of `plain` with D, `n_features`, columns.
+    """
+    A = _fourier(X, n_features, gamma, rng)
+    return plain(A, parts, k, rng, budget=budget)
+
+
+def communication_pca(
+    X: Array,
+    parts: Sequence[Array],
+    k: int,
+    rng: np.random.Generator,
+    *,
+    n_components: int,
+    n_features: int,
+    embedding: int = 50,
+    row_embedding: int = 250,
+    n_points: int = 500,
+    gamma: float | None = None,
+    budget: int = 1000,
+) -> tuple[Array, int]:
+    """Cluster by communication-efficient distributed kernel PCA (CE PCA [6]).
+
+    Parameters
+    ----------
+    X, parts, k, rng, gamma, budget
+        As those of `random_fourier`.
+    n_components : int
+        s, the number of principal components.
+    n_features : int
+        D, of the random features A that stand for the kernel's feature space.
+    embedding, row_embedding, n_points : int
+        d_s, d_p and p of Appendix G of [1]: columns that A is embedded in, rows that a
+        party's part is, and representative points.
+
+    Returns
+    -------
+    labels, floats
+        Floats: those of `plain` in s columns, and of [6], with n_m rows at party m,
+        r_m = min(d_p, n_m) and q <= min(p', D) for p' distinct points in their span:
+
+        1. an embedding of each party's features, r_m x d_s;
+        2. the sum of its leverage scores, and of its squared residuals;
+        3. the p' <= p representative points, D floats each;
+        4. an embedding of its projections on their span, r_m x q.
+
+    Notes
+    -----
+    Simplified from [6]: 1. the feature space is that of the random features, whereas
+    [6] keeps phi and uses them to embed it: points are sent as their features, since
+    raw rows must not leave a party [1]. 2. Half of the points are drawn by leverage
+    scores and half by residuals, all at once. 3. d_s and q are at most D. Rows are
+    embedded by a count sketch, columns by a Gaussian matrix.
+    """
+    A = _fourier(X, n_features, gamma, rng)
+    S = rng.standard_normal((n_features, min(embedding, n_features)))
+    E = A @ S
+
+    sketches = [_count_sketch(E[rows], row_embedding, rng) for rows in parts]
+    floats = sum(sketch.size for sketch in sketches)
+    factor = leverage_factor(RowBlocks(np.concatenate(sketches)))
+    scores = leverage_scores(RowBlocks(E), factor)
+
+    points = np.unique(draw(scores, n_points // 2, rng))
+    Q = _basis(A[points])
+    squares = (A**2).sum(axis=1)
+    residuals = squares - ((A @ Q) ** 2).sum(axis=1)
+    residuals[residuals < 1e-10 * squares] = 0
+    if residuals.any():
+        points = np.union1d(points, draw(residuals, n_points - n_points // 2, rng))
+        Q = _basis(A[points])
+    floats += 2 * len(parts) + len(points) * n_features
+
+    projections = A @ Q
+    sketches = [_count_sketch(projections[rows], row_embedding, rng) for rows in parts]
+    floats += sum(sketch.size for sketch in sketches)
+    H = projections @ _top(np.concatenate(sketches), n_components)
+    labels, more = plain(H, parts, k, rng, budget=budget)
+    return labels, floats + more
+
+
+def default_gamma(X: Array) -> float:
+    """Return gamma = N^2 / (2 sum_ij |x_i - x_j|^2) of all rows, the choice of [1]."""
+    return mean_gamma(*moments(X))
+
+
+def _pooled(H: Array, k: int, rng: np.random.Generator) -> Array:
+    """Return the labels of k-means at the server."""
+    # On mushrooms 10 starts miss the best optimum in one of ten runs.
+    return _labels(H, weighted_kmeans(H, k, np.ones(len(H)), rng, n_init=30)[0])
+
+
+def _labels(H: Array, centers: Array) -> Array:
+    return np.concatenate([assign(rows, centers)[0] for rows in RowBlocks(H)])
+
+
+def _fourier(X: Array, D: int, gamma: float | None, rng: np.random.Generator) -> Array:
+    """Return A / sqrt(D), whose products are about the kernel's values."""
+    bandwidth = (2 * (gamma or default_gamma(X))) ** -0.5
+    seed = int(rng.integers(2**63))
+    draws = RandomFeatures("gaussian", X.shape[1], bandwidth, seed, orthogonal=False)
+    return np.asarray(features(draws.angles(X, 0, D, 64)) / np.sqrt(D))
+
+
+def _top(F: Array, s: int) -> Array:
+    """Return the s right singular vectors of the largest singular values, (d, s)."""
+    return np.asarray(np.linalg.svd(F, full_matrices=False)[2][:s].T)
+
+
+def _basis(rows: Array) -> Array:
+    """Return an orthonormal basis of the span of the rows, (d, q)."""
+    _, scale, V = np.linalg.svd(rows, full_matrices=False)
+    return np.asarray(V[scale > 1e-10 * scale[0]].T)
+
+
+def _count_sketch(rows: Array, size: int, rng: np.random.Generator) -> Array:
+    """Return T^T F, (min(size, n_m), d): each row with a sign in a random sum."""
+    if len(rows) <= size:
+        return rows
+    out = np.zeros((size, rows.shape[1]))
+    signs = rng.choice([-1.0, 1.0], len(rows))
+    np.add.at(out, rng.integers(size, size=len(rows)), signs[:, None] * rows)
+    return out

@@ -1,0 +1,754 @@
+"""The experiments of the federated kernel k-means paper.
+
+All three tables take about half an hour::
+
+    python -m simulations.kernel_kmeans recovery floats nmi
+
+========  ==========================================================================
+recovery  error of the kernel matrix against iterations, with and without the
+          communication mechanism: Figure 1 of [1]
+floats    floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
+nmi       agreement with the true classes against floats and bytes: Figure 3
+========  ==========================================================================
+
+Rows are split among five parties, the *users* of [1]. What FK k-means is compared with
+is in :mod:`simulations.kernel_baselines`. Digits are scikit-learn's; the others are npz
+files with X and y in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: mushrooms,
+mnist, covtype.
+
+[1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
+    manuscript under review.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import click
+import numpy as np
+import typer
+
+from simulations.experiments import (
+    OUTPUT,
+    DataDir,
+    MissingData,
+    OutputDir,
+    Results,
+    load_npz,
+    new_app,
+    some_of,
+    table,
+    tables_of,
+    tell,
+)
+from simulations.kernel_baselines import (
+    Kind,
+    central_kernel,
+    communication_pca,
+    kernel_eigenpairs,
+    plain,
+    random_fourier,
+    scalable_kernel,
+    split_among,
+)
+from simulations.kernel_pooled import (
+    RowLanczos,
+    paper_threshold,
+    pooled_draw,
+    pooled_fkkm,
+    recovery_error,
+)
+from vfl_flower import Ledger, Party, simulate
+from vfl_flower.models.kernel_kmeans import KernelKMeansModel
+from vfl_flower.numerics.kernel_kmeans import first_features
+from vfl_flower.numerics.lanczos import lanczos
+from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.typing import Array
+
+PARTIES = 5
+COUNTS = [20, 50, 100]
+"""D of the recovery."""
+
+RULES = ("auto", "paper", "oracle")
+"""Thresholds: the strategy's two, and the true (s + 1)-th eigenvalue of K."""
+
+SAME = 0.01
+"""NMI that a method may be below another and count as equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A data set.
+
+    Attributes
+    ----------
+    name : str
+        Of the data set.
+    X : Array of float64, shape (n, d)
+        Rows of all parties.
+    y : Array, shape (n,)
+        Their classes.
+    k, s : int
+        Clusters and components.
+    coreset : int
+        C.
+    bound : float or None
+        c of the c / t that [1] has beside its error.
+    """
+
+    name: str
+    X: Array
+    y: Array
+    k: int
+    s: int
+    coreset: int = 1000
+    bound: float | None = None
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": {"k": 10, "s": 20},
+    "mushrooms": {"k": 2, "s": 4, "bound": 0.4},
+    "mnist-20k": {"k": 10, "s": 20, "bound": 0.03},
+    "mnist": {"k": 10, "s": 20},
+    "covtype": {"k": 7, "s": 14, "coreset": 4000},
+}
+"""Data sets, and k, s, C of each; [1] prints s and D in a picture."""
+
+
+def load(name: str, folder: Path | None, rows: int) -> Rows:
+    """Read a data set: at most so many rows, drawn at random, 20,000 of mnist-20k.
+
+    The columns of covtype are scaled to [0, 1].
+
+    Raises
+    ------
+    MissingData
+        There is no such file.
+    """
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        X, y = load_digits(return_X_y=True)
+    else:
+        X, y = load_npz(folder, name.removesuffix("-20k"))
+    if name == "mnist-20k":
+        rows = min(rows, 20_000)
+    if rows < len(y):
+        drawn = np.random.default_rng(0).permutation(len(y))[:rows]
+        X, y = X[drawn], y[drawn]
+    if name == "covtype":
+        X = (X - X.min(axis=0)) / np.maximum(np.ptp(X, axis=0), 1e-12)
+    return Rows(name, X, y, **SETTINGS[name])
+
+
+# --- Recovery of the kernel matrix --------------------------------------------------
+
+
+def slope(curve: Array) -> float:
+    """Return the slope of log error on log t over t = 2 .. T; nan where T < 3."""
+    if len(curve) < 3:
+        return math.nan
+    t = np.arange(2, len(curve) + 1)
+    return float(np.polyfit(np.log(t), np.log(curve[1:]), 1)[0])
+
+
+def interval(values: Array) -> Array:
+    """Return half the width of the 95 % confidence interval of the mean, by column."""
+    from scipy.stats import t
+
+    n = len(values)
+    if n < 2:
+        return np.full(values.shape[1:], math.nan)
+    return np.asarray(t.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n))
+
+
+def recovery(
+    data: Rows,
+    *,
+    counts: Sequence[int] = COUNTS,
+    iterations: int = 50,
+    seeds: int = 5,
+    without: int = 50,
+) -> dict[str, Any]:
+    """Compare K_t with the best approximation of K of rank s.
+
+    Parameters
+    ----------
+    data, counts, iterations, seeds
+        All rows, D, T, and the number of runs of each kind.
+    without : int
+        D of the run without the mechanism, with threshold "auto", on the features of
+        those with it: the difference is that of the solvers alone.
+
+    Returns
+    -------
+    dict
+        ``eigenvalues``, the s + 1 largest, and ``curves``, each with ``D``, ``rule``,
+        ``cem``, ``errors`` (seeds, T), ``thresholds``, ``slope`` of the mean curve, and
+        ``largest``: of t times the mean error.
+
+    Raises
+    ------
+    MissingData
+        The kernel matrix does not fit.
+    """
+    values, vectors = kernel_eigenpairs(data.X, data.s + 1)
+    oracle, largest = float(values[data.s]), (values[: data.s], vectors[:, : data.s])
+    measured: list[dict[str, Any]] = []
+    for D, rule in product(counts, RULES):
+        if rule == "paper" and data.k + 2 > D:
+            continue
+        curves: dict[bool, list[list[float]]] = {True: []}
+        if rule == "auto" and without == D:
+            curves[False] = []
+        thresholds = []
+        for seed in range(seeds):
+            for errors in curves.values():
+                errors.append([])
+            rows = RowLanczos(len(data.X))
+            draw, threshold = start(data, D, rule, seed, oracle)
+            steps = pooled_fkkm(draw, iterations, data.s, threshold)
+            for t, step in enumerate(steps, start=1):
+                curves[True][-1].append(recovery_error(step.H, *largest))
+                if False in curves:
+                    H, _ = rows.step(draw(t), step.eta, step.threshold, data.s)
+                    curves[False][-1].append(recovery_error(H, *largest))
+            thresholds.append(step.threshold)
+        for cem, errors in curves.items():
+            mean = np.mean(errors, axis=0)
+            curve = {"D": D, "rule": rule, "cem": cem, "errors": errors}
+            curve |= {"thresholds": thresholds, "slope": slope(mean)}
+            curve["largest"] = float((mean * np.arange(1, len(mean) + 1)).max())
+            measured.append(curve)
+            tell(
+                f"{data.name}: D = {D}, {rule}, cem {cem}: last {mean[-1]:.2e}, "
+                f"slope {curve['slope']:.2f}, t x error {curve['largest']:.3f}"
+            )
+    shape = dict(n=len(data.X), k=data.k, s=data.s, bound=data.bound)
+    return shape | dict(eigenvalues=values.tolist(), curves=measured)
+
+
+def start(
+    data: Rows, D: int, rule: str, seed: int, oracle: float
+) -> tuple[Callable[[int], Array], float | None]:
+    """Return the features by iteration, and lambda (None: that of "auto")."""
+    D_1 = first_features(D, data.s) if rule == "auto" else D
+    draw = lru_cache(maxsize=1)(pooled_draw(data.X, D, D_1, seed))
+    if rule == "paper":
+        return draw, paper_threshold(draw(1), data.k)
+    return draw, oracle if rule == "oracle" else None
+
+
+def shown(T: int) -> list[int]:
+    """Return the iterations up to T that a table shows."""
+    return [t for t in (1, 2, 5, 10, 20, 50) if t <= T]
+
+
+def recovery_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of recovery errors."""
+    yield "## Error of the kernel matrix"
+    for name, entry in entries.items():
+        times = shown(len(entry["curves"][0]["errors"][0]))
+        rows = []
+        for curve in entry["curves"]:
+            errors = np.array(curve["errors"])
+            mean, half = errors.mean(axis=0), interval(errors)
+            row = {
+                "D": str(curve["D"]),
+                "threshold": curve["rule"],
+                "CEM": "with" if curve["cem"] else "without",
+                "lambda": f"{np.mean(curve['thresholds']):.1f}",
+                "slope": f"{curve['slope']:.2f}",
+                "max t x error": f"{curve['largest']:.3f}",
+            }
+            for t in times:
+                row[f"t = {t}"] = f"{mean[t - 1]:.2g} ({half[t - 1]:.1g})"
+            rows.append(row)
+        if c := entry["bound"]:
+            bounds = {f"t = {t}": f"{c / t:.2g}" for t in times}
+            rows.append({"threshold": f"{c:g} / t"} | bounds)
+        values, s = entry["eigenvalues"], entry["s"]
+        yield f"### {name}"
+        yield (
+            f"{entry['n']:,} rows, k = {entry['k']}, s = {s}; eigenvalues of K: "
+            f"{values[0]:.0f}, {values[1]:.0f} .. the s-th {values[s - 1]:.1f}, the "
+            f"next {values[s]:.1f}. {difference(entry)}"
+        )
+        yield table(rows)
+
+
+def difference(entry: Mapping[str, Any]) -> str:
+    """Return, as a sentence, how far the curves with and without CEM are apart."""
+    curves = {
+        (curve["D"], curve["rule"], curve["cem"]): np.mean(curve["errors"], axis=0)
+        for curve in entry["curves"]
+    }
+    gaps = [
+        float(np.abs(curve / curves[D, rule, True] - 1).max())
+        for (D, rule, cem), curve in curves.items()
+        if not cem
+    ]
+    return f"With and without CEM: {max(gaps):.1e} apart at most." if gaps else ""
+
+
+# --- Floats an iteration ------------------------------------------------------------
+
+SOLVERS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "gram": ({}, ["gram"]),
+    "lanczos": ({"eigensolver": "lanczos"}, ["product"]),
+    "block-lanczos": ({"eigensolver": "block-lanczos"}, ["product"]),
+    "without CEM": (
+        {"eigensolver": "lanczos", "cem": False, "masking": "plain"},
+        ["project", "expand"],
+    ),
+}
+"""Arguments of the strategy, and the steps of its iterations."""
+
+
+def floats(
+    data: Rows,
+    *,
+    D: int = 50,
+    iterations: int = 20,
+    parties: int = PARTIES,
+    ledger: bool = True,
+) -> dict[str, Any]:
+    """Count the floats uploaded in each iteration, by formula and by the ledger.
+
+    Parameters
+    ----------
+    data, D, iterations, parties
+        All rows, D, T and M.
+    ledger : bool
+        Whether to run the federated algorithm, and not the formulas alone.
+
+    Returns
+    -------
+    dict
+        By iteration ``sizes`` (D + r_t), ``ranks`` (of Z_{t+1}), ``Q_0`` and ``Q_1``;
+        ``methods``: by name ``formula`` and ``ledger``, floats of all iterations, and
+        ``round_trips`` of the run.
+    """
+    draw, _ = start(data, D, "auto", 0, math.nan)
+    rng, n = np.random.default_rng(0), len(data.X)
+    by_rows = RowLanczos(n)
+    sizes, counts, Q_0, Q_1 = [], [], [], []
+    for t, step in enumerate(pooled_fkkm(draw, iterations, data.s), start=1):
+        A = draw(t)
+        G, cut = step.W.T @ step.W, step.eta * step.threshold
+        # "auto" wants the s + 1 largest eigenpairs of iteration 1.
+        least, count = (math.inf, data.s + 1) if t == 1 else (cut, data.s)
+        first, multiply = rng.standard_normal(len(G)), partial(np.matmul, G)
+        Q_1.append(lanczos(multiply, first, least, rng=rng, at_least=count).steps)
+        Q_0.append(by_rows.step(A, step.eta, step.threshold, data.s)[1])
+        sizes.append(len(G))
+        counts.append(A.shape[1])
+    ranks = [m - c for m, c in zip(sizes[1:], counts[1:], strict=True)]
+    ranks.append(int((step.values > cut).sum()))
+    formulas = {
+        name: formula(name, parties, n, counts, sizes, products)
+        for name, products in {"gram": Q_1, "lanczos": Q_1, "without CEM": Q_0}.items()
+    }
+    tell(f"{data.name}: {formulas}, Q_0 {np.mean(Q_0):.1f}, Q_1 {np.mean(Q_1):.1f}")
+    methods: dict[str, Any] = {}
+    for name in SOLVERS if ledger else []:
+        methods[name] = _counted(data, D, iterations, parties, name)
+        tell(f"{data.name}: {name}: {methods[name]}")
+    settings = dict(n=n, D=D, T=iterations, parties=parties, sizes=sizes)
+    counted = dict(ranks=ranks, Q_0=Q_0, Q_1=Q_1, pooled=formulas, methods=methods)
+    return settings | counted
+
+
+def formula(
+    name: str,
+    M: int,
+    N: int,
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    products: Sequence[int],
+    width: int = 1,
+) -> int:
+    """Return the floats of all parties in all iterations, for one of `SOLVERS`.
+
+    By iteration, `counts` are the features, `sizes` D + r_t, and `products` those of
+    Lanczos, of `width` vectors each.
+    """
+    if name == "gram":
+        return M * sum(m * (m + 1) // 2 for m in sizes)
+    if name == "without CEM":
+        return sum((N + M * c) * q for c, q in zip(counts, products, strict=True))
+    # The last block of a small matrix may be narrower.
+    pairs = zip(sizes, products, strict=True)
+    return M * sum(m * min(width * q, m) for m, q in pairs)
+
+
+def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
+    """Run the strategy, and return floats by formula, by the ledger, and the rest."""
+    arguments, asked = SOLVERS[name]
+    strategy = FKKMeans(data.k, data.s, D, T, subspace_tol=0.0, **arguments)
+    parts = split_among(len(data.X), M, np.random.default_rng(0))
+    result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=0)
+    metrics: list[Any] = [result.train_metrics_clientapp[t] for t in range(1, T + 1)]
+    products = [int(values["products"]) for values in metrics]
+    counts = [first_features(D, data.s)] + [D] * (T - 1)
+    ranks = [0] + [int(values["rank"]) for values in metrics]
+    sizes = [c + r for c, r in zip(counts, ranks[:-1], strict=True)]
+    width = strategy.block_size if name == "block-lanczos" else 1
+    expected = formula(name, M, len(data.X), counts, sizes, products, width)
+    ledger = result.ledger.of(*(f"kernel_kmeans_{step}" for step in asked))
+    return {
+        # Each party also sends a trace at t = 1.
+        "formula": expected + (M if asked == ["product"] else 0),
+        "ledger": uploaded(ledger),
+        "bytes_up": ledger.bytes_up,
+        "products": float(np.mean(products)),
+        "ranks": ranks[1:],
+        "round_trips": result.ledger.round_trips,
+    }
+
+
+def uploaded(ledger: Ledger) -> int:
+    """Return the floats that parties uploaded."""
+    return sum(entry.units_up for entry in ledger.entries.values())
+
+
+def floats_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of floats, Lanczos steps and ranks."""
+    rows, ranks, checks = [], [], []
+    for name, entry in entries.items():
+        pooled = {k: v / entry["T"] for k, v in entry["pooled"].items()}
+        whole, by_lanczos, by_gram = (
+            pooled[solver] for solver in ("without CEM", "lanczos", "gram")
+        )
+        rows.append(
+            {
+                "": name,
+                "rows": f"{entry['n']:,}",
+                "D": f"{entry['D']}",
+                "without CEM": f"{whole:,.0f}",
+                "Lanczos": f"{by_lanczos:,.0f}",
+                "Gram": f"{by_gram:,.0f}",
+                "saved by Lanczos in %": f"{100 * (1 - by_lanczos / whole):.1f}",
+                "by Gram in %": f"{100 * (1 - by_gram / whole):.1f}",
+                "Q_0": f"{np.mean(entry['Q_0']):.1f}",
+                "Q_1": f"{np.mean(entry['Q_1']):.1f}",
+            }
+        )
+        texts = (f"{entry['ranks'][t - 1]} ({t})" for t in shown(entry["T"]))
+        ranks.append({"": name, "rank of Z_t+1 (t)": ", ".join(texts)})
+        checks += [
+            {
+                "": name,
+                "method": method,
+                "floats by formula": f"{figures['formula']:,}",
+                "ledger": f"{figures['ledger']:,}",
+                "MB up": f"{figures['bytes_up'] / 1e6:.2f}",
+                "products": f"{figures['products']:.1f}",
+                "round trips": f"{figures['round_trips']:,}",
+            }
+            for method, figures in entry["methods"].items()
+        ]
+    yield "## Floats uploaded in an iteration"
+    yield from map(table, (rows, ranks, checks))
+
+
+# --- Clusters against floats --------------------------------------------------------
+
+Method = Callable[[Rows, list[Array], int], dict[str, Any]]
+
+
+def federated(
+    data: Rows, parts: list[Array], seed: int, **arguments: Any
+) -> dict[str, Any]:
+    """Run FK k-means, and return how good its labels are and what they cost."""
+    arguments = {"coreset_size": data.coreset} | arguments
+    strategy = FKKMeans(data.k, data.s, **arguments)
+    begin = time.perf_counter()
+    result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=seed)
+    seconds = time.perf_counter() - begin
+    assert isinstance(result.model, KernelKMeansModel)
+    labels = np.empty(len(data.X), dtype=np.int64)
+    for rows, block in zip(parts, result.model.labels_, strict=True):
+        labels[rows] = block
+    ledger = result.ledger
+    return {
+        "nmi": score(labels, data),
+        "floats": uploaded(ledger),
+        "seconds": seconds,
+        "bytes": ledger.bytes_up,
+        "bytes_down": ledger.bytes_down,
+        "round_trips": ledger.round_trips,
+    }
+
+
+def baseline(
+    method: Callable[..., tuple[Array, int]],
+    data: Rows,
+    parts: list[Array],
+    seed: int,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Run what FK k-means is compared with."""
+    rng, begin = np.random.default_rng(seed), time.perf_counter()
+    labels, count = method(data.X, parts, data.k, rng, **arguments)
+    seconds = time.perf_counter() - begin
+    return {"nmi": score(labels, data), "floats": count, "seconds": seconds}
+
+
+def score(labels: Array, data: Rows) -> float:
+    """Return the mutual information with the classes over the mean entropy, 0 to 1."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(data.y, labels))
+
+
+def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
+    """Return what is run on a data set, quick or not: family and function by name."""
+    C, s = data.coreset, data.s
+
+    def fk(D: int, T: int, **more: Any) -> tuple[str, Method]:
+        return "FK", partial(federated, n_features=D, iterations=T, **more)
+
+    chosen = {
+        "FK k-means, default: D = 50, T = 20": fk(50, 20),
+        "FK k-means, D = 50, T = 5": fk(50, 5),
+        "FK k-means, D = 100, T = 1": fk(100, 1),
+        "FK k-means, D = 50, T = 20, paper's threshold": fk(
+            50, 20, threshold="paper", subspace_tol=0.0
+        ),
+    }
+    if not quick:
+        chosen |= {
+            "FK k-means, D = 100, T = 20": fk(100, 20),
+            "FK k-means, D = 20, T = 20": fk(20, 20),
+            "FK k-means, D = 50, T = 10": fk(50, 10),
+            "FK k-means, D = 50, T = 5, C = 300": fk(50, 5, coreset_size=300),
+        }
+
+    def add(name: str, family: str, method: Any, **arguments: Any) -> None:
+        chosen[name] = family, partial(baseline, method, **arguments)
+
+    for D, size in product((50, 100, 200, 400, 800), (300, C)):
+        name = f"RFK, D = {D}, C = {size}"
+        add(name, "RFK", random_fourier, n_features=D, budget=size)
+    for D in (100,) if quick else (20, 50, 100, 200):
+        more = {"n_components": s, "n_features": D, "budget": C}
+        add(f"CE PCA, D = {D}, C = {C}", "CE PCA", communication_pca, **more)
+    add(f"k-means of the columns, C = {C}", "plain", plain, budget=C)
+    landmarks = 200 if len(data.X) > 30_000 else 500
+    add("SK", "central", scalable_kernel, n_components=s, n_landmarks=landmarks)
+    return chosen
+
+
+def nmi(
+    data: Rows,
+    *,
+    seeds: int = 10,
+    parties: int = PARTIES,
+    kind: Kind = "equal",
+    quick: bool = False,
+) -> dict[str, Any]:
+    """Run all methods on a data set.
+
+    Parameters
+    ----------
+    data, parties, kind
+        All rows, M, and how they are split by
+        :func:`~simulations.kernel_baselines.split_among`.
+    seeds : int
+        Runs of each method, each with a split of its own.
+    quick : bool
+        Fewer settings of each method.
+
+    Returns
+    -------
+    dict
+        ``methods``, by name: ``family``, ``nmi`` of each seed, and means of ``floats``,
+        ``bytes`` and ``seconds``.
+    """
+    todo = methods(data, quick)
+    skipped = ""
+    try:  # the eigenpairs of CK are found once: its seeds are those of k-means
+        pairs = kernel_eigenpairs(data.X, data.s)
+        todo["CK"] = "central", partial(baseline, central_kernel, pairs=pairs)
+    except MissingData as reason:
+        skipped = str(reason)
+    measured: dict[str, Any] = {}
+    for name, (family, method) in todo.items():
+        cells = []
+        for seed in range(seeds):
+            rng = np.random.default_rng([seed, parties])
+            parts = split_among(len(data.X), parties, rng, kind, data.y)
+            cells.append(method(data, parts, seed))
+        means = {k: float(np.mean([cell[k] for cell in cells])) for k in cells[0]}
+        nmi = {"nmi": [cell["nmi"] for cell in cells]}
+        measured[name] = {"family": family} | means | nmi
+        tell(
+            f"{data.name}: {name}: NMI {means['nmi']:.3f}, "
+            f"{means['floats']:,.0f} floats, {means['seconds']:.1f} s"
+        )
+    shape = dict(n=len(data.X), d=data.X.shape[1], k=data.k, s=data.s)
+    return shape | dict(parties=parties, kind=kind, without=skipped, methods=measured)
+
+
+def needed(entry: Mapping[str, Any], name: str, family: str) -> tuple[str, float]:
+    """Return the cheapest setting of a family that is as good as one of FK k-means.
+
+    Parameters
+    ----------
+    entry, name, family
+        What :func:`nmi` gives, a setting of FK k-means, and its rivals.
+
+    Returns
+    -------
+    name, floats
+        The setting whose mean NMI is at most `SAME` below, and the floats that it
+        uploads; "" and infinity if there is none.
+    """
+    methods = entry["methods"]
+    least = float(np.mean(methods[name]["nmi"])) - SAME
+    enough = {
+        other: figures["floats"]
+        for other, figures in methods.items()
+        if figures["family"] == family and np.mean(figures["nmi"]) >= least
+    }
+    best = min(enough, key=enough.__getitem__, default="")
+    return best, enough.get(best, math.inf)
+
+
+def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of NMI against floats and bytes."""
+    yield "## Clusters against floats and bytes"
+    for name, entry in entries.items():
+        rows = []
+        for method, figures in entry["methods"].items():
+            values, seeds = figures["nmi"], len(figures["nmi"])
+            error = np.std(values, ddof=1) / math.sqrt(seeds) if seeds > 1 else 0
+            trips = figures.get("round_trips")
+            rows.append(
+                {
+                    "": method,
+                    "NMI (s.e.)": f"{np.mean(values):.3f} ({error:.3f})",
+                    "floats up": f"{figures['floats']:,.0f}",
+                    "MB up": f"{figures.get('bytes', 8 * figures['floats']) / 1e6:.2f}",
+                    "round trips": f"{trips:.0f}" if trips else "",
+                    "seconds": f"{figures['seconds']:.1f}",
+                }
+            )
+        yield f"### {name}"
+        yield (
+            f"{entry['n']:,} rows of {entry['d']} columns, k = {entry['k']}, s = "
+            f"{entry['s']}, {entry['parties']} parties, split {entry['kind']}, {seeds} "
+            f"seeds."
+        )
+        yield table(rows)
+        yield needed_table(entry)
+
+
+def needed_table(entry: Mapping[str, Any]) -> str:
+    """Return what each setting of FK k-means saves at the same NMI."""
+    rivals = {
+        "RFK": "RFK: floats for the same NMI (saved)",
+        "CE PCA": "CE PCA: floats for the same NMI (saved)",
+        "plain": "k-means of the columns",
+    }
+    rows = []
+    for name, figures in entry["methods"].items():
+        if figures["family"] != "FK":
+            continue
+        rows.append({"": name, "floats up": f"{figures['floats']:,.0f}"})
+        for family, title in rivals.items():
+            best, count = needed(entry, name, family)
+            saved = 100 * (1 - figures["floats"] / count)
+            text = f"{count:,.0f} ({saved:.0f} %): {best}" if best else "not reached"
+            rows[-1][title] = text
+    return table(rows)
+
+
+# --- The command --------------------------------------------------------------------
+
+app = new_app()
+NAMES = list(SETTINGS)
+
+
+@app.command()
+def main(
+    context: typer.Context,
+    tables: Annotated[list[str], tables_of(("recovery", "floats", "nmi"))],
+    datasets: Annotated[list[str], some_of(NAMES, "Data sets.")] = NAMES,
+    rows: Annotated[
+        int, typer.Option(min=100, help="Of each data set at most.")
+    ] = 100_000,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs; default 5 of recovery, 10 of nmi.")
+    ] = None,
+    counts: Annotated[
+        list[int],
+        typer.Option(
+            min=1,
+            help="Random features of recovery; the middle number is run without the "
+            "mechanism too.",
+        ),
+    ] = COUNTS,
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, help="T; default 50 of recovery, 20 of floats."),
+    ] = None,
+    parties: Annotated[int, typer.Option(min=3, help="Who share the rows.")] = PARTIES,
+    split: Annotated[
+        Kind, typer.Option(click_type=click.Choice(get_args(Kind)), help="Of the rows.")
+    ] = "equal",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer settings of nmi.")
+    ] = False,
+    data_dir: DataDir = None,
+    output_dir: OutputDir = OUTPUT,
+) -> None:
+    """Reproduce the experiments of the federated kernel k-means paper.
+
+    The page is written after each data set, whole or not at all.
+    """
+    if iterations and "nmi" in tables:
+        raise typer.BadParameter(
+            "--iterations must not be given for nmi, which has its own"
+        )
+
+    def measure(name: str, data: Rows) -> dict[str, Any]:
+        if name == "recovery":
+            return recovery(
+                data,
+                counts=counts,
+                iterations=iterations or 50,
+                seeds=seeds or 5,
+                without=counts[len(counts) // 2],
+            )
+        if parties > (most := min(len(data.X), 300)):
+            # of rows, and of points in the smallest coreset
+            raise MissingData(f"--parties must be at most {most}, got {parties}")
+        if name == "floats":
+            ledger = len(data.X) <= 10_000
+            return floats(
+                data, iterations=iterations or 20, parties=parties, ledger=ledger
+            )
+        return nmi(data, seeds=seeds or 10, parties=parties, kind=split, quick=quick)
+
+    pages = {"recovery": recovery_page, "floats": floats_page, "nmi": nmi_page}
+    for name in tables:
+        results, entries = Results(context, "kernel_kmeans", name), {}
+        for dataset in datasets:
+            with results.skipping(dataset, datasets):
+                entries[dataset] = measure(name, load(dataset, data_dir, rows))
+            page = results.write(entries, pages[name](entries))
+        tell(page)
+    tell(f"results in {output_dir.absolute()}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m simulations.kernel_kmeans")

@@ -1,0 +1,941 @@
+"""The experiments of the MUFC paper: loss ratios, removal times, settings.
+
+All four tables take about a quarter of an hour on an idle machine::
+
+    python -m simulations.mufc loss removal runs settings
+
+==========  ========================================================================
+loss        loss ratios of MUFC, K-FED and DC-KM: Tables 1 and 2 of [1]; bytes and
+            round trips of a run
+removal     time to remove rows against retraining, and the loss ratio over removals:
+            Figures 3 to 5
+runs        the same as whole runs: of :func:`~vfl_flower.simulation.simulate`, and of
+            ``flwr run`` on SuperNodes
+settings    the quantisation step, the clusters and the centroids of a party: Figure 3
+==========  ========================================================================
+
+A run of 100 parties in one process takes seconds, nearly all for keys and messages. So
+all but ``runs`` call the same numerics without messages (:class:`Numerics`), which at
+an equal seed give the very centres of a run; ``loss`` runs each method once and says
+so.
+
+The data are npz files in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: celltype,
+covtype15k, mnist; the others are generated.
+
+[1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
+    federated clusters", ICLR 2023.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import typer
+
+from simulations.experiments import (
+    OUTPUT,
+    DataDir,
+    OutputDir,
+    Results,
+    new_app,
+    some_of,
+    table,
+    tables_of,
+    tell,
+)
+from simulations.mufc_baselines import (
+    KFED,
+    DCKMeans,
+    dckm_centroids,
+    kfed_centroids,
+)
+from simulations.mufc_data import DATASETS, SplitRows, best_cost, gaussian
+from vfl_flower import Ledger, Party, simulate
+from vfl_flower.app.flower_run import (
+    Processes,
+    start_superlink,
+    start_supernodes,
+    submit,
+)
+from vfl_flower.clients.mufc_state import ServerPoints, Training
+from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.mufc import (
+    Box,
+    Quantizer,
+    contributions,
+    induced_labels,
+    local_clusters,
+    local_labels,
+    seed_centroids,
+    server_centroids,
+    server_points,
+    surviving,
+)
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.strategies.mufc import MUFC
+from vfl_flower.strategies.mufc_tasks import MUFCUnlearn
+from vfl_flower.typing import Array
+
+METHODS = {
+    "MUFC": ("init", "uniform"),
+    "MUFC, weighted bins": ("init", "weighted"),
+    "MUFC, complete": ("full", "uniform"),
+    "K-FED": ("full", "k-fed"),
+    "DC-KM": ("full", "dc-km"),
+}
+"""What a party does, and what the server clusters."""
+
+CUBE = Box(np.array(-0.5), np.array(0.5))
+"""The box of all data sets."""
+
+# --- The numerics without messages --------------------------------------------------
+
+
+class Numerics:
+    """The numerics of a federation: what steps and strategy compute, and no messages.
+
+    It draws what :func:`~vfl_flower.simulation.simulate` draws at the same seed.
+
+    Parameters
+    ----------
+    data : SplitRows
+        The rows of the parties; not changed.
+    method : str
+        One of `METHODS`.
+    seed : int
+        Of all draws.
+    gamma : float, optional
+        Quantisation step; default: 1 / sqrt(n).
+    local_clusters : int
+        K', centroids of a party at most; 0: K.
+
+    Attributes
+    ----------
+    centers : Array, shape (K, d)
+        C_s.
+    stay : list of Array of bool, shapes (n^(l),)
+        Rows that were not removed.
+    drawn : list of Array of int, shapes (k',)
+        Row numbers of the centroids of each party, in the order drawn.
+    sizes : list of Array of int, shapes (k',)
+        Rows of each local cluster.
+    """
+
+    def __init__(
+        self,
+        data: SplitRows,
+        method: str = "MUFC",
+        seed: int = 0,
+        *,
+        gamma: float | None = None,
+        local_clusters: int = 0,
+    ) -> None:
+        training, self._server = METHODS[method]
+        self._full, self._oneshot = training == "full", "-" in self._server
+        self._data, self._seed = data, seed
+        self._local = local_clusters or data.k
+        self._quantizer = Quantizer(gamma or 1 / math.sqrt(data.n))
+        self._parties = [Party(X, index=m) for m, X in enumerate(data.rows)]
+        for party in self._parties:
+            party.seed = seed
+        self.stay = [np.ones(len(X), dtype=bool) for X in data.rows]
+        nobody = np.zeros(0, dtype=np.int64)
+        self.drawn, self.sizes = [nobody] * len(data.rows), [nobody] * len(data.rows)
+        self._centroids = [np.zeros((0, data.d))] * len(data.rows)
+        self._changes = 0
+        self._costs: dict[int, Array] = {}
+
+    def train(self) -> tuple[float, float]:
+        """Train on the rows that stay.
+
+        Returns
+        -------
+        party, server : float
+            Seconds of the slowest party, as parties work at the same time, and of the
+            server.
+        """
+        slowest = 0.0
+        for m in range(len(self.stay)):
+            start = time.perf_counter()
+            self._draw(m, "centroids")
+            slowest = max(slowest, time.perf_counter() - start)
+        return slowest, self._cluster()
+
+    def remove(
+        self, m: int, rows: Array, lazy: bool = True
+    ) -> tuple[float, float, bool]:
+        """Remove rows of one party (Algorithms 3 and 4); a baseline trains it again.
+
+        Parameters
+        ----------
+        m : int
+            The party.
+        rows : Array of int, shape (r,)
+            Rows that stay so far.
+        lazy : bool
+            Keep C_s where no centroid is removed, as [1]; else the counts are sent
+            again and the server clusters anew.
+
+        Returns
+        -------
+        party, server : float
+            Seconds of each.
+        redrawn : bool
+            Whether a centroid was drawn again.
+        """
+        start = time.perf_counter()
+        self.stay[m][rows] = False
+        drawn = self.drawn[m]
+        prefix = drawn[:0] if self._oneshot else surviving(drawn, rows)
+        redrawn = len(prefix) < len(drawn)
+        if again := redrawn or self._full:
+            self._changes += 1
+            self._draw(m, f"redraw {self._changes}", prefix)
+        else:
+            gone = local_labels(self._data.rows[m][rows], self._centroids[m])
+            self.sizes[m] = self.sizes[m] - np.bincount(gone, minlength=len(drawn))
+        seconds = time.perf_counter() - start
+        server = self._cluster() if again or not lazy else 0.0
+        if m in self._costs:
+            self._costs[m][rows] = 0
+        return seconds, server, redrawn
+
+    def loss(self) -> tuple[float, float]:
+        """Return the objective with induced clusters, and with the nearest centres."""
+        parties = range(len(self.stay))
+        nearest = (
+            np.concatenate([assign(b, self.centers)[1] for b in self._blocks(m)[0]])
+            for m in parties
+            if self.stay[m].any()
+        )
+        return (
+            sum(float(self.costs(m).sum()) for m in parties),
+            sum(float(costs.sum()) for costs in nearest),
+        )
+
+    def costs(self, m: int) -> Array:
+        """Return what each row of a party adds to phi_f, 0 for the removed ones."""
+        if m not in self._costs:
+            blocks, places = self._blocks(m)
+            labels = induced_labels(
+                *local_clusters(blocks, places, self._full), self.centers
+            )
+            self._costs[m] = np.zeros(len(self.stay[m]))
+            self._costs[m][self.stay[m]] = contributions(blocks, self.centers, labels)
+        return self._costs[m]
+
+    def worst(self, count: int) -> tuple[int, Array]:
+        """Return the party of the row that costs most now, and its `count` worst."""
+        m = max(range(len(self.stay)), key=lambda m: float(self.costs(m).max()))
+        rows = np.argsort(-self.costs(m), kind="stable")[:count]
+        return m, rows[self.stay[m][rows]]
+
+    def remaining(self) -> Array:
+        """Return all rows that stay."""
+        pairs = zip(self._data.rows, self.stay, strict=True)
+        return np.concatenate([X[stay] for X, stay in pairs])
+
+    def _draw(self, m: int, stream: str, prefix: Array | None = None) -> None:
+        """Draw the centroids of a party behind those of the prefix."""
+        X, rng = self._data.rows[m], self._parties[m].rng(stream)
+        self.drawn[m], self.sizes[m] = seed_centroids(
+            X, CUBE, self._local, rng, self.stay[m], prefix
+        )
+        self._centroids[m] = X[self.drawn[m]]
+        if self._full:
+            self._centroids[m], labels = local_clusters(*self._blocks(m), full=True)
+            self.sizes[m] = np.bincount(labels, minlength=len(self._centroids[m]))
+
+    def _blocks(self, m: int) -> tuple[RowBlocks, Array]:
+        """Return the rows of a party that stay, and which of them are centroids."""
+        rows = np.flatnonzero(self.stay[m])
+        blocks = RowBlocks(self._data.rows[m], rows=rows)
+        return blocks, np.searchsorted(rows, self.drawn[m])
+
+    def _cluster(self) -> float:
+        """Set C_s and return the seconds."""
+        start = time.perf_counter()
+        data, rng = self._data, Run(self._seed).rng("k-means")
+        points = np.concatenate(self._centroids)
+        if self._server == "k-fed":
+            self.centers = kfed_centroids(self._centroids, data.k)
+        elif self._server == "dc-km":
+            self.centers = dckm_centroids(points, data.k, rng, data.n_init)
+        else:
+            bins, counts = self._quantizer.count(points, np.concatenate(self.sizes))
+            X_s, weights = server_points(
+                self._quantizer, bins, counts, rng, self._server
+            )
+            self.centers = server_centroids(X_s, weights, data.k, rng, data.n_init)
+        self._costs.clear()
+        return time.perf_counter() - start
+
+
+def strategy(
+    data: SplitRows, method: str, server_state: Path | None = None
+) -> ProtocolStrategy:
+    """Return a method as a strategy."""
+    if method == "K-FED":
+        return KFED(data.k)
+    if method == "DC-KM":
+        return DCKMeans(data.k, n_init=data.n_init)
+    training, points = METHODS[method]
+    return MUFC(
+        data.k,
+        client_training=cast(Training, training),
+        server_points=cast(ServerPoints, points),
+        n_init=data.n_init,
+        server_state=server_state,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else math.nan
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return mean and standard deviation as text."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return f"{_mean(values):.3f} ± {deviation:.3f}"
+
+
+# --- Loss ratios --------------------------------------------------------------------
+
+
+def message_bytes(data: SplitRows) -> int:
+    """Return the bytes of a party's sums: 8 (2 K L + K L ceil(d bits / 60))."""
+    quantizer = Quantizer(1 / math.sqrt(data.n))
+    code = SparseSum(data.k, len(data.rows), data.d, quantizer.n_bins, bytes(16))
+    return 8 * code.size
+
+
+def whole_run(data: SplitRows, method: str, seed: int = 0) -> dict[str, Any]:
+    """Run a method once with its messages, and compare it with :class:`Numerics`.
+
+    Returns
+    -------
+    dict
+        ``equal``: whether the centres are the same; ``round_trips``, ``bytes``: that a
+        party sends for the step of training, ``formula``: see :func:`message_bytes`,
+        ``seconds`` of the run.
+    """
+    numerics = Numerics(data, method, seed)
+    numerics.train()
+    start = time.perf_counter()
+    result = simulate(strategy(data, method), [Party(X) for X in data.rows], seed)
+    seconds = time.perf_counter() - start
+    assert isinstance(result.model, MUFCModel)
+    step = result.ledger.of("mufc_train")
+    return {
+        "method": method,
+        "equal": bool(np.array_equal(numerics.centers, result.model.cluster_centers_)),
+        "round_trips": result.ledger.round_trips,
+        "bytes": step.bytes_up / len(data.rows),
+        "formula": message_bytes(data),
+        "seconds": seconds,
+    }
+
+
+def loss(data: SplitRows, seeds: int, runs: Sequence[str] = ()) -> dict[str, Any]:
+    """Train all methods on a data set.
+
+    Parameters
+    ----------
+    data : SplitRows
+        The data set.
+    seeds : int
+        0 .. seeds - 1, or fewer if the data set says so.
+    runs : sequence of str
+        Methods that are run once with their messages too.
+
+    Returns
+    -------
+    dict
+        ``methods``: for each the loss ratios ``induced`` and ``nearest``, and seconds
+        of the slowest ``party`` and the ``server``; ``runs``.
+    """
+    measured: dict[str, dict[str, list[float]]] = {}
+    for method in METHODS:
+        figures: list[tuple[float, ...]] = []
+        for seed in range(min(seeds, data.seeds)):
+            numerics = Numerics(data, method, seed)
+            times = numerics.train()
+            figures.append((*times, *(cost / data.best for cost in numerics.loss())))
+        names = ("party", "server", "induced", "nearest")
+        columns = (list(column) for column in zip(*figures, strict=True))
+        measured[method] = dict(zip(names, columns, strict=True))
+        means = (f"{k} {_mean(v):.4f}" for k, v in measured[method].items())
+        tell(f"{data.name}: {method}: {', '.join(means)}")
+    return {
+        **{"name": data.name, "note": data.note, "n": data.n, "d": data.d},
+        **{"k": data.k, "parties": len(data.rows), "methods": measured},
+        "published": dict(data.published or {}),
+        "runs": [whole_run(data, method) for method in runs],
+    }
+
+
+def loss_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of loss ratios and of whole runs."""
+    yield "## Loss ratios"
+    yield "\n".join(
+        f"- **{one['name']}**: n = {one['n']:,}, d = {one['d']}, K = {one['k']}; "
+        f"{one['note']}."
+        for one in measured
+    )
+    yield table(
+        {
+            "data": one["name"],
+            "method": method,
+            "induced": _spread(values["induced"]),
+            "nearest": _spread(values["nearest"]),
+            "printed": f"{one['published'][method]:.2f}"
+            if method in one["published"]
+            else "",
+            "seeds": str(len(values["induced"])),
+            "party ms": f"{1000 * _mean(values['party']):.1f}",
+            "server ms": f"{1000 * _mean(values['server']):.0f}",
+        }
+        for one in measured
+        for method, values in one["methods"].items()
+    )
+    whole = [(one["name"], run) for one in measured for run in one["runs"]]
+    if whole:
+        yield "## Whole runs of the same, at seed 0"
+        yield table(
+            {
+                "data": name,
+                "method": run["method"],
+                "centres": "the same" if run["equal"] else "other",
+                "round trips": str(run["round_trips"]),
+                "kB a party": f"{run['bytes'] / 1000:.1f}",
+                "formula": f"{run['formula'] / 1000:.1f}"
+                if run["method"].startswith("MUFC")
+                else "",
+                "seconds": f"{run['seconds']:.1f}",
+            }
+            for name, run in whole
+        )
+
+
+# --- Removal times ------------------------------------------------------------------
+
+PATTERNS = {"random": 1, "adversarial": 1, "batches of 10": 10, "batches of 30": 30}
+"""Rows of a request; those of one party, drawn at random or the worst."""
+
+POINTS = 4
+"""How often the loss ratio is looked at over the removals, besides before them."""
+
+
+def requests_of(
+    numerics: Numerics, pattern: str, count: int, k: int, rng: np.random.Generator
+) -> Iterator[tuple[int, Array]]:
+    """Yield requests: a random party with more than K rows to keep, and rows of it."""
+    size = PATTERNS[pattern]
+    for _ in range(count):
+        if pattern == "adversarial":
+            yield numerics.worst(size)
+            continue
+        there = [m for m, stay in enumerate(numerics.stay) if stay.sum() >= size + k]
+        if not there:
+            return
+        m = int(rng.choice(there))
+        rows = np.flatnonzero(numerics.stay[m])
+        yield m, rng.choice(rows, size, replace=False)
+
+
+def removals(
+    data: SplitRows,
+    pattern: str,
+    method: str = "MUFC",
+    *,
+    lazy: bool = True,
+    count: int = 100,
+    seed: int = 0,
+    ratios: bool = True,
+) -> dict[str, Any]:
+    """Train, and remove rows request by request.
+
+    Returns
+    -------
+    dict
+        ``party`` and ``server`` seconds and ``redrawn`` of each request; ``ratio``:
+        pairs of requests done and loss ratio, induced, on the rows that stay.
+    """
+    numerics = Numerics(data, method, seed)
+    numerics.train()
+    measured: dict[str, list[Any]] = {"party": [], "server": [], "redrawn": []}
+    ratio: list[Any] = []
+
+    def look(done: int) -> None:
+        if ratios:
+            rng = np.random.default_rng(0)
+            best = best_cost(numerics.remaining(), data.k, rng, data.n_init)
+            ratio.append([done, numerics.loss()[0] / best])
+
+    look(0)
+    rng = np.random.default_rng([seed, 1])
+    every = max(1, count // POINTS)
+    requests = requests_of(numerics, pattern, count, data.k, rng)
+    for done, (m, rows) in enumerate(requests, 1):
+        figures = numerics.remove(m, rows, lazy)
+        for column, figure in zip(measured.values(), figures, strict=True):
+            column.append(figure)
+        if done % every == 0:
+            look(done)
+    return {**measured, "ratio": ratio}
+
+
+def removal(
+    data: SplitRows, seeds: int, count: int = 100, few: int = 10
+) -> dict[str, Any]:
+    """Measure removals against retraining.
+
+    Parameters
+    ----------
+    data : SplitRows
+        The data set.
+    seeds : int
+        Of each pattern.
+    count : int
+        Requests of a seed.
+    few : int
+        Requests of what the server clusters for at each: MUFC with counts sent again,
+        and DC-KM.
+
+    Returns
+    -------
+    dict
+        ``retraining``: seconds of ``complete``, as the paper counts (Lloyd's iteration
+        at the slowest party, and the server), of ``own``, what is trained here, and of
+        ``weighted``, the same with weighted bins;
+        ``patterns``: for each a list of what :func:`removals` gives, a seed each.
+    """
+    methods = {
+        "complete": "MUFC, complete",
+        "own": "MUFC",
+        "weighted": "MUFC, weighted bins",
+    }
+    retraining = {
+        name: [sum(Numerics(data, method, seed).train()) for seed in range(3)]
+        for name, method in methods.items()
+    }
+    plans: dict[str, dict[str, Any]] = {
+        pattern: {"pattern": pattern} for pattern in PATTERNS
+    }
+    fewer = {"pattern": "random", "count": few, "ratios": False}
+    again = fewer | {"lazy": False}
+    plans |= {
+        "random, counts sent again": again,
+        "random, counts sent again, weighted bins": again
+        | {"method": methods["weighted"]},
+        "random, DC-KM": fewer | {"method": "DC-KM"},
+    }
+    measured = {}
+    for name, plan in plans.items():
+        repeats = seeds if plan.get("ratios", True) else min(seeds, 2)
+        runs = [
+            removals(data, **{"count": count, "seed": seed} | plan)
+            for seed in range(repeats)
+        ]
+        if not all(run["party"] for run in runs):
+            continue  # no party has so many rows
+        measured[name] = runs
+        tell(f"{data.name}: {name} {1000 * _per_request(runs):.3f} ms a request")
+    return {
+        **{"name": data.name, "note": data.note, "n": data.n, "k": data.k},
+        **{"retraining": retraining, "patterns": measured},
+    }
+
+
+def _all(runs: Sequence[Mapping[str, Any]], name: str) -> Array:
+    return np.concatenate([np.asarray(run[name]) for run in runs])
+
+
+def _per_request(runs: Sequence[Mapping[str, Any]]) -> float:
+    return float((_all(runs, "party") + _all(runs, "server")).mean())
+
+
+def removal_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of removal times and of the loss ratio over removals."""
+    seconds = [
+        {name: float(np.median(v)) for name, v in one["retraining"].items()}
+        for one in measured
+    ]
+    titles = {
+        "complete": "the paper's",
+        "own": "own",
+        "weighted": "own, weighted bins",
+    }
+    yield "## Retraining, ms"
+    yield table(
+        {"data": one["name"]}
+        | {title: f"{1000 * times[name]:.1f}" for name, title in titles.items()}
+        for one, times in zip(measured, seconds, strict=True)
+    )
+    runs_of = [
+        (one["name"], name, runs, times)
+        for one, times in zip(measured, seconds, strict=True)
+        for name, runs in one["patterns"].items()
+    ]
+    yield "## Removals"
+    yield table(
+        {"data": data, "requests": name} | _removal_cells(name, runs, times)
+        for data, name, runs, times in runs_of
+    )
+    yield "## Loss ratio over removals"
+    yield table(
+        {
+            "data": data,
+            "requests": name,
+            "requests done: loss ratio, induced": _ratios(runs),
+        }
+        for data, name, runs, _ in runs_of
+        if runs[0]["ratio"]
+    )
+
+
+def _removal_cells(
+    name: str, runs: Sequence[Mapping[str, Any]], retraining: Mapping[str, float]
+) -> dict[str, str]:
+    party, redrawn = _all(runs, "party"), _all(runs, "redrawn")
+    every = _per_request(runs)
+    # MUFC is compared with a training of the same settings.
+    against = {"the paper's": retraining["complete"]}
+    if "DC-KM" not in name:
+        own = retraining["weighted" if "weighted" in name else "own"]
+        against["own"] = own
+    cells = {
+        "number": str(len(party)),
+        "redrawn %": f"{100 * redrawn.mean():.1f}",
+        "ms": f"{1000 * every:.2f}",
+    }
+    cells |= {f"faster than {what}": _times(t / every) for what, t in against.items()}
+    if not redrawn.all() and "counts" not in name:
+        least = float(np.median(party[~redrawn]))
+        cells["untouched, us"] = f"{1e6 * least:.0f}"
+        for what, t in against.items():
+            cells[f"untouched: faster than {what}"] = _times(t / least)
+    return cells
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
+
+
+def _ratios(runs: Sequence[Mapping[str, Any]]) -> str:
+    fewest = min(len(run["ratio"]) for run in runs)
+    looks = np.array([run["ratio"][:fewest] for run in runs]).mean(axis=0).tolist()
+    return ", ".join(f"{done:.0f}: {ratio:.3f}" for done, ratio in looks)
+
+
+# --- Whole runs ---------------------------------------------------------------------
+
+
+def _slowest(ledger: Ledger) -> float:
+    """Return the sum over actions of the slowest party's seconds."""
+    slowest: dict[str, float] = {}
+    for entry in ledger.entries.values():
+        seconds = max(slowest.get(entry.action, 0.0), entry.seconds_computed)
+        slowest[entry.action] = seconds
+    return sum(slowest.values())
+
+
+def in_process(data: SplitRows, batch: int = 30) -> list[dict[str, Any]]:
+    """Train, remove one row, remove a batch and train again, each as a whole run.
+
+    Returns
+    -------
+    list of dict
+        ``what``; ``seconds`` of the run, parties one after another; ``slowest``:
+        seconds of the slowest party in each step, added up; ``round_trips``; ``bytes``
+        that a party sends.
+    """
+    measured: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parties, server = data.parties(folder), folder / "server"
+        largest = max(parties, key=lambda party: party.n_rows)
+        ids = [str(i) for i in range(min(batch, largest.n_rows - data.k - 1) + 1)]
+
+        def whole(what: str, task: ProtocolStrategy) -> str:
+            start = time.perf_counter()
+            result = simulate(task, parties, seed=len(measured))
+            seconds, ledger = time.perf_counter() - start, result.ledger
+            measured.append(
+                {
+                    "what": what,
+                    "seconds": seconds,
+                    "slowest": _slowest(ledger),
+                    "round_trips": ledger.round_trips,
+                    "bytes": ledger.bytes_up / len(parties),
+                }
+            )
+            tell(f"{data.name}: {measured[-1]}")
+            return result.model.number or ""
+
+        train = strategy(data, "MUFC", server)
+        model = whole("train", train)
+
+        def forget(rows: Sequence[str]) -> MUFCUnlearn:
+            return MUFCUnlearn(model, {str(largest.name): rows}, server_state=server)
+
+        whole("remove one row", forget(ids[:1]))
+        whole(f"remove {len(ids) - 1} rows of one party", forget(ids[1:]))
+        whole("train again", train)
+    return measured
+
+
+def on_supernodes(
+    data: SplitRows, project: Path, nodes: int = 3
+) -> list[dict[str, Any]]:
+    """Train, remove one row and train again by ``flwr run`` on SuperNodes on loopback.
+
+    Parameters
+    ----------
+    data : SplitRows
+        Its parties are put together into `nodes` of them.
+    project : Path
+        Folder of ``pyproject.toml``.
+    nodes : int
+        SuperNodes.
+
+    Returns
+    -------
+    list of dict
+        ``what``; ``seconds`` of ``flwr run``; ``round_trips`` and ``bytes`` as of
+        :func:`in_process`.
+    """
+    measured: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name, Processes() as processes:
+        folder = Path(name)
+        configs = []
+        for j in range(nodes):
+            X = np.concatenate(data.rows[j::nodes])
+            path = folder / f"node-{j}.csv"
+            header = ",".join(["id", *(f"x{c}" for c in range(data.d))])
+            rows = np.column_stack([np.arange(len(X)), X])
+            formats = ["%d"] + ["%.17g"] * data.d
+            np.savetxt(path, rows, formats, ",", header=header, comments="")
+            config = {"partition-id": j, "data": str(path), "party-name": f"node-{j}"}
+            config |= {"id-column": "id", "state-dir": str(folder / f"state-{j}")}
+            pairs = (f"{key}={json.dumps(value)}" for key, value in config.items())
+            configs.append(" ".join(pairs))
+        start_supernodes(processes, start_superlink(processes), configs)
+
+        def whole(what: str, own: Mapping[str, Any]) -> str:
+            output = folder / f"out-{len(measured)}"
+            config = {"strategy": "mufc", "n-parties": nodes, "seed": len(measured)}
+            config |= {"output-dir": str(output), **own}
+            config |= {"mufc.server-state": str(folder / "server")}
+            start = time.perf_counter()
+            pairs = [f"{key}={json.dumps(value)}" for key, value in config.items()]
+            submit(processes, project, run_config=pairs, timeout=300)
+            seconds = time.perf_counter() - start
+            (report,) = output.glob("*/result.json")
+            result = next(iter(json.loads(report.read_text())["results"].values()))
+            ledger = result["ledger"]
+            measured.append(
+                {
+                    "what": what,
+                    "seconds": seconds,
+                    "round_trips": ledger["round_trips"],
+                    "bytes": ledger["bytes_up"] / nodes,
+                }
+            )
+            tell(f"{data.name} on SuperNodes: {measured[-1]}")
+            return str(result["model"])
+
+        train = {"mufc.n-clusters": data.k, "mufc.n-init": data.n_init}
+        model = whole("train", train)
+        forget = {"task": "unlearn", "model": model, "mufc.forget": "node-0:7"}
+        whole("remove one row", forget)
+        whole("train again", train)
+    return measured
+
+
+def runs_page(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield the table of whole runs."""
+    yield "## Whole runs"
+    yield table(
+        {
+            "where": where,
+            "what": run["what"],
+            "seconds": f"{run['seconds']:.1f}",
+            "slowest party ms": f"{1000 * run['slowest']:.0f}"
+            if "slowest" in run
+            else "",
+            "round trips": str(run["round_trips"]),
+            "kB a party": f"{run['bytes'] / 1000:.1f}",
+        }
+        for where, runs in measured.items()
+        for run in runs
+    )
+
+
+# --- Settings -----------------------------------------------------------------------
+
+GAMMAS = (0.25, 1.0, 4.0, 16.0, 64.0)
+"""Over 1 / sqrt(n), the default."""
+
+
+def settings(
+    sets: Sequence[SplitRows], spread: Sequence[SplitRows], seeds: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Train with other steps and other numbers of clusters.
+
+    Parameters
+    ----------
+    sets : sequence of SplitRows
+        For gamma, and for the centroids of a party.
+    spread : sequence of SplitRows
+        The same rows with other K', whose notes say so.
+    seeds : int
+        Of each.
+
+    Returns
+    -------
+    dict
+        ``gamma``, ``centroids``, ``clusters``: lists of ``data``, ``value``, and the
+        loss ratios ``induced`` and ``nearest`` of each seed.
+    """
+    measured: dict[str, list[dict[str, Any]]]
+    measured = {"gamma": [], "centroids": [], "clusters": []}
+
+    def cell(name: str, data: SplitRows, value: str, **changed: Any) -> None:
+        ratios = []
+        for seed in range(min(seeds, data.seeds)):
+            numerics = Numerics(data, "MUFC", seed, **changed)
+            numerics.train()
+            ratios.append([cost / data.best for cost in numerics.loss()])
+        induced, nearest = (list(column) for column in zip(*ratios, strict=True))
+        one = {"data": data.name, "value": value}
+        measured[name].append(one | {"induced": induced, "nearest": nearest})
+        tell(f"{data.name}: {name} {value} {_mean(induced):.4f} {_mean(nearest):.4f}")
+
+    for data in sets:
+        for factor in GAMMAS:
+            gamma = min(1.0, factor / math.sqrt(data.n))
+            cell("gamma", data, f"{gamma:.4f}", gamma=gamma)
+        for count in dict.fromkeys(
+            [max(1, round(math.sqrt(data.k))), data.k, 2 * data.k, 4 * data.k]
+        ):
+            cell("centroids", data, str(count), local_clusters=count)
+    for data in spread:
+        cell("clusters", data, data.note.rpartition("K' = ")[2].split()[0])
+    return measured
+
+
+def settings_page(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield the tables of settings."""
+    titles = {
+        "gamma": "Quantisation step gamma, in sides of the box",
+        "centroids": "Centroids of a party (`local_clusters`)",
+        "clusters": "Clusters K' of which a party has rows",
+    }
+    for name, title in titles.items():
+        if measured[name]:
+            yield f"## {title}"
+        yield table(
+            {
+                "data": one["data"],
+                name: one["value"],
+                "induced": _spread(one["induced"]),
+                "nearest": _spread(one["nearest"]),
+                "seeds": str(len(one["induced"])),
+            }
+            for one in measured[name]
+        )
+
+
+# --- The command --------------------------------------------------------------------
+
+app = new_app()
+TABLES = ("loss", "removal", "runs", "settings")
+REMOVED = ["celltype", "gaussian"]
+"""Data sets of all tables but ``loss``; ``runs`` takes the first."""
+
+
+@app.command()
+def main(
+    context: typer.Context,
+    tables: Annotated[list[str], tables_of(TABLES)],
+    datasets: Annotated[
+        list[str] | None,
+        some_of(DATASETS, "Data sets; of loss all, of others celltype and gaussian."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Of loss; a quarter of it of the others.")
+    ] = 20,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Of each seed of removal.")
+    ] = 100,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few rows: does it work?")
+    ] = False,
+    project: Annotated[
+        Path | None,
+        typer.Option(help="Folder of pyproject.toml: runs also starts SuperNodes."),
+    ] = None,
+    data_dir: DataDir = None,
+    output_dir: OutputDir = OUTPUT,
+) -> None:
+    """Reproduce the experiments of the MUFC paper.
+
+    The page is written after each data set, whole or not at all.
+    """
+    fewer = max(1, seeds // 4)
+    for name in tables:
+        results = Results(context, "mufc", name)
+        names = datasets or (list(DATASETS) if name == "loss" else REMOVED)
+        loaded: list[SplitRows] = []
+        measured: list[dict[str, Any]] = []
+        page = ""
+        for dataset in names:
+            with results.skipping(dataset, names):
+                data = DATASETS[dataset](data_dir, quick)
+                loaded.append(data)
+                if name == "loss":
+                    # The first one with all methods, others where messages are small.
+                    small = message_bytes(data) * len(data.rows) < 20e6
+                    whole = list(METHODS)[: 1 if measured else None] if small else []
+                    measured.append(loss(data, seeds, whole))
+                    page = results.write(measured, loss_page(measured))
+                elif name == "removal":
+                    few = max(1, requests // 10)
+                    measured.append(removal(data, fewer, requests, few))
+                    page = results.write(measured, removal_page(measured))
+            if name == "runs" and loaded:
+                break
+        if name == "runs":
+            (data,) = loaded
+            runs = {
+                f"{data.name}, {len(data.rows)} parties in process": in_process(data)
+            }
+            if project is not None:
+                title = f"{data.name}, flwr run on 3 SuperNodes"
+                runs[title] = on_supernodes(data, project)
+            page = results.write(runs, runs_page(runs))
+        elif name == "settings":
+            values = (1, 2, 3, 5, 7, 10) if "gaussian" in names else ()
+            spread = [gaussian(data_dir, quick, k_prime=k) for k in values]
+            cells = settings(loaded, spread, fewer)
+            page = results.write(cells, settings_page(cells))
+        elif results.skipped:
+            pages = {"loss": loss_page, "removal": removal_page}
+            page = results.write(measured, pages[name](measured))
+        tell(page)
+    tell(f"results in {output_dir.absolute()}")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m simulations.mufc")

@@ -1,0 +1,396 @@
+"""The tables of the experiments with coresets: their cells and their costs.
+
+The data sets and the command line are in :mod:`simulations.coresets`. Everything runs
+through :func:`~vfl_flower.simulation.simulate` with masked sums; the cost of a model on
+all rows (or on rows held out) is evaluated on pooled data outside of the run, which is
+not communication.
+
+[1] L. Huang, Z. Li, J. Sun, H. Zhao, "Coresets for Vertical Federated Learning:
+    Regularized Linear Regression and K-Means Clustering", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulations.experiments import Columns, table, tell
+from vfl_flower import Party, simulate
+from vfl_flower.models.base import Model
+from vfl_flower.models.coresets import KMeansModel, LinearModel
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
+
+DRAWN = ("coreset", "uniform")
+SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
+
+Published = Mapping[tuple[str, str], Mapping[int | None, float]]
+"""Mean costs by solver and sampling, and by size m (None: of "full")."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A solver of a table.
+
+    Attributes
+    ----------
+    arguments : dict
+        Of the strategy.
+    samplings : tuple of str
+        Which of full, coreset, uniform it is run with.
+    repeats : int
+        At most so many repeats.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    samplings: tuple[str, ...] = ("full", *DRAWN)
+    repeats: int = 1000
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table: a data set, a task, its solvers.
+
+    Attributes
+    ----------
+    name, note : str
+        Title, and how the data were made ready.
+    task : {"regression", "k-means"}
+        The strategy: ``CoresetVRLR`` or ``CoresetVKMC``.
+    data : Columns
+        The data.
+    arguments : dict
+        Of the strategy, for all solvers.
+    solvers : mapping of str to Solver
+        By the name of the table's rows.
+    sizes : tuple of int
+        m.
+    slow_repeats : int
+        At most so many repeats of a k-means run in which parties cluster all rows.
+    full_starts : int
+        Starts of k-means on all rows at the server.
+    published : mapping
+        Costs to compare with.
+    origin, source : str
+        Where these come from, in a word for the header, and in a sentence.
+    """
+
+    name: str
+    note: str
+    task: str
+    data: Columns
+    arguments: dict[str, Any]
+    solvers: Mapping[str, Solver]
+    sizes: tuple[int, ...] = SIZES
+    slow_repeats: int = 1000
+    full_starts: int = 10
+    published: Published = field(default_factory=dict)
+    origin: str = "printed"
+    source: str = ""
+
+    def strategy(
+        self, solver: str, sampling: str, size: int
+    ) -> CoresetVRLR | CoresetVKMC:
+        """Return the strategy of one cell."""
+        arguments = self.arguments | self.solvers[solver].arguments
+        arguments |= {"size": size, "sampling": sampling}
+        if self.task == "k-means" and sampling == "full":
+            arguments |= {"n_init": self.full_starts}
+        make = CoresetVRLR if self.task == "regression" else CoresetVKMC
+        return make(**arguments)
+
+    def most_repeats(self, solver: str, sampling: str) -> int:
+        """Return how often a cell may be repeated; a fit on all rows draws nothing."""
+        if sampling == "full":
+            return 1 if self.task == "regression" else min(3, self.slow_repeats // 2)
+        slow = self.task == "k-means" and sampling == "coreset"
+        if slow and "local_clustering" not in self.solvers[solver].arguments:
+            return min(self.solvers[solver].repeats, self.slow_repeats)
+        return self.solvers[solver].repeats
+
+    def cost(self, model: Model) -> float:
+        """Return the test loss, or the cost a row on all rows where none is held out.
+
+        Evaluated on pooled data: it is not part of the run.
+        """
+        if isinstance(model, KMeansModel):
+            centers = np.hstack(model.cluster_centers_)
+            total = sum(
+                float(assign(rows, centers)[1].sum()) for rows in RowBlocks(self.data.X)
+            )
+            return total / len(self.data.X)
+        assert isinstance(model, LinearModel)
+        X, y = self.data.test or (self.data.X, self.data.y)
+        return float(np.mean((model.predict(self.data.split(X)) - y) ** 2))
+
+
+def paper_units(
+    sampling: str, solver: str, rows: int, widths: Sequence[int], k: int, draws: int
+) -> int | None:
+    """Return the units of communication as the published code counts them.
+
+    On m `rows` (n in full) at T parties of d_j columns (`widths`) they are T + 3mT to
+    draw a coreset and mT a uniform sample; to solve, m d for central, k d + mT for
+    distdim, and 3T for each of the `draws` of saga and 2mT. The paper has no cg: None.
+
+    Examples
+    --------
+    C-CENTRAL of YearPredictionMSD at m = 1000 in Table 1 of [1] is 9.9e4:
+
+    >>> paper_units("coreset", "central", 1000, [30, 30, 30], 0, 0)
+    99003
+    """
+    T, d = len(widths), sum(widths)
+    if solver == "cg":
+        return None
+    drawing = {"coreset": T + 3 * rows * T, "uniform": rows * T, "full": 0}[sampling]
+    solving = {
+        "central": rows * d,
+        "distdim": k * d + rows * T,
+        "saga": 3 * T * draws + 2 * rows * T,
+    }[solver]
+    return drawing + solving
+
+
+def run_cell(
+    experiment: Experiment,
+    parties: list[Party],
+    solver: str,
+    sampling: str,
+    size: int,
+    repeats: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Run one cell of a table.
+
+    Returns
+    -------
+    dict
+        ``cost`` and ``cost_std`` (sample standard deviation) over the repeats, every
+        single ``costs``; means of ``units``, ``bytes_up``, ``bytes_down``,
+        ``round_trips``, ``seconds``, and of each metric of the run; ``paper_units``.
+    """
+    strategy = experiment.strategy(solver, sampling, size)
+    runs: list[dict[str, float]] = []
+    for r in range(repeats):
+        start = time.perf_counter()
+        result = simulate(strategy, parties, seed=seed + r)
+        seconds = time.perf_counter() - start
+        ledger = result.ledger
+        runs.append(
+            {
+                "cost": experiment.cost(result.model),
+                "seconds": seconds,
+                "seconds_parties": ledger.seconds_computed,
+                "round_trips": ledger.round_trips,
+                "units": ledger.units,
+                "bytes_up": ledger.bytes_up,
+                "bytes_down": ledger.bytes_down,
+                **{f"metric_{k}": float(v) for k, v in result.metrics.items()},
+            }
+        )
+    means = {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
+    costs = [run["cost"] for run in runs]
+    m = None if sampling == "full" else size
+    draws = means.get("metric_iterations", 0.0) * getattr(strategy, "batch_size", 0)
+    return {
+        "solver": solver,
+        "sampling": sampling,
+        "size": m,
+        "repeats": repeats,
+        **means,
+        "cost_std": float(np.std(costs, ddof=1)) if repeats > 1 else 0.0,
+        "costs": costs,
+        "paper_units": paper_units(
+            sampling,
+            strategy.solver,
+            m or len(experiment.data.X),
+            experiment.data.widths,
+            getattr(strategy, "n_clusters", 0),
+            round(draws),
+        ),
+        "published": experiment.published.get((solver, sampling), {}).get(m),
+    }
+
+
+def run_experiment(experiment: Experiment, repeats: int, seed: int) -> dict[str, Any]:
+    """Run all cells of a table, from a first seed, and repeat each, if it may be.
+
+    Returns
+    -------
+    dict
+        Settings and ``cells``, each as :func:`run_cell` gives it with ``ratio`` and
+        ``ratio_error``: mean cost over that of the first solver on all rows, and its
+        standard error.
+    """
+    data, parties = experiment.data, experiment.data.parties()
+    cells: list[dict[str, Any]] = []
+    for solver, settings in experiment.solvers.items():
+        for sampling in settings.samplings:
+            sizes = experiment.sizes if sampling != "full" else experiment.sizes[-1:]
+            times = min(repeats, experiment.most_repeats(solver, sampling))
+            for size in sizes:
+                cell = run_cell(
+                    experiment, parties, solver, sampling, size, times, seed
+                )
+                base = cells[0]["cost"] if cells else cell["cost"]
+                cell["ratio"] = cell["cost"] / base
+                cell["ratio_error"] = cell["cost_std"] / base / times**0.5
+                cells.append(cell)
+                tell(
+                    f"{experiment.name}: {solver} {sampling} {cell['size'] or ''} "
+                    f"cost {cell['cost']:.6g}, {cell['ratio']:.4f} of full, "
+                    f"{times} x {cell['seconds']:.2f} s"
+                )
+    return {
+        "name": experiment.name,
+        "note": experiment.note,
+        "task": experiment.task,
+        "n": len(data.X),
+        "widths": list(data.widths),
+        "n_test": 0 if data.test is None else len(data.test[1]),
+        "arguments": experiment.arguments,
+        "solvers": {name: s.arguments for name, s in experiment.solvers.items()},
+        "origin": experiment.origin,
+        "source": experiment.source,
+        "cells": cells,
+    }
+
+
+# --- The page -----------------------------------------------------------------------
+
+
+def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
+    """Return, a sentence a solver, at which sizes coreset beats uniform in the mean.
+
+    Sizes below `least` are left out.
+    """
+    sentences = []
+    for solver in experiment["solvers"]:
+        coreset, uniform = (
+            {
+                cell["size"]: cell["cost"]
+                for cell in experiment["cells"]
+                if (cell["solver"], cell["sampling"]) == (solver, sampling)
+                and cell["size"] >= least
+            }
+            for sampling in DRAWN
+        )
+        lost = [str(m) for m in coreset if m in uniform and coreset[m] >= uniform[m]]
+        if coreset.keys() & uniform.keys():
+            where = f"but not at m = {', '.join(lost)}" if lost else "at every m shown"
+            sentences.append(
+                f"From m = {least} on, the mean of C-{solver} is below that of "
+                f"U-{solver}, {where}"
+            )
+    return sentences
+
+
+def ratio(cell: Mapping[str, Any]) -> str:
+    """Return the cost over that of all rows, and its standard error."""
+    return f"{cell['ratio']:.4f} ({cell['ratio_error']:.4f})"
+
+
+def cost_table(experiment: Mapping[str, Any]) -> str:
+    """Return the left halves of Table 1 of [1]: costs by solver, size and sampling."""
+    figures = ("mean", "std", "/ full (s.e.)")
+    header = ["solver", "m"] + [f"{letter} {k}" for letter in "CU" for k in figures]
+    header += ["repeats C, U"]
+    origin = experiment["origin"] if experiment["source"] else ""
+    header += [f"{origin} C", f"{origin} U"] if origin else []
+    rows: dict[tuple[str, int | None], dict[str, str]] = {}
+    for cell in experiment["cells"]:
+        row = rows.setdefault(
+            (cell["solver"], cell["size"]),
+            dict.fromkeys(header, "")
+            | {"solver": cell["solver"], "m": str(cell["size"] or "full")},
+        )
+        letter = "U" if cell["sampling"] == "uniform" else "C"
+        texts = f"{cell['cost']:.5g}", f"{cell['cost_std']:.2g}", ratio(cell)
+        row |= {f"{letter} {k}": text for k, text in zip(figures, texts, strict=True)}
+        before = row["repeats C, U"]
+        row["repeats C, U"] = f"{before}, " * bool(before) + str(cell["repeats"])
+        if cell["published"]:
+            row[f"{origin} {letter}"] = f"{cell['published']:.5g}"
+    return table(rows.values())
+
+
+def communication_table(experiment: Mapping[str, Any]) -> str:
+    """Return what each cell cost: units, bytes, round trips, seconds."""
+    letters = {"coreset": "C-", "uniform": "U-", "full": ""}
+    return table(
+        {
+            "algorithm": letters[cell["sampling"]] + cell["solver"],
+            "m": str(cell["size"] or "full"),
+            "units": f"{cell['units']:,.0f}",
+            "paper's formula": f"{n:,}" if (n := cell["paper_units"]) else "",
+            "kB up": f"{cell['bytes_up'] / 1000:,.0f}",
+            "kB down": f"{cell['bytes_down'] / 1000:,.0f}",
+            "round trips": f"{cell['round_trips']:.4g}",
+            "seconds": f"{cell['seconds']:.3g}",
+            "of them parties": f"{cell['seconds_parties']:.3g}",
+        }
+        for cell in experiment["cells"]
+    )
+
+
+def seeding_table(experiments: Sequence[Mapping[str, Any]]) -> str:
+    """Compare the two local clusterings, in the k-means experiments; "" without any."""
+    rows = []
+    for experiment in experiments:
+        cells = {
+            (cell["solver"], cell["size"]): cell
+            for cell in experiment["cells"]
+            if cell["sampling"] == "coreset"
+        }
+        for (solver, size), lloyd in cells.items():
+            if (seeding := cells.get((f"{solver} (seeding)", size))) is None:
+                continue
+            seconds = lloyd["seconds_parties"], seeding["seconds_parties"]
+            rows.append(
+                {
+                    "": experiment["name"],
+                    "m": str(size),
+                    "lloyd: C / full (s.e.)": ratio(lloyd),
+                    "seeding: C / full (s.e.)": ratio(seeding),
+                    "lloyd: s at parties": f"{seconds[0]:.3g}",
+                    "seeding: s at parties": f"{seconds[1]:.3g}",
+                    "times faster": f"{seconds[0] / seconds[1]:.1f}",
+                }
+            )
+    return table(rows)
+
+
+def page(experiments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of all experiments, and how to read them."""
+    yield (
+        "C: coreset, U: uniform sample of m rows, std: sample standard deviation over "
+        "the repeats, s.e.: standard error of the mean. `full` is the first solver "
+        "on all rows. Units are scalars counted from the messages, beside the formula "
+        "of the published code, which leaves out the labels of pooled rows; bytes are "
+        "those that Flower serialises, masks included. Seconds are those of a whole "
+        "run in one process, parties one after another."
+    )
+    for experiment in experiments:
+        widths, source = experiment["widths"], experiment["source"]
+        origin = f" {experiment['origin'].capitalize()}: {source}." if source else ""
+        yield f"## {experiment['name']}"
+        yield (
+            f"n = {experiment['n']:,}, d = {sum(widths)}, T = {len(widths)}; "
+            f"{experiment['note']}.{origin}"
+        )
+        yield cost_table(experiment)
+        yield "\n".join(f"{sentence}.  " for sentence in coreset_wins(experiment))
+        yield communication_table(experiment)
+    if seeding := seeding_table(experiments):
+        yield "## k-means++ seeding instead of Lloyd's iteration at the parties"
+        yield (
+            'KMEANS++ on the coreset with `local_clustering="lloyd"` and `"seeding"`; '
+            "seconds are those that all parties computed, added up."
+        )
+        yield seeding

@@ -1,0 +1,445 @@
+"""Run config and node config: read in one place, wrong values said at once."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vfl_flower
+from vfl_flower.app import settings as pages
+from vfl_flower.app.config import (
+    check_run_config,
+    make_strategy,
+    output_dir,
+    party_source,
+    run_keys,
+    without_secrets,
+)
+from vfl_flower.app.server_app import make_strategies
+from vfl_flower.data.source import PartySource
+from vfl_flower.strategies import ALGORITHMS, algorithms
+
+PROJECT_TEXT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+PROJECT = tomllib.loads(PROJECT_TEXT)
+DOCS = Path(__file__).parents[2] / "docs"
+DEFAULTS = {name: key.default for name, key in run_keys().items()}
+KINDS = [(name, s.task) for name, own in ALGORITHMS.items() for s in own]
+MODEL = "0123456789abcdef"
+
+
+# -- one declaration, several places ---------------------------------------------------
+
+
+def test_pyproject_has_what_the_code_declares():
+    """``python -m vfl_flower.app.settings --toml`` writes it."""
+    assert pages.toml() in PROJECT_TEXT
+    declared = PROJECT["tool"]["flwr"]["app"]["config"]
+    flat = {k: v for k, v in declared.items() if not isinstance(v, dict)}
+    for section, own in declared.items():
+        if isinstance(own, dict):
+            flat |= {f"{section}.{key}": value for key, value in own.items()}
+    assert flat == DEFAULTS
+    for key, value in flat.items():
+        assert type(value) is type(DEFAULTS[key]), key
+
+
+def test_docs_have_what_the_code_declares():
+    """``python -m vfl_flower.app.settings > docs/settings.md`` writes it."""
+    assert (DOCS / "settings.md").read_text() == pages.markdown()
+
+
+def test_version_is_that_of_pyproject():
+    assert vfl_flower.__version__ == PROJECT["project"]["version"]
+
+
+@pytest.mark.parametrize("key", run_keys().values(), ids=lambda key: key.name)
+def test_every_key_says_what_it_means(key):
+    assert len(key.setting.text) >= 2
+    assert key.setting.text.endswith((".", ")"))
+    assert type(key.default) in key.setting.kinds
+
+
+# -- run config ------------------------------------------------------------------------
+
+
+def made(strategy="coreset-vrlr", task="train", **settings):
+    """Return the strategy of a run config; its own settings with underscores."""
+    section = {f"{strategy}.{k.replace('_', '-')}": v for k, v in settings.items()}
+    return make_strategy(
+        check_run_config(section | {"strategy": strategy, "task": task})
+    )
+
+
+def test_defaults_fill_in():
+    assert check_run_config({}) == DEFAULTS
+    size = {"coreset-vrlr.size": 7}
+    assert check_run_config(size) == DEFAULTS | size
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("coreset-vrlr.sise", "coreset-vrlr.size"),
+        ("coreset-vkmc.n_clusters", "coreset-vkmc.n-clusters"),
+        ("n_parties", "n-parties"),
+        ("zzzz", None),
+    ],
+)
+def test_unknown_key(key, near):
+    with pytest.raises(ValueError, match=f"run config has no key {key!r}") as caught:
+        check_run_config({key: 1})
+    assert (f"did you mean {near!r}?" in str(caught.value)) == (near is not None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("coreset-vrlr.size", "200", "int"),
+        ("coreset-vrlr.size", 2.5, "int"),
+        ("coreset-vrlr.size", True, "int"),
+        ("coreset-vrlr.alpha", "high", "float"),
+        ("coreset-vrlr.alpha", True, "float"),
+        ("compare", 1, "bool"),
+        ("coreset-vrlr.solver", 3, "str"),
+        ("fdskl.bandwidth", True, "float or str"),
+    ],
+)
+def test_value_of_another_type(key, value, kind):
+    with pytest.raises(ValueError, match="must be of type") as caught:
+        check_run_config({key: value})
+    assert f"{key!r} must be of type {kind}, got {value!r}" in str(caught.value)
+    assert ("double quotes" in str(caught.value)) == ("str" in kind)
+
+
+def test_a_whole_number_does_for_a_real_one():
+    assert made(regularizer="ridge", alpha=2).alpha == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "given"),
+    [
+        ("coreset-vrlr", "train", {"size": 50, "rounds": "paper"}),
+        ("coreset-vkmc", "train", {"size": 50, "n_clusters": 4}),
+        ("fdskl", "train", {"budget": 10**6, "bandwidth": 2}),
+        ("fdskl", "predict", {"bits": 32, "block_bytes": 4096}),
+        ("fk-kmeans", "train", {"n_clusters": 4, "gamma": 2, "threshold": 0.5}),
+        ("fk-kmeans", "train", {"standardize": True, "allow_missing": True}),
+        ("fk-kmeans", "train", {"partition": "vertical", "bits": 32}),
+        ("mufc", "train", {"local_clusters": 3, "box": "0,1", "field": "paper"}),
+        ("mufc", "train", {"client_training": "full", "server_state": "/state"}),
+        ("mufc", "unlearn", {"forget": "a:1", "lazy_counts": True}),
+        ("mufc", "forget-client", {"clients": "a,b"}),
+    ],
+)
+def test_settings_reach_their_strategy(name, task, given):
+    section = {f"{name}.{k.replace('_', '-')}": v for k, v in given.items()}
+    config = {"strategy": name, "task": task, "n-parties": 4} | section
+    config |= {} if task == "train" else {"model": MODEL}
+    strategy = make_strategy(check_run_config(config))
+    assert {key: getattr(strategy, key) for key in given} == given
+    assert strategy.n_parties == 4
+    assert task == "train" or strategy.model == MODEL
+
+
+@pytest.mark.parametrize(("name", "task"), KINDS)
+def test_each_strategy_and_task_takes_the_defaults(name, task):
+    config = {"strategy": name, "task": task}
+    config |= {} if task == "train" else {"model": MODEL}
+    config |= {"mufc.clients": "a"} if task == "forget-client" else {}
+    strategy = make_strategy(check_run_config(config))
+    assert type(strategy) in algorithms()[name]
+    assert strategy.task == task
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_defaults_are_those_of_the_constructor(name):
+    """But for what the declaration itself says of the run config."""
+    (strategy,) = [s for s in ALGORITHMS[name] if s.task == "train"]
+    differ = {
+        key.setting.name
+        for key in run_keys().values()
+        if key.section == name and key.default != key.setting.default
+    }
+    assert differ <= {"size", "test_fraction", "server_state"} | (
+        {"forget", "clients"} if name == "mufc" else set()
+    )
+    assert strategy.task == "train"
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"strategy": "mufc"}, "coreset-vrlr.size"),
+        ({"strategy": "fdskl"}, "fk-kmeans.gamma"),
+        ({"strategy": "coreset-vkmc"}, "coreset-vrlr.alpha"),
+        ({"strategy": "fdskl"}, "model"),
+        ({"strategy": "fdskl", "task": "predict", "model": MODEL}, "fdskl.budget"),
+        ({"strategy": "mufc"}, "mufc.lazy-counts"),
+    ],
+)
+def test_key_that_does_not_apply(config, key):
+    default = DEFAULTS[key]
+    value = {bool: not default, str: f"{default}1"}.get(type(default))
+    if value is None:
+        value = default + 1
+    elif key == "fk-kmeans.gamma":
+        value = 2.0
+    with pytest.raises(ValueError, match=f"{key!r} does not apply to strategy"):
+        make_strategy(check_run_config(config | {key: value}))
+
+
+def test_a_changed_key_that_has_its_default_is_no_error():
+    make_strategy(check_run_config({"strategy": "fdskl", "coreset-vrlr.size": 200}))
+
+
+@pytest.mark.parametrize("value", [1723, "clinic-a:1723"])
+@pytest.mark.parametrize("strategy", ["mufc", "fdskl"])
+def test_ids_to_forget_are_in_no_error(strategy, value):
+    """Of another type, or for another task."""
+    config = {"strategy": strategy, "mufc.forget": value}
+    with pytest.raises(ValueError, match=r"mufc\.forget") as caught:
+        make_strategy(check_run_config(config))
+    assert "1723" not in str(caught.value)
+    assert f"got {type(value).__name__}" in str(caught.value)
+
+
+def test_ids_to_forget_are_in_no_file():
+    config = check_run_config({"mufc.forget": "clinic-a:1723"})
+    assert "1723" not in str(without_secrets(config))
+    assert without_secrets(DEFAULTS) == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ({"strategy": "x"}, "strategy must be one of coreset-vrlr, .*, got 'x'"),
+        ({"task": "x"}, "task must be one of train for strategy 'coreset-vrlr', got"),
+        ({"strategy": "fdskl", "task": "x"}, "task must be one of train, predict for"),
+        ({"strategy": "fdskl", "compare": True}, "compare must be false"),
+        ({"strategy": "fdskl", "task": "predict"}, "model must be the number"),
+        ({"coreset-vrlr.size": 0}, "size must be .*1.*, got 0"),
+        ({"coreset-vrlr.tol": float("nan")}, "tol must be .*, got nan"),
+        ({"coreset-vrlr.solver": "x"}, "solver must be one of .*'saga', got 'x'"),
+        ({"n-parties": -1}, "n_parties must be .*, got -1"),
+        ({"n-parties": 1}, "n_parties must be 0 or at least 2, got 1"),
+        ({"seed": -2}, "seed must be .*, got -2"),
+        ({"strategy": "mufc", "standardize": True}, "standardize must be false"),
+        ({"strategy": "fk-kmeans", "standardize": True}, r"set fk-kmeans\.standardize"),
+    ],
+)
+def test_wrong_value(config, rule):
+    with pytest.raises(ValueError, match=rule):
+        make_strategies(check_run_config(config))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_seed_of_minus_one_is_none(name):
+    for given, seed in (({}, None), ({"seed": -1}, None), ({"seed": 0}, 0)):
+        config = check_run_config({"strategy": name} | given)
+        assert make_strategy(config).seed == seed
+
+
+def test_the_servers_state_is_in_the_output_dir_by_default(tmp_path):
+    config = {"strategy": "mufc", "output-dir": str(tmp_path)}
+    strategy = make_strategy(check_run_config(config))
+    assert strategy.server_state == str(tmp_path / "state")
+
+
+def test_strategies_that_are_compared():
+    config = {"compare": True, "coreset-vrlr.check-size": 40}
+    compared = make_strategies(check_run_config(config))
+    assert {name: s.sampling for name, s in compared.items()} == {
+        name: name for name in ("coreset", "uniform", "full")
+    }
+    sizes = {name: strategy.check_size for name, strategy in compared.items()}
+    assert sizes == {"coreset": 40, "uniform": 0, "full": 0}
+
+
+# -- data that are split by rows -------------------------------------------------------
+
+SPLIT = DEFAULTS | {"strategy": "fk-kmeans"}
+
+
+@pytest.mark.parametrize(
+    ("run", "rows"),
+    [
+        ({}, False),
+        ({"strategy": "fdskl"}, False),
+        ({"strategy": "of another app"}, False),
+        ({"strategy": "mufc"}, True),
+        ({"strategy": "fk-kmeans"}, True),
+        ({"strategy": "fk-kmeans", "fk-kmeans.partition": "horizontal"}, True),
+        ({"strategy": "fk-kmeans", "fk-kmeans.partition": "vertical"}, False),
+    ],
+)
+def test_which_runs_split_rows(run, rows):
+    assert party_source(SIMULATED, run).rows is rows
+    assert party_source(SIMULATED, DEFAULTS | run).rows is rows
+    assert party_source({"data": "/a.csv"}, DEFAULTS | run).rows is rows
+
+
+def test_columns_that_are_split_are_standardized_by_their_parties():
+    vertical = SPLIT | {"fk-kmeans.partition": "vertical"}
+    for run in (vertical, DEFAULTS):
+        assert party_source(SIMULATED, run | {"standardize": True}).standardize
+        assert party_source({"data": "/a.csv", "standardize": True}, run).standardize
+
+
+def test_a_party_cannot_standardize_split_rows():
+    node = {"data": "/a.csv", "standardize": True}
+    with pytest.raises(ValueError, match=r"standardize must be .*fk-kmeans\.standard"):
+        party_source(node, SPLIT)
+    assert party_source(node | {"standardize": False}, SPLIT).rows
+    # What the run config says of data is for nodes without data of their own.
+    run = SPLIT | {"standardize": True}
+    assert party_source({"data": "/a.csv"}, run).standardize is False
+
+
+# -- where results go ------------------------------------------------------------------
+
+
+def test_output_dir(tmp_path, monkeypatch):
+    assert output_dir({"output-dir": str(tmp_path)}) == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert output_dir({"output-dir": "~/runs"}) == tmp_path / "runs"
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    default = output_dir({"output-dir": ""})
+    assert default.is_absolute()
+    assert default.parts[-2:] == ("vfl_flower", "runs")
+
+
+def test_output_dir_that_is_relative():
+    with pytest.raises(ValueError, match="output-dir must be absolute, got 'runs'"):
+        output_dir({"output-dir": "runs"})
+
+
+# -- where a party's data come from ----------------------------------------------------
+
+SIMULATED = {"partition-id": 1, "num-partitions": 3}
+
+
+def test_simulated_node_takes_the_data_of_the_run():
+    run = DEFAULTS | {"label-column": "y", "standardize": True, "impute": "none"}
+    assert party_source(SIMULATED, run) == PartySource(
+        data="diabetes",
+        index=1,
+        count=3,
+        label_column="y",
+        standardize=True,
+        impute="none",
+    )
+    assert party_source(SIMULATED, {}).data == "diabetes"
+
+
+def test_node_with_data_decides_for_itself():
+    node = {
+        "data": "/data/a.parquet",
+        "party-name": "airline",
+        "id-column": "flight",
+        "columns": "dep, arr ,carrier",
+        "one-hot": False,
+        "impute": "median",
+    }
+    run = DEFAULTS | {
+        "label-column": "delay",
+        "standardize": True,
+        "columns": "x",
+        "id-column": "id",
+    }
+    assert party_source(node, run) == PartySource(
+        data="/data/a.parquet",
+        name="airline",
+        id_column="flight",
+        columns=("dep", "arr", "carrier"),
+        one_hot=False,
+        impute="median",
+    )
+
+
+def test_state_dir_belongs_to_the_node():
+    source = party_source(SIMULATED | {"state-dir": "/var/airline"}, DEFAULTS)
+    assert source.state_dir == Path("/var/airline")
+    assert party_source(SIMULATED, {"state-dir": "/var/run"}).state_dir is None
+    assert party_source({"data": "/a.csv", "state-dir": ""}, {}).state_dir is None
+
+
+def test_state_dir_that_is_relative():
+    """The sentence goes to the server: it has no path."""
+    with pytest.raises(ValueError, match="state-dir") as caught:
+        party_source({"data": "/a.csv", "state-dir": "airline"}, {})
+    assert str(caught.value) == "state-dir must be an absolute path"
+
+
+def test_name_belongs_to_the_node():
+    assert party_source(SIMULATED | {"party-name": "x"}, DEFAULTS).name == "x"
+    assert party_source({}, DEFAULTS).name is None
+    assert party_source({}, DEFAULTS).index is None
+
+
+def test_a_name_of_digits_is_text():
+    node = {"data": "/a.csv", "party-name": 7, "id-column": 1, "columns": 3}
+    source = party_source(node, {})
+    assert (source.name, source.id_column, source.columns) == ("7", "1", ("3",))
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        ({"partition-id": -1}, "partition-id must be a whole number from 0, got -1"),
+        ({"partition-id": 1.0}, "partition-id must be a whole number from 0, got 1.0"),
+        ({"partition-id": True}, "partition-id must be a whole number from 0, got Tr"),
+        ({"num-partitions": "3"}, "num-partitions must be a whole number from 0, got"),
+        ({"data": "a", "standardize": 1}, "standardize must be true or false, got 1"),
+        ({"data": "a", "one-hot": "no"}, "one-hot must be true or false, got 'no'"),
+        ({"partition_id": 1}, "node config has no key 'partition_id'; did you mean 'p"),
+    ],
+)
+def test_wrong_value_of_a_node(node, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        party_source(node, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("label_column", "label-column"),
+        ("label-colum", "label-column"),
+        ("column", "columns"),
+        ("id-columns", "id-column"),
+        ("standardise", "standardize"),
+        ("onehot", "one-hot"),
+        ("num-partition", "num-partitions"),
+        ("partyname", "party-name"),
+        ("dat", "data"),
+        ("state_dir", "state-dir"),
+    ],
+)
+def test_key_of_a_node_that_is_nearly_one_of_ours(key, near):
+    with pytest.raises(ValueError, match="node config has no key") as caught:
+        party_source({"data": "/a.csv", key: "x"}, {})
+    assert str(caught.value) == (
+        f"node config has no key {key!r}; did you mean {near!r}?"
+    )
+
+
+def test_other_keys_of_a_node_are_not_ours():
+    node = {"data": "/a.csv", "region": "north", "gpu": 1}
+    assert party_source(node, {}) == PartySource(data="/a.csv")
+
+
+@pytest.mark.parametrize(
+    "key", ["id-column", "label-column", "columns", "standardize", "one-hot", "impute"]
+)
+def test_option_of_data_at_a_node_without_data(key):
+    with pytest.raises(ValueError, match="must then have") as caught:
+        party_source(SIMULATED | {key: DEFAULTS[key]}, DEFAULTS)
+    assert str(caught.value) == f"node config has {key!r} and must then have 'data'"
+
+
+def test_what_must_be_forgotten_is_in_no_mean_and_no_level():
+    """A filled value or a column of a level is made of all rows of a party."""
+    node = {"data": "/abs/a.csv", "impute": "median", "one-hot": True}
+    source = party_source(node, {"strategy": "mufc"})
+    assert (source.impute, source.one_hot) == ("none", False)
+    source = party_source(node, {"strategy": "fk-kmeans"})
+    assert (source.impute, source.one_hot) == ("median", True)

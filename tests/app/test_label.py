@@ -1,0 +1,201 @@
+"""Labels of new rows by a party's own part of a clustering."""
+
+import csv
+import errno
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from vfl_flower.app import label
+from vfl_flower.app.config import party_source
+from vfl_flower.data import StoredRows, load_party
+from vfl_flower.simulation import simulate
+from vfl_flower.strategies import FKKMeans
+
+
+@pytest.fixture
+def parties(tmp_path):
+    """Two files of the same columns, one of them text, far from scaled."""
+    rng = np.random.default_rng(0)
+    configs = []
+    for m in range(3):
+        group = rng.integers(3, size=80)
+        table = pd.DataFrame(
+            {
+                "id": np.arange(80) + 1000 * m,
+                "size": 5e6 + 1e6 * group + 1e4 * rng.normal(size=80),
+                "kind": np.array(["a", "b", "c"])[group],
+                "ratio": 1e-4 * (group + rng.normal(size=80)),
+            }
+        )
+        path = tmp_path / f"{m}.csv"
+        table.to_csv(path, index=False)
+        configs.append(node_config(path, tmp_path / f"state-{m}"))
+    return configs
+
+
+def main(arguments):
+    """Run the command; SystemExit has what it says on the way out."""
+    app = typer.Typer()
+    app.command()(label.main)
+    ended = CliRunner().invoke(app, arguments)
+    if ended.exit_code:
+        assert ended.exit_code == 1, ended.output
+        raise SystemExit(ended.stderr.strip())
+
+
+def node_config(data, state):
+    return f'data="{data}" state-dir="{state}" id-column="id"'
+
+
+def load(text):
+    config = dict(item.split("=") for item in text.split())
+    source = party_source({k: v.strip('"') for k, v in config.items()}, {})
+    party = load_party(source)
+    party.state_dir = source.state_dir
+    party.source = StoredRows(source)
+    return party
+
+
+@pytest.fixture
+def model(parties):
+    strategy = FKKMeans(3, 4, n_features=20, iterations=3, standardize=True)
+    return simulate(strategy, [load(party) for party in parties], seed=0).model
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_of_training_get_their_labels_again(parties, model, tmp_path):
+    for m, party in enumerate(parties):
+        output = tmp_path / "labels.csv"
+        main([model.model, "--node-config", party, "--output", str(output)])
+        found = rows_of(output)
+        assert [int(row["prediction"]) for row in found] == model.labels_[m].tolist()
+        assert [int(row["id"]) for row in found] == [1000 * m + i for i in range(80)]
+        kept = rows_of(tmp_path / f"state-{m}" / f"predictions-{model.model}.csv")
+        assert kept == found
+
+
+def test_new_rows_are_encoded_as_those_of_training(parties, model, tmp_path):
+    """Without the level "a", and in another order of columns; one row, no run."""
+    new = pd.DataFrame({"ratio": [2e-4], "kind": ["c"], "size": [7e6], "id": [5]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    output = tmp_path / "out.csv"
+    config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
+    command = [sys.executable, "-m", "vfl_flower.app.label", model.model]
+    subprocess.run(
+        [*command, "--node-config", config, "--output", str(output)], check=True
+    )
+    (row,) = rows_of(output)
+    table = load(parties[1])
+    same = table.X[:, [name == "kind=c" for name in table.columns]].ravel() == 1
+    assert row["id"] == "5"
+    assert int(row["prediction"]) == np.bincount(model.labels_[1][same]).argmax()
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "reason"),
+    [
+        ('state-dir="/s"', "0123456789abcdef", "must name the new rows as 'data'"),
+        ('data="/x.csv"', "0123456789abcdef", "must name the 'state-dir'"),
+        (None, "0123456789abcdef", "has no part of model 0123456789abcdef"),
+        (None, "latest", "model"),
+    ],
+)
+def test_what_is_missing_is_said(parties, capsys, tmp_path, config, model, reason):
+    output = tmp_path / "out.csv"
+    with pytest.raises(SystemExit) as ended:
+        main([model, "--node-config", config or parties[0], "--output", str(output)])
+    assert reason in str(ended.value.code)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("output", ["state-0", "nowhere/out.csv"])
+def test_where_the_labels_cannot_go(parties, model, tmp_path, output):
+    command = ["--node-config", parties[0], "--output", str(tmp_path / output)]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command])
+    assert ended.value.code == "output must be a file in a folder that exists"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("way", ["itself", "a link", "another name"])
+@pytest.mark.parametrize(
+    "name", ["0.csv", "state-0/{}.npz", "state-0/predictions-{}.csv"]
+)
+def test_no_file_of_the_party_is_overwritten(parties, model, tmp_path, name, way):
+    own = output = tmp_path / name.format(model.model)
+    if way != "itself":
+        output = tmp_path / "out.csv"
+        (output.symlink_to if way == "a link" else output.hardlink_to)(own)
+    before = own.read_bytes()
+    command = ["--node-config", parties[0], "--output", str(output)]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command])
+    assert ended.value.code == (
+        "output must not be a file of the party: its data, or one that is in its "
+        "state-dir already"
+    )
+    assert own.read_bytes() == before
+    assert output.exists()
+
+
+def test_no_file_of_a_folder_of_data_is_overwritten(parties, model, tmp_path):
+    folder = tmp_path / "all"
+    folder.mkdir()
+    for m in range(3):
+        (folder / f"{m}.csv").hardlink_to(tmp_path / f"{m}.csv")
+    config = node_config(folder, tmp_path / "state-0")
+    config += " partition-id=0 num-partitions=3"
+    command = ["--node-config", config, "--output"]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command, str(folder / "1.csv")])
+    assert "must not be a file of the party" in ended.value.code
+    main([model.model, *command, str(tmp_path / "out.csv")])
+    assert len(rows_of(tmp_path / "out.csv")) == 80
+
+
+def test_only_a_regular_file_is_replaced(parties, model, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        command = ["--node-config", parties[0], "--output", str(tmp_path / name)]
+        with pytest.raises(SystemExit) as ended:
+            main([model.model, *command])
+        assert ended.value.code == "output must be a file in a folder that exists"
+        assert (tmp_path / name).is_fifo()
+
+
+def test_an_earlier_output_is_replaced(parties, model, tmp_path):
+    output = tmp_path / "out.csv"
+    output.write_text("an earlier one")
+    main([model.model, "--node-config", parties[0], "--output", str(output)])
+    assert len(rows_of(output)) == 80
+
+
+def test_where_labels_cannot_be_written_is_said(parties, model, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.replace", refuse)
+    command = ["--node-config", parties[0], "--output", str(tmp_path / "out.csv")]
+    with pytest.raises(SystemExit) as ended:
+        main([model.model, *command])
+    assert ended.value.code == (
+        "the labels cannot be written to the folder of output: Permission denied"
+    )
+
+
+def test_a_node_config_without_quotes(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["0123456789abcdef", "--node-config", "data=/a b", "--output", "x.csv"])
+    assert "text values in double quotes" in str(ended.value.code)

@@ -1,0 +1,140 @@
+"""What a run writes and prints."""
+
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord
+
+from vfl_flower import Ledger
+from vfl_flower.app.report import markdown_table, summary_rows, write_report
+from vfl_flower.models.coresets import LinearModel
+from vfl_flower.protocol.strategy import ProtocolResult
+
+
+def result(loss, *, seed=4, **more):
+    ledger = Ledger()
+    for action, size in (("hello", 10), ("solve", 2000), ("test", 300)):
+        entry = ledger.entry(action, "airline")
+        entry.messages, entry.bytes_up, entry.bytes_down = 1, size, 2 * size
+        entry.units_up, entry.units_down = size // 10, size // 20
+        ledger.round_trip(action, 0.5)
+    model = LinearModel([np.array([loss])], 1.0)
+    return ProtocolResult(
+        arrays=model.to_record(),
+        train_metrics_clientapp={1: MetricRecord({"train_loss": loss, **more})},
+        model=model,
+        ledger=ledger,
+        evaluation=ledger.of("test"),
+        seed=seed,
+    )
+
+
+@pytest.fixture
+def results():
+    return {"coreset": result(1.25, sigma_min=0.5), "full": result(1.0, seed=None)}
+
+
+SETTINGS = {"strategy": "coreset-vrlr", "size": 200, "compare": True}
+
+
+def test_files(tmp_path, results):
+    folder = tmp_path / "runs" / "1"
+    write_report(folder, results, SETTINGS)
+    assert sorted(os.listdir(folder)) == [
+        *("model-coreset.npz", "model-full.npz", "report.md", "result.json"),
+    ]
+    assert LinearModel.load(folder / "model-coreset.npz").coef_[0].tolist() == [1.25]
+    assert LinearModel.load(folder / "model-full.npz").coef_[0].tolist() == [1.0]
+
+
+def test_json(tmp_path, results):
+    write_report(tmp_path, results, SETTINGS)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["run_config"] == SETTINGS
+    coreset, full = found["results"]["coreset"], found["results"]["full"]
+    assert list(found["results"]) == ["coreset", "full"]
+    assert (coreset["seed"], full["seed"]) == (4, None)
+    assert coreset["metrics"] == {"1": {"train_loss": 1.25, "sigma_min": 0.5}}
+    assert coreset["ledger"]["bytes_up"] == 2310
+    assert coreset["ledger"]["round_trips"] == 3
+    assert [e["action"] for e in coreset["ledger"]["entries"]] == [
+        *("hello", "solve", "test"),
+    ]
+
+
+def test_numbers_that_json_does_not_have(tmp_path):
+    write_report(tmp_path, {"a": result(math.inf, tau=math.nan)}, SETTINGS)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = (tmp_path / "result.json").read_text()
+    found = json.loads(text, parse_constant=refuse)
+    metrics = found["results"]["a"]["metrics"]["1"]
+    assert metrics == {"train_loss": "inf", "tau": "nan"}
+    assert "inf" in (tmp_path / "report.md").read_text()
+
+
+def test_summary(results):
+    header, rows = summary_rows(results)
+    table = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+    assert list(table) == ["coreset", "full"]
+    assert table["coreset"] == {
+        "train loss": "1.25",
+        "sigma min": "0.5",
+        "round trips": "3",
+        "bytes up": "2,310",
+        "of it to evaluate": "300",
+        "bytes down": "4,620",
+        "units": "346",
+        "seconds": "1.50",
+    }
+    assert table["full"]["sigma min"] == ""
+
+
+def test_text_and_report(tmp_path, results):
+    text = write_report(tmp_path, results, SETTINGS)
+    assert text.endswith(f"results in {tmp_path}")
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith("# coreset-vrlr\n\n|")
+    table = markdown_table(*summary_rows(results))
+    ledger = results["coreset"].ledger.table()
+    for part in (table, ledger):
+        assert part in text
+        assert part in report
+    assert "ledger of coreset" in text
+    assert f"## Ledger of coreset\n\n```\n{ledger}\n```\n" in report
+
+
+def test_table_is_markdown_and_aligned():
+    lines = markdown_table(["", "loss"], [["a", "1"], ["long name", "12.5"]]).split(
+        "\n"
+    )
+    assert lines == [
+        "|           | loss |",
+        "|----------:|-----:|",
+        "|         a |    1 |",
+        "| long name | 12.5 |",
+    ]
+
+
+def test_a_second_report_takes_the_place_of_the_first(tmp_path, results):
+    write_report(tmp_path, {"coreset": results["coreset"]}, SETTINGS)
+    write_report(tmp_path, results, SETTINGS)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert list(found["results"]) == ["coreset", "full"]
+
+
+def test_nothing_else_is_left_in_the_folder(tmp_path, results):
+    for _ in range(2):
+        write_report(tmp_path, results, SETTINGS)
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, results):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        write_report(tmp_path / "file" / "runs", results, SETTINGS)

@@ -1,0 +1,146 @@
+"""From a run config to strategies, and from their results to a report."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from vfl_flower import FederationError, Party
+from vfl_flower.app.config import check_run_config
+from vfl_flower.app.server_app import main
+from vfl_flower.simulation import InProcessGrid
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Take off what a run does to the package's log, for the tests that follow."""
+    log = logging.getLogger("vfl_flower")
+    level, handlers = log.level, list(log.handlers)
+    yield
+    log.setLevel(level)
+    log.handlers[:] = handlers
+
+
+def test_a_run_that_fails_leaves_no_empty_folder(tmp_path):
+    X = np.ones((9, 1))
+    unlabelled = InProcessGrid([Party(X, name="a"), Party(X, name="b")])
+    with pytest.raises(FederationError, match="exactly one party must hold"):
+        main(
+            unlabelled, context(**{"coreset-vrlr.size": 5, "output-dir": str(tmp_path)})
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def parties():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 4))
+    return [Party(X[:, :2], name="a"), Party(X[:, 2:], y=X.sum(axis=1), name="b")]
+
+
+def context(**config):
+    return Context(77, 0, {}, RecordDict(), config)
+
+
+def test_a_run_writes_its_report(tmp_path, capsys):
+    config = {"compare": True, "output-dir": str(tmp_path), "seed": 1}
+    config |= {"coreset-vrlr.size": 20}
+    main(InProcessGrid(parties()), context(**config))
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.endswith("-77")
+    found = json.loads((folder / "result.json").read_text())
+    assert list(found["results"]) == ["coreset", "uniform", "full"]
+    assert found["run_config"] == check_run_config(config)
+    out = capsys.readouterr().out
+    assert f"results in {folder}" in out
+    assert "| coreset |" in out
+    assert "test loss" in out
+
+
+def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(180, 3))
+    names, labels = ["a", "b", "c"], np.sign(X[:, 0])
+    places = [tmp_path / name for name in names]
+    fdskl = {"strategy": "fdskl", "output-dir": str(tmp_path / "runs")}
+
+    def grid(rows, y=None):
+        blocks = zip(np.hsplit(X[rows], 3), names, places, [None, None, y], strict=True)
+        return InProcessGrid(
+            [Party(B, y, name=name, state_dir=place) for B, name, place, y in blocks]
+        )
+
+    settings = {"features": 64, "bandwidth": 2.0, "regularization": 0.01}
+    settings = {f"fdskl.{k}": v for k, v in settings.items()} | {"seed": 3}
+    main(grid(slice(150), labels[:150]), context(**fdskl, **settings))
+    (report,) = (tmp_path / "runs").glob("*/result.json")
+    found = json.loads(report.read_text())["results"]
+    assert list(found) == ["train"]
+    number = found["train"]["model"]
+    assert all((place / f"{number}.npz").exists() for place in places)
+    assert number in capsys.readouterr().out
+    main(grid(slice(150, 180)), context(**fdskl, task="predict", model=number))
+    assert list(tmp_path.glob("[ab]/*.csv")) == []
+    (file,) = tmp_path.glob("c/*.csv")
+    rows = [line.split(",") for line in file.read_text().split()]
+    assert rows[0] == ["row", "prediction"]
+    predicted = np.array([float(value) for _, value in rows[1:]])
+    assert len(predicted) == 30
+    assert np.mean(predicted == labels[150:]) > 0.8
+
+
+def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
+    """By the model's number, which the report of the training gives."""
+    X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(3, 12, 2))
+    mufc = {"strategy": "mufc", "mufc.server-state": str(tmp_path / "server")}
+
+    def run(**config):
+        clients = [
+            Party(own, ids=np.arange(12), name=name, state_dir=tmp_path / name)
+            for own, name in zip(X, "abc", strict=True)
+        ]
+        output = tmp_path / f"runs-{config['task']}"
+        config |= mufc | {"output-dir": str(output)}
+        main(InProcessGrid(clients), context(**config))
+        (report,) = output.glob("*/result.json")
+        ((name, found),) = json.loads(report.read_text())["results"].items()
+        assert name == config["task"]
+        # The ids that are asked for would stay.
+        text = "".join(path.read_text() for path in report.parent.glob("*.[jm]*"))
+        assert "a:1,2" not in text
+        return found
+
+    number = run(task="train")["model"]
+    assert f"model {number}, version 1, can forget" in capsys.readouterr().out
+    for task, more, rows in (
+        ("unlearn", {"mufc.forget": "a:1,2;b:3"}, 33),
+        ("forget-client", {"mufc.clients": "c"}, 21),
+    ):
+        found = run(task=task, model=number, **more)
+        assert found["model"] == number
+        assert found["metrics"]["1"]["rows"] == rows
+    assert f"model {number}, version 3, can forget" in capsys.readouterr().out
+    kept = (tmp_path / "a" / f"predictions-{number}.csv").read_text().split()
+    assert [line.split(",")[0] for line in kept[1:]] == ["0", *map(str, range(3, 12))]
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"output-dir": "runs"}, "output-dir must be absolute, got 'runs'"),
+        ({"coreset-vrlr.sampling": "x"}, "sampling must be one of"),
+        ({"unknown": 1}, "run config has no key 'unknown'"),
+    ],
+)
+def test_a_bad_config_asks_no_party(config, sentence):
+    grid = SimpleNamespace()  # has no method at all
+    with pytest.raises(ValueError, match=sentence):
+        main(grid, context(**config))
+
+
+def test_a_folder_that_cannot_be_made_asks_no_party(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        main(SimpleNamespace(), context(**{"output-dir": str(tmp_path / "file" / "x")}))

@@ -1,0 +1,147 @@
+"""What a party refuses when it is asked for a coreset, or for a linear model on one."""
+
+import numpy as np
+import pytest
+
+from vfl_flower import Party
+from vfl_flower.clients import coresets, linear
+from vfl_flower.clients.coresets import Clustering, WeightedRows
+from vfl_flower.protocol.contract import ContractError, structure
+from vfl_flower.protocol.party import PartyError
+
+N = 12
+
+
+@pytest.fixture
+def party() -> Party:
+    """Return a party in the first step of a run."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, 2))
+    party = Party(X, X.sum(axis=1) + rng.normal(size=N), index=0)
+    party.n_parties = 3
+    return party
+
+
+def weighted(*weights: float, rows: int = 2) -> WeightedRows:
+    return WeightedRows(np.arange(rows), np.array(weights or [1.0] * rows))
+
+
+NONE = np.ones(0)
+LINEAR = {"method": "cg", "n": N, "l2": 0.0, "intercept": True, "test_fraction": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({}, "either intercept or clustering"),
+        (
+            {"intercept": True, "clustering": Clustering(2, "lloyd", 2.0)},
+            "either intercept or clustering",
+        ),
+        ({"clustering": Clustering(N + 1, "lloyd", 2.0)}, "n_clusters .* 12 .* got 13"),
+        ({"intercept": True, "test_fraction": 0.99}, "test_fraction must leave some"),
+    ],
+)
+def test_totals_that_a_party_refuses(party, arguments, rule):
+    with pytest.raises(PartyError, match=rule):
+        coresets.totals(party, **{"size": 0, "test_fraction": 0.0} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({}, "either rows, or start and stop"),
+        ({"start": 0}, "either rows, or start and stop"),
+        (
+            {"rows": np.arange(2), "start": 0, "stop": 2},
+            "must not be given beside rows",
+        ),
+        ({"test_fraction": 0.99, "start": 0, "stop": 2}, "test_fraction must leave"),
+    ],
+)
+def test_rows_that_a_party_does_not_pool(party, arguments, rule):
+    with pytest.raises(PartyError, match=rule):
+        coresets.pooled_rows(
+            party, **{"test_fraction": 0.0, "labels": True} | arguments
+        )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda p: coresets.totals(p, size=0, test_fraction=0.0, intercept=False),
+        lambda p: linear.start(p, **LINEAR),
+    ],
+)
+def test_labels_of_some_rows_are_not_enough(party, ask):
+    party.y = np.where(np.arange(N) < 3, np.nan, party.y)
+    with pytest.raises(PartyError, match="does not know the labels of all"):
+        ask(party)
+
+
+def test_a_message_has_so_many_distances_at_most(party, monkeypatch):
+    ask = {"test_fraction": 0.0, "start": 0, "stop": N}
+    monkeypatch.setattr(coresets, "MOST_DISTANCES", 2 * N)
+    assert coresets.distances(party, centers=np.ones((2, 2)), **ask)
+    with pytest.raises(PartyError, match="at most 24 distances, got 12 rows and 3"):
+        coresets.distances(party, centers=np.ones((3, 2)), **ask)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1e-101, 1e101])
+def test_weights_that_no_coreset_has(weight):
+    with pytest.raises(ContractError, match="'weights' must be from 1e-100 to 1e100"):
+        weighted(1.0, weight)
+
+
+def test_a_coreset_comes_whole():
+    values = {"coreset.rows": np.arange(2), **LINEAR}
+    sizes = {"n_rows": N, "n_columns": 2}
+    with pytest.raises(ContractError, match="coreset: 'weights' is missing"):
+        structure(linear.start.contract.request, values, sizes)
+
+
+def test_row_numbers_that_are_truth_values(party):
+    """NumPy takes an index of truth values as a mask; here they are rows 1, 0 and 1."""
+    rows = np.array([True, False, True])
+    sent = coresets.pooled_rows(party, test_fraction=0.0, labels=True, rows=rows)
+    np.testing.assert_array_equal(sent["X"], party.X[[1, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("method", "ask", "rule"),
+    [
+        ("saga", lambda p: linear.cg(p, np.ones(2), 0.1, 0.1), "another method"),
+        ("cg", lambda p: linear.proximal(p, np.ones(2), 1.0, 0.5), "another method"),
+        ("cg", lambda p: linear.saga(p, np.arange(2), NONE, 0.1, 0.0), "another"),
+        ("cg", lambda p: linear.cg(p, np.ones(3), 0.1, 0.1), "each of the 2 rows"),
+        ("saga", lambda p: linear.saga(p, np.array([2]), NONE, 0.1, 0.0), "the 2 rows"),
+        ("saga", lambda p: linear.saga(p, np.arange(2), np.ones(1), 0.1, 0.0), "other"),
+        ("proximal", lambda p: linear.proximal(p, np.full(2, 1e308), 1.0, 0), "over"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_iterations_that_a_party_refuses(party, method, ask, rule):
+    linear.start(party, **LINEAR | {"method": method, "coreset": weighted()})
+    with pytest.raises(PartyError, match=rule):
+        ask(party)
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_columns_that_are_too_large_to_square(party):
+    party.X = party.X * 1e200
+    with pytest.raises(PartyError, match="columns of this party, are too large"):
+        linear.start(party, **LINEAR)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda p: coresets.drawn_rows(p, np.array([3])),
+        lambda p: coresets.scores(p, np.arange(3), pool=False),
+        lambda p: linear.cg(p, np.ones(2), 0.1, 0.1),
+        lambda p: linear.coefficients(p),
+    ],
+)
+def test_steps_out_of_order(party, ask):
+    with pytest.raises(PartyError, match="needs what an earlier step"):
+        ask(party)

@@ -1,0 +1,914 @@
+"""State that can forget: what was written, nothing of what is gone, at each kill.
+
+Run as a script, this file kills processes at their writes and prints what it found:
+pytest's own process has threads, and should not fork.
+"""
+
+import functools
+import hmac
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import stat
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forgetting import agreed, found_by
+
+import vfl_flower
+from vfl_flower.clients import mufc_state
+from vfl_flower.clients.mufc_state import (
+    ClientState,
+    PartyFacts,
+    ServerState,
+    TrainingSettings,
+    list_models,
+)
+from vfl_flower.protocol.contract import ContractError
+from vfl_flower.protocol.party import PartyError
+
+MODEL = "0123456789abcdef"
+IDS = [f"patient-{i:03d}" for i in range(40)]
+SETTINGS = agreed(
+    gamma=0.1 + 0.2, lower=np.array([-1.0, 0.0]), upper=np.array([1.0, 9.0])
+)
+FACTS = PartyFacts("s3ttings", 2, "0123abcd")
+OLD_BINS = np.array([[0x5EC4E7, 0x0DDBA11], [3, 5], [0xFEED, 2]])
+NEW_BINS = np.array([[0xFEED, 2], [3, 5]])
+OLD_CENTERS = np.array([[1 / 3, 1 / 7], [2 / 3, 1 / 9]])
+NEW_CENTERS = np.array([[0.3, 0.1], [0.6, 0.2]])
+
+
+def trained(folder, ids=IDS):
+    """Return a party at version 1: clusters of the first three rows."""
+    party = ClientState.create(folder, MODEL, ids, SETTINGS, FACTS)
+    tags = party.tag(ids)
+    sizes = np.array([len(ids) - 30, 20, 10])
+    party.stage(1, tags[:3], sizes, kind="train", redrawn=True, run="a")
+    party.settle(1, "a")
+    return party
+
+
+def saved(folder):
+    """Return a server at version 1."""
+    server = ServerState.create(folder, MODEL, SETTINGS, ["north", "south"])
+    server.save(1, *OLD, ["north", "south"], "train", run="a")
+    return server
+
+
+OLD = (OLD_BINS, np.array([30, 10, 2**40]), OLD_CENTERS)
+NEW = (NEW_BINS, np.array([2**40, 9]), NEW_CENTERS)
+
+
+def bytes_of(folder):
+    """Return all that a folder holds, names of files too."""
+    files = sorted(Path(folder).rglob("*"))
+    assert files
+    return b"".join(f.name.encode() + f.read_bytes() for f in files if f.is_file())
+
+
+def view(state):
+    """Return all that a state answers, but times and the key."""
+    if not state.exists:
+        return None
+    log = [{**entry, "time": ""} for entry in state.log()]
+    if isinstance(state, ServerState):
+        q = state.load()
+        arrays = [a.tolist() for a in (q.bins, q.counts, q.centers)]
+        return [q.version, q.run, arrays, q.parties, q.settings.stored(), log]
+    if state.left:
+        return [state.version, "left", log]
+    names = dict(zip(state.tag(IDS), IDS, strict=True))
+    clusters = [
+        found and [found.version, [names[t] for t in found.centroids], [*found.sizes]]
+        for found in (state.current(), state.staged("a"), state.staged("b"))
+    ]
+    for entry in log:
+        entry["tags"] = [names[bytes.fromhex(tag)] for tag in entry["tags"]]
+    kept = state.keep(list(names)).tolist(), state.keep(list(names), run="b").tolist()
+    return [
+        state.version,
+        str(clusters),
+        kept,
+        log,
+        state.settings.stored(),
+        state.facts,
+    ]
+
+
+def refusal(call, *args, error=PartyError, folder=None, **kwargs):
+    """Return the sentence of an error, after checks that hold for each of them."""
+    with pytest.raises(error) as caught:
+        call(*args, **kwargs)
+    text = str(caught.value)
+    assert type(caught.value) is error
+    assert "\n" not in text
+    assert "/" not in text
+    assert "patient" not in text
+    assert caught.value.__cause__ is None
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "state" / "bank"
+
+
+@pytest.fixture
+def party(folder):
+    return trained(folder)
+
+
+@pytest.fixture
+def server(tmp_path):
+    return saved(tmp_path / "server")
+
+
+# --- A party from training to the end
+
+
+def test_a_party_trains_forgets_and_leaves(folder):
+    """The life of one party, each step read through a new object."""
+    party = ClientState.create(folder, MODEL, IDS, SETTINGS, FACTS)
+    assert party.exists
+    assert (party.version, party.current(), party.staged()) == (0, None, None)
+    assert party.settings.stored() == SETTINGS.stored()
+    assert party.facts == FACTS
+    tags = party.tag(IDS)
+    party.settle(0)
+
+    drawn = [tags[7], tags[2], tags[5]]
+    party.stage(1, drawn, np.array([20, 15, 5]), kind="train", redrawn=True)
+    party = ClientState(folder, MODEL)
+    assert party.current() is None
+    assert party.staged().centroids == drawn
+    assert party.log() == []
+    party.settle(1)
+    party.settle(1)
+    now = ClientState(folder, MODEL).current()
+    assert (now.version, now.centroids, now.sizes.tolist()) == (1, drawn, [20, 15, 5])
+    assert now.sizes.dtype == np.int64
+    assert party.staged() is None
+
+    gone = [tags[2], tags[9]]
+    party.stage(
+        2, [tags[7], tags[1]], np.array([30, 8]), gone, kind="unlearn", redrawn=True
+    )
+    assert party.removed() == set()
+    assert party.keep(tags).all()
+    assert np.flatnonzero(~party.keep(tags, run="")).tolist() == [2, 9]
+    party.settle(2)
+    assert party.removed() == set(gone)
+    assert np.flatnonzero(~party.keep(tags)).tolist() == [2, 9]
+    assert party.known(tags).all()
+    assert party.current().centroids == [tags[7], tags[1]]
+
+    began = datetime.now(UTC).replace(microsecond=0)
+    party.wipe()
+    log = party.log()
+    assert [(e["kind"], e["version"], e["redrawn"]) for e in log] == [
+        ("train", 1, True),
+        ("unlearn", 2, True),
+        ("forget-client", 3, False),
+    ]
+    assert [e["tags"] for e in log] == [[], [t.hex() for t in gone], []]
+    assert began <= datetime.fromisoformat(log[2]["time"]) <= datetime.now(UTC)
+    before = bytes_of(folder)
+    party.wipe()
+    assert bytes_of(folder) == before
+    assert (party.left, party.version) == (True, 3)
+    left = f"this party has left model {MODEL}"
+    for call in (party.current, party.staged, party.removed):
+        assert refusal(call) == left
+    for call in (party.tag, party.known, party.keep):
+        assert refusal(call, []) == left
+    assert refusal(party.settle, 3) == left
+    assert refusal(lambda: party.settings) == left
+
+
+def test_all_rows_of_a_party_can_be_removed(party):
+    tags = party.tag(IDS)
+    party.stage(2, [], np.array([]), tags, kind="unlearn", redrawn=False)
+    party.settle(2)
+    assert party.removed() == set(tags)
+    assert not party.keep(tags).any()
+    assert party.current().centroids == []
+    assert party.current().sizes.shape == (0,)
+
+
+def test_a_mean_without_rows_has_no_size(party):
+    """Complete training drops it, and still keeps each drawn row."""
+    tags = party.tag(IDS)
+    party.stage(2, tags[:3], np.array([39, 1]), kind="unlearn", redrawn=False)
+    assert party.staged().sizes.tolist() == [39, 1]
+
+
+def test_numbers_of_numpy_are_numbers(party, server):
+    tags, two = party.tag(IDS[:3]), np.int64(2)
+    party.stage(two, tags, [20, 10, 10], kind="unlearn", redrawn=np.bool_(True))
+    party.settle(two)
+    server.save(two, *NEW, ["north"], "unlearn")
+    assert party.version == server.version == 2
+    assert party.log()[-1]["redrawn"] is True
+
+
+def test_settling_commits_or_drops(party):
+    """The table of the two phases: where the server is, and what the party does."""
+    tags = party.tag(IDS)
+
+    def stage(run, row):
+        sizes = np.array([10, 19, 10])
+        party.stage(
+            2, tags[:3], sizes, [tags[row]], kind="unlearn", redrawn=False, run=run
+        )
+
+    stage("b", 10)
+    party.settle(1, "a")  # the server has not saved: drop
+    assert party.staged("b") is None
+    assert party.removed() == set()
+
+    stage("b", 10)
+    stage("b", 11)  # again: replaces
+    stage("late", 12)  # of a run that the server has given up
+    party.settle(2, "b")
+    assert party.removed() == {tags[11]}
+    assert party.staged("late") is None
+    assert party.log()[-1]["tags"] == [tags[11].hex()]
+
+    before = view(party)
+    keeps = f"this party keeps version 2 of model {MODEL}, the server version "
+    assert refusal(party.settle, 1, "a") == keeps + "1"
+    assert refusal(party.settle, 4, "b") == keeps + "4"
+    assert refusal(party.settle, 2, "a") == keeps + "2 of another run"
+    party.stage(3, tags[:3], np.array([10, 19, 10]), kind="train", redrawn=False)
+    assert refusal(party.settle, 3, "c") == keeps + "3"
+    party.settle(2, "b")
+    assert view(party) == before
+
+
+def test_stage_refuses_what_breaks_the_state(party):
+    tags = party.tag(IDS)
+    sizes = np.array([10, 20, 10])
+    before = view(party)
+
+    def refused(version=2, drawn=tags[:3], sizes=sizes, removed=()):
+        return refusal(
+            party.stage, version, drawn, sizes, removed, kind="unlearn", redrawn=False
+        )
+
+    assert refused(version=3) == (
+        f"this party has version 1 of model {MODEL}, the next one must be 2, got 3"
+    )
+    assert "rows of the training of model" in refused(removed=[tags[4], bytes(16)])
+    assert "1 are not" in refused(removed=[tags[4], bytes(16)])
+    remains = "each centroid must be a row that remains"
+    assert refused(drawn=[tags[0], bytes(16)]) == remains
+    assert refused(removed=[tags[0]], sizes=sizes - [1, 0, 0]) == remains
+    assert "the 39 rows that remain, got 3 sizes of sum 40" in refused(
+        removed=[tags[5], tags[5]]
+    )
+    assert "sizes of 2 clusters" in refused(drawn=tags[:2])
+    assert "must be at least 1" in refused(sizes=np.array([40, 0, 0]))
+    assert view(party) == before
+
+
+# --- Tags
+
+
+def test_tags_are_hmacs_under_the_key_of_the_file(folder, party):
+    with sqlite3.connect(party._path) as db:
+        (key,) = db.execute("SELECT tag_key FROM about").fetchone()
+    db.close()
+    assert len(key) == 32
+    ids = ["", "7", "ä" * 100, *IDS]
+    assert party.tag(ids) == [
+        hmac.digest(key, name.encode(), "sha256")[:16] for name in ids
+    ]
+    assert party.tag([7, np.int64(7)]) == party.tag(["7"]) * 2
+    assert party.tag(IDS) == ClientState(folder, MODEL).tag(IDS)
+    assert not set(party.tag(IDS)) & set(trained(folder / "other").tag(IDS))
+
+
+def test_known_tags_are_those_of_training():
+    """Against a Python set, with tags that end in zeros and of bytes without rows."""
+    rng = np.random.default_rng(0)
+    tags = [rng.bytes(2) + bytes(13) + rng.bytes(1) for _ in range(300)]
+    tags += [tags[0][:14] + bytes(2), bytes(16), b"\xff" * 16]
+    for stored in (tags[::2], tags[-2:], []):
+        db = sqlite3.connect(":memory:")
+        db.execute("CREATE TABLE rows (byte INTEGER PRIMARY KEY, tags BLOB)")
+        for byte in range(256):
+            part = b"".join(sorted({tag for tag in stored if tag[0] == byte}))
+            if part:
+                db.execute("INSERT INTO rows VALUES (?, ?)", (byte, part))
+        for asked in (tags, tags[:1], tags[-1:], []):
+            found = mufc_state._known(db, asked).tolist()
+            assert found == [tag in set(stored) for tag in asked]
+        db.close()
+
+
+def test_many_rows(folder):
+    """Of 100,000 rows each is found, and no other."""
+    ids = list(range(100_000))
+    party = ClientState.create(folder, MODEL, ids, SETTINGS, FACTS)
+    tags = party.tag(ids)
+    strangers = party.tag(range(-1000, 0))
+    assert party.known(tags).all()
+    assert party.keep(tags).all()
+    assert not party.known(strangers).any()
+    mixed = party.known([tags[5], strangers[5], tags[99_999]])
+    assert mixed.tolist() == [True, False, True]
+
+
+# --- Nothing of what is gone
+
+
+def test_a_party_never_writes_ids(folder, party):
+    party.stage(
+        2,
+        party.tag(IDS[:3]),
+        np.array([10, 20, 9]),
+        party.tag(IDS[7:8]),
+        kind="unlearn",
+        redrawn=False,
+    )
+    assert b"patient" not in bytes_of(folder)
+    party.settle(2)
+    assert b"patient" not in bytes_of(folder)
+
+
+def test_who_leaves_keeps_the_log_alone(folder, party):
+    tags = party.tag(IDS)
+    sizes = np.array([10, 20, 9])
+    party.stage(2, tags[:3], sizes, tags[7:8], kind="unlearn", redrawn=False)
+    party.settle(2)
+    party.stage(3, tags[:3], sizes - 1, tags[8:11], kind="unlearn", redrawn=False)
+    with sqlite3.connect(party._path) as db:
+        (key,) = db.execute("SELECT tag_key FROM about").fetchone()
+    db.close()
+    before = bytes_of(folder)
+    gone = [key, b"s3ttings", *tags[:7], *tags[8:]]
+    assert all(part in before for part in gone)
+    party.wipe()
+    after = bytes_of(folder)
+    assert not [part for part in gone if part in after]
+    assert tags[7] in after  # in the log
+
+
+def pairs_of(bins):
+    """Return the bytes of some neighbouring coordinates of each bin."""
+    return [row[i : i + 2].tobytes() for row in bins for i in (0, 24, 48)]
+
+
+@pytest.mark.parametrize("m", [3, 200])
+def test_the_server_overwrites_a_bin_that_is_gone(folder, m):
+    """In one page, and in a chain of them of which most become free."""
+    rng = np.random.default_rng(m)
+    bins = rng.integers(0, 2**50, (m, 50))
+    centers = rng.random((4, 50))
+    server = ServerState.create(folder, MODEL, SETTINGS, ["north"])
+    counts = rng.integers(1, 2**40, m)
+    server.save(1, bins, counts, centers, ["north"], "train")
+    for version, left in enumerate([m - 1, m // 3, 0], 2):
+        before = bytes_of(folder)
+        centers = rng.random((4, 50))
+        rows = rng.permutation(m)[:left]
+        server.save(version, bins[rows], counts[rows], centers, ["north"], "unlearn")
+        after = bytes_of(folder)
+        kept, gone = server.load().bins, np.delete(bins, rows, axis=0)
+        assert kept.tolist() == bins[rows].tolist()
+        # Not one pair of neighbouring coordinates is left. A few lie on two pages.
+        assert not [pair for pair in pairs_of(gone) if pair in after]
+        there = [pair in before for pair in pairs_of(bins)]
+        assert np.mean(there) > 0.95
+        bins, counts = bins[rows], counts[rows]
+        assert sorted(p.name for p in folder.iterdir()) == [f"{MODEL}.sqlite"]
+
+
+def test_files_are_of_their_user_alone(folder, party):
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(party._path.stat().st_mode) == 0o600
+    with party._open(mufc_state.WRITE) as db:
+        db.execute("DELETE FROM removed")
+        db.execute("UPDATE about SET run = 'b'")
+        db.execute("PRAGMA cache_spill")
+        journal = party._path.with_name(party._path.name + "-journal")
+        assert stat.S_IMODE(journal.stat().st_mode) == 0o600
+
+
+# --- The server
+
+
+def test_a_server_comes_back_bit_by_bit(folder):
+    server = ServerState.create(folder, MODEL, SETTINGS, ["north", "south"])
+    q = server.load()
+    assert (q.version, q.run, len(q.bins), len(q.counts)) == (0, "", 0, 0)
+    server.save(1, *OLD, ["north", "south"], "train", run="a")
+    q = ServerState(folder, MODEL).load()
+    assert (q.version, q.run, q.parties) == (1, "a", ["north", "south"])
+    assert q.settings.stored() == SETTINGS.stored()
+    for array, wanted in zip((q.bins, q.counts, q.centers), OLD, strict=True):
+        assert array.dtype == wanted.dtype
+        assert array.flags.writeable
+        np.testing.assert_array_equal(array, wanted)
+    server.save(2, OLD_BINS[:0], OLD[1][:0], OLD_CENTERS[:0], [], "forget-client")
+    assert [a.shape for a in (server.load().bins, server.load().centers)] == [
+        (0, 2)
+    ] * 2
+
+
+def test_the_log_of_the_server_names_parties_and_says_whether_q_changed(server):
+    parties = ["north", "south"]
+    turned = [2, 0, 1]
+    bins, counts, centers = OLD
+    server.save(2, bins[turned], counts[turned], centers, parties, "unlearn")
+    server.save(3, bins, counts + np.eye(3, dtype=int)[0], centers, parties, "unlearn")
+    server.save(4, *NEW, ["south"], "forget-client", named=["north"])
+    assert [
+        (e["kind"], e["version"], e["parties"], e["changed"]) for e in server.log()
+    ] == [
+        ("train", 1, [], True),
+        ("unlearn", 2, [], False),
+        ("unlearn", 3, [], True),
+        ("forget-client", 4, ["north"], True),
+    ]
+    for entry in server.log():
+        assert datetime.fromisoformat(entry["time"]).tzinfo == UTC
+
+
+def test_save_refuses_what_breaks_the_state(server):
+    before = view(server)
+    bins, counts, centers = OLD
+
+    def refused(version=2, bins=bins, counts=counts, centers=centers):
+        args = (version, bins, counts, centers, [], "unlearn")
+        return refusal(server.save, *args, error=ValueError)
+
+    for version in (0, 1, 3):
+        assert refused(version=version) == (
+            f"the server has version 1 of model {MODEL}, the next one must be 2, got "
+            f"{version}"
+        )
+    shapes = "must be of shapes (m, d), (m,) and (K, d), got"
+    assert shapes in refused(counts=counts[:2])
+    assert shapes in refused(bins=bins[:, :1])
+    assert shapes in refused(bins=bins[0])
+    assert shapes in refused(centers=centers[0])
+    assert refused(counts=counts * 0) == "counts must be at least 1, got 0"
+    assert view(server) == before
+
+
+# --- Settings
+
+
+@pytest.mark.parametrize("bounds", [(-0.5, 0.5), ([0.0, -3.25], [1e-9, 1 / 3])])
+def test_settings_come_back_bit_by_bit(bounds):
+    lower, upper = map(np.array, bounds)
+    settings = agreed(lower=lower, upper=upper, gamma=0.1 + 0.2, n_init=7)
+    back = TrainingSettings.restored(json.loads(json.dumps(settings.stored())))
+    assert back.stored() == settings.stored()
+    assert back.lower.shape == lower.shape
+    assert back.lower.dtype == back.upper.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"lower": np.array("a")}, "real numbers"),
+        ({"upper": np.array(1j)}, "real numbers"),
+        ({"lower": np.array([0.0])}, "shapes"),
+        ({"lower": np.array(0.5)}, "below upper"),
+        ({"upper": np.array(np.nan)}, "below upper"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"gamma": 1e-300}, "gamma"),
+    ],
+)
+def test_settings_that_cannot_be(changes, rule):
+    with pytest.raises(ContractError, match=rule):
+        agreed(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "rule"),
+    [
+        ({}, (3, 2, b"short"), "key must have 16 bytes"),
+        ({"field": "paper"}, (3, 12, b""), "field must be 'hash' for 12 columns"),
+        ({"local_clusters": 2**40}, (3, 2, bytes(16)), "local_clusters must be lower"),
+        ({}, (3, 2**40, bytes(16)), "local_clusters must be lower"),
+    ],
+)
+def test_sums_that_cannot_be(changes, arguments, rule):
+    with pytest.raises(ValueError, match=rule):
+        agreed(**changes).code(*arguments)
+
+
+# --- Files that are none, or not ours
+
+
+BOTH = pytest.mark.parametrize(
+    ("state", "make", "who", "error"),
+    [
+        (ClientState, trained, "this party", PartyError),
+        (ServerState, saved, "the server", ValueError),
+    ],
+)
+
+
+@BOTH
+def test_no_state(folder, state, make, who, error):
+    none = f"{who} has no state of model {MODEL}"
+    absent = state(folder, MODEL)
+    assert not absent.exists
+    assert refusal(absent.log, error=error) == none
+    assert not folder.exists()
+    folder.mkdir(parents=True)
+    absent._path.touch()  # of a `create` that was killed
+    assert not absent.exists
+    assert refusal(lambda: absent.version, error=error) == none
+    make(folder)
+    assert absent.exists
+
+
+@BOTH
+@pytest.mark.parametrize("model", ["", "ABCDEF01", "../etc01", "0" * 33, 7, None])
+def test_a_model_has_an_id(folder, state, make, who, error, model):
+    with pytest.raises(error, match="must be 8 to 32 lower-case hexadecimal digits"):
+        state(folder, model)
+
+
+@BOTH
+def test_a_state_of_another_kind_format_or_model(folder, state, make, who, error):
+    path = make(folder)._path
+    what = f"the state of model {MODEL} at {who} is "
+    other = ServerState if state is ClientState else ClientState
+    wrong = other(folder, MODEL)
+    assert re.fullmatch(
+        f"the state of model {MODEL} at {wrong.owner} is no file that {wrong.owner} "
+        "has written",
+        refusal(wrong.log, error=wrong.error),
+    )
+    renamed = path.with_name("f" * 16 + ".sqlite")
+    shutil.copy(path, renamed)
+    assert refusal(state(folder, "f" * 16).log, error=error).endswith(
+        f"is one of model {MODEL}: the file was renamed or copied"
+    )
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    text = what + f"of format 2, and vfl-flower {vfl_flower.__version__} reads format 1"
+    assert refusal(state(folder, MODEL).log, error=error).startswith(text)
+    assert refusal(make, folder, error=error).startswith(text)
+
+
+@BOTH
+def test_a_file_that_is_no_database(folder, caplog, state, make, who, error):
+    path = make(folder)._path
+    data = path.read_bytes()
+    cannot = f"the state of model {MODEL} at {who} cannot be read or written: "
+    for content in (b"patient-001" * 100, data[:100] + bytes(len(data))):
+        path.write_bytes(content)
+        with caplog.at_level(logging.ERROR):
+            text = refusal(state(folder, MODEL).log, error=error)
+        assert text.startswith(cannot)
+        assert refusal(make, folder, error=error).startswith(cannot)
+        assert str(path) in caplog.text
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "gamma", '{"gamma": 0.1, "name": 7}', None]
+)
+def test_settings_that_were_not_written_so(folder, state, make, who, error, text):
+    made = make(folder)
+    if text is None:
+        stored = SETTINGS.stored() | {"name": "a", "n_columns": 2, "columns": ""}
+        text = json.dumps(stored | {"lower": [9.0, 9.0]})
+    with sqlite3.connect(made._path) as db:
+        db.execute("UPDATE about SET settings = ?", (text,))
+    db.close()
+    read = (lambda: made.settings) if state is ClientState else made.load
+    assert (
+        refusal(read, error=error) == f"the state of model {MODEL} at {who} is damaged"
+    )
+
+
+@BOTH
+def test_a_folder_that_is_a_file(tmp_path, state, make, who, error):
+    (tmp_path / "file").touch()
+    text = refusal(make, tmp_path / "file", error=error)
+    assert text.endswith("cannot be read or written: File exists")
+    text = refusal(make, tmp_path / "file" / "bank", error=error)
+    assert text.endswith("cannot be read or written: Not a directory")
+
+
+@BOTH
+def test_only_an_unfinished_training_begins_again(folder, state, make, who, error):
+    made = make(folder)
+    before = view(made)
+    assert refusal(make, folder, error=error) == (
+        f"{who} has version 1 of model {MODEL} already: only a training that is not "
+        "finished can be begun again"
+    )
+    assert view(made) == before
+
+
+def test_ids_are_distinct(folder, caplog):
+    text = refusal(ClientState.create, folder, MODEL, [*IDS, IDS[3]], SETTINGS, FACTS)
+    assert text == "ids must be distinct: some rows repeat an id"
+    assert "1 rows repeat an id" in caplog.text
+    assert not folder.exists()
+
+
+def test_an_unfinished_training_is_removed_and_no_other(folder, party):
+    """Also one that was killed as it began, and none at all."""
+    other = "f" * 16
+    begun = ClientState.create(folder, other, IDS, SETTINGS, FACTS)
+    for state in (begun, party):
+        state.remove_unfinished()
+    assert not begun.exists
+    assert begun._path.exists() is False
+    assert party.version == 1
+    begun._path.touch()
+    begun.remove_unfinished()
+    begun.remove_unfinished()
+    assert not begun._path.exists()
+
+
+def test_the_server_adds_sizes_and_objective(server):
+    """Of the present version; the next one has none until they are added."""
+    now = server.load()
+    assert now.sizes.tolist() == []
+    assert np.isnan(now.inertia)
+    server.describe(now.version, np.array([3, 0]), 0.25)
+    server.describe(now.version + 1, np.array([4, 4]), 1.0)
+    found = server.load()
+    assert (found.sizes.tolist(), found.inertia) == ([3, 0], 0.25)
+    assert found.run == now.run
+    server.save(
+        now.version + 1, now.bins, now.counts, now.centers, now.parties, "unlearn"
+    )
+    assert len(server.load().sizes) == 0
+
+
+def test_another_process_is_waited_for(party, monkeypatch):
+    """Until it ends, or until a sentence says so."""
+    monkeypatch.setattr(mufc_state, "BUSY", 0.05)
+    other = sqlite3.connect(party._path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    text = refusal(party.settle, 1, "a")
+    assert text.endswith("cannot be read or written: database is locked")
+    monkeypatch.setattr(mufc_state, "BUSY", 5.0)
+    timer = threading.Timer(0.1, other.execute, ["COMMIT"])
+    timer.start()
+    party.settle(1, "a")
+    timer.join()
+    other.close()
+
+
+def test_list_models(tmp_path):
+    assert list_models(tmp_path / "none") == []
+    trained(tmp_path)
+    ServerState.create(tmp_path, "a" * 32, SETTINGS, [])
+    (tmp_path / "notes.sqlite").write_text("x")
+    (tmp_path / f"{'b' * 8}.sqlite").touch()
+    (tmp_path / f"{'c' * 8}.npz").write_text("x")
+    assert list_models(tmp_path) == [MODEL, "a" * 32]
+    text = refusal(list_models, tmp_path / "notes.sqlite", error=ValueError)
+    assert text == "the folder of states cannot be read: Not a directory"
+
+
+# --- kill -9
+
+
+class Killed(sqlite3.Connection):
+    """Kills its process after its k-th statement that may write."""
+
+    left = 0
+    reads = re.compile(r"SELECT|BEGIN$|PRAGMA (?!application_id =|user_version =)")
+
+    def _run(self, run, sql, *args):
+        result = run(sql, *args)
+        if not self.reads.match(sql):
+            Killed.left -= 1
+            if Killed.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    def execute(self, sql, *args):
+        """Run a statement, if it is left to."""
+        return self._run(super().execute, sql, *args)
+
+    def executemany(self, sql, *args):
+        """Run a statement many times, if it is left to."""
+        return self._run(super().executemany, sql, *args)
+
+
+def kill(folder, act, k=0, seconds=None):
+    """Kill a process that acts on a folder; return whether it had not ended before."""
+    child = os.fork()
+    if not child:
+        try:
+            Killed.left = k
+            sqlite3.connect = functools.partial(sqlite3.connect, factory=Killed)
+            act(folder)
+        finally:
+            os._exit(0)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def begin(folder):
+    state = ClientState.create(folder, MODEL, IDS, SETTINGS, FACTS)
+    sizes = np.array([10, 20, 10])
+    state.stage(1, state.tag(IDS[:3]), sizes, kind="train", redrawn=True, run="b")
+
+
+def create(folder):
+    ClientState.create(folder, MODEL, IDS, SETTINGS, FACTS)
+
+
+def stage(folder):
+    party = ClientState(folder, MODEL)
+    tags = party.tag(IDS)
+    drawn, sizes = [tags[0], tags[9], tags[8]], np.array([10, 20, 8])
+    options = {"kind": "unlearn", "redrawn": True, "run": "b"}
+    party.stage(2, drawn, sizes, [tags[1], tags[7]], **options)
+
+
+def staged(folder):
+    trained(folder)
+    stage(folder)
+
+
+def settle(folder):
+    ClientState(folder, MODEL).settle(2, "b")
+
+
+def drop(folder):
+    ClientState(folder, MODEL).settle(1, "a")
+
+
+def wipe(folder):
+    ClientState(folder, MODEL).wipe()
+
+
+def make_server(folder):
+    ServerState.create(folder, MODEL, SETTINGS, ["north", "south"])
+
+
+def save(folder):
+    server = ServerState(folder, MODEL)
+    if server.version == 1:
+        server.save(2, *NEW, ["north", "south"], "unlearn", named=["north"], run="b")
+
+
+OPERATIONS = {
+    "create": (None, create, ClientState),
+    "create-again": (begin, create, ClientState),
+    "stage": (trained, stage, ClientState),
+    "stage-again": (staged, stage, ClientState),
+    "settle": (staged, settle, ClientState),
+    "drop": (staged, drop, ClientState),
+    "wipe": (staged, wipe, ClientState),
+    "server-create": (None, make_server, ServerState),
+    "server-save": (saved, save, ServerState),
+}
+"""By name: what is there before, the operation, and the state that it is of."""
+
+GONE = {
+    "wipe": [b"s3ttings"],
+    "server-save": [OLD_BINS[0].tobytes(), OLD_CENTERS.tobytes()],
+}
+"""What the operation overwrites."""
+
+
+def deployment(folder):
+    """Train two parties and the server."""
+    trained(folder / "north")
+    trained(folder / "south")
+    saved(folder / "server")
+
+
+def unlearn(folder):
+    """Ask for the removal of two rows of north: the task, and its next run."""
+    parties = {name: ClientState(folder / name, MODEL) for name in ("north", "south")}
+    server = ServerState(folder / "server", MODEL)
+    present = server.load()
+    for party in parties.values():
+        party.settle(present.version, present.run)
+    north = parties["north"]
+    if north.removed() >= set(north.tag([IDS[1], IDS[7]])):
+        return
+    south = parties["south"]
+    stage(folder / "north")
+    now = south.current()
+    south.stage(2, now.centroids, now.sizes, kind="unlearn", redrawn=False, run="b")
+    save(folder / "server")
+    for party in parties.values():
+        party.settle(2, "b")
+
+
+def look(folder, state):
+    if state is not None:
+        return view(state(folder, MODEL))
+    return [
+        view(ClientState(folder / "north", MODEL)),
+        view(ClientState(folder / "south", MODEL)),
+        view(ServerState(folder / "server", MODEL)),
+    ]
+
+
+class Trials:
+    """Kills of one operation, each in a copy of the folder before it."""
+
+    def __init__(self, top, before, act, state, gone=()):
+        self.top, self.act, self.state, self.gone = Path(top), act, state, gone
+        (self.top / "start").mkdir()
+        if before:
+            before(self.top / "start")
+        self.old = look(self.top / "start", state)
+        end = self.copy("end")
+        act(end)
+        self.new = look(end, state)
+        self.kills, self.wrong = 0, []
+
+    def copy(self, name):
+        """Return a copy of the folder before."""
+        return shutil.copytree(self.top / "start", self.top / name)
+
+    def kill(self, **when):
+        """Kill, look, and run again; return whether there was something to kill."""
+        folder = self.copy("trial")
+        killed = kill(folder, self.act, **when)
+        self.kills += killed
+        now = look(folder, self.state)
+        if self.state and now not in (self.old, self.new):
+            self.wrong.append(f"{when}: {now}")
+        self.act(folder)
+        again = look(folder, self.state)
+        if again != self.new:
+            self.wrong.append(f"again after {when}: {again}")
+        if left := [part for part in self.gone if part in bytes_of(folder)]:
+            self.wrong.append(f"after {when}: {left}")
+        shutil.rmtree(folder)
+        return killed
+
+    def at_each_write(self):
+        """Kill after each statement, until a process ends."""
+        k = 1
+        while self.kill(k=k):
+            k += 1
+
+    def at_random(self, times):
+        """Most of the time of an operation is that of its commits to the disk."""
+        folder = self.copy("timed")
+        began = time.perf_counter()
+        kill(folder, self.act)
+        took = time.perf_counter() - began
+        for moment in np.random.default_rng(0).uniform(0, took, times):
+            self.kill(seconds=moment)
+
+
+def main():
+    found = {}
+    unlearning_task = (deployment, unlearn, None, GONE["server-save"])
+    # In memory where there is a place: what a kill leaves is the same, and sooner.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    every = {name: (*op, GONE.get(name, [])) for name, op in OPERATIONS.items()}
+    for name, operation in {**every, "unlearn": unlearning_task}.items():
+        with tempfile.TemporaryDirectory(dir=memory) as top:
+            trials = Trials(top, *operation)
+            trials.at_each_write()
+            found[name] = {"kills": trials.kills, "wrong": trials.wrong}
+    with tempfile.TemporaryDirectory() as top:
+        trials = Trials(top, *unlearning_task)
+        trials.at_random(10)
+        found["random"] = {"kills": trials.kills, "wrong": trials.wrong}
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def kills():
+    return found_by(__file__)
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, "unlearn", "random"])
+def test_killed_at_any_write_it_is_old_or_new_and_runs_again(kills, operation):
+    found = kills[operation]
+    assert found["wrong"] == []
+    assert found["kills"] >= 3  # after BEGIN, a write, COMMIT
+
+
+if __name__ == "__main__":
+    main()

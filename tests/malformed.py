@@ -1,0 +1,340 @@
+"""Requests and replies of any kind, drawn from what a step declares of them.
+
+Some are what the declaration says, some nearly, and some not at all. Each carries the
+right digest, so that its reader gets to the values, unless the digest itself is bad.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import strategies as st
+
+from vfl_flower.protocol.contract import Field, Whole, fields_of
+from vfl_flower.protocol.messages import digest, pack
+from vfl_flower.typing import Array
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Sizes = Mapping[str, int]
+
+SCALARS = [
+    *(True, False, 0, 1, -1, 2, 7, 2**31, 2**53, 2**63 - 1, -(2**63)),
+    *(0.0, 0.5, 1.5, -1.0, 5e-324, 1e160, 1.7e308, np.nan, np.inf, -np.inf),
+    *("", "x", "ring", "plain", "a b c", "../..", "0" * 16, "é" * 100),
+    *(b"", b"x", bytes(16), bytes(range(32)), bytes(64)),
+    *([], [1], [0, 2**40], [1.5, -1e308], ["x"], ["x", "x"], [b"x"], [True]),
+]
+"""Values of every type that a setting of a message may have."""
+
+NUMBERS = [0, 1, -1, 0.5, 3, 200, 2**31, 2**62, 1e-300, 1e60, 1e160, 1.7e308]
+INFINITE = [np.nan, np.inf, -np.inf]
+DTYPES = [
+    *("<f8", "<f8", ">f8", "<f4", "<f2", "g", "?", "|i1", "<i8", ">i4", "|u1", "<u4"),
+    *("<u8", "<u2", "<c16", "S3", "<U2", "<M8[s]", "V4"),
+]
+SHAPES = [(), (0,), (1,), (2,), (3,), (12,), (40,), (0, 2), (1, 1), (2, 3), (12, 3)]
+SHAPES += [(3, 0), (2, 2, 2), (1,) * 9]
+
+MOST = 60
+"""Largest of the whole numbers that are drawn as declared: larger ones take long."""
+
+CLASS_NAME = re.compile(r"\b[A-Z]?\w*(Error|Exception|Warning|Traceback)\b")
+"""What no sentence to the other side may have."""
+
+
+def filled(shape: tuple[int, ...], dtype: str, number: float) -> Array:
+    """Return an array of one number, or of what its type makes of it."""
+    kind = np.dtype(dtype)
+    if kind.kind not in "biuf":
+        return np.zeros(shape, dtype=kind)
+    if kind.kind not in "iu":
+        with np.errstate(over="ignore"):
+            return np.full(shape, float(number)).astype(kind)
+    least, most = np.iinfo(kind).min, np.iinfo(kind).max
+    whole = int(number) if np.isfinite(number) else 1
+    return np.full(shape, min(max(whole, least), most), dtype=kind)
+
+
+def any_array(draw: Draw) -> Array:
+    """Draw an array that nobody asked for."""
+    shape, dtype = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(DTYPES))
+    return filled(shape, dtype, draw(st.sampled_from([*NUMBERS, *INFINITE])))
+
+
+def any_value(draw: Draw) -> Any:
+    """Draw an array or a setting."""
+    if draw(st.booleans()):
+        return any_array(draw)
+    return draw(st.sampled_from(SCALARS))
+
+
+# -- values as they are declared -------------------------------------------------------
+
+
+def declared_values(
+    draw: Draw, fields: Mapping[str, Field], sizes: Sizes
+) -> dict[str, Any]:
+    """Draw values that a declaration allows, by the names under which they travel.
+
+    Those that must be hidden are left out.
+
+    Parameters
+    ----------
+    draw : callable
+        Of hypothesis.
+    fields : mapping of str to Field
+        The declaration.
+    sizes : mapping of str to int
+        Sizes that are known; all others are drawn.
+    """
+    known = dict(sizes)
+    values: dict[str, Any] = {}
+    for name, declared in fields.items():
+        if declared.leaves or (not declared.required and draw(st.booleans())):
+            continue
+        values |= _declared(draw, name, declared, known)
+    return values
+
+
+def _declared(
+    draw: Draw, name: str, declared: Field, sizes: dict[str, int]
+) -> dict[str, Any]:
+    if declared.kind is np.ndarray:
+        return {name: declared_array(draw, declared, sizes)}
+    if declared.kind is dict:
+        numbers = draw(st.lists(st.integers(0, 3), max_size=3, unique=True))
+        return {f"{name}_{k}": declared_array(draw, declared, sizes) for k in numbers}
+    if dataclasses.is_dataclass(declared.kind):
+        inside = declared_values(draw, fields_of(declared.kind), sizes)
+        return {f"{name}.{key}": value for key, value in inside.items()}
+    value = draw(st.from_type(declared.annotation).filter(_travels))
+    if type(value) is int:
+        sizes[name] = value = min(value, MOST)
+    return {name: value}
+
+
+def flat_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return what is declared under the names that travel, but for dictionaries."""
+    flat: dict[str, Field] = {}
+    for name, declared in fields.items():
+        if dataclasses.is_dataclass(declared.kind):
+            inside = flat_fields(fields_of(declared.kind))
+            flat |= {f"{name}.{key}": field for key, field in inside.items()}
+        else:
+            flat[name] = declared
+    return flat
+
+
+def _travels(value: Any) -> bool:
+    """Return whether a message can carry a whole number."""
+    items = value if isinstance(value, list) else [value]
+    return all(type(i) is not int or -(2**63) <= i < 2**63 for i in items)
+
+
+def declared_array(draw: Draw, declared: Field, sizes: dict[str, int]) -> Array:
+    """Draw an array of the declared type, shape and range."""
+    rule = declared.array
+    if rule is None:
+        return any_array(draw)
+    shape = []
+    for word in rule.shape.split():
+        size = int(word) if word.isdecimal() else sizes.get(word)
+        if size is None or not 0 <= size <= 1000:
+            size = draw(st.integers(1 if declared.lengths else 0, 6))
+            if word != "*":
+                sizes[word] = size
+        shape.append(size)
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    if isinstance(rule, Whole):
+        below = sizes.get(rule.below) if isinstance(rule.below, str) else rule.below
+        most = max(rule.least + 1, MOST if below is None else min(below, MOST))
+        return rng.integers(rule.least, most, size=shape)
+    scale = draw(st.sampled_from([1.0, 1.0, 0.0, 1e-8, 1e8, 1e60, 1e160, 1e307]))
+    return scale * rng.uniform(-1, 1, size=shape)
+
+
+# -- messages --------------------------------------------------------------------------
+
+
+def changed(draw: Draw, array: Array) -> Array:
+    """Draw an array that is nearly the one that was sent."""
+    kind = draw(st.sampled_from(["shape", "dtype", "entry", "entry", "fill", "order"]))
+    if kind == "shape":
+        flat = array.ravel()
+        shapes = [flat[:0], array[None], flat, np.append(flat, flat), array.T]
+        shapes += [flat[: flat.size // 2], flat[:1].reshape(()) if flat.size else flat]
+        return shapes[draw(st.integers(0, len(shapes) - 1))]
+    if kind == "dtype":
+        dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+        if dtype.kind in "biufc" and array.dtype.kind in "biuf":
+            with np.errstate(all="ignore"):
+                return array.astype(dtype)
+        return np.zeros(array.shape, dtype=dtype)
+    if kind == "order":
+        return array[::-1].copy() if array.ndim else array
+    numbers = [*NUMBERS, *INFINITE]
+    entry = filled((), array.dtype.str, draw(st.sampled_from(numbers)))
+    if kind == "fill":
+        return np.full_like(array, entry)
+    copy = array.copy()
+    if copy.size:
+        copy.flat[draw(st.integers(0, copy.size - 1))] = entry
+    return copy
+
+
+def changed_values(
+    draw: Draw, values: Mapping[str, Any], fields: Mapping[str, Field], sizes: Sizes
+) -> dict[str, Any]:
+    """Draw values that are not those that were sent: one to three of them are changed.
+
+    One is left out, or stands under another name, or is of another type, shape or size;
+    or is another that the declaration allows.
+    """
+    left, flat = dict(values), flat_fields(fields)
+    for _ in range(draw(st.integers(1, 3))):
+        kinds = ["add"]
+        if left:
+            kinds += ["drop", "any", "any", "rename", "change", "change", "change"]
+        kind = draw(st.sampled_from(kinds))
+        if kind == "add":
+            names = ["x", "rows", "", "X.0", "a b", *fields]
+            names += [f"{name}{end}" for name in fields for end in (".0", "_0", ".x")]
+            left[draw(st.sampled_from(names))] = any_value(draw)
+            continue
+        name = draw(st.sampled_from(sorted(left)))
+        if kind == "drop":
+            del left[name]
+        elif kind == "any":
+            left[name] = any_value(draw)
+        elif kind == "rename":
+            other = draw(st.sampled_from([f"{name}_0", f"{name}.0", name[:-1]]))
+            left[other] = left.pop(name)
+        elif isinstance(left[name], np.ndarray):
+            left[name] = changed(draw, left[name])
+        elif name in flat:
+            left |= _declared(draw, name, flat[name], dict(sizes))
+        else:
+            left[name] = draw(st.sampled_from(SCALARS))
+    return left
+
+
+def changed_frame(draw: Draw, frame: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw settings of the frame that are not those that were sent."""
+    left = {name: value for name, value in frame.items() if name != "digest"}
+    for _ in range(draw(st.integers(1, 2))):
+        name = draw(st.sampled_from(sorted(left) or ["round"]))
+        value = left.get(name)
+        kind = draw(st.sampled_from(["drop", "any", "near", "near", "near", "add"]))
+        if kind == "drop":
+            left.pop(name, None)
+        elif kind == "any":
+            left[name] = draw(st.sampled_from(SCALARS))
+        elif kind == "add":
+            name = draw(st.sampled_from(_FRAME_NAMES))
+            left[name] = draw(st.sampled_from([*SCALARS, *_SEALS]))
+        elif isinstance(value, bool):
+            left[name] = not value
+        elif isinstance(value, int | float):
+            left[name] = value + draw(st.sampled_from([-1, 1, 2]))
+        elif isinstance(value, list) and value:
+            left[name] = _changed_seals(draw, value)
+        elif isinstance(value, str | bytes):
+            left[name] = draw(st.sampled_from([value[:-1], value + value, value[::-1]]))
+    return left
+
+
+_FRAME_NAMES = ["peers", "model", "sum.x", "bound.x", "group.x", "to.x", "relay.x", "."]
+_FRAME_NAMES += ["sealed.x", "sealed.", "x.y.z", "sum.", "digest.x", "x"]
+_SEALS = [["pad a x 1 ring 0x1.0p+0 0"], ["secret a x 1 - - 9"], ["relay a x -1 - - 0"]]
+
+
+def _changed_seals(draw: Draw, seals: list[Any]) -> list[Any]:
+    """Draw seals of which one is another, or that are more or fewer."""
+    kind = draw(st.sampled_from(["word", "word", "word", "more", "none", "any"]))
+    if kind == "more":
+        return [*seals, seals[0]]
+    if kind == "none":
+        return seals[1:]
+    if kind == "any":
+        return draw(st.sampled_from([[1], [b"x"], ["x"], [""], [1.5], *_SEALS]))
+    words = str(seals[0]).split()
+    place = draw(st.integers(0, len(words) - 1))
+    other = ["", "-", "pad", "relay", "secret", "0", "1", "-1", "99", "ring", "plain"]
+    other += ["circle16", "circle32", "field", "0x1.0p+0", "0x0p+0", "0x1p+2000", "nan"]
+    words[place] = draw(st.sampled_from(other))
+    return [" ".join(words), *map(str, seals[1:])]
+
+
+def damaged(draw: Draw, content: RecordDict) -> RecordDict:
+    """Damage the content of a message, in place, and sign what is left of it."""
+    records: Any = content
+    kind = draw(st.sampled_from(["record", "type", "digest", "array", "array", "more"]))
+    if kind == "record":
+        del records[draw(st.sampled_from(sorted(records)))]
+        return content
+    if kind == "type":
+        name = draw(st.sampled_from(sorted(records)))
+        other = ArrayRecord() if name != "arrays" else ConfigRecord()
+        del records[name]
+        records[name] = other
+        return content
+    if kind == "digest":
+        records["frame"]["digest"] = draw(st.sampled_from(SCALARS))
+        return content
+    if kind == "more":
+        records["more"] = ConfigRecord({"x": 1})
+    elif records["arrays"]:
+        name = draw(st.sampled_from(sorted(records["arrays"])))
+        sent = records["arrays"][name]
+        pickled = np.array([None, "x"], dtype=object).dumps()
+        objects = b"\x93NUMPY\x01\x00" + sent.data[8:].replace(b"<f8", b"|O ")
+        data = draw(
+            st.sampled_from(
+                [b"", sent.data[:-1], sent.data[:40], sent.data * 2, pickled, objects]
+            )
+        )
+        shape = draw(st.sampled_from([sent.shape, (), (2**31 - 1,) * 3, (-1,)]))
+        dtype = draw(st.sampled_from([sent.dtype, "float64", "object", ""]))
+        stype = draw(st.sampled_from([sent.stype, "numpy.ndarray", "torch", ""]))
+        records["arrays"][name] = FlowerArray(dtype, shape, stype, data)
+    records["frame"]["digest"] = digest(content)
+    return content
+
+
+def malformed_content(
+    draw: Draw,
+    values: Mapping[str, Any],
+    frame: Mapping[str, Any],
+    fields: Mapping[str, Field],
+    sizes: Sizes,
+) -> RecordDict:
+    """Draw the content of a message in the place of one that was sent.
+
+    Parameters
+    ----------
+    draw : callable
+        Of hypothesis.
+    values, frame : mapping of str to Any
+        What was sent.
+    fields : mapping of str to Field
+        What the step declares of its values.
+    sizes : mapping of str to int
+        Sizes that the declaration may name.
+    """
+    kind = draw(st.sampled_from(["declared", "changed", "changed", "frame", "damage"]))
+    given = {name: value for name, value in frame.items() if name != "digest"}
+    if kind == "damage":
+        return damaged(draw, pack(values, given))
+    if kind == "frame":
+        return pack(values, changed_frame(draw, frame))
+    if kind == "changed":
+        return pack(changed_values(draw, values, fields, sizes), given)
+    hidden = [key.removeprefix("sealed.") for key in given if key.startswith("sealed.")]
+    kept = {k: v for k, v in values.items() if k.rpartition(".")[0] in hidden}
+    return pack(declared_values(draw, fields, sizes) | kept, given)

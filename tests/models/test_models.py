@@ -1,0 +1,421 @@
+"""Models: predict, and the round trip through a file and through Flower."""
+
+import os
+import stat
+from itertools import permutations
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+from vfl_flower.models import load_model
+from vfl_flower.models.coresets import KMeansModel, LinearModel
+from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.models.kernel_kmeans import KernelKMeansModel
+from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.numerics.kernel_model import partial_angles
+from vfl_flower.numerics.random_features import features
+
+LINEAR = LinearModel([np.array([1.0, -2.0]), np.array([0.5])], 3.0)
+CLUSTERS = KMeansModel(
+    [np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [5.0], [9.0]])]
+)
+_common = {"kernel": "gaussian", "bandwidth": 1.5, "n_features": 8, "n_parties": 2}
+_common |= {"holders": [1], "block": 8}
+PARTS = [
+    {**_common, "seed": "a1", "n_columns": 2, "index": 0, "columns": ["u", "v"]},
+    {
+        **_common,
+        **{"seed": "ffffffffffffffffffffffff", "n_columns": 1, "index": 1},
+        **{"columns": [], "target": "binary", "classes": np.array([-3.0, 5.0])},
+        **{"coef": np.arange(-4.0, 4.0)[:, None], "intercept": np.array([0.5])},
+    },
+]
+KERNEL = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True, PARTS)
+MODELS = [LINEAR, CLUSTERS, KERNEL]
+_embedding = {"kernel": "gaussian", "gamma": 0.5, "degree": 3, "offset": 1.0}
+_embedding |= {"D": 4, "D_1": 6, "seed": "0123456789abcdef0123456789abcdef"}
+_embedding |= {"P": np.linspace(-1, 1, 20).reshape(10, 2)}
+_embedding |= {"centers": np.array([[0.0, 0.5], [-1.0, 0.0]])}
+KERNEL_CLUSTERS = KernelKMeansModel(
+    *("fedcba9876543210", "gaussian", 0.5, 3, np.array([7.0, 2.0])),
+    *(_embedding["centers"], 1.25, True, ["weather"]),
+    [
+        _embedding | {"labels": np.array([1, 0, 1], dtype=np.int32)},
+        _embedding | {"labels": np.array([0], dtype=np.int32)},
+    ],
+)
+KERNEL_CLUSTERS_APART = KernelKMeansModel(
+    *("fedcba9876543210", "laplacian", 0.5, 3, np.zeros(0)),
+    *(np.zeros((0, 0)), float("nan")),
+)
+FORGETFUL = MUFCModel(
+    *("00112233445566aa", 3, np.array([[0.0, 0.5], [-1.0, 0.0], [3.0, 3.0]])),
+    *(2.5, np.array([4, 0, 7]), True, ["weather", "clinic"]),
+)
+UNKEPT = MUFCModel("00112233445566aa", 1, np.zeros((1, 2)))
+SAVED = [*MODELS, KERNEL_CLUSTERS, FORGETFUL, KERNEL_CLUSTERS_APART, UNKEPT]
+"""Also those that do not predict from a matrix a party."""
+
+
+def assert_same(model, expected):
+    assert type(model) is type(expected)
+    found, wanted = model.arrays(), expected.arrays()
+    assert list(found) == list(wanted)
+    for name, array in found.items():
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(array, wanted[name])
+
+
+def test_linear_prediction():
+    """Row (1, 1 | 4): 1 - 2 + 2 + 3 = 4; row (2, 0 | 0): 2 + 3 = 5."""
+    found = LINEAR.predict([np.array([[1, 1], [2, 0]]), [[4.0], [0.0]]])
+    assert found.tolist() == [4.0, 5.0]
+    assert found.dtype == np.float64
+
+
+def test_nearest_centre():
+    """In the columns of one party alone, rows 0 and 1 would have other centres."""
+    found = CLUSTERS.predict([[[1.0], [0.0], [8.0]], [[0.0], [5.0], [9.0]]])
+    assert found.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_rows(model):
+    assert len(model.predict([np.zeros((0, a.shape[-1])) for a in blocks(model)])) == 0
+
+
+def blocks(model):
+    if isinstance(model, KernelModel):
+        return [np.zeros((4, width)) for width in model.widths]
+    arrays = model.coef_ if isinstance(model, LinearModel) else model.cluster_centers_
+    return [np.zeros((4, array.shape[-1])) for array in arrays]
+
+
+def test_kernel_prediction():
+    """f(x) = sum_m coef_m phi_m(x) + intercept, of angles that parties add up."""
+    rng = np.random.default_rng(3)
+    X = [rng.normal(size=(60, 2)), rng.normal(size=(60, 1))]
+    turns = sum(
+        partial_angles(part, block, 8, 64) for part, block in zip(PARTS, X, strict=True)
+    )
+    scores = features(turns % 1.0) @ PARTS[1]["coef"] + 0.5
+    np.testing.assert_allclose(KERNEL.decision_function(X), scores, rtol=1e-12)
+    labels = np.where(scores[:, 0] > 0, 5.0, -3.0)
+    assert set(labels) == {5.0, -3.0}
+    np.testing.assert_array_equal(KERNEL.predict(X), labels)
+
+
+def test_kernel_model_whose_parts_lie_at_the_parties(tmp_path):
+    apart = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True)
+    for model in (apart, KernelModel.load(apart.save(tmp_path / "m.npz"))):
+        assert_same(model, apart)
+        assert model.parts is None
+        for method in (model.predict, model.decision_function):
+            with pytest.raises(ValueError, match="lie at the parties") as caught:
+                method(blocks(model))
+            assert str(caught.value) == (
+                "the parts of model 0123456789abcdef lie at the parties: predict with "
+                "a run of task 'predict' and model '0123456789abcdef'"
+            )
+
+
+def test_kernel_model_whose_parts_are_gone():
+    """Where a party has no folder for it, no later run can predict."""
+    gone = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1])
+    with pytest.raises(ValueError, match="are gone") as caught:
+        gone.predict(blocks(gone))
+    assert str(caught.value) == (
+        "the parts of model 0123456789abcdef are gone with its run: not all parties "
+        "had a state-dir"
+    )
+
+
+def test_parts_come_back_as_they_were(tmp_path):
+    """Not as arrays: what a party keeps is settings and a few arrays."""
+    for again in (
+        KernelModel.load(KERNEL.save(tmp_path / "m.npz")),
+        KernelModel.from_arrays(KERNEL.to_record()),
+    ):
+        np.testing.assert_equal(again.parts, PARTS)
+        for part, before in zip(again.parts, PARTS, strict=True):
+            types = {name: type(value) for name, value in before.items()}
+            assert {name: type(value) for name, value in part.items()} == types
+
+
+def test_parts_are_not_printed():
+    assert "a1" not in repr(KERNEL)
+    assert KERNEL_CLUSTERS.parts[0]["seed"] not in repr(KERNEL_CLUSTERS)
+
+
+# -- clusters of a kernel --------------------------------------------------------------
+
+
+def test_clusters_of_a_kernel_come_back_as_they_were(tmp_path):
+    for again in (
+        KernelKMeansModel.load(KERNEL_CLUSTERS.save(tmp_path / "m.npz")),
+        KernelKMeansModel.from_arrays(KERNEL_CLUSTERS.to_record()),
+    ):
+        np.testing.assert_equal(again.parts, KERNEL_CLUSTERS.parts)
+        for part, before in zip(again.parts, KERNEL_CLUSTERS.parts, strict=True):
+            types = {name: type(value) for name, value in before.items()}
+            assert {name: type(value) for name, value in part.items()} == types
+        assert again.missing == ["weather"]
+        assert again.note == KERNEL_CLUSTERS.note
+        assert [labels.tolist() for labels in again.labels_] == [[1, 0, 1], [0]]
+        X = np.random.default_rng(0).normal(size=(30, 3))
+        H = again.transform(X)
+        np.testing.assert_array_equal(H, KERNEL_CLUSTERS.transform(X))
+        distances = ((H[:, None] - again.cluster_centers_) ** 2).sum(axis=2)
+        nearest = distances.argmin(axis=1)
+        np.testing.assert_array_equal(again.predict(X), nearest)
+        assert set(nearest) == {0, 1}
+        assert again.predict(X[:0]).shape == (0,)
+
+
+def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
+    apart = KERNEL_CLUSTERS_APART
+    for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
+        assert model.parts is None
+        assert (model.missing, model.kept) == ([], False)
+        sentence = (
+            "the labels and parts of model fedcba9876543210 lie at the parties, where "
+            "python -m vfl_flower.app.label labels new rows"
+        )
+        with pytest.raises(ValueError, match="lie at the parties") as caught:
+            _ = model.labels_
+        assert str(caught.value) == sentence
+        for ask in (model.predict, model.transform):
+            with pytest.raises(ValueError, match="lie at the parties") as caught:
+                ask(np.zeros((2, 3)))
+            assert str(caught.value) == sentence
+
+
+def test_where_the_clusters_of_a_kernel_are():
+    where = "labels and parts are in the parties' state-dirs"
+    assert KERNEL_CLUSTERS.note == f"model fedcba9876543210: {where}; without weather"
+    assert KERNEL_CLUSTERS_APART.note == (
+        "model fedcba9876543210: parties without a state-dir keep no labels"
+    )
+    assert KERNEL_CLUSTERS.number == "fedcba9876543210"
+
+
+# -- clusters that can forget ----------------------------------------------------------
+
+
+def test_clusters_that_can_forget_come_back_as_they_were(tmp_path):
+    for again in (
+        MUFCModel.load(FORGETFUL.save(tmp_path / "m.npz")),
+        MUFCModel.from_arrays(FORGETFUL.to_record()),
+    ):
+        for name in ("model", "version", "inertia_", "kept", "missing", "note"):
+            found, expected = getattr(again, name), getattr(FORGETFUL, name)
+            assert found == expected
+            assert type(found) is type(expected)
+        assert again.cluster_centers_.tolist() == FORGETFUL.cluster_centers_.tolist()
+        assert again.sizes_.tolist() == [4, 0, 7]
+        assert again.sizes_.dtype == np.int64
+        assert again.labels_ is None
+
+
+def test_labels_of_clients_are_in_no_file(tmp_path):
+    """Nor in what is printed."""
+    labels = [np.array([1, 0]), np.array([2])]
+    model = MUFCModel("00112233445566aa", 1, np.eye(3), labels_=labels)
+    assert MUFCModel.load(model.save(tmp_path / "m.npz")).labels_ is None
+    assert not any("label" in name for name in model.arrays())
+    assert "label" not in repr(model)
+
+
+def test_nearest_centre_of_rows_of_all_columns():
+    """Of (-1, 0): 1.25, 0 and 25; of (2, 2): 6.25, 13 and 2."""
+    found = FORGETFUL.predict([[-1.0, 0.0], [2, 2], [0, 0.4]])
+    assert found.tolist() == [1, 2, 0]
+    assert FORGETFUL.predict(np.zeros((0, 2))).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 1), (2,), (1, 4, 2), (0, 1)])
+def test_rows_of_other_columns(shape):
+    with pytest.raises(ValueError, match="X must be a matrix") as caught:
+        FORGETFUL.predict(np.zeros(shape))
+    assert str(caught.value) == f"X must be a matrix of 2 columns, got shape {shape}"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, "a", 1j])
+def test_rows_that_are_no_finite_numbers(value):
+    with pytest.raises(ValueError, match="X must hold finite numbers"):
+        FORGETFUL.predict(np.array([[value, value], [0.0, 0.0]]))
+
+
+def test_whether_a_model_can_forget():
+    assert FORGETFUL.note == (
+        "model 00112233445566aa, version 3, can forget; without weather, clinic"
+    )
+    assert UNKEPT.note == (
+        "model 00112233445566aa, version 1, cannot forget: not all have a state folder"
+    )
+    assert FORGETFUL.number == "00112233445566aa"
+
+
+def test_number_of_a_model_whose_parts_are_kept():
+    assert [model.number for model in MODELS] == [None, None, "0123456789abcdef"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda b: b[:1],
+        lambda b: [*b, b[0]],
+        lambda b: [],
+        lambda b: [b[0][:, :0], b[1]],
+        lambda b: [b[0], np.hstack([b[1], b[1]])],
+        lambda b: [b[0], b[1][:3]],
+        lambda b: [b[0][0], b[1][0]],
+        lambda b: [b[0], b[1][:, 0]],
+        lambda b: [b[0], 1.0],
+    ],
+)
+def test_blocks_that_are_not_those_of_the_parties(model, spoil):
+    found = spoil(blocks(model))
+    with pytest.raises(ValueError, match="predict takes one matrix a party"):
+        model.predict(found)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("value", [np.nan, -np.inf, "a", None])
+def test_values_that_are_no_numbers(model, value):
+    found = blocks(model)
+    found[1] = np.array([[value] * found[1].shape[1]] * len(found[1]))
+    with pytest.raises(ValueError, match=r"finite numbers, .* at place 1, from 0, has"):
+        model.predict(found)
+
+
+def test_what_predict_wanted_and_got():
+    with pytest.raises(
+        ValueError, match=r"\[2, 1\] columns, got 1 arrays of .* \[\(4, 2\)"
+    ):
+        LINEAR.predict(blocks(LINEAR)[:1])
+
+
+@pytest.mark.parametrize("model", SAVED)
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("model.npz", "model.npz"), ("model", "model.npz"), ("model.bin", "model.bin")],
+)
+def test_saved_and_loaded(model, name, file, tmp_path):
+    path = model.save(tmp_path / name)
+    assert path == tmp_path / file
+    assert os.listdir(tmp_path) == [file]
+    assert_same(type(model).load(path), model)
+    assert_same(type(model).load(str(path)), model)
+
+
+def test_the_file_needs_no_pickle(tmp_path):
+    with np.load(CLUSTERS.save(tmp_path / "m.npz"), allow_pickle=False) as file:
+        assert sorted(file.files) == ["centers_0", "centers_1", "format", "kind"]
+        assert str(file["kind"]) == "k-means"
+
+
+@pytest.mark.parametrize(("model", "other"), list(permutations(SAVED[:5], 2)))
+def test_loaded_as_another_kind(model, other, tmp_path):
+    sentence = f"must hold a '{other.kind}' model, got '{model.kind}'"
+    with pytest.raises(ValueError, match=sentence):
+        type(other).load(model.save(tmp_path / "m.npz"))
+
+
+def test_loaded_from_a_later_format(tmp_path):
+    path = tmp_path / "m.npz"
+    np.savez(path, kind="linear", format=2, **LINEAR.arrays())
+    with pytest.raises(ValueError, match="format 1, got format 2"):
+        LinearModel.load(path)
+
+
+def test_loaded_from_arrays_of_something_else(tmp_path):
+    np.savez(tmp_path / "m.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match=r"no saved model|must hold a model of format"):
+        LinearModel.load(tmp_path / "m.npz")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_loaded_without_naming_its_kind(model, tmp_path):
+    loaded = load_model(model.save(tmp_path / "m.npz"))
+    assert type(loaded) is type(model)
+    assert {*loaded.arrays()} == {*model.arrays()}
+
+
+def test_loaded_of_a_kind_that_is_not_installed(tmp_path):
+    np.savez(tmp_path / "m.npz", kind="tree", format=1)
+    with pytest.raises(ValueError, match="kind 'tree', which is not installed"):
+        load_model(tmp_path / "m.npz")
+
+
+def test_loaded_from_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        LinearModel.load(tmp_path / "m.npz")
+
+
+@pytest.mark.parametrize("model", SAVED)
+def test_a_save_that_fails_leaves_the_file_of_before(model, tmp_path, monkeypatch):
+    path = model.save(tmp_path / "m.npz")
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space"):
+        MODELS[0].save(path)
+    monkeypatch.undo()
+    assert_same(type(model).load(path), model)
+
+
+def test_others_may_read_the_file_as_any_other(tmp_path):
+    """The mode is that of a file made by ``open``: the user's umask decides."""
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    saved = LINEAR.save(tmp_path / "m.npz")
+    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_only_its_owner_may_read_a_file_with_the_secrets_of_parties(tmp_path):
+    before = os.umask(0)
+    try:
+        for model in (KERNEL, KERNEL_CLUSTERS):
+            saved = model.save(tmp_path / "m.npz")
+            assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+        plain = LINEAR.save(tmp_path / "l.npz")
+        assert stat.S_IMODE(plain.stat().st_mode) == 0o666
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("model", SAVED)
+def test_round_trip_through_flower(model):
+    record = model.to_record()
+    assert isinstance(record, ArrayRecord)
+    proto = recorddict_to_proto(RecordDict({"arrays": record}))
+    arrived = recorddict_from_proto(proto)["arrays"]
+    assert_same(type(model).from_arrays(arrived), model)
+    assert_same(type(model).from_arrays(model.arrays()), model)
+
+
+def test_more_than_ten_parties_stay_in_order(tmp_path):
+    """Not coef_0, coef_1, coef_10, coef_2 ..."""
+    parts = [{"seed": f"{j:x}", "index": j} for j in range(12)]
+    for model in (
+        LinearModel([np.array([float(j)]) for j in range(12)], 1.0),
+        KernelModel("ab", "gaussian", 1.0, 4, [1] * 12, parts=parts),
+    ):
+        assert_same(type(model).load(model.save(tmp_path / "m.npz")), model)
+        assert_same(type(model).from_arrays(model.to_record()), model)
+
+
+@pytest.mark.parametrize("name", ["text.npz", "array.npy"])
+def test_a_file_that_is_no_model(tmp_path, name):
+    """No advice to load it unsafely, and no stack."""
+    path = tmp_path / name
+    path.write_text("a,b") if name == "text.npz" else np.save(path, np.zeros(3))
+    with pytest.raises(ValueError, match="is damaged, or no saved model"):
+        LinearModel.load(path)

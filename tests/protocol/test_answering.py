@@ -1,0 +1,1016 @@
+"""What a party answers to any message, fair or foul."""
+
+import csv
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import context_from_proto, context_to_proto
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vfl_flower import Ledger, Party, PartyFailed, __version__, register
+from vfl_flower.app.register import make_client_app
+from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.messages import (
+    DAMAGED,
+    FAILED,
+    MALFORMED,
+    REFUSED,
+    digest,
+    pack,
+    unpack,
+)
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import load_part, save_part
+from vfl_flower.protocol.party import PartyError, Predictions
+from vfl_flower.protocol.steps import STEPS, Step
+from vfl_flower.secure_aggregation import group, unmask_sum
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.typing import Array
+
+SECRET = 271828.1828
+SESSION = 11
+PART = {"seed": "a1", "sizes": [2, 3], "coef": np.array([0.5, SECRET])}
+MODEL = f"{SESSION:016x}"
+
+
+@dataclass
+class Counted:
+    """What `counter` and `total` keep."""
+
+    calls: int = 0
+    sum: Array | None = None
+
+
+class CounterReply(TypedDict):
+    """Reply of `counter`."""
+
+    calls: int
+    sum: Annotated[Array, Reals("n_columns")]
+
+
+class TotalReply(TypedDict):
+    """Reply of `total`."""
+
+    total: Annotated[Array, Reals("n_rows"), IN_SUM]
+    calls: int
+
+
+class AnyReply(TypedDict, total=False):
+    """Reply of all other steps."""
+
+    allowed: bool
+    had: int
+    seed: str
+    numbers: Annotated[Array, Whole("4")]
+
+
+def _counted(party: Party) -> Counted:
+    try:
+        return party.recall(Counted)
+    except PartyError:
+        party.remember(Counted())
+        return party.recall(Counted)
+
+
+def counter(party: Party, add: int = 1) -> CounterReply:
+    """Count in the party's memory, in a setting and in an array."""
+    state = _counted(party)
+    state.calls += add
+    state.sum = party.X[0] + (0 if state.sum is None else state.sum)
+    return {"calls": state.calls, "sum": state.sum}
+
+
+def total(party: Party, add: int = 0) -> TotalReply:
+    """Send a masked sum that depends on the memory."""
+    state = _counted(party)
+    state.calls += 1
+    return {"total": party.X[:, 0] + state.calls + add, "calls": 0}
+
+
+def failing(party: Party) -> AnyReply:
+    party.remember(Counted(100))
+    raise ValueError(f"/home/ann/flights.csv row 3 is {SECRET}")
+
+
+def refusing(party: Party) -> AnyReply:
+    raise PartyError("column 'delay' has no label")
+
+
+def protecting(party: Party) -> AnyReply:
+    """Say whether the party may take part in what does not protect it."""
+    return {"allowed": party.allow_plain}
+
+
+def training(party: Party) -> AnyReply:
+    """Make a part of a model; say how much of one there was."""
+    had = len(party.part)
+    party.part = dict(PART)
+    return {"had": had}
+
+
+def spoiling(party: Party) -> AnyReply:
+    party.part = dict(PART)
+    raise ValueError("too late")
+
+
+def probing(party: Party) -> AnyReply:
+    """Read the part of the model."""
+    return {"seed": party.part["seed"]}
+
+
+def predicting(party: Party) -> AnyReply:
+    """Predict three values."""
+    assert party.part["seed"] == "a1"
+    party.predictions = Predictions(np.array([1.5, -2.0, 0.1]))
+    return {}
+
+
+def clustering(party: Party) -> AnyReply:
+    """Train, and label the rows that it was trained on."""
+    party.part = {"seed": "a1"}
+    party.predictions = Predictions(np.array([2, 0, 2]))
+    return {}
+
+
+def labelling(party: Party) -> AnyReply:
+    """Label two rows again, by the model of an earlier run."""
+    party.predictions = Predictions(np.array([1, 0]), np.array([2, 0]), "0123456789ab")
+    return {}
+
+
+def drawing(party: Party) -> AnyReply:
+    return {"numbers": party.rng("draw").integers(2**62, size=4)}
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch):
+    """Give the app some more steps."""
+    known = (counter, total, failing, refusing, protecting, drawing)
+    parts = (training, spoiling, probing, predicting, clustering, labelling)
+    for function in known + parts:
+        name = function.__name__
+        monkeypatch.setitem(STEPS, name, Step(function, name))
+
+
+class Server:
+    """A server that sends whatever it is told."""
+
+    def __init__(self, *, allow_plain: bool = False) -> None:
+        X = np.full((3, 2), SECRET)
+        self.parties = [Party(X, name="a"), Party(X / 2, y=X[:, 0], name="b")]
+        self.grid = InProcessGrid(self.parties)
+        self.grid._app = make_client_app(
+            lambda context: self.grid._parties[context.node_id], allow_plain=allow_plain
+        )
+        self.greet(SESSION)
+
+    def greet(self, session: int) -> None:
+        """Begin a session with both parties."""
+        self.session = session
+        keys = [self.values("hello", node=j)["public_key"] for j in range(2)]
+        self.peers = b"".join(keys)
+
+    def frame(self, action: str, round: int, node: int) -> dict[str, Any]:
+        """Return what a server that follows the protocol sends besides values."""
+        if action == "hello":
+            return {"session": self.session}
+        return {
+            "session": self.session,
+            "seed": 3,
+            "private_draws": False,
+            "masking": "ring",
+            "round": round,
+            "previous": round - 1,
+            "parties": 2,
+            "index": node,
+            "peers": self.peers,
+            "sum.total": round,
+            "group.total": "ring",
+            "bound.total": 2.0**20,
+        }
+
+    def send(self, action: str, content: RecordDict, node: int) -> Message:
+        """Send any content; return the reply."""
+        message = Message(content, 1000 + node, f"train.{action}")
+        (reply,) = self.grid.send_and_receive([message])
+        return reply
+
+    def ask(
+        self,
+        action: str,
+        round: int = 1,
+        node: int = 0,
+        frame: dict[str, Any] | None = None,
+        without: tuple[str, ...] = (),
+        **values: Any,
+    ) -> Message:
+        """Send values, and the frame with changes; return the reply."""
+        sent = self.frame(action, round, node) | (frame or {})
+        sent = {name: value for name, value in sent.items() if name not in without}
+        return self.send(action, pack(values, sent), node)
+
+    def values(self, action: str, *args: Any, **values: Any) -> dict[str, Any]:
+        """Return the values of the reply to :meth:`ask`."""
+        return unpack(self.ask(action, *args, **values).content)[0]
+
+    def error(self, action: str, *args: Any, **values: Any) -> Error:
+        """Return the error that :meth:`ask` meets."""
+        return self.ask(action, *args, **values).error
+
+    def memory(self, node: int = 0) -> Memory:
+        """Return what a party keeps."""
+        return Memory(self.grid._contexts[1000 + node].state)
+
+    def private(self, name: str, node: int = 0) -> bytes:
+        """Return what a party keeps in its session."""
+        return self.grid._contexts[1000 + node].state["session"][name]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def refused(error: Error, *words: str, code: int = REFUSED) -> None:
+    """Check the code of an error, and that its sentence has these words."""
+    assert error.code == code, error.reason
+    for word in words:
+        assert word in error.reason
+
+
+# -- hello -----------------------------------------------------------------------------
+
+
+def test_hello_says_these_facts_and_no_more(server):
+    reply = server.values("hello", node=1)
+    assert len(reply.pop("public_key")) == 32
+    assert reply == {
+        "name": "b",
+        "index": 1,
+        "n_parties": 0,
+        "n_rows": 3,
+        "n_columns": 2,
+        "n_labels": 3,
+        "ids_digest": "",
+        "columns_digest": "",
+        "version": __version__,
+    }
+
+
+def test_hello_of_a_party_without_name_and_place():
+    reply = hello(Party(np.ones((2, 1)), ids=np.array([1, 2])))
+    assert (reply["name"], reply["index"], reply["n_labels"]) == ("", -1, 0)
+    assert len(reply["ids_digest"]) == 64
+
+
+def test_hello_counts_the_labels_that_the_party_knows():
+    y = np.array([1.0, np.nan, -1.0, np.nan])
+    assert hello(Party(np.ones((4, 1)), y=y))["n_labels"] == 2
+
+
+NAMES = ["age", "weight"]
+
+
+def test_hello_where_rows_are_split_has_a_digest_of_the_column_names(server):
+    party = server.grid._parties[1000]
+    party.columns = NAMES
+    first = server.values("hello", partition="horizontal")["columns_digest"]
+    assert len(first) == 64
+    assert server.values("hello", partition="vertical")["columns_digest"] == ""
+    assert server.values("hello")["columns_digest"] == ""
+    message = server.ask("hello", partition="horizontal")
+    assert not any(name in str(message.content) for name in NAMES)
+    for other in (NAMES[::-1], ["age", "height"], ["agew", "eight"]):
+        party.columns = other
+        again = server.values("hello", partition="horizontal")
+        assert again["columns_digest"] != first
+    party.columns = None
+    assert server.values("hello", partition="horizontal")["columns_digest"] == ""
+
+
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+def test_hello_digests_ids_however_data_are_split(partition):
+    """The server compares them where they should be the same."""
+    party = Party(np.ones((2, 1)), ids=np.array([1, 2]))
+    assert len(hello(party, partition)["ids_digest"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("frame", "values", "word"),
+    [
+        ({"session": -1}, {}, "session"),
+        ({"session": "11"}, {}, "session"),
+        ({"session": True}, {}, "session"),
+        ({"seed": 3}, {}, "seed"),
+        ({}, {"partition": "diagonal"}, "partition"),
+        ({}, {"rows": 3}, "rows"),
+    ],
+)
+def test_a_malformed_hello_names_the_rule_and_the_party(server, frame, values, word):
+    error = server.error("hello", frame=frame, **values)
+    refused(error, "'a'", "malformed", word, code=MALFORMED)
+
+
+def test_key_is_the_same_within_a_session_and_new_in_the_next(server):
+    first = server.values("hello")["public_key"]
+    assert server.values("hello")["public_key"] == first
+    server.values("counter")
+    assert server.values("hello")["public_key"] == first
+    server.session += 1
+    assert server.values("hello")["public_key"] != first
+
+
+def test_new_session_forgets_the_last_run(server):
+    assert server.values("counter")["calls"] == 1
+    server.greet(SESSION + 1)
+    assert server.values("counter")["calls"] == 1
+
+
+def test_no_private_key_leaves_the_party(server):
+    private = server.private("private_key")
+    for reply in (server.ask("hello"), server.ask("counter"), server.ask("total", 2)):
+        content = reply.content
+        for record in ("settings", "frame"):
+            assert private not in content[record].values()
+        for array in content["arrays"].values():
+            assert private not in array.data
+
+
+# -- rounds and memory -----------------------------------------------------------------
+
+
+def test_memory_goes_from_round_to_round(server):
+    for round in (1, 2, 3):
+        reply = server.values("counter", round)
+        assert reply["calls"] == round
+        np.testing.assert_array_equal(reply["sum"], np.full(2, round * SECRET))
+
+
+def test_memory_is_the_partys_own(server):
+    server.values("counter", node=0)
+    assert server.values("counter", node=1)["calls"] == 1
+
+
+@pytest.mark.parametrize(("before", "round"), [(1, 3), (1, 5), (0, 2)])
+def test_round_that_does_not_follow(server, before, round):
+    for done in range(1, before + 1):
+        server.values("counter", done)
+    error = server.error("counter", round)
+    refused(error, f"round {round}", f"follow round {before}")
+    reply = server.values("counter", before + 1)
+    assert reply["calls"] == before + 1  # and nothing was done
+
+
+def test_party_that_is_back_in_the_state_of_an_older_round(server):
+    server.values("total", 1)
+    old = context_to_proto(server.grid._contexts[1000])
+    server.values("total", 2)
+    server.grid._contexts[1000] = context_from_proto(old)
+    assert server.error("total", 3).code == REFUSED
+
+
+@pytest.mark.parametrize("action", ["counter", "total"])
+def test_same_round_gets_the_same_reply(server, action):
+    for round in (1, 2):
+        first = server.values(action, round)
+        np.testing.assert_equal(server.values(action, round), first)
+        np.testing.assert_equal(server.values(action, round), first)
+    assert server.values("counter", 3)["calls"] == 3
+
+
+@pytest.mark.parametrize("action", ["counter", "total"])
+def test_same_round_with_another_reply_is_refused(server, action):
+    """Under one mask the two replies would show their difference."""
+    before = digest(pack(server.values(action, 1)))
+    party = server.grid._parties[1000]
+    true, party.X = party.X, party.X + 1
+    refused(server.error(action, 1), "round 1", "data have changed")
+    party.X = true
+    assert digest(pack(server.values(action, 1))) == before
+    party.X = true + 1  # new rounds have new masks
+    server.values(action, 2)
+
+
+def test_same_round_after_a_failed_one_gets_the_same_reply_or_none(server):
+    """The mask of round 1 must not come back over another value."""
+    first = server.values("total", 1)["total"]
+    assert server.error("failing", 2).code == FAILED
+    again = server.ask("total", 1)
+    if again.has_content():
+        np.testing.assert_array_equal(unpack(again.content)[0]["total"], first)
+
+
+def test_failed_step_leaves_the_memory_as_it_was(server):
+    server.values("counter", 1)
+    assert server.error("failing", 2).code == FAILED
+    assert server.values("counter", 2)["calls"] == 2
+    assert server.values("counter", 3)["calls"] == 3
+
+
+def test_round_that_is_over(server):
+    server.values("total", 1)
+    server.values("total", 2)
+    refused(server.error("total", 1), "round 1 is over", "2")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"add": 1}, {"frame": {"bound.total": 2.0**10}}, {"frame": {"seed": 4}}],
+    ids=["value", "bound", "seed"],
+)
+def test_other_question_in_the_same_round(server, change):
+    server.values("total", 1)
+    refused(server.error("total", 1, **change), "round 1 is over")
+
+
+def test_other_step_in_the_same_round(server):
+    # The content is the same, bit for bit: only the type of the message differs.
+    server.values("total", 1)
+    refused(server.error("counter", 1), "round 1 is over")
+
+
+def after(round: int) -> dict[str, Any]:
+    return {"frame": {"previous": round}}
+
+
+def test_rounds_in_which_a_party_was_not_asked(server):
+    server.values("counter", 2, **after(0))
+    assert server.values("counter", 5, **after(2))["calls"] == 2
+    assert server.values("counter", 5, **after(2))["calls"] == 2
+    refused(server.error("counter", 9, **after(7)), "round 9 does not follow round 5")
+    refused(server.error("counter", 4, **after(2)), "round 4 is over")
+    assert server.values("counter", 9, **after(5))["calls"] == 3
+
+
+def test_party_that_lost_its_memory(server):
+    server.values("counter", 1)
+    server.grid._contexts[1000].state.clear()
+    refused(server.error("counter", 2), "restarted")
+
+
+def test_message_of_another_session(server):
+    server.session += 1
+    refused(server.error("counter"), "restarted")
+
+
+# -- keys and masks --------------------------------------------------------------------
+
+
+def test_keys_are_needed_once(server):
+    server.values("total", 1)
+    assert "total" in server.values("total", 2, without=("peers",))
+
+
+def test_party_that_was_greeted_twice(server):
+    server.values("counter", 1)
+    server.grid._contexts[1000].state.clear()
+    server.values("hello")
+    for round in (1, 2):
+        refused(server.error("counter", round, without=("peers",)), "greeted twice")
+
+
+def test_other_keys_later(server):
+    server.values("counter", 1)
+    peers = server.peers[:32] + bytes(range(32))
+    refused(server.error("counter", 2, frame={"peers": peers}), "keys changed")
+
+
+def test_another_number_of_parties_later(server):
+    server.values("counter", 1)
+    error = server.error("counter", 2, frame={"parties": 3}, without=("peers",))
+    refused(error, "2 parties", "3")
+
+
+@pytest.mark.parametrize(
+    ("peers", "code"),
+    [
+        (lambda own: own[32:] + own[:32], REFUSED),
+        (lambda own: own[:32] * 2, REFUSED),
+        (lambda own: own[:32] + bytes(32), REFUSED),
+        (lambda own: own[:32], MALFORMED),
+        (lambda own: own[:40], MALFORMED),
+        (lambda own: own.hex(), MALFORMED),
+    ],
+    ids=["swapped", "twice its own", "of small order", "one", "cut", "text"],
+)
+def test_keys_that_do_not_protect(server, peers, code):
+    refused(server.error("total", frame={"peers": peers(server.peers)}), code=code)
+
+
+def test_masks_hide_each_and_cancel_in_the_sum(server):
+    replies = [server.values("total", node=j)["total"] for j in (0, 1)]
+    ring = group("ring", 2.0**20, 2)
+    expected = np.full(3, 1.5 * SECRET) + 2
+    np.testing.assert_allclose(unmask_sum(replies, ring), expected, rtol=1e-12)
+    for reply, party in zip(replies, server.parties, strict=True):
+        assert reply.dtype == np.uint64
+        bare, _ = ring.encode(party.X[:, 0] + 1)
+        assert (np.abs(ring.decode(reply - bare)) > 1).all()
+
+
+def test_clipped_values_are_counted(server):
+    content = server.ask("total", frame={"bound.total": 10.0}).content
+    assert unpack(content)[1]["clipped"] == 3
+
+
+def test_sum_that_was_not_asked_as_one(server):
+    error = server.error("total", without=("bound.total", "sum.total", "group.total"))
+    refused(error, "'total' only into a sum")
+
+
+PLAIN = {"masking": "plain", "group.total": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("action", "frame"),
+    [
+        ("total", PLAIN),
+        ("total", {"masking": "plain"}),
+        ("total", {"group.total": "plain"}),  # of a run that masks its other sums
+        ("counter", {"masking": "plain"}),
+    ],
+)
+def test_plain_sums_are_refused(server, action, frame):
+    refused(server.error(action, frame=frame), "only under masks")
+
+
+def test_plain_sums_where_they_are_allowed():
+    reply = Server(allow_plain=True).values("total", frame=PLAIN)
+    np.testing.assert_array_equal(reply["total"], np.full(3, SECRET + 1))
+
+
+def test_a_step_is_told_whether_the_party_takes_part_unprotected(server):
+    assert server.values("protecting")["allowed"] is False
+    assert Server(allow_plain=True).values("protecting")["allowed"] is True
+
+
+@pytest.mark.parametrize("number", [1, 0, -1])
+def test_mask_that_has_been_used(server, number):
+    server.values("total", 1)
+    error = server.error("total", 2, frame={"sum.total": number})
+    assert error.code == (REFUSED if number == 1 else MALFORMED)
+    assert "total" in error.reason
+    assert "total" in server.values("total", 2)  # and nothing was done
+
+
+def test_masks_of_other_names_and_of_none_count_for_themselves(server):
+    server.values("total", 1, frame={"sum.total": 7})
+    none = ("sum.total", "group.total", "bound.total")
+    server.values("counter", 2, without=none)
+    refused(server.error("total", 3, frame={"sum.total": 7}), "total 7", "used")
+    other = {"sum.total": 8, "sum.angles": 3, "group.angles": "ring"}
+    assert "total" in server.values("total", 3, frame=other | {"bound.angles": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("frame", "without", "words"),
+    [
+        ({}, ("sum.total",), ("'total'", "'sum' is missing")),
+        ({}, ("bound.total",), ("'total'", "'bound' is missing")),
+        ({}, ("group.total",), ("'total'", "'group' is missing")),
+        # 1.5 is more than 1, and would be cut to it.
+        ({"sum.total": 1.5}, (), ("'total'", "'sum'", "whole number")),
+        ({"bound.total": float("inf")}, (), ("'total'", "'bound'", "number")),
+        ({"bound.total": "1"}, (), ("'total'", "'bound'", "number")),
+        ({"to.total": 2}, (), ("below 2", "got 2")),
+        ({"relay.total": -1}, (), ("'total'", "'relay'", "at least 0")),
+        ({"colour.total": 1}, (), ("'total'", "'colour'")),
+        ({}, ("round",), ("'round' is missing",)),
+        ({}, ("private_draws",), ("'private_draws' is missing",)),
+        ({"round": 0}, (), ("'round'", "at least 1")),
+        ({"index": 2}, (), ("below 2", "got 2")),
+        ({"seed": 1.0}, (), ("'seed'", "whole number")),
+        ({"seed": [3]}, (), ("'seed'", "whole number")),
+        ({"masking": "odd"}, (), ("'masking'", "'ring'")),
+        ({"weather": 1}, (), ("'weather'",)),
+        ({"sealed.x": ["pad total total 1"]}, (), ("seals of 'x'",)),
+        ({"sealed.x": 5}, (), ("seals of 'x'",)),
+    ],
+)
+def test_a_malformed_frame_is_refused_by_name(server, frame, without, words):
+    error = server.error("total", frame=frame, without=without)
+    refused(error, "malformed", *words, code=MALFORMED)
+    assert "total" in server.values("total")  # and nothing was done
+
+
+def test_unknown_group(server):
+    refused(server.error("total", frame={"group.total": "none"}), "group", "'none'")
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+def test_exception_leaves_no_value_path_stack_or_class(server, caplog):
+    error = server.error("failing")
+    refused(error, "failed unexpectedly", "party's log", code=FAILED)
+    for word in ("Error", SECRET, "home", "test_answering"):
+        assert str(word) not in error.reason
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("vfl_flower", logging.ERROR)
+    assert "failing" in record.getMessage()
+    assert str(SECRET) in caplog.text
+    assert "test_answering.py" in caplog.text
+
+
+def test_refusal_says_why(server, caplog):
+    error = server.error("refusing")
+    assert (error.code, error.reason) == (REFUSED, "column 'delay' has no label")
+    assert caplog.messages == ["refused refusing: column 'delay' has no label"]
+
+
+@pytest.mark.parametrize("name", ["rome", None])
+def test_data_that_cannot_be_loaded(server, name):
+    """The server has no name of the party yet: the reason has it, once."""
+
+    def load(context):
+        raise errors[context.node_id]
+
+    errors = {1000: PartyError("no column 'x'"), 1001: OSError("/a/b.csv")}
+    server.grid._app = make_client_app(load)
+    if name:
+        for context in server.grid._contexts.values():
+            context.node_config["party-name"] = name
+    who = f"party {name!r}: " if name else ""
+    error = server.error("hello")
+    assert (error.code, error.reason) == (REFUSED, f"{who}no column 'x'")
+    error = server.error("hello", node=1)
+    assert error.code == FAILED
+    assert error.reason.startswith(f"{who}the step failed")
+    assert "b.csv" not in error.reason
+    errors[1000] = PartyError(f"party {name!r} has no column 'x'")
+    assert server.error("hello").reason == str(errors[1000])
+
+
+@pytest.mark.parametrize("action", ["hello", "counter"])
+def test_damaged_message(server, action):
+    content = pack({}, server.frame(action, 1, 0))
+    content["frame"]["session"] += 1
+    refused(server.send(action, content, 0).error, "damaged", code=DAMAGED)
+    if action == "counter":  # and nothing was done
+        assert server.values("counter")["calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"add": 1.5}, "add"),
+        ({"add": "1"}, "add"),
+        ({"add": np.ones(1)}, "add"),
+        ({"add.0": np.ones(1)}, "add.0"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(server, values, word):
+    refused(server.error("counter", **values), word, code=MALFORMED)
+    assert server.values("counter")["calls"] == 1  # and nothing was done
+
+
+SETTINGS = st.one_of(
+    *(st.booleans(), st.integers(-(2**40), 2**40), st.floats(), st.text(max_size=3)),
+    st.lists(st.integers(0, 3), min_size=1, max_size=2),
+)
+KEYS = st.sampled_from(
+    [
+        *("session", "seed", "private_draws", "masking", "round", "previous"),
+        *("parties", "index", "peers", "model", "sum.total", "group.total"),
+        *("bound.total", "to.total", "relay.total", "sum.x", "sealed.total"),
+    ]
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frame=st.dictionaries(KEYS | st.text(max_size=4), SETTINGS, max_size=3))
+def test_no_frame_meets_an_exception(server, frame):
+    """Whatever a server sends, the party says what is wrong with it."""
+    server.grid._contexts[1000].state.clear()
+    server.greet(SESSION)
+    frame.pop("digest", None)
+    reply = server.ask("total", frame=frame)
+    assert reply.has_content() or reply.error.code in (REFUSED, MALFORMED)
+
+
+def test_seconds_are_measured(server):
+    frame = unpack(server.ask("counter").content)[1]
+    assert 0 < frame["seconds"] < 5
+    assert frame["clipped"] == 0
+
+
+def test_data_of_the_party_stay_as_they_were(server):
+    before = [party.X.copy() for party in server.parties]
+    server.values("counter")
+    server.values("total", 2)
+    for party, X in zip(server.parties, before, strict=True):
+        np.testing.assert_array_equal(party.X, X)
+        assert party.remembered() == {}
+        assert party.n_parties == party.seed == party.secret == 0
+
+
+# -- private draws ---------------------------------------------------------------------
+
+PRIVATE = {"private_draws": True}
+
+
+def drawn(server: Server, round: int = 1, node: int = 0, **frame: Any) -> list[int]:
+    return server.values("drawing", round, node, frame=frame)["numbers"].tolist()
+
+
+def test_draws_of_a_seed_are_the_same_at_every_party_of_that_place():
+    first, second = Server(), Server()
+    assert drawn(first) == drawn(first, 2) == drawn(second) == drawn(second, 2)
+    assert drawn(first, 3, private_draws=False) == drawn(second, 2)
+    assert drawn(first, 4, seed=4) != drawn(second, 2)
+
+
+def test_private_draws_are_the_partys_own():
+    first, second = Server(), Server()
+    draws = drawn(first, **PRIVATE)
+    assert draws == drawn(first, **PRIVATE) == drawn(first, 2, **PRIVATE)
+    seen = [draws, drawn(second, **PRIVATE), drawn(second, 2)]
+    seen += [drawn(first, node=1, **PRIVATE)]
+    assert len(set(map(tuple, seen))) == 4
+
+
+def test_secret_is_new_in_each_session(server):
+    first, secret = drawn(server, **PRIVATE), server.private("secret")
+    server.values("hello")  # again in the same session
+    assert server.private("secret") == secret
+    server.greet(SESSION + 1)
+    assert server.private("secret") != secret
+    assert drawn(server, **PRIVATE) != first
+
+
+def test_no_secret_of_the_draws_leaves_the_party(server):
+    secret = server.private("secret")
+    assert len(secret) == 16
+    assert secret != server.private("secret", node=1)
+    for reply in (server.ask("hello"), server.ask("drawing", frame=PRIVATE)):
+        for record in ("settings", "frame"):
+            assert secret not in reply.content[record].values()
+
+
+# -- a part of a model, and predictions ------------------------------------------------
+
+SCALES = {"scales": [1.0, 2.0]}
+
+
+@pytest.fixture
+def kept(server, tmp_path) -> Path:
+    """Return the ``state-dir`` of the first party, where the step `training` was."""
+    server.grid._parties[1000].state_dir = tmp_path
+    server.grid._parties[1000].encoding = SCALES
+    assert server.values("training", 1) == {"had": 0}
+    return tmp_path
+
+
+def later_server(kept: Path, encoding: Any = SCALES) -> Server:
+    """Return the server of a later run with the same first party."""
+    later = Server()
+    later.grid._parties[1000].state_dir = kept
+    later.grid._parties[1000].encoding = encoding
+    return later
+
+
+def asked_of(model: str = MODEL) -> dict[str, Any]:
+    return {"frame": {"model": model}}
+
+
+def test_a_new_part_is_kept_in_the_run_and_on_disk(server, kept):
+    np.testing.assert_equal(server.memory().part, PART)
+    part = load_part(kept, MODEL)
+    assert part.strategy == "test_answering"
+    assert part.settings == {"seed": "a1", "sizes": [2, 3], "encoding": SCALES}
+    np.testing.assert_equal(part.arrays, {"coef": PART["coef"]})
+    assert server.memory(1).part == {}
+
+
+def test_a_part_is_there_in_the_next_rounds_of_its_run(server, kept):
+    server.values("counter", 2)
+    assert server.values("training", 3) == {"had": 3}
+
+
+def test_a_part_is_gone_with_the_run(server, kept):
+    server.greet(SESSION + 1)
+    assert server.memory().part == {}
+    assert server.values("training") == {"had": 0}
+
+
+def test_a_part_is_written_only_where_a_step_makes_a_new_one(server, kept):
+    (file,) = kept.iterdir()
+    file.unlink()
+    server.values("counter", 2)
+    server.values("probing", 3)
+    assert list(kept.iterdir()) == []
+    np.testing.assert_equal(server.memory().part, PART)
+
+
+def test_a_failed_step_keeps_no_part(server, tmp_path):
+    server.grid._parties[1000].state_dir = tmp_path
+    assert server.error("spoiling").code == FAILED
+    assert server.memory().part == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_state_dir_a_part_is_kept_in_the_run_only(server):
+    server.values("training", 1)
+    np.testing.assert_equal(server.memory().part, PART)
+    assert server.values("probing", 2) == {"seed": "a1"}
+
+
+def test_the_same_round_writes_the_same_part(server, kept):
+    (file,) = kept.iterdir()
+    before = load_part(kept, MODEL)
+    assert server.values("training", 1) == {"had": 0}
+    assert list(kept.iterdir()) == [file]
+    np.testing.assert_equal(vars(load_part(kept, MODEL)), vars(before))
+
+
+def test_a_later_run_recalls_the_part(kept):
+    later = later_server(kept)
+    assert later.values("probing", **asked_of()) == {"seed": "a1"}
+    assert later.memory().part == {}  # it lies in the folder
+
+
+@pytest.mark.parametrize("encoding", [None, {}, {"scales": [1.0, 3.0]}])
+def test_new_rows_of_another_encoding_are_refused(kept, encoding):
+    later = later_server(kept, encoding)
+    refused(later.error("probing", **asked_of()), "encoded as those of training")
+
+
+def test_a_part_without_an_encoding_is_of_rows_without_one(kept):
+    part = load_part(kept, MODEL)
+    save_part(kept, replace(part, settings={"seed": "a1"}))
+    assert later_server(kept, None).values("probing", **asked_of()) == {"seed": "a1"}
+    assert later_server(kept).error("probing", **asked_of()).code == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        ("0123456789abcdef", "no part of model 0123456789abcdef"),
+        ("../" + MODEL, "hexadecimal"),
+    ],
+)
+def test_a_model_that_the_party_does_not_know(kept, model, word):
+    refused(later_server(kept).error("probing", **asked_of(model)), word)
+
+
+def test_a_part_of_another_strategy(server, kept):
+    save_part(kept, replace(load_part(kept, MODEL), strategy="other"))
+    error = server.error("probing", 2, **asked_of())
+    refused(error, "'test_answering'", "'other'")
+
+
+def test_a_party_that_keeps_no_parts(server):
+    refused(server.error("probing", **asked_of()), "no state-dir")
+
+
+def predictions_in(folder: Path) -> Path:
+    (file,) = folder.glob("predictions-*")
+    return file
+
+
+def test_predictions_of_rows_without_ids(server, kept):
+    assert server.values("predicting", 2, **asked_of()) == {}
+    file = predictions_in(kept)
+    assert file.name == f"predictions-{MODEL}-{SESSION:016x}.csv"
+    assert file.read_text() == "row,prediction\n0,1.5\n1,-2.0\n2,0.1\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(list(kept.iterdir())) == 2  # the part and the predictions
+
+
+class Stored:
+    """A source whose ids are read when they are needed."""
+
+    def __init__(self, ids: list[Any]) -> None:
+        self.ids = ids
+
+    def read_ids(self) -> list[str]:
+        """Return the ids."""
+        return [str(value) for value in self.ids]
+
+    def drop_cache(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("ids", [["b, c", 'd "e"', "f"], [7, 5, 6]])
+@pytest.mark.parametrize("stored", [False, True])
+def test_predictions_of_rows_with_ids(server, kept, ids, stored):
+    party = server.grid._parties[1000]
+    if stored:
+        party.source = Stored(ids)
+    else:
+        party.ids = np.array(ids)
+    server.values("predicting", 2, **asked_of())
+    with open(predictions_in(kept), newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["id", "prediction"]
+    assert [row[0] for row in rows[1:]] == [str(value) for value in ids]
+    assert [float(row[1]) for row in rows[1:]] == [1.5, -2.0, 0.1]
+
+
+def test_predictions_leave_the_party_nowhere_else(server, kept):
+    reply = server.ask("predicting", 2, **asked_of())
+    assert unpack(reply.content)[0] == {}
+    state = server.grid._contexts[1000].state
+    assert not any("predictions" in key for record in state.values() for key in record)
+    predictions_in(kept).unlink()
+    server.values("counter", 3)
+    assert list(kept.glob("predictions-*")) == []
+
+
+def test_the_same_round_writes_the_same_predictions(server, kept):
+    server.values("predicting", 2, **asked_of())
+    before = predictions_in(kept).read_bytes()
+    server.values("predicting", 2, **asked_of())
+    assert predictions_in(kept).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("action", "name", "rows"),
+    [
+        ("clustering", MODEL, "id,prediction\nu,2\nv,0\nw,2\n"),
+        ("labelling", "0123456789ab", "id,prediction\nw,1\nu,0\n"),
+    ],
+)
+def test_predictions_of_own_rows_are_under_the_number_of_their_model(
+    server, tmp_path, action, name, rows
+):
+    """A run trains the model of its number, and may work with an earlier one."""
+    party = server.grid._parties[1000]
+    party.state_dir, party.ids = tmp_path, np.array(["u", "v", "w"])
+    assert server.values(action) == {}
+    file = predictions_in(tmp_path)
+    assert file.name == f"predictions-{name}.csv"
+    assert file.read_text() == rows
+    server.values(action)
+    assert predictions_in(tmp_path).read_text() == rows
+
+
+def test_predictions_of_an_earlier_run_stay(server, kept):
+    server.values("predicting", 2, **asked_of())
+    server.greet(SESSION + 1)
+    server.values("predicting", 1, **asked_of())
+    assert len(list(kept.glob("predictions-*"))) == 2
+
+
+def test_predictions_that_cannot_be_written_leave_nothing(server, kept, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device", "/home/ann/secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        error = server.error("predicting", 2, **asked_of())
+    refused(error, f"predictions of model {MODEL}", "No space left")
+    assert "home" not in error.reason
+    assert [file.suffix for file in kept.iterdir()] == [".npz"]
+    server.values("predicting", 2, **asked_of())  # asked again, when there is space
+    assert predictions_in(kept).stat().st_size > 0
+
+
+def test_predictions_that_are_not_of_the_rows_are_not_written(server, kept):
+    server.grid._parties[1000].ids = np.arange(2)
+    assert server.error("predicting", 2, **asked_of()).code == FAILED
+    assert [file.suffix for file in kept.iterdir()] == [".npz"]
+
+
+# -- an engineer's own loader ----------------------------------------------------------
+
+
+def own_app(made: list[Any]) -> InProcessGrid:
+    """Return nodes whose app is an engineer's own, with a loader of one line."""
+    grid = InProcessGrid([Party(np.ones((1, 1)))] * len(made))
+    for index, context in enumerate(grid._contexts.values()):
+        context.node_config["partition-id"] = index
+    load: Callable[[Any], Any] = lambda c: made[c.node_config["partition-id"]]  # noqa: E731
+    grid._app = ClientApp()
+    register(grid._app, load)
+    return grid
+
+
+def test_own_loader_needs_not_say_the_place():
+    X = np.arange(12.0).reshape(6, 2)
+    parties = Parties(own_app([Party(X), Party(X), Party(X)]), Ledger(), seed=1)
+    assert [party.node_id for party in parties] == [1000, 1001, 1002]
+    made = [Party(X, index=2), Party(X, index=0), Party(X, index=1)]  # it says one
+    parties = Parties(own_app(made), Ledger(), seed=1)
+    assert [party.node_id for party in parties] == [1001, 1002, 1000]
+
+
+@pytest.mark.parametrize("made", [None, (np.ones((2, 2)), None)])
+def test_own_loader_that_returns_no_party(made):
+    with pytest.raises(PartyFailed, match="must return a Party") as caught:
+        Parties(own_app([made, made]), Ledger(), seed=1)
+    assert type(made).__name__ in caught.value.reason

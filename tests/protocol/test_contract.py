@@ -1,0 +1,384 @@
+"""The declaration of a step says what its messages may hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import numpy as np
+import pytest
+from annotated_types import Ge, Le, Lt, MaxLen, MinLen
+from pydantic import PositiveInt
+from transcripts import our_steps
+
+from vfl_flower import Party
+from vfl_flower.protocol.contract import (
+    IN_SUM,
+    SEALED,
+    SECRET,
+    Contract,
+    ContractError,
+    Reals,
+    Whole,
+    check_shape,
+    declared_as,
+    fields_of,
+    flatten,
+    learn_sizes,
+    parse,
+    restore,
+    structure,
+)
+from vfl_flower.protocol.seals import Seal, Sealed
+from vfl_flower.typing import Array
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """A dataclass of settings."""
+
+    k: Annotated[int, Ge(1)]
+    method: Literal["lloyd", "seeding"] = "lloyd"
+    weights: Annotated[Array, Reals("m")] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the fields cannot say."""
+        if self.k > 100:
+            raise ContractError("'k' must be at most 100")
+
+
+class Reply(TypedDict):
+    """What `step` returns."""
+
+    rows: Annotated[Array, Whole("size", below="n_rows")]
+    total: Annotated[Array, Reals("m"), IN_SUM]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+
+
+class Partial(TypedDict, total=False):
+    """A reply of which nothing must be there."""
+
+    n: int
+
+
+def step(
+    party: Party,
+    size: Annotated[int, Ge(0), Lt(9)],
+    share: float = 0.5,
+    m: int = 4,
+    names: list[str] | None = None,
+    clustering: Clustering | None = None,
+    X: Annotated[Array, Reals("m n_columns"), MinLen(1)] | None = None,
+    blocks: Annotated[dict[int, Array], Whole("*", least=-1, below="size")]
+    | None = None,
+    key: Annotated[bytes | None, SECRET] = None,
+) -> Reply:
+    """Do nothing."""
+    raise NotImplementedError
+
+
+REQUEST = Contract.of(step).request
+SIZES = {"n_rows": 5, "n_columns": 2, "n_parties": 3}
+
+
+def bind(**values: Any) -> dict[str, Any]:
+    """Return the arguments of `step` that flat values stand for."""
+    return structure(REQUEST, values, dict(SIZES))
+
+
+def refusal(**values: Any) -> str:
+    """Return why flat values are not what `step` takes."""
+    with pytest.raises(ContractError) as caught:
+        bind(**values)
+    return str(caught.value)
+
+
+# -- declarations ----------------------------------------------------------------------
+
+
+def test_what_a_step_declares():
+    contract = Contract.of(step)
+    assert [n for n, f in contract.request.items() if f.required] == ["size"]
+    assert contract.request["m"].default == 4
+    assert contract.request["key"].leaves == SECRET
+    assert contract.request["blocks"].kind is dict
+    assert contract.reply["total"].leaves == IN_SUM
+    assert contract.reply["rows"].leaves is None
+    assert not contract.reply["angles"].required
+    assert not fields_of(Partial)["n"].required
+
+
+@pytest.mark.parametrize(
+    ("name", "leaves"),
+    [("angles_3", SEALED), ("total", IN_SUM), ("angles", SEALED), ("rows", None)],
+)
+def test_what_is_declared_of_a_flat_name(name, leaves):
+    declared = declared_as(Contract.of(step).reply, name)
+    assert declared is not None
+    assert declared.leaves == leaves
+
+
+@pytest.mark.parametrize("name", ["angle_3", "total_3", "x", "_3", ""])
+def test_a_flat_name_that_is_not_declared(name):
+    assert declared_as(Contract.of(step).reply, name) is None
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        dict[str, int],
+        dict[int, float],
+        tuple[int, ...],
+        Mapping[str, Any],
+        int | Array,
+        set[int],
+        object,
+        Any,
+        Party | int,
+        Annotated[Array, Reals("*"), Le(5)],
+        Annotated[dict[int, Array], "blocks"],
+        Annotated[Clustering, Le(5)],
+    ],
+)
+def test_an_annotation_without_a_meaning(annotation):
+    with pytest.raises(TypeError, match="no meaning"):
+        parse(annotation)
+
+
+def test_a_contract_of_a_step_that_declares_nonsense():
+    def odd(party: Party, path: set[int]) -> Reply:
+        raise NotImplementedError
+
+    with pytest.raises(TypeError, match="no meaning in a message"):
+        Contract.of(odd)
+
+
+@pytest.mark.parametrize("action", our_steps())
+def test_every_array_of_the_package_has_a_shape(action):
+    contract = our_steps()[action].contract
+    for fields in (contract.request, contract.reply):
+        for name, declared in fields.items():
+            if declared.kind in (np.ndarray, dict):
+                assert declared.array is not None, name
+
+
+@pytest.mark.parametrize("action", our_steps())
+def test_every_size_that_bounds_numbers_is_known(action):
+    contract = our_steps()[action].contract
+    known = set(SIZES)
+    for fields in (contract.request, contract.reply):
+        for name, declared in fields.items():
+            inside = [fields_of(declared.kind)] if declared.kind not in PLAIN else []
+            known |= {name} | {key for nested in inside for key in nested}
+            if declared.array is not None:
+                known |= set(declared.array.shape.split())
+    for fields in (contract.request, contract.reply):
+        for name, declared in fields.items():
+            if isinstance(declared.array, Whole) and isinstance(
+                declared.array.below, str
+            ):
+                assert declared.array.below in known, name
+
+
+PLAIN = (object, np.ndarray, dict)
+
+# -- flat names and structured values --------------------------------------------------
+
+
+def test_values_travel_under_flat_names():
+    sealed = Sealed(1, (np.ones(2),), (Seal("pad", "a", "x", 1, bound=1.0),))
+    values = {
+        "none": None,
+        "size": 3,
+        "pair": (1, 2),
+        "clustering": Clustering(3, weights=np.ones(2)),
+        "blocks": {0: np.ones(1), 12: np.zeros(1)},
+        "sealed": sealed,
+        "more": {2: sealed},
+    }
+    flat = flatten(values)
+    assert list(flat) == [
+        *("size", "pair", "clustering.k", "clustering.method", "clustering.weights"),
+        *("blocks_0", "blocks_12", "sealed", "more_2"),
+    ]
+    assert flat["pair"] == [1, 2]
+    assert flat["sealed"] is flat["more_2"] is sealed
+
+
+def test_values_come_back_as_they_were():
+    values = {
+        "size": 3,
+        "names": ["a", "b"],
+        "clustering": Clustering(3, "seeding"),
+        "blocks": {12: np.array([-1, 2]), 0: np.array([0])},
+    }
+    bound = bind(**flatten(values))
+    assert list(bound["blocks"]) == [0, 12]
+    np.testing.assert_equal(bound, values)
+
+
+def test_a_whole_number_is_a_float_where_one_is_declared():
+    assert type(bind(size=1, share=1)["share"]) is float
+    assert bind(size=1, share=0.25)["share"] == 0.25
+
+
+@pytest.mark.parametrize("kind", [int, PositiveInt])
+def test_types_of_pydantic_are_checked(kind):
+    fields = {"n": parse(kind)}
+    assert structure(fields, {"n": 1}, {}) == {"n": 1}
+    with pytest.raises(ContractError, match=r"^'n' must be a whole number"):
+        structure(fields, {"n": 0.5}, {})
+
+
+@dataclass
+class Kept:
+    """A state."""
+
+    n: int
+    share: float = 1.0
+    rows: Array | None = None
+    clustering: Clustering | None = None
+
+
+def test_what_stayed_on_the_machine_is_taken_as_it_is():
+    kept = restore(Kept, {"n": 1, "share": 2, "clustering.k": 3})
+    assert (kept.n, kept.share, kept.rows) == (1, 2, None)
+    assert kept.clustering == Clustering(3)
+
+
+# -- requests that are none ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, ("'size' is missing",)),
+        ({"size": 9}, ("'size'", "at least 0", "below 9")),
+        ({"size": True}, ("'size'", "whole number")),
+        ({"size": 2.0}, ("'size'", "whole number")),
+        ({"size": "2"}, ("'size'", "whole number")),
+        ({"size": np.ones(2)}, ("'size'", "whole number")),
+        ({"size": [1]}, ("'size'", "whole number")),
+        ({"share": float("nan")}, ("'share'", "number")),
+        ({"share": float("inf")}, ("'share'", "number")),
+        ({"share": True}, ("'share'", "number")),
+        ({"names": "ab"}, ("'names'", "a list of text")),
+        ({"names": ["a", 1]}, ("'names'", "a list of text")),
+        ({"names": [b"a"]}, ("'names'", "a list of text")),
+        ({"clustering": 3}, ("'clustering'",)),
+        ({"clustering.k": 0}, ("clustering: 'k'", "at least 1")),
+        ({"clustering.k": 101}, ("clustering: 'k'", "at most 100")),
+        ({"clustering.method": "lloyd"}, ("clustering: 'k' is missing",)),
+        ({"clustering.k": 1, "clustering.method": "x"}, ("'method'", "'lloyd'")),
+        ({"clustering.k": 1, "clustering.x": 1}, ("clustering: 'x'",)),
+        ({"X": 3.0}, ("'X'", "an array")),
+        ({"X": [1.0, 2.0]}, ("'X'", "an array")),
+        ({"X": np.ones((4, 3))}, ("'X'", "(4, 2)", "got (4, 3)")),
+        ({"X": np.ones((3, 2))}, ("'X'", "(4, 2)", "got (3, 2)")),
+        ({"X": np.ones(4)}, ("'X'", "(4, 2)", "got (4)")),
+        ({"X": np.array(1.0)}, ("'X'", "(4, 2)", "got ()")),
+        ({"X": np.full((4, 2), np.nan)}, ("'X'", "finite")),
+        ({"X": np.ones((4, 2), complex)}, ("'X'", "real", "complex128")),
+        ({"X": np.full((4, 2), "a")}, ("'X'", "real", "<U1")),
+        ({"X": np.full((4, 2), "2001-01-01", "M8[D]")}, ("'X'", "real")),
+        ({"X": np.ones((0, 2)), "m": 0}, ("'X'", "length 1 or more")),
+        ({"blocks_0": np.array([-2])}, ("'blocks_0'", "at least -1")),
+        ({"blocks_0": np.array([1])}, ("'blocks_0'", "below 1")),
+        ({"blocks_0": np.array([1.0])}, ("'blocks_0'", "whole numbers")),
+        ({"blocks_0": np.ones((1, 1), int)}, ("'blocks_0'", "got (1, 1)")),
+        ({"blocks_0": 5}, ("'blocks_0'", "an array")),
+        ({"blocks": np.array([0])}, ("'blocks'",)),
+        ({"blocks_-1": np.array([0])}, ("'blocks_-1'",)),
+        ({"blocks_01": np.array([0])}, ("'blocks_01'",)),
+        ({"blocks_\u0663": np.array([0])}, ("'blocks_",)),
+        ({"blocks_" + "9" * 9999: np.array([0])}, ("'blocks_9",)),
+        ({"key": "text"}, ("'key'", "bytes")),
+        ({"weather" * 99: 5}, ("'weather",)),
+        ({"": 5}, ("''",)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_request_that_is_none_names_the_value_and_the_rule(values, words):
+    sentence = refusal(
+        **({"size": 1} if values and "size" not in values else {}) | values
+    )
+    for word in words:
+        assert word in sentence
+    assert len(sentence) < 200
+
+
+def test_no_value_is_in_a_refusal():
+    for values in ({"size": 271828}, {"names": ["271828", 5]}, {"share": "271828"}):
+        assert "271828" not in refusal(**{"size": 1} | values)
+
+
+# -- sizes -----------------------------------------------------------------------------
+
+
+def test_numbers_of_a_request_are_known_before_its_arrays():
+    """`m` is declared after `X`, whose first size it gives."""
+    fields = {"X": parse(Annotated[Array, Reals("m")]), "m": parse(int)}
+    with pytest.raises(ContractError, match=r"'X' must have shape \(3\), got \(2\)"):
+        structure(fields, {"X": np.ones(2), "m": 3}, {})
+    structure(fields, {"X": np.ones(3), "m": 3}, {})
+
+
+def test_a_number_that_is_left_out_has_its_default():
+    with pytest.raises(ContractError, match=r"\(4, 2\), got \(5, 2\)"):
+        bind(size=1, X=np.ones((5, 2)))
+    bind(size=1, X=np.ones((5, 2)), m=5)
+
+
+def test_a_name_stands_for_one_size():
+    fields = {n: parse(Annotated[Array, Reals("k *")]) for n in ("a", "b")}
+    sizes: dict[str, int] = {}
+    structure(fields, {"a": np.ones((2, 3)), "b": np.ones((2, 9))}, sizes)
+    assert sizes == {"k": 2}
+    with pytest.raises(ContractError, match=r"'b' must have shape \(2, \*\), got \(3"):
+        structure(fields, {"a": np.ones((2, 3)), "b": np.ones((3, 3))}, {})
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "fits"),
+    [
+        ("", (), True),
+        ("", (1,), False),
+        ("3", (3,), True),
+        ("3", (4,), False),
+        ("k k", (2, 2), True),
+        ("k k", (2, 3), False),
+        ("* *", (2, 3), True),
+        ("*", (2, 3), False),
+        ("n_rows", (5,), True),
+        ("n_rows", (0,), False),
+    ],
+)
+def test_shapes(shape, given, fits):
+    if fits:
+        check_shape("x", shape, given, dict(SIZES))
+        return
+    with pytest.raises(ContractError, match="'x' must have shape"):
+        check_shape("x", shape, given, dict(SIZES))
+
+
+def test_the_server_knows_the_sizes_of_its_request():
+    sizes = dict(SIZES)
+    values = {
+        "size": np.int64(3),
+        "clustering": Clustering(7, weights=np.ones(6)),
+        "X": Sealed(0, (), ()),
+        "blocks": {0: np.ones(2), 1: Sealed(0, (), ())},
+    }
+    request = Contract.of(step).request
+    with pytest.raises(ContractError, match="'weights'"):  # m is 4 where it is not told
+        learn_sizes(request, values, dict(SIZES))
+    learn_sizes(request, values | {"m": 6}, sizes)
+    assert sizes == SIZES | {"size": 3, "k": 7, "m": 6}
+
+
+@pytest.mark.parametrize(("size", "rule"), [(1, "2 or more"), (4, "3 or less")])
+def test_lengths(size, rule):
+    fields = {"x": parse(Annotated[Array, Reals("*"), MinLen(2), MaxLen(3)])}
+    structure(fields, {"x": np.ones(2)}, {})
+    structure(fields, {"x": np.ones(3)}, {})
+    with pytest.raises(ContractError, match=f"'x' must have length {rule}"):
+        structure(fields, {"x": np.ones(size)}, {})

@@ -1,0 +1,372 @@
+"""Whatever a party is asked, and whatever the server is told: a sentence, or a result.
+
+More than 2,000 requests and replies, over all steps, that are drawn from what the steps
+declare and from what is sent in real runs. The seeds are fixed, so that they repeat.
+"""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import LyingGrid
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+)
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from malformed import CLASS_NAME, malformed_content
+from transcripts import our_steps
+from variants import VARIANTS, parties_of
+
+from vfl_flower import FederationError, Party
+from vfl_flower.protocol import answering
+from vfl_flower.protocol.contract import structure
+from vfl_flower.protocol.messages import (
+    DAMAGED,
+    MALFORMED,
+    REFUSED,
+    CorruptMessage,
+    pack,
+    unpack,
+)
+from vfl_flower.protocol.steps import Step
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+
+REQUESTS, REPLIES = 48, 8
+"""Examples of each step."""
+
+STEPS: dict[str, Step[..., Any]] = {"hello": answering.hello, **our_steps()}
+EXAMPLES = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+# Huge numbers overflow in a step, of which NumPy and scikit-learn warn.
+OVERFLOWS = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+
+
+# -- real runs -------------------------------------------------------------------------
+
+Case = Callable[[Path], tuple[list[Party], ProtocolStrategy]]
+"""Makes the parties and the strategy of a run in a folder of its own."""
+
+
+def _variant(name: str) -> Case:
+    return lambda folder: (parties_of(name), VARIANTS[name])
+
+
+def _clinics(folder: Path) -> list[Party]:
+    """Return parties that can forget."""
+    rng = np.random.default_rng(0)
+    return [
+        Party(
+            rng.uniform(-0.4, 0.4, size=(8, 2)),
+            ids=np.array([f"{name}.{row}" for row in range(8)]),
+            name=name,
+            state_dir=folder / name,
+        )
+        for name in ("north", "south", "west")
+    ]
+
+
+HOME = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+
+@cache
+def _trained() -> str:
+    """Train a model that can forget in a folder; return its number."""
+    folder = Path(HOME.name) / "trained"
+    strategy = MUFC(2, 0.05, n_init=1, seed=3, server_state=folder / "server")
+    return str(strategy.start(InProcessGrid(_clinics(folder))).model.number)
+
+
+def _later(task: type[ProtocolStrategy], **arguments: Any) -> Case:
+    def make(folder: Path) -> tuple[list[Party], ProtocolStrategy]:
+        model = _trained()
+        shutil.copytree(Path(HOME.name) / "trained", folder, dirs_exist_ok=True)
+        strategy = task(model=model, server_state=folder / "server", **arguments)
+        return _clinics(folder), strategy
+
+    return make
+
+
+CASES: dict[str, Case] = {name: _variant(name) for name in VARIANTS}
+_forget = {"north": ["north.1"], "west": ["west.0"]}
+CASES |= {
+    "mufc unlearn": _later(MUFCUnlearn, forget=_forget, seed=5),
+    "mufc forget client": _later(MUFCForgetClient, clients="south", seed=5),
+    "mufc status": _later(MUFCStatus),
+}
+"""Runs that together ask for every step."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Moment:
+    """A request in a real run, and what its party had when it came.
+
+    Attributes
+    ----------
+    action : str
+        The step that was asked for.
+    party : Party
+        Who was asked.
+    message, context : protobuf
+        The request, and what the party remembered.
+    folder : Path or None
+        A copy of its ``state-dir`` at that time.
+    """
+
+    action: str
+    party: Party
+    message: Any
+    context: Any
+    folder: Path | None
+
+
+class Watched(InProcessGrid):
+    """A grid that keeps the moments of a run."""
+
+    def __init__(self, parties: list[Party]) -> None:
+        super().__init__(parties)
+        self.moments: list[Moment] = []
+
+    def _push(self, message: Message) -> str:
+        node, folder = message.metadata.dst_node_id, None
+        party = self._parties[node]
+        if party.state_dir is not None:
+            folder = Path(tempfile.mkdtemp(dir=HOME.name)) / "state"
+            if party.state_dir.exists():
+                shutil.copytree(party.state_dir, folder)
+        context = context_to_proto(self._contexts[node])
+        number = super()._push(message)
+        action = action_of(message)
+        sent = message_to_proto(message)
+        self.moments.append(Moment(action, party, sent, context, folder))
+        return number
+
+
+def action_of(message: Message) -> str:
+    """Return the step that a message asks for."""
+    return message.metadata.message_type.partition(".")[2]
+
+
+@cache
+def moments() -> dict[str, list[Moment]]:
+    """Return moments of every step, of different kinds."""
+    kept: dict[str, dict[Any, Moment]] = {action: {} for action in STEPS}
+    for make in CASES.values():
+        with tempfile.TemporaryDirectory() as folder:
+            members, strategy = make(Path(folder))
+            grid = Watched(members)
+            strategy.start(grid)
+        for moment in grid.moments:
+            values, frame = unpack(message_from_proto(moment.message).content)
+            kind = frozenset(values), frozenset(frame), moment.party.y is None
+            kept[moment.action].setdefault(kind, moment)
+    return {action: list(kinds.values()) for action, kinds in kept.items()}
+
+
+def test_there_are_2000_examples_of_all_steps():
+    assert len(STEPS) * (REQUESTS + REPLIES) >= 2000
+
+
+def test_every_step_is_asked_in_a_real_run():
+    assert [action for action, kinds in moments().items() if not kinds] == []
+
+
+def check_sentence(sentence: str) -> None:
+    """Raise unless it is a sentence for people."""
+    assert 10 < len(sentence) < 500, sentence
+    assert "\n" not in sentence
+    assert not CLASS_NAME.search(sentence), sentence
+
+
+class Raised(logging.Handler):
+    """Raises again what a step has raised, so that a test that fails shows it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise what the log is told with its stack."""
+        if record.exc_info and record.exc_info[1]:
+            raise record.exc_info[1]
+
+
+@pytest.fixture
+def _raised():
+    handler = Raised()
+    answering.log.addHandler(handler)
+    yield
+    answering.log.removeHandler(handler)
+
+
+# -- requests --------------------------------------------------------------------------
+
+
+@OVERFLOWS
+@pytest.mark.usefixtures("_raised")
+@pytest.mark.parametrize("action", STEPS)
+@settings(EXAMPLES, max_examples=REQUESTS)
+@given(data=st.data())
+def test_a_request_is_answered_or_refused_with_a_sentence(action, data):
+    moment = data.draw(st.sampled_from(moments()[action]))
+    values, frame = unpack(message_from_proto(moment.message).content)
+    in_order = data.draw(st.sampled_from([True, True, True, False]))
+    if not in_order:
+        moment, frame = elsewhere(data.draw, moment, frame)
+    if in_order or data.draw(st.booleans()):
+        n_rows, n_columns = moment.party.X.shape
+        sizes = {"n_rows": n_rows, "n_columns": n_columns}
+        sizes["n_parties"] = frame.get("parties", 2)
+        request = STEPS[action].contract.request
+        content = malformed_content(data.draw, values, frame, request, sizes)
+    else:
+        content = pack(values, {k: v for k, v in frame.items() if k != "digest"})
+    check_answer(action, ask(moment, action, content))
+
+
+def elsewhere(
+    draw: Any, moment: Moment, frame: dict[str, Any]
+) -> tuple[Moment, dict[str, Any]]:
+    """Draw a moment at which the party expects another step, and the frame there."""
+    other = draw(st.sampled_from([m for kinds in moments().values() for m in kinds]))
+    there = unpack(message_from_proto(other.message).content)[1]
+    if "round" not in there:  # of the first step
+        return other, frame
+    hidden = {key: value for key, value in frame.items() if "." in key}
+    number = {key: there["round"] for key in hidden if key.startswith("sum.")}
+    return other, {k: v for k, v in there.items() if "." not in k} | hidden | number
+
+
+def ask(moment: Moment, action: str, content: Any) -> Message:
+    """Let a party answer a message at a moment of its own."""
+    message = message_from_proto(moment.message)
+    message.content = content
+    context: Context = context_from_proto(moment.context)
+    party = moment.party
+    with tempfile.TemporaryDirectory() as folder:
+        if moment.folder is not None:
+            state_dir = Path(folder) / "state"
+            if moment.folder.exists():
+                shutil.copytree(moment.folder, state_dir)
+            party = Party(party.X, party.y, party.ids, party.name, state_dir=state_dir)
+        return answering.answer(STEPS[action], message, context, lambda _: party, True)
+
+
+def check_answer(action: str, reply: Message) -> None:
+    """Raise unless a party has done its step, or says why it refuses."""
+    if reply.has_error():
+        assert reply.error.code in (REFUSED, MALFORMED, DAMAGED), reply.error
+        check_sentence(reply.error.reason)
+        return
+    values, frame = unpack(reply.content)
+    assert set(frame) == {"digest", "seconds", "clipped"}
+    fields = STEPS[action].contract.reply
+    hidden = tuple(name for name, declared in fields.items() if declared.leaves)
+    structure(
+        {name: declared for name, declared in fields.items() if name not in hidden},
+        {k: v for k, v in values.items() if not (hidden and k.startswith(hidden))},
+    )
+
+
+# -- replies ---------------------------------------------------------------------------
+
+
+@dataclass
+class Lie:
+    """Draws what comes to the server in the place of a reply.
+
+    Attributes
+    ----------
+    action : str
+        The step of the reply.
+    liar : Party
+        Who sends it.
+    draw : callable
+        Of hypothesis.
+    n_parties : int
+        Number of parties.
+    damaged : bool
+        Whether what comes cannot be read, so that the party is asked again.
+    name : str
+        What the party says that its name is.
+    """
+
+    action: str
+    liar: Party
+    draw: Any
+    n_parties: int
+    damaged: bool = False
+    name: str = ""
+
+    def __call__(self, request: Message, values: Any, frame: Any) -> RecordDict:
+        """Return the content of another reply."""
+        n_rows, n_columns = self.liar.X.shape
+        sizes = {"n_rows": n_rows, "n_columns": n_columns, "n_parties": self.n_parties}
+        asked = unpack(request.content)[0]
+        sizes |= {k: v for k, v in asked.items() if type(v) is int}
+        fields = STEPS[self.action].contract.reply
+        content = malformed_content(self.draw, values, frame, fields, sizes)
+        self.name = str(self.liar.name)
+        try:
+            self.name = str(unpack(content)[0].get("name") or self.name)[:100]
+        except CorruptMessage:
+            self.damaged = True
+        return content
+
+
+@cache
+def cases_of(action: str) -> list[str]:
+    """Return the runs that ask for a step."""
+    return [name for name in CASES if action in faultless(name).ledger.waits]
+
+
+@cache
+def faultless(name: str) -> Any:
+    """Return the result of a run without a lie."""
+    with tempfile.TemporaryDirectory() as folder:
+        members, strategy = CASES[name](Path(folder))
+        return strategy.start(InProcessGrid(members))
+
+
+@OVERFLOWS
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("action", STEPS)
+@settings(EXAMPLES, max_examples=REPLIES)
+@given(data=st.data())
+def test_a_reply_gives_a_result_or_a_sentence_that_names_a_party(action, data):
+    case = data.draw(st.sampled_from(cases_of(action)))
+    with tempfile.TemporaryDirectory() as folder:
+        members, strategy = CASES[case](Path(folder))
+        liar = data.draw(st.integers(0, len(members) - 1))
+        place = data.draw(st.sampled_from([0, 0, 1]))
+        lie = Lie(action, members[liar], data.draw, len(members))
+        grid = LyingGrid(members, action, liar, lie, place)
+        try:
+            result, sentence = strategy.start(grid, timeout=10), ""
+        except FederationError as error:
+            sentence = str(error)
+    if sentence:
+        check_sentence(sentence)
+        names = {lie.name, *(str(party.name) for party in members)}
+        names |= {f"node {node}" for node in grid.get_node_ids()}
+        assert any(name in sentence for name in names), sentence
+        return
+    if lie.damaged:  # it was asked again
+        arrays, expected = result.model.arrays(), faultless(case).model.arrays()
+        for number in {"model", "version"} & set(arrays):
+            del arrays[number], expected[number]
+        np.testing.assert_equal(arrays, expected)

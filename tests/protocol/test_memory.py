@@ -1,0 +1,160 @@
+"""What a party keeps between messages; the rest is in ``test_answering.py``."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+from vfl_flower import Party
+from vfl_flower.protocol.frame import Frame, SumRequest
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.typing import Array
+
+X = np.ones((20, 2))
+REPLY = b"digest of a reply"
+
+
+@dataclass
+class Labels:
+    """What a step keeps."""
+
+    labels: Array
+    count: int = 0
+
+
+class Run:
+    """A party in a run, that is asked round after round."""
+
+    def __init__(self, session: int = 7) -> None:
+        self.memory = Memory(RecordDict())
+        key = self.memory.open(session)
+        self.frame = Frame(
+            session=session,
+            seed=3,
+            private_draws=False,
+            masking="ring",
+            round=0,
+            previous=0,
+            parties=2,
+            index=1,
+            peers=bytes(32) + key,
+        )
+
+    def enter(self, again: bool = False, **changes: Any) -> Party:
+        """Begin a round, or the last one again."""
+        last = self.frame.round
+        new = {} if again else {"round": last + 1, "previous": last}
+        self.frame = replace(self.frame, **new | changes)
+        party = Party(X)
+        party.share_rows = 15
+        self.memory.enter(self.frame, party)
+        return party
+
+    def leave(self, party: Party) -> None:
+        """End the round."""
+        self.memory.leave(self.frame, party, REPLY)
+
+
+def test_a_party_gets_its_place_and_the_keys():
+    run = Run()
+    party = Party(X)
+    frame = replace(run.frame, round=1)
+    private, public = run.memory.enter(frame, party)
+    assert (party.index, party.n_parties, party.seed, party.secret) == (1, 2, 3, 0)
+    assert len(private) == 32
+    assert b"".join(public) == run.frame.peers
+    run.memory.enter(replace(frame, private_draws=True), party)
+    assert party.secret > 2**64
+
+
+def test_the_number_of_a_run():
+    assert Memory(RecordDict()).run == ""
+    assert Run(session=0xABC).memory.run == "0000000000000abc"
+
+
+def test_shared_rows_add_up_over_rounds_and_no_step_can_forget_them():
+    run = Run()
+    party = run.enter()
+    party.share(np.arange(10))
+    run.leave(party)
+    party = run.enter()
+    assert party.shared.sum() == 10
+    party.shared = None  # a step that would begin to count anew
+    run.leave(party)
+    party = run.enter()
+    party.shared = np.zeros(20, dtype=bool)
+    run.leave(party)
+    with pytest.raises(PartyError, match=r"lets 15 .* asks for 16"):
+        run.enter().share(np.arange(10, 16))
+    assert run.memory.open(8)
+    assert "shared" not in run.memory._session  # a new run
+
+
+def test_rows_of_a_failed_or_repeated_round_count_once():
+    run = Run()
+    run.enter().share(np.arange(10))  # the step fails after that
+    party = run.enter(again=True)
+    party.share(np.arange(15))
+    run.leave(party)
+    party = run.enter(again=True)
+    party.share(np.arange(15))
+    run.leave(party)
+    assert run.enter().shared.sum() == 15
+
+
+def test_what_is_kept_of_shared_rows_is_a_bit_each():
+    run = Run()
+    run.leave(run.enter())
+    assert "shared" not in run.memory._session
+    party = run.enter()
+    party.share(np.arange(3))
+    run.leave(party)
+    assert len(run.memory._session["shared"]) == 3
+
+
+def test_memory_before_and_after_a_round():
+    run = Run()
+    for count in (1, 2, 3):
+        party = run.enter()
+        party.remember(Labels(np.arange(count), count))
+        run.leave(party)
+    assert run.enter(again=True).recall(Labels).count == 2
+    assert run.enter().recall(Labels).count == 3
+
+
+def test_what_is_remembered_can_be_read_by_name():
+    run = Run()
+    assert run.memory.remembered("labels") is None
+    party = run.enter()
+    party.remember(Labels(np.arange(4), 5))
+    run.leave(party)
+    np.testing.assert_array_equal(run.memory.remembered("labels"), np.arange(4))
+    assert run.memory.remembered("count") is None  # no array
+    assert run.memory.remembered("centers") is None
+
+
+def test_the_part_of_a_model_survives_rounds():
+    run = Run()
+    party = run.enter()
+    party.part = {"seed": "a1", "coef": np.ones(2)}
+    run.leave(party)
+    run.memory.keep_part(party, "example")
+    assert run.enter(again=True).part == {}  # a step does not see what it has left
+    np.testing.assert_equal(run.enter().part, party.part)
+    np.testing.assert_equal(run.memory.part, party.part)
+
+
+def test_a_refused_message_leaves_no_trace_in_the_party():
+    run = Run()
+    run.leave(run.enter(sums={"total": SumRequest(3, 1.0, "ring")}))
+    party = Party(X)
+    again = replace(
+        run.frame, round=2, previous=1, sums={"total": SumRequest(3, 1.0, "ring")}
+    )
+    with pytest.raises(PartyError, match="total 3 have been used"):
+        run.memory.enter(again, party)
+    assert party.index is None
+    assert party.n_parties == party.seed == 0

@@ -1,0 +1,210 @@
+"""What goes into a message comes out of it, or the damage is noticed."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array as FlowerArray
+from flwr.app import MetricRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from vfl_flower.protocol.messages import (
+    CorruptMessage,
+    digest,
+    n_bytes,
+    n_units,
+    pack,
+    unpack,
+)
+
+
+def travel(content: RecordDict) -> RecordDict:
+    """Return what arrives at the other end."""
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+ARRAYS = st.one_of(
+    arrays(dtype, st.sampled_from([(), (0,), (3,), (2, 0), (2, 3)]))
+    for dtype in (np.float64, np.float32, np.uint8, np.uint32, np.int64, np.bool_)
+)
+SETTINGS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+)
+
+
+@given(
+    values=st.dictionaries(st.text(min_size=1, max_size=3), ARRAYS | SETTINGS),
+    frame=st.dictionaries(st.text(min_size=1, max_size=3), SETTINGS),
+)
+def test_round_trip(values, frame):
+    arrived, arrived_frame = unpack(travel(pack(values, frame)))
+    assert set(arrived) == set(values)
+    for name, value in values.items():
+        np.testing.assert_equal(arrived[name], value)
+        if isinstance(value, np.ndarray):
+            assert arrived[name].dtype == value.dtype
+        else:
+            assert type(arrived[name]) is type(value)
+    assert len(arrived_frame.pop("digest")) == 32
+    np.testing.assert_equal(arrived_frame, frame)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4).T,
+        np.arange(12.0)[::-2],
+        np.asfortranarray(np.eye(3)),
+        np.array(2.5),
+        np.broadcast_to(1.0, (3, 2)),
+    ],
+    ids=["transposed", "stepped", "Fortran order", "0-d", "broadcast"],
+)
+def test_any_memory_layout(array):
+    arrived = unpack(travel(pack({"x": array})))[0]["x"]
+    np.testing.assert_array_equal(arrived, array)
+    assert arrived.shape == array.shape
+
+
+def test_numbers_of_numpy_come_back_as_those_of_python():
+    values = {"f": np.float64(0.1), "i": np.int32(3), "b": np.bool_(True)}
+    arrived = unpack(travel(pack(values)))[0]
+    assert arrived == {"f": 0.1, "i": 3, "b": True}
+    assert [type(v) for v in arrived.values()] == [float, int, bool]
+
+
+def values_of(content: RecordDict) -> Any:
+    return content
+
+
+def flip_bit(content):
+    array = values_of(content)["arrays"]["x"]
+    data = bytes([*array.data[:-1], array.data[-1] ^ 1])
+    content["arrays"]["x"] = FlowerArray(array.dtype, array.shape, array.stype, data)
+
+
+def rename(content):
+    content["arrays"]["z"] = content["arrays"].pop("x")
+
+
+def swap(content):
+    record = content["arrays"]
+    record["x"], record["y"] = record["y"], record["x"]
+
+
+def lose_array(content):
+    del content["arrays"]["x"]
+
+
+def change_setting(content):
+    content["settings"]["size"] += 1
+
+
+def change_type(content):
+    content["settings"]["size"] = float(content["settings"]["size"])
+
+
+def change_frame(content):
+    content["frame"]["round"] += 1
+
+
+def change_digest(content):
+    content["frame"]["digest"] = hashlib.sha256(b"").digest()
+
+
+def add_setting(content):
+    content["settings"]["more"] = True
+
+
+DAMAGES = [
+    *(flip_bit, rename, swap, lose_array, change_setting, change_type),
+    *(change_frame, change_digest, add_setting),
+]
+
+
+def message() -> RecordDict:
+    return pack({"x": np.arange(3.0), "y": np.ones(3), "size": 5}, {"round": 1})
+
+
+@pytest.mark.parametrize("harm", DAMAGES, ids=lambda harm: harm.__name__)
+def test_damage_is_noticed(harm):
+    content = travel(message())
+    harm(content)
+    with pytest.raises(CorruptMessage, match="damaged"):
+        unpack(content)
+
+
+@pytest.mark.parametrize("record", ["arrays", "settings", "frame"])
+@pytest.mark.parametrize("instead", [None, MetricRecord({"x": 1.0})])
+def test_a_lost_record_is_noticed(record, instead):
+    content = travel(message())
+    del content[record]
+    if instead is not None:
+        content[record] = instead
+    with pytest.raises(CorruptMessage, match=f"lacks its record '{record}'"):
+        unpack(content)
+
+
+@pytest.mark.parametrize("instead", [None, 5, "digest"])
+def test_a_lost_digest_is_noticed(instead):
+    content = travel(message())
+    del values_of(content)["frame"]["digest"]
+    if instead is not None:
+        content["frame"]["digest"] = instead
+    with pytest.raises(CorruptMessage, match="damaged"):
+        unpack(content)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no array",
+        b"\x93NUMPY\x01\x00\x05\x00{'a'}",
+        np.array([{"a": 1}], dtype=object).dumps(),
+    ],
+    ids=["empty", "text", "header", "pickle"],
+)
+@pytest.mark.parametrize("kind", ["numpy.ndarray", "tensor"])
+def test_what_is_no_array_is_noticed(data, kind):
+    """The sender has made the digest fit."""
+    content = message()
+    content["arrays"]["x"] = FlowerArray("float64", (3,), kind, data)
+    content["frame"]["digest"] = digest(content)
+    with pytest.raises(CorruptMessage, match="'x' is no array"):
+        unpack(travel(content))
+
+
+def test_order_of_names_does_not_matter():
+    one = pack({"a": 1, "b": 2.0, "x": np.ones(1), "y": np.zeros(1)}, {"r": 1, "s": 2})
+    two = pack({"y": np.zeros(1), "x": np.ones(1), "b": 2.0, "a": 1}, {"s": 2, "r": 1})
+    assert unpack(one)[1]["digest"] == unpack(two)[1]["digest"]
+
+
+def test_units_are_the_numbers_in_arrays():
+    content = pack(
+        {"x": np.ones((3, 4)), "y": np.ones(0), "z": np.array(1.0), "size": 7},
+        {"round": 3},
+    )
+    assert n_units(content) == 12 + 0 + 1
+
+
+@pytest.mark.parametrize("n", [1000, 100_000])
+def test_bytes_of_one_number(n):
+    content = pack({"x": np.random.default_rng(0).normal(size=n)}, {"round": 3})
+    assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
+    assert 8 <= n_bytes(content) / n_units(content) <= 8.8
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, None, object()])
+def test_what_no_message_can_carry(value):
+    with pytest.raises(TypeError):
+        pack({"x": value})

@@ -1,0 +1,99 @@
+"""What is packed into a seal comes out of it; whatever else comes is no seal."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vfl_flower.protocol.seals import Seal, Sealed, stem
+
+WORDS = st.from_regex(r"[a-z_]{1,8}[0-9]{0,2}", fullmatch=True)
+NUMBERS = st.integers(0, 2**40)
+SEALS = st.one_of(
+    st.builds(
+        Seal,
+        st.sampled_from(["pad", "relay"]),
+        WORDS,
+        WORDS,
+        NUMBERS,
+        NUMBERS,
+        WORDS,
+        st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    st.builds(Seal, st.just("secret"), WORDS, WORDS, NUMBERS, NUMBERS),
+)
+
+
+@given(seal=SEALS)
+def test_round_trip(seal):
+    assert Seal.parse(seal.pack()) == seal
+
+
+@given(text=st.text() | st.binary() | st.integers() | st.none() | st.lists(st.text()))
+def test_what_is_no_seal(text):
+    with pytest.raises(ValueError, match="a seal cannot be read"):
+        Seal.parse(text)
+
+
+PAD = "pad sealing part 1 ring 0x1p+10 0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("pad", "odd"),
+        ("pad", "secret"),  # has no bound
+        (" 1 ", " -1 "),
+        (" 1 ", " one "),
+        (" 1 ", " "),
+        (" 1 ", f" {'9' * 9999} "),
+        (" 0x1p+10", " -"),
+        (" 0x1p+10", " nan"),
+        (" 0x1p+10", " inf"),
+        (" 0x1p+10", " 0x1p+99999"),
+        (" 0x1p+10", " ten"),
+        ("+10 0", "+10 -1"),
+        ("+10 0", "+10 0 0"),
+    ],
+)
+def test_a_seal_with_a_wrong_word(old, new):
+    Seal.parse(PAD)
+    with pytest.raises(ValueError, match="a seal cannot be read"):
+        Seal.parse(PAD.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("angles", "angles"),
+        ("angles_2", "angles"),
+        ("angles_12", "angles"),
+        ("angles2", "angles"),
+        ("x_y_3", "x_y"),
+        ("_3", ""),
+        ("a_b", "a_b"),
+    ],
+)
+def test_a_name_without_its_number(name, expected):
+    assert stem(name) == expected
+
+
+def test_a_seal_is_of_all_blocks_of_its_name():
+    seal = Seal("pad", "sealing", "angles_2", 1, bound=1.0)
+    assert seal.is_of("angles")
+    assert seal.is_of("angles_7")
+    assert not seal.is_of("angle")
+    assert not seal.is_of("angles_x")
+
+
+def test_sealed_values_are_added_unopened():
+    seal = Seal("pad", "sealing", "angles", 1, bound=1.0)
+    first = Sealed(2, (np.ones(2),), (seal,))
+    second = Sealed(2, (np.zeros(2),), (replace(seal, round=2),))
+    total = first + second
+    assert total.to == 2
+    assert [part.sum() for part in total.parts] == [2, 0]
+    assert [part.round for part in total.seals] == [1, 2]
+    assert "array" not in repr(total)

@@ -1,0 +1,328 @@
+"""Settings are declared once; an error names the argument, the rule and the value."""
+
+import logging
+import traceback
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import pydantic
+import pytest
+from annotated_types import Ge
+
+from vfl_flower.protocol.settings import (
+    Bits,
+    Fraction,
+    InRunConfig,
+    Natural,
+    Positive,
+    Setting,
+    check_unused,
+    settings,
+    settings_of,
+    values_of,
+)
+
+SECRET = "hunter2"
+
+
+@settings
+class Base:
+    """What all have."""
+
+    _: KW_ONLY
+    seed: int | None = None
+    """Seed of
+    all draws."""
+
+    task: ClassVar[str] = "train"
+
+
+@settings
+class Example(Base):
+    """An example.
+
+    More of it.
+
+    Raises
+    ------
+    ValueError
+        Often.
+
+    Notes
+    -----
+    The end.
+    """
+
+    size: Annotated[Natural, InRunConfig(200)]
+    """m, the number of rows."""
+    bandwidth: Positive | Literal["median"] = "median"
+    """Of the kernel."""
+    kernel: Literal["gaussian", "laplacian", "linear"] = "gaussian"
+    """Which kernel."""
+    share: Fraction = 0.0
+    """A share."""
+    bits: Bits = 16
+    """Bits of an angle."""
+    exact: bool = False
+    """Whether it is exact."""
+    folder: Path | None = None
+    """Where it is."""
+    columns: list[str] = pydantic.Field(default_factory=list)
+    """Names."""
+    state: Annotated[str, InRunConfig("", folder="state")] = "/state"
+    """Where the state is."""
+    forget: dict[str, list[int]] = pydantic.Field(default_factory=dict, repr=False)
+    """Ids to forget."""
+
+    def __post_init__(self) -> None:
+        """Check what the fields cannot say."""
+        if self.size == 13:
+            raise ValueError("size must not be 13")
+        if self.size == 14:
+            raise AssertionError("size must not be 14")
+
+
+def refusal(*args: Any, **arguments: Any) -> str:
+    """Return why arguments are refused."""
+    arguments = arguments if args or "size" in arguments else {"size": 5} | arguments
+    with pytest.raises(ValueError, match="must") as caught:
+        Example(*args, **arguments)
+    error = caught.value
+    assert type(error) is ValueError
+    assert error.__cause__ is error.__context__ is None
+    assert "\n" not in str(error)
+    return str(error)
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"size": 0}, "size must be a whole number of at least 1, got 0"),
+        ({"size": 0.5}, "size must be a whole number of at least 1, got 0.5"),
+        ({"size": True}, "size must be a whole number of at least 1, got True"),
+        ({"size": None}, "size must be a whole number of at least 1, got None"),
+        ({"bandwidth": -1}, "bandwidth must be a number above 0 or 'median', got -1"),
+        ({"bandwidth": "x"}, "bandwidth must be a number above 0 or 'median', got 'x'"),
+        (
+            {"bandwidth": float("inf")},
+            "bandwidth must be a number above 0 or 'median', got inf",
+        ),
+        (
+            {"kernel": "cosine"},
+            "kernel must be one of 'gaussian', 'laplacian', 'linear', got 'cosine'",
+        ),
+        ({"share": 1}, "share must be a number of at least 0 and below 1, got 1"),
+        ({"share": np.float64(2)}, "share must be .* below 1, got 2.0"),
+        ({"bits": 17}, "bits must be one of 16, 32, got 17"),
+        ({"exact": 1}, "exact must be True or False, got 1"),
+        ({"exact": "no"}, "exact must be True or False, got 'no'"),
+        ({"folder": 5}, "folder must be a path or None, got 5"),
+        ({"columns": "ab"}, "columns must be a list of text, got 'ab'"),
+        ({"columns": ["a", 5]}, r"columns must be a list of text, got \['a', 5\]"),
+        ({"seed": "1"}, "seed must be a whole number or None, got '1'"),
+        ({"size": 13}, "size must not be 13"),
+        ({"size": 14}, "size must not be 14"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        Example(**{"size": 5} | arguments)
+    refusal(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ((0,), "size must be a whole number of at least 1, got 0"),
+        ((5, -1), "bandwidth must be a number above 0 or 'median', got -1"),
+        ((5, 1, "x"), "kernel must be one of 'gaussian', .* got 'x'"),
+        ((5, 1, "linear", 0, 16, False, None, ["a", 5]), r"columns .* got \['a', 5\]"),
+    ],
+)
+def test_an_argument_without_a_name_is_named(args, sentence):
+    """Those with a name only, as ``seed`` of the base, have no place."""
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        Example(*args)
+    refusal(*args)
+
+
+@pytest.mark.parametrize(
+    ("args", "arguments", "sentence"),
+    [
+        ((), {"size": 1, "weather": 5}, "Example takes no argument 'weather'"),
+        ((), {}, "Example needs its argument 'size'"),
+        ((), {"seed": 1}, "Example needs its argument 'size'"),
+        ((1,), {"size": 1}, "Example got its argument 'size' twice"),
+        (
+            (1, 1, "linear", 0, 16, True, None, [], "", {}, 1, 2),
+            {},
+            "Example takes at most 10 positional arguments, got 12",
+        ),
+    ],
+)
+def test_arguments_that_there_are_not(args, arguments, sentence):
+    with pytest.raises(TypeError, match=f"^{sentence}$"):
+        Example(*args, **arguments)
+
+
+def test_a_long_value_is_cut():
+    assert len(refusal(kernel="x" * 10_000)) < 400
+
+
+def test_numbers_of_numpy_are_numbers():
+    example = Example(np.int64(3), share=np.float32(0.5), exact=np.bool_(True))
+    assert (example.size, example.share, example.exact) == (3, 0.5, True)
+    assert [type(v) for v in (example.size, example.share)] == [int, float]
+
+
+# -- secrets ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "forget", [SECRET, [SECRET], {"a": SECRET}, {"a": [1, SECRET]}, {SECRET: [0.5]}]
+)
+def test_a_secret_is_in_no_error(forget, caplog):
+    sentence = refusal(forget=forget)
+    kind = type(forget).__name__
+    assert sentence == f"forget must be a dictionary, got {kind}"
+    positional = (5, 1, "linear", 0, 16, False, None, [], "", forget)
+    with pytest.raises(ValueError, match=r"^forget must be") as caught:
+        Example(*positional)
+    error = caught.value
+    for text in (*error.args, repr(error), "".join(traceback.format_exception(error))):
+        assert SECRET not in text.replace(f'"{SECRET}"', "")
+    assert error.__context__ is None
+
+
+def test_a_secret_is_in_no_error_of_another_argument():
+    assert "271828" not in refusal(size=13, forget={"a": [271828]})
+    assert "271828" not in refusal(kernel="x", forget={"a": [271828]})
+    with pytest.raises(TypeError) as caught:
+        Example(5, weather=1, forget={"a": [271828]})
+    assert "271828" not in str(caught.value)
+
+
+def test_a_secret_is_in_no_text(caplog):
+    caplog.set_level(logging.DEBUG)
+    example = Example(5, forget={"a": [271828]})
+    assert example.forget == {"a": [271828]}
+    for text in (repr(example), str(example), str(values_of(example))):
+        assert "271828" not in text
+    assert values_of(example)["forget"] == "dict"
+    with pytest.raises(ValueError, match=r"no effect with x, got dict$"):
+        check_unused(example, ["forget"], "x")
+
+
+# -- what is read from a declaration ---------------------------------------------------
+
+
+def setting(name: str) -> Setting:
+    return next(s for s in settings_of(Example) if s.name == name)
+
+
+def test_settings_are_in_the_order_of_their_declaration():
+    assert [s.name for s in settings_of(Example)] == [
+        *("seed", "size", "bandwidth", "kernel", "share", "bits", "exact", "folder"),
+        *("columns", "state", "forget"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "kinds", "choices", "in_run_config"),
+    [
+        ("seed", None, (int,), (), None),
+        ("size", ..., (int,), (), 200),
+        ("bandwidth", "median", (float, str), ("median",), "median"),
+        (
+            "kernel",
+            "gaussian",
+            (str,),
+            ("gaussian", "laplacian", "linear"),
+            "gaussian",
+        ),
+        ("share", 0.0, (float,), (), 0.0),
+        ("bits", 16, (int,), (), 16),
+        ("exact", False, (bool,), (), False),
+        ("folder", None, (), (), None),
+        ("columns", [], (), (), None),
+        ("state", "/state", (str,), (), ""),
+        ("forget", {}, (), (), None),
+    ],
+)
+def test_what_a_setting_is(name, default, kinds, choices, in_run_config):
+    found = setting(name)
+    assert (found.default, found.kinds) == (default, kinds)
+    assert (found.choices, found.in_run_config) == (choices, in_run_config)
+    assert found.secret == (name == "forget")
+    assert found.folder == ("state" if name == "state" else "")
+
+
+def test_the_text_of_a_setting_is_its_docstring():
+    assert setting("size").text == "m, the number of rows."
+    assert setting("seed").text == "Seed of all draws."
+
+
+def test_the_name_of_a_setting_in_a_run_config_has_dashes():
+    assert Setting("n_parties", 0, "", "", (), (), False, None).key == "n-parties"
+
+
+def test_parameters_stand_before_the_next_section_of_a_docstring():
+    head, _, rest = Example.__doc__.partition("Parameters\n----------\n")
+    assert head.strip() == "An example.\n\nMore of it."
+    parameters, _, rest = rest.partition("\n\nRaises\n------\n")
+    assert rest.endswith("Notes\n-----\nThe end.")
+    lines = parameters.splitlines()
+    assert lines[:4] == [
+        "seed : a whole number or None, default None",
+        "    Seed of all draws.",
+        "size : a whole number of at least 1",
+        "    m, the number of rows.",
+    ]
+    assert len(lines) == 2 * len(settings_of(Example))
+    assert Base.__doc__.startswith("What all have.\n\nParameters\n----------\nseed :")
+
+
+# -- settings without an effect --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "refused"),
+    [
+        ({}, ["kernel", "share", "columns"], None),
+        ({"kernel": "gaussian"}, ["kernel"], None),  # as it is without being given
+        ({"kernel": "linear"}, ["share"], None),
+        ({"kernel": "linear"}, ["share", "kernel"], "kernel .* got 'linear'"),
+        ({"columns": ["a"]}, ["columns"], r"columns .* got \['a'\]"),
+    ],
+)
+def test_a_setting_without_an_effect_must_not_be_changed(arguments, names, refused):
+    example = Example(5, **arguments)
+    if refused is None:
+        check_unused(example, names, "solver 'x'")
+        return
+    with pytest.raises(ValueError, match=f"^{refused}") as caught:
+        check_unused(example, names, "solver 'x'")
+    assert "has no effect with solver 'x'" in str(caught.value)
+
+
+def test_a_setting_that_there_is_not_is_a_mistake_of_the_strategy():
+    with pytest.raises(AttributeError, match="degree"):
+        check_unused(Example(5), ["degree"], "solver 'x'")
+
+
+def test_a_bound_of_a_setting_may_be_its_own():
+    @settings
+    class Own:
+        """Has a rule of its own."""
+
+        steps: Annotated[int, Ge(3)] = 3
+        """At least three."""
+
+    with pytest.raises(ValueError, match=r"^steps must be .* at least 3, got 2$"):
+        Own(steps=2)

@@ -1,0 +1,131 @@
+"""A step is a plain function, and what the server asks for."""
+
+import pickle
+from typing import Annotated, TypedDict
+
+import numpy as np
+import pytest
+from transcripts import leaving, our_steps
+
+from vfl_flower import Party
+from vfl_flower.protocol import steps
+from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.contract import IN_SUM, SEALED, Reals
+from vfl_flower.protocol.seals import Seal, Sealed
+from vfl_flower.protocol.steps import STEPS, Each, Step, Sum, each, opened, step
+from vfl_flower.typing import Array
+
+
+class Totals(TypedDict):
+    """Reply of `column_total`."""
+
+    total: Annotated[Array, Reals("1"), IN_SUM]
+    parts: Annotated[dict[int, Array], Reals("1"), SEALED]
+
+
+def _column_total(party: Party, column: int = 0) -> Totals:
+    """Add a column up."""
+    return {"total": party.X[:, column].sum(keepdims=True), "parts": {}}
+
+
+column_total = Step(_column_total, "column_total")
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Return the steps that a test declares, and no others."""
+    declared: dict[str, Step] = {}
+    monkeypatch.setattr(steps, "STEPS", declared)
+    return declared
+
+
+def test_a_step_is_registered_and_stays_a_plain_function(registry):
+    declared = step(_column_total)
+    assert registry == {declared.action: declared}
+    party = Party(np.arange(6.0).reshape(3, 2))
+    assert declared(party, column=1)["total"].tolist() == [9.0]
+    assert declared(party)["total"].tolist() == [6.0]
+    assert declared.__doc__ == "Add a column up."
+    assert declared.__name__ == "_column_total"
+
+
+def test_an_action_is_module_and_function(registry):
+    declared = step(_column_total)
+    assert declared.action == "test_steps__column_total"
+    assert declared.algorithm == "test_steps"
+    assert repr(declared) == "<step test_steps__column_total>"
+
+
+def test_two_steps_of_one_action(registry):
+    step(_column_total)
+    with pytest.raises(ValueError, match="'test_steps__column_total' has a step"):
+        step(_column_total)
+
+
+def test_sums_that_are_asked_for():
+    question = column_total.summing(total=3.0, parts=Sum(1.0, "circle16", to=1))
+    assert question.step is column_total
+    assert question.sums == {"total": Sum(3.0), "parts": Sum(1.0, "circle16", to=1)}
+    assert column_total.step is column_total
+    assert column_total.sums == {}
+
+
+def test_a_value_for_each_party():
+    assert each([1, None]) == Each((1, None))
+
+
+def test_what_is_opened_is_passed_as_it_is():
+    sealed = Sealed(0, (np.ones(1),), (Seal("pad", "a", "x", 1, bound=1.0),))
+    assert opened(sealed) is sealed
+
+
+# -- the steps of the package ----------------------------------------------------------
+
+
+def test_every_action_is_named_after_its_module():
+    for action, declared in our_steps().items():
+        assert action.startswith(f"{declared.algorithm}_")
+        assert action.isidentifier()
+        assert STEPS[action] is declared
+    assert len(our_steps()) > 15
+
+
+@pytest.mark.parametrize("declared", [hello, *our_steps().values()], ids=repr)
+def test_a_step_has_a_contract_and_a_docstring(declared):
+    assert declared.contract.reply is not None
+    assert declared.__doc__
+
+
+@pytest.mark.parametrize("declared", [hello, *our_steps().values()], ids=repr)
+def test_a_step_is_pickled_by_its_place(declared):
+    """Ray sends a ClientApp to its actors."""
+    assert pickle.loads(pickle.dumps(declared)) is declared
+
+
+@pytest.mark.parametrize(
+    ("action", "way", "names"),
+    [
+        ("coresets_totals", "sum", set()),
+        ("coresets_scores", "sum", {"scores"}),
+        ("linear_cg", "sum", {"direction", "energies"}),
+        ("linear_coefficients", "sum", {"shift"}),
+        ("fdskl_distances", "sealed", {"distances"}),
+        ("fdskl_angles", "sum", set()),
+        ("kernel_kmeans_gram", "sum", {"gram"}),
+        ("hello", "sum", set()),
+    ],
+)
+def test_what_leaves_a_party_in_a_sum(action, way, names):
+    declared = hello if action == "hello" else our_steps()[action]
+    assert leaving(declared, way) == names
+
+
+def test_angles_are_for_a_party_and_never_for_the_server():
+    sealed = {
+        action: leaving(declared, "sealed")
+        for action, declared in our_steps("fdskl").items()
+        if any(name.startswith("angles") for name in declared.contract.reply)
+    }
+    assert len(sealed) >= 3
+    for action, names in sealed.items():
+        assert "angles" in names, action

@@ -1,0 +1,293 @@
+"""The grid in one process does what Flower's do, and shares no memory."""
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from vfl_flower import Party
+from vfl_flower.protocol.contract import Reals
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.steps import STEPS, Step
+from vfl_flower.simulation import InProcessGrid, simulate
+from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR
+from vfl_flower.typing import Array
+
+
+@pytest.fixture
+def grid(three) -> InProcessGrid:
+    return InProcessGrid(three)
+
+
+def hello(node: int) -> Message:
+    return Message(pack({}, {"session": 1}), node, "train.hello")
+
+
+# -- the grid --------------------------------------------------------------------------
+
+
+def test_is_a_grid(grid):
+    assert isinstance(grid, Grid)
+    assert len(grid.get_node_ids()) == 3
+    grid.set_run(None)
+    with pytest.raises(NotImplementedError, match="no record at a SuperLink"):
+        _ = grid.run
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_parties(three, count):
+    with pytest.raises(ValueError, match=f"needs at least 2 parties, got {count}"):
+        simulate(CoresetVRLR(size=4), three[:count])
+
+
+@pytest.mark.parametrize("wrong", ["coreset-vrlr", CoresetVRLR])
+def test_what_is_no_strategy(wrong):
+    with pytest.raises(ValueError, match=r"^strategy must be"):
+        simulate(wrong, [Party(np.ones((3, 1)))] * 2)
+
+
+def test_a_grid_without_parties():
+    with pytest.raises(ValueError, match="needs parties, got none"):
+        InProcessGrid([])
+
+
+def test_a_reply_comes_once_and_only_to_whom_asks(grid):
+    first, second = grid.push_messages([hello(1000), hello(1002)])
+    assert first != second
+    assert grid.pull_messages(["nonsense"]) == []
+    (reply,) = grid.pull_messages([second])
+    assert reply.metadata.reply_to_message_id == second
+    assert reply.metadata.src_node_id == 1002
+    assert unpack(reply.content)[0]["name"] == "registry"
+    assert grid.pull_messages([second]) == []
+    assert len(grid.pull_messages([first, second])) == 1
+
+
+def test_send_and_receive(grid):
+    replies = grid.send_and_receive([hello(1001), hello(1000)])
+    assert [unpack(r.content)[0]["name"] for r in replies] == ["weather", "airline"]
+
+
+def test_create_message(grid):
+    content = pack({}, {"session": 1})
+    message = grid.create_message(content, "train.hello", 1001, "g", ttl=12.0)
+    metadata = message.metadata
+    assert (metadata.dst_node_id, metadata.group_id, metadata.ttl) == (1001, "g", 12.0)
+    (reply,) = grid.send_and_receive([message])
+    assert unpack(reply.content)[0]["name"] == "weather"
+
+
+@dataclass
+class State:
+    """What the step below keeps."""
+
+    x: Array
+
+
+class Reply(TypedDict):
+    """What the step below sends."""
+
+    x: Annotated[Array, Reals("3")]
+
+
+def test_nothing_passes_by_sharing_memory(three, monkeypatch):
+    """What is sent, taken, kept, received and stored are five arrays."""
+    arrays = {}
+
+    def keep(party: Party, x: Annotated[Array, Reals("3")]) -> Reply:
+        arrays["taken"], arrays["kept"] = x, np.ones(3)
+        party.remember(State(arrays["kept"]))
+        return {"x": arrays["kept"]}
+
+    monkeypatch.setitem(STEPS, "keep", Step(keep, "keep"))
+    grid = InProcessGrid(three)
+    nodes = grid.get_node_ids()
+    greetings = grid.send_and_receive([hello(node) for node in nodes])
+    keys = [unpack(greeting.content)[0]["public_key"] for greeting in greetings]
+    frame = Frame(
+        session=1,
+        seed=0,
+        private_draws=False,
+        masking="ring",
+        round=1,
+        previous=0,
+        parties=3,
+        index=0,
+        peers=b"".join(keys),
+    )
+    arrays["sent"] = np.zeros(3)
+    content = pack({"x": arrays["sent"]}, frame.pack())
+    (reply,) = grid.send_and_receive([Message(content, nodes[0], "train.keep")])
+    arrays["received"] = unpack(reply.content)[0]["x"]
+    arrays["stored"] = grid.memories()[0].remembered("x")
+    np.testing.assert_array_equal(arrays["stored"], arrays["received"])
+    assert len(arrays) == 5
+    for name, array in arrays.items():
+        for other in set(arrays) - {name}:
+            assert not np.shares_memory(array, arrays[other]), (name, other)
+
+
+def test_parties_stay_as_they_were(three):
+    before = copy.deepcopy(three)
+    simulate(CoresetVRLR(size=12, solver="cg", test_fraction=0.25), three, seed=0)
+    for party, old in zip(three, before, strict=True):
+        np.testing.assert_array_equal(party.X, old.X)
+        assert party.index is None
+        assert party.seed == party.n_parties == party.secret == 0
+        assert party.remembered() == party.part == {}
+
+
+# -- simulate --------------------------------------------------------------------------
+
+STRATEGIES = [
+    CoresetVRLR(size=12, test_fraction=0.25),
+    CoresetVRLR(size=12, solver="cg"),
+    CoresetVRLR(size=12, solver="saga", max_iter=2, batch_size=4),
+    CoresetVKMC(n_clusters=2, size=12, evaluate="full"),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.solver}")
+def test_a_seed_repeats_the_run(three, strategy):
+    first, again, other = (simulate(strategy, three, seed=n) for n in (9, 9, 10))
+    assert first.arrays.object_id == again.arrays.object_id
+    assert first.metrics == again.metrics
+    assert first.ledger.units == again.ledger.units
+    assert other.arrays.object_id != first.arrays.object_id
+
+
+def test_seed_stands_in_for_that_of_the_strategy(three):
+    strategy = CoresetVRLR(size=12, seed=1)
+    assert simulate(strategy, three).seed == 1
+    assert simulate(strategy, three, seed=0).seed == 0
+    assert strategy.seed == 1
+
+
+@pytest.mark.parametrize("seed", [-1, 1.0, 2**63])
+def test_wrong_seed_is_said_before_any_message(three, seed, monkeypatch):
+    monkeypatch.setattr(InProcessGrid, "push_messages", None)
+    with pytest.raises(ValueError, match=r"^seed must be") as caught:
+        simulate(CoresetVRLR(size=12), three, seed=seed)
+    assert str(caught.value).endswith(f"got {seed}")
+
+
+def test_masks_do_not_change_the_result(three):
+    settings = {"size": 12, "solver": "cg", "test_fraction": 0.25}
+    ring, plain = (
+        simulate(CoresetVRLR(**settings, masking=masking), three, seed=2).model
+        for masking in ("ring", "plain")
+    )
+    for name, coefficient in ring.arrays().items():
+        np.testing.assert_allclose(
+            plain.arrays()[name], coefficient, rtol=1e-9, atol=1e-9
+        )
+
+
+def test_two_runs_at_once_do_not_meet(three):
+    grids = [InProcessGrid(three), InProcessGrid(three)]
+    alone = [simulate(CoresetVRLR(size=12), three, seed=seed) for seed in (1, 2)]
+
+    class Inner(CoresetVRLR):
+        def protocol(self, parties, run):
+            self.inner = CoresetVRLR(size=12, seed=2).start(grids[1])
+            return super().protocol(parties, run)
+
+    outer = Inner(size=12, seed=1)
+    result = outer.start(grids[0])
+    assert result.arrays.object_id == alone[0].arrays.object_id
+    assert outer.inner.arrays.object_id == alone[1].arrays.object_id
+
+
+def test_a_grid_serves_one_run_after_the_other(three):
+    grid = InProcessGrid(three)
+    results = [CoresetVRLR(size=12, seed=1).start(grid) for _ in range(2)]
+    assert results[0].arrays.object_id == results[1].arrays.object_id
+    assert results[1].ledger.round_trips == 3
+
+
+def test_ledger_without_extras(three):
+    ledger = simulate(CoresetVRLR(size=12), three, seed=0).ledger
+    assert list(ledger.waits) == ["hello", "coresets_totals", "coresets_scores"]
+    assert ledger.messages == 9
+    # G_j and 12 rows each; the 12 rows to each; scores, 2 columns each and 12 labels.
+    assert ledger.units == 3 * 13 + 3 * 12 + 3 * (12 + 24) + 12
+
+
+# -- parts of models -------------------------------------------------------------------
+
+
+def kernel(**settings) -> FDSKL:
+    return FDSKL(features=16, bandwidth=2.0, regularization=0.1, **settings)
+
+
+def parts(grid: InProcessGrid) -> list[dict[str, Any]]:
+    """Return the part of the last model that each party keeps."""
+    return [memory.part for memory in grid.memories()]
+
+
+def labelled(three: list[Party], **settings) -> list[Party]:
+    *others, last = three
+    return [*others, Party(last.X, np.sign(last.y), name="registry", **settings)]
+
+
+def test_a_model_in_parts_predicts_in_this_process(three):
+    parties = labelled(three)
+    result = simulate(kernel(), parties, seed=3)
+    parts = result.model.parts
+    assert [part["index"] for part in parts] == [0, 1, 2]
+    assert ["coef" in part for part in parts] == [False, False, True]
+    predicted = result.model.predict([party.X for party in parties])
+    assert set(predicted) == {-1.0, 1.0}
+    for party in parties:
+        assert party.part == {}
+        assert party.predictions is None
+
+
+def test_the_server_has_no_part(three):
+    grid = InProcessGrid(labelled(three))
+    result = kernel(seed=3).start(grid)
+    assert result.model.parts is None
+    assert not [name for name in result.arrays if name.startswith("part_")]
+    assert all(parts(grid))
+
+
+def test_a_run_without_parts_leaves_none(three):
+    grid = InProcessGrid(three)
+    CoresetVRLR(size=12).start(grid)
+    assert parts(grid) == [{}, {}, {}]
+
+
+def test_parts_are_those_of_the_last_run(three):
+    grid = InProcessGrid(labelled(three))
+    kernel().start(grid)
+    first = parts(grid)
+    kernel().start(grid)
+    seeds = {part["seed"] for part in [*first, *parts(grid)]}
+    assert len(seeds) == 6
+    CoresetVRLR(size=12).start(grid)
+    assert parts(grid) == [{}, {}, {}]
+
+
+def test_data_that_strategies_write_to_would_be_noticed():
+    """Data may be read-only: memory-mapped, or a view of someone's table."""
+    rng = np.random.default_rng(0)
+    parties = [
+        Party(rng.normal(size=(24, 2)), rng.normal(size=24) if j == 2 else None)
+        for j in range(3)
+    ]
+    for party in parties:
+        party.X.flags.writeable = False
+        if party.y is not None:
+            party.y.flags.writeable = False
+    for strategy in STRATEGIES:
+        simulate(strategy, parties, seed=0)
+
+
+def test_what_is_no_party():
+    with pytest.raises(ValueError, match="must be of class Party, got ndarray"):
+        InProcessGrid([np.zeros((2, 2))])

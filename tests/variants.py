@@ -1,0 +1,131 @@
+"""A small run for each way that a strategy has: together they ask for every step."""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower import Party
+from vfl_flower.protocol.parts import ModelPart, save_part
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import (
+    FDSKL,
+    MUFC,
+    CoresetVKMC,
+    CoresetVRLR,
+    FDSKLPrediction,
+    FKKMeans,
+)
+
+_regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
+_two = {"allow_two_parties": True}
+_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
+_kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
+_kernel |= {"bandwidth": 2.0} | _two
+_four = {"features": 4}
+_steps = {"solver": "doubly-stochastic", "iterations": 2, "block": 2}
+MODEL = "0123456789abcdef"
+_clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
+_embedded = {"n_clusters": 2, "n_components": 2, "n_features": 3, "iterations": 2}
+_embedded |= {"threshold": 0.5, "subspace_tol": 0.0, "coreset_size": 5, "n_init": 1}
+_embedded |= {"seed": 3} | _two
+_one_by_one = _embedded | {"eigensolver": "lanczos"}
+_without = _one_by_one | {"iterations": 1, "cem": False, "masking": "plain"}
+_columns = {k: v for k, v in _embedded.items() if k not in ("coreset_size", *_two)}
+_columns |= {"partition": "vertical", "block_bytes": 96}
+VARIANTS: dict[str, ProtocolStrategy] = {
+    "fused": CoresetVRLR(**_regression, evaluate="full"),
+    "paper": CoresetVRLR(**_regression, rounds="paper"),
+    "uniform": CoresetVRLR(**_regression, sampling="uniform"),
+    "full": CoresetVRLR(**_regression, sampling="full"),
+    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2, **_two),
+    "proximal": CoresetVRLR(**_regression, **_lasso),
+    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1, **_two),
+    "k-means": CoresetVKMC(**_clusters, evaluate="full"),
+    "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
+    "k-means full": CoresetVKMC(**_clusters, sampling="full"),
+    "distdim": CoresetVKMC(**_clusters, solver="distdim"),
+    "distdim full": CoresetVKMC(**_clusters, solver="distdim", sampling="full"),
+    "fdskl": FDSKL(
+        **_kernel | _four | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
+    ),
+    "fdskl ring": FDSKL(
+        **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
+    ),
+    "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
+    "fdskl steps": FDSKL(**_kernel | _steps),
+    "fdskl holders": FDSKL(**_kernel | _steps),
+    "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
+    "fkk rows": FKKMeans(**_embedded),
+    "fkk lanczos": FKKMeans(**_one_by_one),
+    "fkk without cem": FKKMeans(**_without),
+    "fkk columns": FKKMeans(**_columns),
+    "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
+}
+
+
+@cache
+def parties(count: int = 2) -> list[Party]:
+    """Return parties with as few rows as the solvers can do with."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(24, 6))
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
+    names = ["airline", "weather", "registry"][:count]
+    blocks = zip(names, np.split(X, count, axis=1), strict=True)
+    return [
+        Party(block, y if name == names[-1] else None, name=name)
+        for name, block in blocks
+    ]
+
+
+def parts(grid: InProcessGrid) -> list[dict[str, Any]]:
+    """Return what each party keeps of the model."""
+    return [memory.part for memory in grid.memories()]
+
+
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders of parties that keep their parts of a model."""
+
+
+@cache
+def new_parties(count: int = 2) -> list[Party]:
+    """Return the parties with their parts of a model, and without labels."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    FOLDERS.append(folder)
+    grid = InProcessGrid(parties(count))
+    VARIANTS["fdskl ring"].start(grid)
+    with_parts = []
+    for party, part in zip(parties(count), parts(grid), strict=True):
+        state_dir = Path(folder.name) / str(party.name)
+        arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
+        settings = {k: v for k, v in part.items() if k not in arrays}
+        settings["encoding"] = party.encoding
+        save_part(state_dir, ModelPart(MODEL, "fdskl", settings, arrays))
+        with_parts.append(Party(party.X, name=party.name, state_dir=state_dir))
+    return with_parts
+
+
+@cache
+def holders(count: int = 2) -> list[Party]:
+    """Return the parties, each with all labels: they add up their scores."""
+    y = parties(count)[-1].y
+    return [Party(party.X, y, name=party.name) for party in parties(count)]
+
+
+@cache
+def row_parties(count: int = 2) -> list[Party]:
+    """Return parties with other rows of the same columns."""
+    X = np.hstack([party.X for party in parties(3)])[:12, :2]
+    blocks = zip(parties(count), np.split(X, [5, 9][: count - 1]), strict=True)
+    return [Party(block, name=party.name) for party, block in blocks]
+
+
+def parties_of(variant: str, count: int = 2) -> list[Party]:
+    """Return the parties of a variant."""
+    made = {"fdskl predict": new_parties, "fdskl holders": holders}
+    rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
+    made |= dict.fromkeys(rows, row_parties)
+    return made.get(variant, parties)(count)

@@ -1,0 +1,1 @@
+"""The Flower app: configuration, wiring, reports and commands."""

@@ -1,0 +1,49 @@
+"""The party's side on Flower: the ready ClientApp, and how it finds its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Context
+
+from vfl_flower.app.config import party_source
+from vfl_flower.app.register import make_client_app
+from vfl_flower.data import StoredRows, load_party
+from vfl_flower.data.files import who_of
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.parts import check_folder, load_part
+from vfl_flower.protocol.party import Party, PartyError
+
+
+def load_from_context(context: Context) -> Party:
+    """Load the party that node config (or, in a simulation, run config) describes."""
+    try:
+        source = party_source(context.node_config, context.run_config)
+    except ValueError as error:
+        name = context.node_config.get("party-name")
+        raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
+    party = load_party(source, encoding=_encoding(source, context.run_config))
+    party.state_dir = source.state_dir
+    party.source = StoredRows(source)
+    party.n_parties = source.count or 0
+    party.share_rows = source.share_rows
+    return party
+
+
+def _encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
+    """Look at the ``state-dir``; return how new rows, if they are, must be encoded."""
+    try:
+        if source.state_dir is not None:
+            check_folder(source.state_dir)
+        if run_config.get("task") != "predict":
+            return None
+        if source.state_dir is None:
+            raise PartyError("it has no state-dir, so it keeps no part of a model")
+        part = load_part(source.state_dir, str(run_config.get("model", "")))
+    except PartyError as error:  # in the greeting the server has no name for it yet
+        raise PartyError(f"{who_of(source)}: {error}") from None
+    return part.settings["encoding"]
+
+
+app = make_client_app(load_from_context)

@@ -1,0 +1,334 @@
+"""The only reader of run config and node config.
+
+A run config has common keys, those of :class:`RunSettings`, and a section for each
+algorithm with the settings that its strategies declare, as ``example.size``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.settings import (
+    Count,
+    Positive,
+    Setting,
+    settings,
+    settings_of,
+)
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.strategies import ALGORITHMS, algorithms
+
+UserConfig = Mapping[str, bool | int | float | str]
+
+
+@settings
+class RunSettings:
+    """What every run config has, whatever the strategy."""
+
+    strategy: str = next(iter(ALGORITHMS))
+    """The algorithm: the name of the section that has its settings."""
+    task: str = "train"
+    """What to do: train; of some algorithms a later task on a trained model."""
+    model: str = ""
+    """Of a later task: the number of the model, as its training printed it."""
+    compare: bool = False
+    """Run also what the strategy is compared with, one after another."""
+    output_dir: str = ""
+    """Absolute folder for results; default: vfl_flower/runs in the data folder of the
+    user who runs the SuperLink."""
+    timeout: Positive = 3600.0
+    """Seconds that one round trip may take, and the parties to connect."""
+    seed: Annotated[int, Ge(-1)] = -1
+    """From 0: the run repeats; -1: each party draws in private."""
+    n_parties: Count = 0
+    """How many parties to wait for; 0: those that are connected, at least two."""
+    data: str = "diabetes"
+    """Data of nodes whose own node config names none, as simulated ones: a bundled set,
+    "synthetic:n=10000,d=30", or the absolute path of a party file or of a folder of
+    them."""
+    id_column: str = ""
+    """Column with the row ids."""
+    label_column: str = ""
+    """Column with the labels; in a folder, of the file that has it."""
+    columns: str = ""
+    """Features to use, "a,b,c"; default: all others."""
+    standardize: bool = False
+    """Each party scales its columns to mean 0 and standard deviation 1."""
+    one_hot: bool = True
+    """Text columns become 0/1 columns; false: they are an error."""
+    impute: Literal["mean", "median", "none"] = "mean"
+    """What missing values become; none: they are an error."""
+
+
+_OF_THE_RUN = frozenset({"model", "n_parties", "seed"})
+"""Settings of strategies that a run config has at its top."""
+
+_IN_PROCESS = frozenset({"masking"})
+"""Settings that matter in one process only: elsewhere parties insist on masks."""
+
+_NODE_KEYS = frozenset(
+    {"id-column", "label-column", "columns", "standardize", "one-hot", "impute"}
+)
+"""Keys of the run config that a node config may have too, beside its data."""
+
+_NODE_ONLY = frozenset(
+    {
+        *("data", "partition-id", "num-partitions", "party-name"),
+        *("share-rows", "state-dir"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the run config.
+
+    Attributes
+    ----------
+    name : str
+        ``seed``, or with its section ``example.size``.
+    section : str
+        Name of the algorithm, or "" at the top.
+    setting : Setting
+        What it sets.
+    default : bool, int, float or str
+        Its value where the run config says nothing.
+    """
+
+    name: str
+    section: str
+    setting: Setting
+    default: bool | int | float | str
+
+
+def run_keys() -> dict[str, Key]:
+    """Return every key of the run config: the common ones, then section by section."""
+    return {key.name: key for key in _keys()}
+
+
+def _keys() -> Iterator[Key]:
+    for setting in settings_of(RunSettings):
+        assert setting.in_run_config is not None
+        yield Key(setting.key, "", setting, setting.in_run_config)
+    for section, strategies in algorithms().items():
+        seen = set()
+        for strategy in strategies:
+            for setting in settings_of(strategy):
+                default = setting.in_run_config
+                if setting.name in _OF_THE_RUN | _IN_PROCESS or default is None:
+                    continue
+                if setting.name not in seen:
+                    seen.add(setting.name)
+                    yield Key(f"{section}.{setting.key}", section, setting, default)
+
+
+def check_run_config(run_config: UserConfig) -> dict[str, Any]:
+    """Return the run config with defaults filled in.
+
+    Raises
+    ------
+    ValueError
+        A key is unknown, or a value is not of a type that its setting takes.
+    """
+    keys = run_keys()
+    for name, value in run_config.items():
+        if name not in keys:
+            near = difflib.get_close_matches(name, keys, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"run config has no key {name!r}{hint}")
+        kinds = keys[name].setting.kinds
+        if type(value) in kinds or (type(value) is int and float in kinds):
+            continue
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        shown = _shown(keys[name], value)
+        hint = ", write it in double quotes" if str in kinds else ""
+        raise ValueError(
+            f"run config {name!r} must be of type {wanted}, got {shown}{hint}"
+        )
+    defaults: dict[str, Any] = {name: key.default for name, key in keys.items()}
+    return defaults | dict(run_config)
+
+
+def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked run config as a file may keep it."""
+    keys = run_keys()
+    return {
+        name: "(not kept)" if keys[name].setting.secret and value else value
+        for name, value in config.items()
+    }
+
+
+def _shown(key: Key, value: object) -> str:
+    """Return a value as an error may have it."""
+    return type(value).__name__ if key.setting.secret else repr(value)
+
+
+def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
+    """Return the strategies of a run config's algorithm by their tasks.
+
+    Raises
+    ------
+    ValueError
+        There is no such algorithm.
+    """
+    known = algorithms()
+    if config["strategy"] not in known:
+        raise ValueError(
+            f"strategy must be one of {', '.join(known)}, got {config['strategy']!r}"
+        )
+    return {strategy.task: strategy for strategy in known[config["strategy"]]}
+
+
+def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
+    """Return the strategy of a checked run config.
+
+    Raises
+    ------
+    ValueError
+        The strategy or its task is unknown, it does not take a value, or a key that it
+        does not take was changed: it would be ignored.
+    """
+    tasks = tasks_of(config)
+    if config["task"] not in tasks:
+        raise ValueError(
+            f"task must be one of {', '.join(tasks)} for strategy "
+            f"{config['strategy']!r}, got {config['task']!r}"
+        )
+    strategy = tasks[config["task"]]
+    taken = {setting.name: setting for setting in settings_of(strategy)}
+    arguments: dict[str, Any] = {}
+    for name, key in run_keys().items():
+        value, setting = config[name], key.setting
+        ours = key.section == config["strategy"] or setting.name in _OF_THE_RUN
+        if ours and setting.name in taken:
+            arguments[setting.name] = value
+        elif value != key.default and (key.section or setting.name == "model"):
+            hint = "; it needs another task" if ours else ""
+            raise ValueError(
+                f"run config {name!r} does not apply to strategy "
+                f"{config['strategy']!r} with task {config['task']!r}, got "
+                f"{_shown(key, value)}{hint}"
+            )
+    if arguments["seed"] == -1:
+        arguments["seed"] = None
+    for name, setting in taken.items():
+        if setting.folder and not arguments[name]:
+            arguments[name] = str(output_dir(config) / setting.folder)
+    made = strategy(**arguments)
+    if config["standardize"] and made.partition == "horizontal":
+        raise ValueError(_standardize_rule(config["strategy"]))
+    return made
+
+
+def _standardize_rule(section: str) -> str:
+    has = f"{section}.standardize" in run_keys()
+    hint = f"; set {section}.standardize in the run config" if has else ""
+    return (
+        "standardize must be false where parties hold different rows, since each knows "
+        f"mean and deviation of its own rows alone{hint}"
+    )
+
+
+def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
+    """Return where a node's data come from.
+
+    A node whose config has ``data`` decides for itself; what the run config says of
+    data is for simulated nodes and those without.
+
+    Raises
+    ------
+    ValueError
+        A value is not of the type that its key takes, a key is nearly one of ours, or
+        the node says how to read its data and not where they are.
+    """
+    known = _NODE_KEYS | _NODE_ONLY
+    for key in node_config:
+        near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
+        if near and key not in known:
+            raise ValueError(
+                f"node config has no key {key!r}; did you mean {near[0]!r}?"
+            )
+        if key in _NODE_KEYS and "data" not in node_config:
+            raise ValueError(f"node config has {key!r} and must then have 'data'")
+    defaults = {s.key: s.in_run_config for s in settings_of(RunSettings)}
+    common = {key: value for key, value in run_config.items() if key in defaults}
+    by_node = "data" in node_config
+    chosen: Mapping[str, Any] = defaults | (dict(node_config) if by_node else common)
+
+    def text(key: str, config: Mapping[str, Any] = chosen) -> str | None:
+        value = config.get(key, "")
+        return str(value) if value != "" else None
+
+    def flag(key: str) -> bool:
+        value = chosen[key]
+        if not isinstance(value, bool):
+            raise ValueError(f"{key} must be true or false, got {value!r}")
+        return value
+
+    def number(key: str) -> int | None:
+        value = node_config.get(key)
+        if value is not None and (type(value) is not int or value < 0):
+            raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
+        return value
+
+    state_dir = text("state-dir", node_config)
+    if state_dir and not Path(state_dir).is_absolute():
+        raise ValueError("state-dir must be an absolute path")
+    columns = text("columns")
+    rows, encodes = _data_rules(run_config)
+    standardize = flag("standardize")
+    if rows and standardize and by_node:
+        raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
+    return PartySource(
+        data=str(chosen["data"]),
+        index=number("partition-id"),
+        count=number("num-partitions"),
+        name=text("party-name", node_config),
+        id_column=text("id-column"),
+        label_column=text("label-column"),
+        columns=tuple(map(str.strip, columns.split(","))) if columns else None,
+        standardize=standardize and not rows,
+        one_hot=flag("one-hot") and encodes,
+        impute=(text("impute") or "mean") if encodes else "none",
+        share_rows=number("share-rows"),
+        state_dir=Path(state_dir) if state_dir else None,
+        rows=rows,
+    )
+
+
+def _data_rules(run_config: UserConfig) -> tuple[bool, bool]:
+    """Return whether rows are split, and whether a party may encode its columns.
+
+    The run config may be that of another app, whose strategy is not in ours.
+    """
+    name = str(run_config.get("strategy", ""))
+    for strategy in algorithms().get(name, ())[:1]:
+        default = strategy.partition
+        partition = run_config.get(f"{name}.partition", default)
+        return partition == "horizontal", strategy.encodes
+    return False, True
+
+
+def output_dir(config: Mapping[str, Any]) -> Path:
+    """Return the absolute folder for the results of runs.
+
+    Raises
+    ------
+    ValueError
+        ``output-dir`` is relative: the server's working directory is not the user's.
+    """
+    from platformdirs import user_data_path
+
+    if not config["output-dir"]:
+        return user_data_path("vfl_flower") / "runs"
+    folder = Path(config["output-dir"]).expanduser()
+    if not folder.is_absolute():
+        raise ValueError(f"output-dir must be absolute, got {config['output-dir']!r}")
+    return folder

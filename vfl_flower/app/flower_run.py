@@ -1,0 +1,649 @@
+"""Run a Flower project with the installed ``flwr`` command and judge it by its status.
+
+The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
+the SuperLink that it starts for a simulation stays behind. :func:`run` asks for the
+status of the run, raises :class:`RunFailed` with the reason when it is not
+``finished:completed``, and ends every process that it started.
+
+From a shell, exit code 1 and the reason for a run that failed::
+
+    python -m vfl_flower.app.flower_run --num-supernodes 3
+"""
+
+from __future__ import annotations
+
+import difflib
+import http.client
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self, TypeVar
+
+import typer
+
+T = TypeVar("T")
+
+CONNECTION = "loopback"
+"""Name of the private SuperLink in the private ``config.toml``."""
+START = 60.0
+"""Seconds that a SuperLink has for its start."""
+GRACE = 8.0
+"""Seconds that a process has between SIGTERM and SIGKILL."""
+
+ENDED = (FileNotFoundError, ProcessLookupError)
+"""What a process that has ended meanwhile raises."""
+
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
+
+
+class RunFailed(RuntimeError):
+    """A run did not reach ``finished:completed``; the text says why."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """A run that completed.
+
+    Attributes
+    ----------
+    run_id : int
+        Flower's id of the run.
+    status : str
+        ``finished:completed``.
+    output : str
+        The log of the run.
+    """
+
+    run_id: int
+    status: str
+    output: str
+
+
+def run(
+    app_dir: str | Path = ".",
+    federation: str | None = None,
+    *,
+    run_config: Sequence[str] = (),
+    num_supernodes: int | None = None,
+    flwr_home: str | Path | None = None,
+    timeout: float | None = None,
+) -> RunOutcome:
+    """Run a Flower project, show its log and return when it has completed.
+
+    Parameters
+    ----------
+    app_dir : path
+        The project: the folder of its ``pyproject.toml``.
+    federation : str, optional
+        A SuperLink of ``$FLWR_HOME/config.toml``. By default a private SuperLink is
+        started on loopback, which simulates the SuperNodes with Ray, and stopped.
+    run_config : sequence of str
+        ``key=value`` pairs and TOML files, as ``flwr run --run-config`` takes them, but
+        in any mixture; a later one wins.
+    num_supernodes : int, optional
+        How many SuperNodes to simulate; Flower's default is 2.
+    flwr_home : path, optional
+        Flower's own folder. Default: a temporary one for a simulation, the user's for
+        a federation.
+    timeout : float, optional
+        Seconds until the run is given up; default: never.
+
+    Returns
+    -------
+    RunOutcome
+
+    Raises
+    ------
+    RunFailed
+        The run was refused, failed, was stopped or took longer than `timeout`.
+    ValueError
+        `num_supernodes` is given for a federation; `run_config` is no list of pairs,
+        names a file that cannot be read, or has a key that the project has not.
+    """
+    if federation is not None and num_supernodes is not None:
+        raise ValueError(
+            f"num_supernodes belongs to a simulation, federation {federation!r} has "
+            f"its own SuperNodes, got {num_supernodes}"
+        )
+    with Processes(flwr_home, private=federation is None) as processes:
+        options = []
+        if federation is None:
+            start_superlink(processes, "--simulation")
+            # One CPU a party: Flower's default of 2 leaves a small machine with none.
+            simulation = ["client-resources-num-cpus=1"]
+            if num_supernodes is not None:
+                simulation.append(f"num-supernodes={num_supernodes}")
+            options = ["--federation-config", " ".join(simulation)]
+        return submit(
+            processes,
+            app_dir,
+            federation or CONNECTION,
+            run_config=run_config,
+            options=options,
+            timeout=timeout,
+        )
+
+
+def submit(
+    processes: Processes,
+    app_dir: str | Path,
+    connection: str = CONNECTION,
+    *,
+    run_config: Sequence[str] = (),
+    options: Sequence[str] = (),
+    timeout: float | None = None,
+) -> RunOutcome:
+    """Submit a project to a running SuperLink, show its log, return when completed.
+
+    Parameters
+    ----------
+    processes : Processes
+        Owner of the environment and of the processes.
+    app_dir, run_config, timeout
+        As for :func:`run`.
+    connection : str
+        A SuperLink of ``config.toml``.
+    options : sequence of str
+        Further options of ``flwr run``.
+
+    Returns
+    -------
+    RunOutcome
+
+    Raises
+    ------
+    RunFailed
+        As for :func:`run`.
+    """
+    given = dict(pair for item in run_config for pair in _pairs(item))
+    _check_keys(Path(app_dir), given)
+    # In one text: of several, Flower keeps only the last "table.key" of a table.
+    text = " ".join(f"{key}={value}" for key, value in given.items())
+    config = [f"--run-config={text}"] if given else []
+    started = processes.flwr("run", str(app_dir), connection, *config, *options)
+    run_id = str(started["run-id"])
+    output, late = _show_log(processes, run_id, connection, timeout)
+    if late:
+        with suppress(RunFailed):
+            processes.flwr("stop", run_id, connection)
+        raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
+
+    def finished() -> dict[str, Any] | None:
+        row = processes.flwr("ls", connection, "--run-id", run_id)["runs"][0]
+        return row if row["status"].startswith("finished") else None
+
+    row = wait_for(finished, 30, f"run {run_id} to finish after its log has ended")
+    if row["status"] != "finished:completed":
+        plain = [COLOR.sub("", line).rstrip() for line in output.splitlines()]
+        errors = [line for line in plain if REASON.match(line)]
+        reasons = [f"run {run_id} is {row['status']}: {row['status-details']}"]
+        raise RunFailed("\n  ".join(reasons + errors[-3:]))
+    return RunOutcome(int(run_id), row["status"], output)
+
+
+def start_superlink(processes: Processes, *options: str) -> int:
+    """Start a SuperLink on loopback, name it `CONNECTION`, wait until it answers.
+
+    Its working directory is the private folder, since a ServerApp must not depend on
+    the user's.
+
+    Returns
+    -------
+    int
+        The port of all its APIs.
+
+    Raises
+    ------
+    RunFailed
+        It ended or did not answer in time.
+    """
+    port = free_port()
+    (processes.home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    superlink = processes.start(
+        "superlink", "flower-superlink", "--insecure", f"--port={port}", *options
+    )
+
+    def healthy() -> bool:
+        if superlink.poll() is not None:
+            raise RunFailed(f"the SuperLink ended:\n{processes.log('superlink')}")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    wait_for(healthy, START, f"the SuperLink on port {port} to answer")
+    return port
+
+
+def start_supernodes(
+    processes: Processes, superlink_port: int, node_configs: Sequence[str]
+) -> None:
+    """Start one SuperNode on loopback for each node config, wait until all are online.
+
+    Parameters
+    ----------
+    processes : Processes
+        Owner of the environment and of the processes.
+    superlink_port : int
+        As returned by :func:`start_superlink`.
+    node_configs : sequence of str
+        ``flower-supernode --node-config`` of each.
+
+    Raises
+    ------
+    RunFailed
+        One of them ended, or they were not online in time.
+    """
+    supernodes = {
+        f"supernode-{index}": processes.start(
+            f"supernode-{index}",
+            "flower-supernode",
+            "--insecure",
+            f"--superlink=127.0.0.1:{superlink_port}",
+            f"--port={free_port()}",
+            f"--node-config={config}",
+        )
+        for index, config in enumerate(node_configs)
+    }
+
+    def online() -> bool:
+        for name, supernode in supernodes.items():
+            if supernode.poll() is not None:
+                raise RunFailed(f"{name} ended:\n{processes.log(name)}")
+        nodes = processes.flwr("supernode", "list", CONNECTION)["nodes"]
+        return [node["status"] for node in nodes].count("online") == len(supernodes)
+
+    wait_for(online, START, f"{len(supernodes)} SuperNodes to be online")
+
+
+class Processes:
+    """Processes of one private Flower environment, which end together.
+
+    Flower's daemons start children in sessions of their own, and Ray children of those.
+    All inherit a mark in their environment, by which :meth:`stop` finds them.
+
+    Parameters
+    ----------
+    home : path, optional
+        Flower's folder (``FLWR_HOME``), made if missing. Default: the temporary one.
+    private : bool
+        False keeps the user's own ``FLWR_HOME`` when `home` is not given.
+    """
+
+    def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
+        # Ray puts sockets below this folder, and their paths must stay short.
+        base = "/tmp" if Path("/tmp").is_dir() else None
+        self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
+        self._mark = f"VFL_FLOWER_RUN={uuid.uuid4().hex}"
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.home = Path(home).absolute() if home is not None else self._scratch
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.env = {**os.environ, **dict([self._mark.split("=")])}
+        # RAY_ADDRESS would send the run to a cluster of the user's.
+        self.env.pop("RAY_ADDRESS", None)
+        if private or home is not None:
+            self.env["FLWR_HOME"] = str(self.home)
+        scripts = str(Path(sys.executable).parent)
+        self.env |= {
+            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
+            "PYTHONUNBUFFERED": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": str(self._scratch),
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
+        for name in ("NO_PROXY", "no_proxy"):
+            others = os.environ.get(name)
+            self.env[name] = f"127.0.0.1,{others}" if others else "127.0.0.1"
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop every process and remove the temporary folder."""
+        self.stop()
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """Start a daemon whose output goes to the log `name`.
+
+        It has a session of its own: a Ctrl-C is for :meth:`stop` to hand on.
+        """
+        with self._log_file(name).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=self.env,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started.append(process)
+        return process
+
+    def log(self, name: str, lines: int = 20) -> str:
+        """Return the last lines of the log of a daemon."""
+        text = self._log_file(name).read_text(errors="replace")
+        return "\n".join(COLOR.sub("", text).splitlines()[-lines:])
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """Return the answer of one ``flwr ... --format json``.
+
+        Raises
+        ------
+        RunFailed
+            The command refused; its reason.
+        """
+        done = subprocess.run(
+            ["flwr", *arguments, "--format", "json"],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            answer = {"error-message": (done.stdout + done.stderr).strip()}
+        if done.returncode or not answer.get("success"):
+            reason = answer.get("error-message") or f"exit code {done.returncode}"
+            raise RunFailed(f"flwr {arguments[0]}: {reason}")
+        return answer
+
+    def stop(self) -> None:
+        """End every process that carries the mark, and what they have started.
+
+        Raises
+        ------
+        RuntimeError
+            A process survives SIGKILL.
+        """
+        with _undisturbed():
+            left: set[int] = set()
+            for kind in (signal.SIGTERM, signal.SIGKILL):
+                told: set[int] = set()
+                deadline = time.monotonic() + GRACE
+                while time.monotonic() < deadline:
+                    for process in self._started:
+                        process.poll()
+                    left = self.pids(left)
+                    if not left:
+                        break
+                    for pid in left - told:
+                        with suppress(*ENDED):
+                            os.kill(pid, kind)
+                    told |= left
+                    time.sleep(0.05)
+            if left:
+                raise RuntimeError(f"processes {sorted(left)} survive SIGKILL")
+            for process in self._started:
+                process.wait()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def pids(self, also: Iterable[int] = ()) -> set[int]:
+        """Return the live processes with the mark, their descendants, and of `also`."""
+        table = list(_process_table())
+        found = {pid for pid, _, text in table if self._mark in text or pid in also}
+        while grown := {p for p, parent, _ in table if parent in found} - found:
+            found |= grown
+        return found
+
+    def _log_file(self, name: str) -> Path:
+        return self.home / f"{name}.log"
+
+
+def _show_log(
+    processes: Processes, run_id: str, connection: str, timeout: float | None
+) -> tuple[str, bool]:
+    """Show the log of a run until it ends; return it, and whether time ran out."""
+    viewer = subprocess.Popen(
+        ["flwr", "log", run_id, connection, "--stream"],
+        env=processes.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        viewer.terminate()
+
+    timer = threading.Timer(timeout or 0.0, give_up)
+    if timeout is not None:
+        timer.start()
+    lines = []
+    try:
+        assert viewer.stdout is not None
+        for line in viewer.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        viewer.wait()
+    finally:
+        timer.cancel()
+        viewer.kill()
+        viewer.communicate()
+    return "".join(lines), late.is_set()
+
+
+def wait_for(answer: Callable[[], T | None], seconds: float, what: str) -> T:
+    """Ask until the answer is true, and return it.
+
+    Raises
+    ------
+    RunFailed
+        `seconds` have passed.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := answer()):
+        if time.monotonic() > deadline:
+            raise RunFailed(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(0.05)
+    return value
+
+
+def free_port() -> int:
+    """Return a TCP port of loopback that nobody listens on.
+
+    It lies below the range from which systems take the ports of outgoing connections
+    and above Ray's, so that neither takes it before it is used.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+"""A pair as Flower reads it."""
+
+
+def _pairs(item: str) -> Iterator[tuple[str, str]]:
+    """Yield keys and values as Flower takes them: of `item`, or the file it names."""
+    if not item.endswith(".toml"):
+        rest = _PAIR.sub("", item).split()
+        if rest:  # which Flower would leave out without a word
+            raise ValueError(f"run config must be KEY=VALUE pairs, got {rest[0]!r}")
+        yield from _PAIR.findall(item)
+        return
+    try:
+        table = tomllib.loads(Path(item).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"run config {item} cannot be read: {reason}") from None
+    for key, value in _flat(table):
+        yield key, _written(key, value)
+
+
+def _written(key: str, value: object) -> str:
+    """Return a value as Flower reads it, whose quotes have no way to hold a quote."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if not isinstance(value, str):
+        raise ValueError(
+            f"run config {key!r} must be text, a number, true or false, got "
+            f"{type(value).__name__}"
+        )
+    if value.isprintable() and '"' not in value:
+        return json.dumps(value, ensure_ascii=False)
+    if value.isprintable() and "'" not in value:
+        return f"'{value}'"
+    raise ValueError(
+        f"run config {key!r} must be printable text with one kind of quotes at most"
+    )
+
+
+def _check_keys(project: Path, keys: Iterable[str]) -> None:
+    """Raise ``ValueError`` for a key that the project's own config does not have."""
+    try:
+        table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+        known = [key for key, _ in _flat(table["tool"]["flwr"]["app"]["config"])]
+    except (OSError, ValueError, KeyError):
+        return  # Flower says what is wrong with the project
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"run config has no key {key!r}{hint}")
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _process_table() -> Iterator[tuple[int, int, str]]:
+    """Yield pid, parent's pid and environment of each live process that we may see."""
+    if not Path("/proc/self/environ").exists():
+        # BSD and macOS: E shows the environment behind the command.
+        table = subprocess.run(
+            ["ps", "axEww", "-o", "pid=,ppid=,stat=,command="],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=True,
+        )
+        for line in table.stdout.splitlines():
+            pid, parent, state, *rest = line.split(None, 3)
+            if not state.startswith("Z"):
+                yield int(pid), int(parent), "".join(rest)
+        return
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(*ENDED):
+            # The second field, the name, may hold spaces and brackets itself.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                try:
+                    text = (folder / "environ").read_bytes().decode(errors="replace")
+                except PermissionError:
+                    text = ""
+                yield int(folder.name), int(parent), text
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no second Ctrl-C interrupt the cleaning up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, signal.SIG_IGN) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def main(
+    app_dir: Annotated[str, typer.Argument(help="Project folder.")] = ".",
+    federation: Annotated[
+        str | None, typer.Argument(help="A SuperLink of $FLWR_HOME/config.toml.")
+    ] = None,
+    num_supernodes: Annotated[
+        int | None, typer.Option(help="SuperNodes to simulate; Flower's default is 2.")
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE pairs or a TOML file; a later one wins."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds until the run is given up.")
+    ] = None,
+) -> None:
+    """Run a Flower project, show its log, and fail if the run fails."""
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, lambda number, _: sys.exit(128 + number))
+    try:
+        outcome = run(
+            app_dir,
+            federation,
+            run_config=run_config or [],
+            num_supernodes=num_supernodes,
+            timeout=timeout,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (RunFailed, ValueError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"Run {outcome.run_id} is {outcome.status}.")
+
+
+def command() -> typer.Typer:
+    """Return the command, whose help ends with every key of the run config."""
+    from vfl_flower.app.settings import help_text
+
+    command = typer.Typer(add_completion=False)
+    keys = "\n\n".join(help_text().splitlines())
+    command.command(epilog=f"Keys of this package's run config:\n\n{keys}")(main)
+    return command
+
+
+if __name__ == "__main__":
+    command()()

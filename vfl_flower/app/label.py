@@ -1,0 +1,101 @@
+r"""Label new rows by a party's own part of a clustering, without a run.
+
+The node config is that of the party's SuperNode, with the data of the new rows::
+
+    python -m vfl_flower.app.label MODEL --output labels.csv \
+        --node-config 'data="/abs/new.csv" state-dir="/abs/state"'
+
+They are encoded as the rows of training were, and nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from flwr.common.config import parse_config_args
+
+from vfl_flower.app.config import party_source
+from vfl_flower.data import load_party, read_ids
+from vfl_flower.models import Model
+from vfl_flower.protocol.parts import load_part, write_predictions
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.strategies import algorithms
+
+
+def label(model: str, node_config: str, output: Path) -> None:
+    """Write the clusters of a party's new rows to a CSV file.
+
+    Parameters
+    ----------
+    model : str
+        Number of the model, which its training printed.
+    node_config : str
+        As that of a SuperNode: ``data``, ``state-dir``, and ``id-column`` if any.
+    output : Path
+        The file, with ``id`` (or ``row``) and ``prediction``; one that exists is
+        replaced, unless it is one of the party's.
+
+    Raises
+    ------
+    PartyError, ValueError
+        The node config, the part of the model or the data break a rule.
+    """
+    try:
+        config = parse_config_args([node_config])
+    except Exception:  # of Flower's command line, whose base differs by version
+        raise ValueError(
+            "node config must be 'key=value key=value' with text values in double "
+            "quotes, as of a SuperNode"
+        ) from None
+    if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
+        raise ValueError("output must be a file in a folder that exists")
+    if "data" not in config:
+        raise ValueError("node config must name the new rows as 'data'")
+    source = party_source(config, {})
+    if source.state_dir is None:
+        raise ValueError("node config must name the 'state-dir' of training")
+    for place in (Path(source.data), source.state_dir):
+        files = place.iterdir() if place.is_dir() else [place]
+        if output.exists() and any(output.samefile(f) for f in files if f.exists()):
+            raise ValueError(
+                "output must not be a file of the party: its data, or one that is in "
+                "its state-dir already"
+            )
+    part = load_part(source.state_dir, model)
+    kind = _model_class(part.strategy)
+    party = load_party(source, encoding=part.settings["encoding"])
+    labels = kind.label_rows({**part.settings, **part.arrays}, party.X)
+    ids = read_ids(source)
+    write_predictions(output, ids, labels, "the labels", where="the folder of output")
+
+
+def _model_class(algorithm: str) -> type[Model]:
+    """Return the class of the models of an algorithm, by the name of its modules."""
+    for strategies in algorithms().values():
+        for strategy in strategies:
+            if strategy.__module__.rpartition(".")[2] == algorithm:
+                return strategy.model_class
+    raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="Number of the model.")],
+    node_config: Annotated[
+        str, typer.Option(help="As that of the SuperNode, with the new rows as data.")
+    ],
+    output: Annotated[Path, typer.Option(help="CSV file to write.")],
+) -> None:
+    """Label new rows by a party's own part of a clustering, without a run."""
+    logging.basicConfig(format="%(message)s")
+    try:
+        label(model, node_config, output)
+    except (PartyError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,36 @@
+"""Every step of every algorithm on one ClientApp."""
+
+from __future__ import annotations
+
+from flwr.clientapp import ClientApp
+
+from vfl_flower.protocol.answering import Load, serve
+from vfl_flower.protocol.steps import STEPS
+from vfl_flower.strategies import algorithms
+
+
+def make_client_app(load: Load, *, allow_plain: bool = False) -> ClientApp:
+    """Return a ClientApp that answers every step; see :func:`register`."""
+    app = ClientApp()
+    register(app, load, allow_plain=allow_plain)
+    return app
+
+
+def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
+    """Add every step of every algorithm to a ClientApp, as ``train.<action>``.
+
+    Parameters
+    ----------
+    app : flwr.clientapp.ClientApp
+        The app.
+    load : callable
+        Returns the party's data for a Flower context. It is called for each message,
+        so it should be quick: keep what takes long, or map a file into memory. A party
+        without an index gets the ``partition-id`` of its node; without one either,
+        parties are ordered by their names.
+    allow_plain : bool
+        Answer a server that asks for sums without masks, or for a protocol that does
+        not protect the party. Only for tests and comparisons.
+    """
+    algorithms()  # a strategy imports the steps that it asks for
+    serve(app, load, STEPS.values(), allow_plain=allow_plain)

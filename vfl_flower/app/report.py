@@ -1,0 +1,120 @@
+"""The only writer of results: JSON, Markdown and models, and what a run prints."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from vfl_flower.files import write_whole
+from vfl_flower.protocol.strategy import ProtocolResult
+
+
+def write_report(
+    folder: Path, results: Mapping[str, ProtocolResult], settings: Mapping[str, Any]
+) -> str:
+    """Write what a run found into a new folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it does not exist.
+    results : mapping of str to ProtocolResult
+        By name, for example of the sampling.
+    settings : mapping
+        The run config.
+
+    Returns
+    -------
+    str
+        The report as text: a table of the results, the ledger of the first, and where
+        the files are: ``result.json``, ``report.md``, ``model-<name>.npz``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {
+        name: {
+            "seed": result.seed,
+            "model": result.model.number,
+            "metrics": {
+                t: {name: _number(value) for name, value in metrics.items()}
+                for t, metrics in result.train_metrics_clientapp.items()
+            },
+            "ledger": result.ledger.to_dict(),
+        }
+        for name, result in results.items()
+    }
+    write_text(
+        folder / "result.json",
+        json.dumps({"run_config": dict(settings), "results": found}, indent=1),
+    )
+    for name, result in results.items():
+        result.model.save(folder / f"model-{name}.npz")
+    first = next(iter(results))
+    table = markdown_table(*summary_rows(results))
+    note = results[first].model.note
+    kept = f"\n\n{note}" if note else ""
+    ledger = results[first].ledger.table()
+    write_text(
+        folder / "report.md",
+        f"# {settings.get('strategy', 'Result')}\n\n{table}{kept}\n\n"
+        f"## Ledger of {first}\n\n"
+        f"```\n{ledger}\n```\n",
+    )
+    return f"{table}\n\nledger of {first}:\n{ledger}{kept}\n\nresults in {folder}"
+
+
+def _number(value: Any) -> Any:
+    """Return the value as JSON has it: infinity, which JSON has not, as text."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def summary_rows(
+    results: Mapping[str, ProtocolResult],
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of results, a row for each."""
+    metrics = list(dict.fromkeys(name for r in results.values() for name in r.metrics))
+    costs = ["round trips", "bytes up", "of it to evaluate", "bytes down", "units"]
+    header = ["", *metrics, *costs, "seconds"]
+    rows = []
+    for name, result in results.items():
+        ledger = result.ledger
+        values = [result.metrics.get(metric) for metric in metrics]
+        rows.append(
+            [
+                name,
+                *("" if value is None else f"{value:.6g}" for value in values),
+                f"{ledger.round_trips}",
+                f"{ledger.bytes_up:,}",
+                f"{result.evaluation.bytes_up:,}",
+                f"{ledger.bytes_down:,}",
+                f"{ledger.units:,}",
+                f"{ledger.seconds_waited:.2f}",
+            ]
+        )
+    return [name.replace("_", " ") for name in header], rows
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns."""
+    table = Table(*header, box=MARKDOWN)
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=10**4, highlight=False, markup=False).print(table)
+    lines = text.getvalue().strip().splitlines()
+    lines[1] = lines[1].replace("-|", ":|")  # rich knows no alignment in Markdown
+    return "\n".join(lines)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_whole(path, text.encode())

@@ -1,0 +1,90 @@
+"""The run config's keys as text: for pyproject.toml, the documentation and the help.
+
+All are made from the declarations of the settings::
+
+    python -m vfl_flower.app.settings          # a table of Markdown
+    python -m vfl_flower.app.settings --toml   # the sections of pyproject.toml
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from vfl_flower.app.config import Key, run_keys
+from vfl_flower.strategies import ALGORITHMS
+
+SECTION = "tool.flwr.app.config"
+
+
+def _sections() -> Iterator[tuple[str, list[Key]]]:
+    """Yield the package's own sections and their keys; "" is the common one."""
+    keys = list(run_keys().values())
+    for section in ["", *ALGORITHMS]:
+        yield section, [key for key in keys if key.section == section]
+
+
+def toml() -> str:
+    """Return the sections of ``pyproject.toml`` with a comment for each key."""
+    lines = []
+    for section, keys in _sections():
+        lines.append(f"[{SECTION}.{section}]" if section else f"[{SECTION}]")
+        for key in keys:
+            lines += [f"# {line}" for line in textwrap.wrap(_meaning(key), 86)]
+            lines.append(f"{key.setting.key} = {json.dumps(key.default)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """Return the page of the documentation: a table for each section."""
+    lines = [
+        "# Settings",
+        "",
+        "Every key of a run config, with its default. The keys of a section have the",
+        "name of the section in front, as in `--run-config 'section.key=value'`. In",
+        "Python the same settings, with underscores, are the strategies' arguments.",
+    ]
+    for section, keys in _sections():
+        lines += ["", f"## `{section}`" if section else "## All strategies", ""]
+        lines += ["| key | default | meaning |", "|---|---|---|"]
+        for key in keys:
+            meaning = _meaning(key).replace("``", "`").replace("|", "\\|")
+            default = f"`{json.dumps(key.default)}`"
+            if key.setting.default != key.default and key.section:
+                default += f" (in Python `{key.setting.default!r}`)"
+            lines.append(f"| `{key.name}` | {default} | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def help_text() -> str:
+    """Return the keys with their defaults, a line each, for the help of a command."""
+    return "\n".join(
+        f"{key.name}={json.dumps(key.default)}: {_meaning(key)}"
+        for key in run_keys().values()
+    )
+
+
+def _meaning(key: Key) -> str:
+    """Return what a key means, after the words that it may be."""
+    choices = key.setting.choices
+    if len(choices) > 1:
+        return f"{', '.join(choices)}. {key.setting.text}"
+    return key.setting.text
+
+
+def main(
+    as_toml: Annotated[
+        bool, typer.Option("--toml", help="The sections of pyproject.toml.")
+    ] = False,
+) -> None:
+    """Print every key of the run config with its default and meaning."""
+    print(toml() if as_toml else markdown(), end="")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,79 @@
+"""A Flower app that runs the installed package, for work outside a checkout.
+
+``flwr run`` takes a folder with a ``pyproject.toml``. This command writes one whose
+apps are those of the installed vfl_flower, with every key of the run config::
+
+    python -m vfl_flower.app.template my-app
+    flwr run my-app --stream
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl_flower.app.settings import toml
+from vfl_flower.version import __version__
+
+PROJECT = """\
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "Runs the installed vfl_flower {version}"
+license = "Apache-2.0"
+dependencies = ["vfl-flower=={version}"]
+
+[tool.flwr.app]
+publisher = "me"
+
+[tool.flwr.app.components]
+serverapp = "vfl_flower.app.server_app:app"
+clientapp = "vfl_flower.app.client_app:app"
+
+{config}"""
+
+
+def write_app(folder: Path) -> Path:
+    """Write the ``pyproject.toml`` of a Flower app that runs the installed package.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it does not exist; its name becomes that of the app.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        The folder has a ``pyproject.toml`` already.
+    """
+    target = folder / "pyproject.toml"
+    if target.exists():
+        raise ValueError(f"the folder must have no pyproject.toml yet, got {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder.absolute().name
+    target.write_text(
+        PROJECT.format(name=name, version=__version__, config=toml()), encoding="utf-8"
+    )
+    return target
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new app.")],
+) -> None:
+    """Write a Flower app that runs the installed package."""
+    try:
+        typer.echo(f"{write_app(folder)} is written; run it with flwr run {folder}")
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

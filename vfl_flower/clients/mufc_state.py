@@ -1,0 +1,1125 @@
+"""The only reader and writer of what parties and the server keep to forget rows.
+
+A clustering that can forget [1] lives in one SQLite file at each party, a "client" of
+[1], and one at the server. A version of it is committed in two phases, and the server
+decides: parties *stage* version v + 1, the server *saves* it, and then parties
+*settle*. Each message of a task carries the server's version, at which a party settles
+first. So whoever is killed, and at whichever write, the next task finds all at v or
+brings all to v + 1.
+
+No file of a party has an id, a value or a coordinate of a row: rows are known by tags
+of their ids, under a key of that file. Deleted content is overwritten with zeros.
+
+References
+----------
+[1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
+federated clusters", ICLR 2023.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from vfl_flower.numerics.mufc import Box, Quantizer
+from vfl_flower.protocol.contract import (
+    ContractError,
+    fields_of,
+    flat,
+    structure,
+)
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.settings import Natural, Positive
+from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.typing import Array
+from vfl_flower.version import __version__
+
+logger = logging.getLogger("vfl_flower")
+
+FORMAT = 1
+"""Of both files, in the ``user_version`` of SQLite."""
+
+TAG = 16
+"""Bytes of a tag."""
+
+BUSY = 5.0
+"""Seconds to wait for another process that has the file."""
+
+READ = "BEGIN"
+WRITE = "BEGIN IMMEDIATE"
+"""Of a transaction; what is read for a decision to write does not change before it."""
+
+MOST_NUMBERS = 2**26
+"""Numbers of a sparse sum at most, so that no request exhausts a party's memory."""
+
+ServerPoints = Literal["uniform", "weighted"]
+Training = Literal["init", "full"]
+Privacy = Literal["scma", "none"]
+PointField = Literal["hash", "paper"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSettings:
+    """What server and parties agree on in training, for all tasks on the model.
+
+    Attributes
+    ----------
+    n_clusters : int
+        K, global clusters.
+    local_clusters : int
+        K', centroids of a party at most.
+    gamma : float
+        Quantisation step, in sides of the box.
+    lower, upper : Array, shape (d,) or ()
+        The box, in the unit of the columns.
+    server_points : {"uniform", "weighted"}
+        What a bin of rows becomes at the server.
+    client_training : {"init", "full"}
+        Whether Lloyd's iteration follows the draws of a party.
+    privacy : {"scma", "none"}
+        Whether counts are summed under masks, or centroids leave in the clear.
+    field : {"hash", "paper"}
+        How a bin becomes an element of a field.
+    n_init : int
+        Starts of k-means at the server.
+
+    Raises
+    ------
+    ContractError
+        There is no such box or no such step.
+    """
+
+    n_clusters: Natural
+    local_clusters: Natural
+    gamma: Positive
+    lower: Array
+    upper: Array
+    server_points: ServerPoints
+    client_training: Training
+    privacy: Privacy
+    field: PointField
+    n_init: Natural
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        if any(bound.dtype.kind not in "iuf" for bound in (self.lower, self.upper)):
+            raise ContractError("'lower' and 'upper' must hold real numbers")
+        try:
+            _ = self.box, self.quantizer
+        except ValueError as error:
+            raise ContractError(str(error)) from None
+
+    @cached_property
+    def box(self) -> Box:
+        """The box."""
+        return Box(self.lower, self.upper)
+
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        """The bins."""
+        return Quantizer(self.gamma)
+
+    def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
+        """Return the code of Algorithm 2 for the counts of all parties.
+
+        Parameters
+        ----------
+        n_parties, n_columns : int
+            L and d.
+        key : bytes
+            Key of the hash.
+
+        Raises
+        ------
+        ValueError
+            The key is none, the numbers of the bins do not fit into the field of the
+            paper, or the sum is too large for a message.
+        """
+        n_bins = self.quantizer.n_bins
+        try:
+            code = SparseSum(
+                self.local_clusters, n_parties, n_columns, n_bins, key, self.field
+            )
+        except ValueError:
+            if self.field == "hash":
+                raise
+            raise ValueError(
+                f"field must be 'hash' for {n_columns} columns of {n_bins} bins: their "
+                "product is above 2^61"
+            ) from None
+        if code.size > MOST_NUMBERS:
+            raise ValueError(
+                f"local_clusters must be lower, got {self.local_clusters}: for "
+                f"{n_parties} parties and {n_columns} columns a message would have "
+                f"{code.size} numbers, and at most {MOST_NUMBERS} are sent"
+            )
+        return code
+
+    def stored(self) -> dict[str, Any]:
+        """Return what JSON can hold of the settings."""
+        return {
+            k: v.tolist() if isinstance(v, np.ndarray) else v
+            for k, v in flat(self).items()
+        }
+
+    @classmethod
+    def restored(cls, stored: dict[str, Any]) -> TrainingSettings:
+        """Return the settings of which `stored` gave the values.
+
+        Raises
+        ------
+        ContractError
+            They are none.
+        """
+        bounds = {k: np.array(stored.get(k)) for k in ("lower", "upper")}
+        return cls(**structure(fields_of(cls), stored | bounds, {}))
+
+
+@dataclass(frozen=True)
+class PartyFacts:
+    """What a party knows of its training besides, and must find again to forget.
+
+    Attributes
+    ----------
+    name : str
+        Name of the party.
+    n_columns : int
+        Number of its columns.
+    columns : str
+        Digest of their names; "" where they have none.
+    """
+
+    name: str
+    n_columns: int
+    columns: str
+
+
+@dataclass(frozen=True, eq=False)
+class LocalClusters:
+    """The clusters of one party in one version.
+
+    Parameters
+    ----------
+    version : int
+        Version of the clustering, from 1.
+    centroids : list of bytes, length k'
+        Tags of the rows that C^(l) was drawn from, in the order drawn.
+    sizes : Array of int64, shape (k',)
+        Rows of each cluster; fewer than k' where means have lost all their rows.
+    """
+
+    version: int
+    centroids: list[bytes]
+    sizes: Array
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalClusters:
+    """What the server keeps in one version.
+
+    Parameters
+    ----------
+    version : int
+        Version of the clustering; 0: training is not finished.
+    run : str
+        The run that saved it.
+    bins : Array of int64, shape (m, d)
+        Bins of q that have rows.
+    counts : Array of int64, shape (m,)
+        Rows of each bin.
+    centers : Array of float64, shape (K, d)
+        C_s, in the unit of the data.
+    parties : list of str
+        Names of the parties whose rows are in q.
+    settings : TrainingSettings
+        What training agreed on.
+    sizes : Array of int64, shape (K,)
+        Rows of each cluster; none before `ServerState.describe`.
+    inertia : float
+        The induced objective; NaN before `ServerState.describe`.
+    """
+
+    version: int
+    run: str
+    bins: Array
+    counts: Array
+    centers: Array
+    parties: list[str]
+    settings: TrainingSettings
+    sizes: Array
+    inertia: float
+
+
+class _StateFile:
+    """The file of one model, opened and closed in each call.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the file ``<model>.sqlite``.
+    model : str
+        Id of the model: 8 to 32 lower-case hexadecimal digits.
+    """
+
+    kind: ClassVar[int]
+    owner: ClassVar[str]
+    error: ClassVar[type[Exception]]
+    tables: ClassVar[dict[str, str]]
+
+    def __init__(self, folder: Path, model: str) -> None:
+        # The id comes from elsewhere: it must not lead out of the folder.
+        if not _is_id(model):
+            raise self.error(
+                "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
+                f"{str(model)[:40]!r}"
+            )
+        self.model = model
+        self._path = Path(folder).absolute() / f"{model}.sqlite"
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a state, also one whose training was never finished."""
+        with self._errors():
+            if not self._path.exists():
+                return False
+            with self._connected() as db:
+                return not _is_empty(db)
+
+    @property
+    def version(self) -> int:
+        """Version of the clustering; 0: training is not finished."""
+        with self._open() as db:
+            return self._version(db)
+
+    def _about(self, db: sqlite3.Connection, columns: str) -> tuple[Any, ...]:
+        """Return values of the one row that is there in each state."""
+        return tuple(db.execute(f"SELECT {columns} FROM about").fetchone())
+
+    def _version(self, db: sqlite3.Connection) -> int:
+        return int(self._about(db, "version")[0])
+
+    def _check_next(self, db: sqlite3.Connection, version: int) -> None:
+        present = self._version(db)
+        if version != present + 1:
+            raise self.error(
+                f"{self.owner} has version {present} of model {self.model}, the next "
+                f"one must be {present + 1}, got {version}"
+            )
+
+    @contextmanager
+    def _open(self, begin: str = READ) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction; an error leaves it as it was."""
+        with self._errors():
+            if not self._path.exists():
+                raise self._missing()
+            with self._connected() as db:
+                db.execute(begin)
+                self._check(db)
+                yield db
+                db.execute("COMMIT")
+
+    @contextmanager
+    def _new(self) -> Iterator[sqlite3.Connection]:
+        """Make the file for one transaction, or empty that of an unfinished training.
+
+        In place, since another file under this name would meet the journal that a
+        killed process has left.
+        """
+        with self._errors():
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # SQLite gives its journal the mode of the file.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+            with self._connected() as db:
+                db.execute(WRITE)
+                if not _is_empty(db):
+                    self._check(db)
+                    if version := self._version(db):
+                        raise self.error(
+                            f"{self.owner} has version {version} of model {self.model} "
+                            "already: only a training that is not finished can be "
+                            "begun again"
+                        )
+                for name, columns in self.tables.items():
+                    db.execute(f"DROP TABLE IF EXISTS {name}")
+                    db.execute(f"CREATE TABLE {name} ({columns})")
+                db.execute(f"PRAGMA application_id = {self.kind}")
+                db.execute(f"PRAGMA user_version = {FORMAT}")
+                yield db
+                db.execute("COMMIT")
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with closing(
+            sqlite3.connect(
+                f"{self._path.as_uri()}?mode=rw",
+                timeout=BUSY,
+                isolation_level=None,
+                uri=True,
+            )
+        ) as db:
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA journal_mode = DELETE")
+            # FULL, and the folder too is on the disk when a commit returns: what the
+            # server has decided must not be undone by a loss of power.
+            db.execute("PRAGMA synchronous = EXTRA")
+            db.execute("PRAGMA temp_store = MEMORY")
+            yield db
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of the file into one sentence without a path."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            logger.error("cannot use %s: %s", self._path, reason)
+            raise self.error(
+                f"the state of model {self.model} at {self.owner} cannot be read or "
+                f"written: {reason}"
+            ) from None
+
+    @contextmanager
+    def _legible(self) -> Iterator[None]:
+        """Turn what is not as it was written into one sentence."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError):  # JSON's errors among them
+            logger.error("settings in %s are not as they were written", self._path)
+            raise self.error(
+                f"the state of model {self.model} at {self.owner} is damaged"
+            ) from None
+
+    def _missing(self) -> Exception:
+        logger.error("no state in %s", self._path)
+        return self.error(f"{self.owner} has no state of model {self.model}")
+
+    def _check(self, db: sqlite3.Connection) -> None:
+        """Raise if the file is none of this class, this format and this model."""
+        if _is_empty(db):  # a `create` that was killed
+            raise self._missing()
+        what = f"the state of model {self.model} at {self.owner}"
+        (kind,) = db.execute("PRAGMA application_id").fetchone()
+        (written,) = db.execute("PRAGMA user_version").fetchone()
+        if kind != self.kind:
+            raise self.error(f"{what} is no file that {self.owner} has written")
+        if written != FORMAT:
+            raise self.error(
+                f"{what} is of format {written}, and vfl-flower {__version__} reads "
+                f"format {FORMAT}: update it"
+            )
+        (model,) = self._about(db, "model")
+        if model != self.model:
+            raise self.error(
+                f"{what} is one of model {model}: the file was renamed or copied"
+            )
+
+
+class ClientState(_StateFile):
+    """What one party keeps of one model, in its ``state-dir``.
+
+    Each method opens the file, and raises where it cannot.
+
+    Parameters
+    ----------
+    folder : Path
+        ``state-dir`` of the party.
+    model : str
+        Id of the model: 8 to 32 lower-case hexadecimal digits.
+
+    Raises
+    ------
+    PartyError
+        From each method but `exists`: there is no state of that model, it is of another
+        format, model or kind, or it cannot be read or written. From all but `log`,
+        `left`, `version` and `wipe` too: the party has left the model.
+
+    Notes
+    -----
+    A run is any text that no other run has, such as the number of its session. It keeps
+    apart what two runs have staged for one version: the one that the server did not
+    save is dropped.
+    """
+
+    kind = 0x76666C63  # "vflc"
+    owner = "this party"
+    error = PartyError
+    tables: ClassVar[dict[str, str]] = {
+        "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, tag_key BLOB, "
+        "centroids BLOB, sizes BLOB",
+        # The sorted tags of training, apart by their first byte: a few of them are
+        # looked up in a small part of the file.
+        "rows": "byte INTEGER PRIMARY KEY, tags BLOB",
+        "removed": "tag BLOB PRIMARY KEY",
+        "staged": "run TEXT PRIMARY KEY, version INTEGER, kind TEXT, redrawn INTEGER, "
+        "centroids BLOB, sizes BLOB, removed BLOB",
+        "log": "time TEXT, kind TEXT, version INTEGER, tags BLOB, redrawn INTEGER",
+    }
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        model: str,
+        ids: Sequence[Any],
+        settings: TrainingSettings,
+        facts: PartyFacts,
+    ) -> ClientState:
+        """Begin the state of a training, at version 0 and with a new key of tags.
+
+        Parameters
+        ----------
+        folder : Path
+            ``state-dir`` of the party; made for its user alone where it is missing.
+        model : str
+            Id of the model. A state of it at version 0 is replaced: its training was
+            never finished.
+        ids : sequence, length n
+            Distinct ids of all rows of training. Only their tags are kept.
+        settings : TrainingSettings
+            What training agrees on.
+        facts : PartyFacts
+            What the party knows besides.
+
+        Returns
+        -------
+        ClientState
+            The state, in which nothing is current or staged.
+
+        Raises
+        ------
+        PartyError
+            An id stands twice, training was finished before, or the folder cannot be
+            written to.
+        """
+        state = cls(folder, model)
+        key = os.urandom(32)
+        tags = np.sort(np.array(_hmacs(key, ids), f"S{TAG}"))
+        repeated = int((tags[1:] == tags[:-1]).sum())
+        if repeated:
+            logger.error("%d rows repeat an id", repeated)
+            raise PartyError("ids must be distinct: some rows repeat an id")
+        with state._new() as db:
+            db.execute(
+                "INSERT INTO about VALUES (?, 0, '', ?, ?, x'', x'')",
+                (model, json.dumps(settings.stored() | flat(facts)), key),
+            )
+            first = tags.view(np.uint8)[::TAG]
+            bounds = np.searchsorted(first, np.arange(257))
+            db.executemany(
+                "INSERT INTO rows VALUES (?, ?)",
+                (
+                    (byte, tags[bounds[byte] : bounds[byte + 1]].tobytes())
+                    for byte in np.unique(first).tolist()
+                ),
+            )
+        return state
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """What training has agreed on."""
+        return self._agreed()[0]
+
+    @property
+    def facts(self) -> PartyFacts:
+        """What the party knows of its training besides."""
+        return self._agreed()[1]
+
+    def _agreed(self) -> tuple[TrainingSettings, PartyFacts]:
+        with self._member() as db:
+            (text,) = self._about(db, "settings")
+        with self._legible():
+            stored = dict(json.loads(text))
+            known = {name: stored.pop(name) for name in fields_of(PartyFacts)}
+            facts = PartyFacts(**structure(fields_of(PartyFacts), known, {}))
+            return TrainingSettings.restored(stored), facts
+
+    @property
+    def left(self) -> bool:
+        """Whether the party has left the model; see `wipe`."""
+        with self._open() as db:
+            return self._left(db)
+
+    def tag(self, ids: Sequence[Any]) -> list[bytes]:
+        """Return the tags of ids: HMAC-SHA256 under the key of the file, shortened.
+
+        Parameters
+        ----------
+        ids : sequence, length r
+            Ids; 7 has the tag of "7".
+
+        Returns
+        -------
+        list of bytes, length r
+            Tags of 16 bytes. To whoever lacks the file they tell nothing of the ids.
+        """
+        with self._member() as db:
+            return _hmacs(self._about(db, "tag_key")[0], ids)
+
+    def known(self, tags: Sequence[bytes]) -> Array:
+        """Return which tags are of rows of training, removed or not.
+
+        Parameters
+        ----------
+        tags : sequence of bytes, length r
+            Tags.
+
+        Returns
+        -------
+        Array of bool, shape (r,)
+            For each tag whether its row was in the training.
+        """
+        with self._member() as db:
+            return _known(db, tags)
+
+    def removed(self) -> set[bytes]:
+        """Return the tags of all rows that were removed, without those staged."""
+        with self._member() as db:
+            return _removed(db)
+
+    def keep(self, tags: Sequence[bytes], *, run: str | None = None) -> Array:
+        """Return which tags are of rows that are still in the clustering.
+
+        Parameters
+        ----------
+        tags : sequence of bytes, length r
+            Tags.
+        run : str, optional
+            Also leave out what this run has staged to be removed.
+
+        Returns
+        -------
+        Array of bool, shape (r,)
+            True for rows of training that were not removed.
+        """
+        with self._member() as db:
+            gone = _removed(db)
+            for (staged,) in db.execute(
+                "SELECT removed FROM staged WHERE run = ?", (run,)
+            ):
+                gone.update(_tags(staged))
+            there = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
+            return np.asarray(there & _known(db, tags))
+
+    def current(self) -> LocalClusters | None:
+        """Return the clusters of the committed version; None before the first."""
+        with self._member() as db:
+            version, *clusters = self._about(db, "version, centroids, sizes")
+            return _clusters(version, *clusters) if version else None
+
+    def staged(self, run: str = "") -> LocalClusters | None:
+        """Return the clusters that a run has staged; None: it has not."""
+        with self._member() as db:
+            row = db.execute(
+                "SELECT version, centroids, sizes FROM staged WHERE run = ?", (run,)
+            ).fetchone()
+            return _clusters(*row) if row else None
+
+    def stage(
+        self,
+        version: int,
+        centroids: Sequence[bytes],
+        sizes: Array,
+        removed: Sequence[bytes] = (),
+        *,
+        kind: str,
+        redrawn: bool,
+        run: str = "",
+    ) -> None:
+        """Write the next version, to be committed once the server has saved it.
+
+        Parameters
+        ----------
+        version : int
+            The present version plus 1.
+        centroids : sequence of bytes, length k'
+            Tags of the drawn rows, in the order drawn.
+        sizes : Array of int, shape (at most k',)
+            Rows of each cluster: together all rows that remain.
+        removed : sequence of bytes, length r
+            Tags of X_R, rows of training.
+        kind : str
+            ``train``, ``unlearn`` or ``forget-client`` (of another party).
+        redrawn : bool
+            Whether a centroid was drawn, for the log.
+        run : str
+            The run, of which an earlier staged version is replaced.
+
+        Raises
+        ------
+        PartyError
+            The version is not the next one, a tag to remove is not of the training, a
+            centroid is not of a row that remains, or the sizes do not add up to these.
+        """
+        removed, centroids = list(dict.fromkeys(removed)), list(centroids)
+        with self._member(WRITE) as db:
+            self._check_next(db, version)
+            unknown = len(removed) - int(_known(db, removed).sum())
+            if unknown:
+                raise PartyError(
+                    f"rows to remove must be rows of the training of model "
+                    f"{self.model}, {unknown} are not"
+                )
+            gone = _removed(db).union(removed)
+            if gone.intersection(centroids) or not _known(db, centroids).all():
+                raise PartyError("each centroid must be a row that remains")
+            (size,) = db.execute("SELECT sum(length(tags)) FROM rows").fetchone()
+            remaining = (size or 0) // TAG - len(gone)
+            sizes = np.asarray(sizes, np.int64)
+            wrong = int(sizes.sum()) != remaining or (sizes < 1).any()
+            if wrong or len(sizes) > len(centroids):
+                raise PartyError(
+                    f"sizes of {len(centroids)} clusters must be at least 1 and add up "
+                    f"to the {remaining} rows that remain, got {len(sizes)} sizes of "
+                    f"sum {sizes.sum()}"
+                )
+            db.execute(
+                "INSERT OR REPLACE INTO staged VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(run, int(version), kind, bool(redrawn), b"".join(centroids)),
+                    *(sizes.astype("<i8").tobytes(), b"".join(removed)),
+                ),
+            )
+
+    def settle(self, version: int, run: str = "") -> None:
+        """Bring the party to the server's version: commit what is staged, or drop it.
+
+        The audit log is written with it.
+
+        Parameters
+        ----------
+        version : int
+            The version that the server has saved.
+        run : str
+            The run that saved it.
+
+        Raises
+        ------
+        PartyError
+            The version is neither the present nor the staged one of that run.
+        """
+        version = int(version)  # SQLite takes no integer of NumPy
+        with self._member(WRITE) as db:
+            present = self._about(db, "version, run")
+            staged = db.execute(
+                "SELECT kind, redrawn, centroids, sizes, removed FROM staged "
+                "WHERE version = ? AND run = ?",
+                (version, run),
+            ).fetchone()
+            if present != (version, run):
+                if staged is None:
+                    other = " of another run" if present[0] == version else ""
+                    raise PartyError(
+                        f"this party keeps version {present[0]} of model {self.model}, "
+                        f"the server version {version}{other}"
+                    )
+                kind, redrawn, centroids, sizes, removed = staged
+                db.execute(
+                    "UPDATE about SET version = ?, run = ?, centroids = ?, sizes = ?",
+                    (version, run, centroids, sizes),
+                )
+                db.executemany(
+                    "INSERT OR IGNORE INTO removed VALUES (?)",
+                    ((tag,) for tag in _tags(removed)),
+                )
+                db.execute(
+                    "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
+                    (_now(), kind, version, removed, redrawn),
+                )
+            # WHERE: else SQLite writes to the disk even if the table is empty.
+            db.execute("DELETE FROM staged WHERE true")
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the audit log, oldest first.
+
+        Returns
+        -------
+        list of dict
+            ``time`` (ISO 8601, UTC) of the commit, ``kind``, ``version``, ``tags``
+            (hexadecimal, of the rows removed) and ``redrawn``.
+        """
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT time, kind, version, tags, redrawn FROM log ORDER BY rowid"
+            ).fetchall()
+        return [
+            {
+                "time": time,
+                "kind": kind,
+                "version": version,
+                "tags": [tag.hex() for tag in _tags(tags)],
+                "redrawn": bool(redrawn),
+            }
+            for time, kind, version, tags, redrawn in rows
+        ]
+
+    def wipe(self) -> None:
+        """Leave the model: overwrite all but the audit log; again, change nothing.
+
+        The key goes too, so that the tags in the log can no longer be compared with
+        ids.
+        """
+        with self._open(WRITE) as db:
+            if self._left(db):
+                return
+            db.execute(
+                "UPDATE about SET version = version + 1, run = '', settings = '{}', "
+                "tag_key = NULL, centroids = x'', sizes = x''"
+            )
+            db.execute(
+                "INSERT INTO log VALUES (?, 'forget-client', ?, x'', 0)",
+                (_now(), self._version(db)),
+            )
+            for table in ("rows", "removed", "staged"):
+                db.execute(f"DELETE FROM {table}")
+
+    def remove_unfinished(self) -> None:
+        """Remove the file of a training that was not finished, at version 0, if any.
+
+        Raises
+        ------
+        PartyError
+            The file cannot be read or removed.
+        """
+        if not self.exists or self.version == 0:
+            with self._errors():
+                self._path.unlink(missing_ok=True)
+
+    def _left(self, db: sqlite3.Connection) -> bool:
+        return self._about(db, "tag_key") == (None,)
+
+    @contextmanager
+    def _member(self, begin: str = READ) -> Iterator[sqlite3.Connection]:
+        """Open the file of a party that has not left the model."""
+        with self._open(begin) as db:
+            if self._left(db):
+                raise PartyError(f"this party has left model {self.model}")
+            yield db
+
+
+class ServerState(_StateFile):
+    """What the server keeps of one model.
+
+    Each method opens the file, and raises where it cannot.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the states of the server.
+    model : str
+        Id of the model: 8 to 32 lower-case hexadecimal digits.
+
+    Raises
+    ------
+    ValueError
+        From each method but `exists`: there is no state of that model, it is of another
+        format, model or kind, or it cannot be read or written.
+    """
+
+    kind = 0x76666C73  # "vfls"
+    owner = "the server"
+    error = ValueError
+    tables: ClassVar[dict[str, str]] = {
+        "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, clients TEXT, "
+        "columns INTEGER, bins BLOB, counts BLOB, centers BLOB, sizes BLOB, "
+        "inertia REAL",
+        "log": "time TEXT, kind TEXT, version INTEGER, clients TEXT, changed INTEGER",
+    }
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        model: str,
+        settings: TrainingSettings,
+        parties: Sequence[str],
+    ) -> ServerState:
+        """Begin the state of a training, at version 0.
+
+        Parameters
+        ----------
+        folder : Path
+            Folder of the states; made for its user alone where it is missing.
+        model : str
+            Id of the model. A state of it at version 0 is replaced: its training was
+            never finished.
+        settings : TrainingSettings
+            What training agrees on.
+        parties : sequence of str, length L
+            Names of the parties.
+
+        Returns
+        -------
+        ServerState
+            The state, with an empty q.
+
+        Raises
+        ------
+        ValueError
+            Training was finished before, or the folder cannot be written to.
+        """
+        state = cls(folder, model)
+        with state._new() as db:
+            db.execute(
+                "INSERT INTO about VALUES "
+                "(?, 0, '', ?, ?, 1, x'', x'', x'', x'', NULL)",
+                (model, json.dumps(settings.stored()), json.dumps(list(parties))),
+            )
+        return state
+
+    def save(
+        self,
+        version: int,
+        bins: Array,
+        counts: Array,
+        centers: Array,
+        parties: Sequence[str],
+        kind: str,
+        *,
+        named: Sequence[str] = (),
+        run: str = "",
+    ) -> None:
+        """Write the next version over the present one: from now on it is decided.
+
+        Parameters
+        ----------
+        version : int
+            The present version plus 1.
+        bins : Array of int, shape (m, d)
+            Bins of q that have rows.
+        counts : Array of int, shape (m,)
+            Rows of each bin, at least 1.
+        centers : Array, shape (K, d)
+            C_s, in the unit of the data.
+        parties : sequence of str
+            Names of the parties whose rows are in q.
+        kind : str
+            ``train``, ``unlearn`` or ``forget-client``.
+        named : sequence of str
+            Names of the parties that the request names, for the log.
+        run : str
+            The run, which the parties settle at with the version.
+
+        Raises
+        ------
+        ValueError
+            The version is not the next one, or the shapes do not fit.
+        """
+        bins, counts = np.asarray(bins, np.int64), np.asarray(counts, np.int64)
+        centers = np.asarray(centers, np.float64)
+        m, d = bins.shape if bins.ndim == 2 else (0, 0)
+        if d < 1 or counts.shape != (m,) or centers.shape[1:] != (d,):
+            raise ValueError(
+                "bins, counts and centers must be of shapes (m, d), (m,) and (K, d), "
+                f"got {bins.shape}, {counts.shape} and {centers.shape}"
+            )
+        if (counts < 1).any():
+            raise ValueError(f"counts must be at least 1, got {counts.min()}")
+        with self._open(WRITE) as db:
+            self._check_next(db, version)
+            before = self._load(db)
+            changed = _entries(before.bins, before.counts) != _entries(bins, counts)
+            db.execute(
+                "UPDATE about SET version = ?, run = ?, clients = ?, columns = ?, "
+                "bins = ?, counts = ?, centers = ?, sizes = x'', inertia = NULL",
+                (
+                    *(int(version), run, json.dumps(list(parties)), bins.shape[1]),
+                    *(bins.astype("<i8").tobytes(), counts.astype("<i8").tobytes()),
+                    centers.astype("<f8").tobytes(),
+                ),
+            )
+            db.execute(
+                "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
+                (_now(), kind, int(version), json.dumps(list(named)), changed),
+            )
+
+    def describe(self, version: int, sizes: Array, inertia: float) -> None:
+        """Add what the parties say of a version after it was saved.
+
+        Parameters
+        ----------
+        version : int
+            The present version; of another one nothing is written.
+        sizes : Array of int, shape (K,)
+            Rows of each cluster.
+        inertia : float
+            The induced objective.
+        """
+        with self._open(WRITE) as db:
+            db.execute(
+                "UPDATE about SET sizes = ?, inertia = ? WHERE version = ?",
+                (
+                    np.asarray(sizes).astype("<i8").tobytes(),
+                    *(float(inertia), int(version)),
+                ),
+            )
+
+    def load(self) -> GlobalClusters:
+        """Return the present version."""
+        with self._open() as db:
+            return self._load(db)
+
+    def _load(self, db: sqlite3.Connection) -> GlobalClusters:
+        version, run, d, bins, counts, centers, parties, settings, *about = self._about(
+            db,
+            "version, run, columns, bins, counts, centers, clients, settings, sizes, "
+            "inertia",
+        )
+        sizes, inertia = about
+        with self._legible():
+            return GlobalClusters(
+                version,
+                run,
+                np.frombuffer(bins, "<i8").astype(np.int64).reshape(-1, d),
+                np.frombuffer(counts, "<i8").astype(np.int64),
+                np.frombuffer(centers, "<f8").astype(np.float64).reshape(-1, d),
+                json.loads(parties),
+                TrainingSettings.restored(dict(json.loads(settings))),
+                np.frombuffer(sizes, "<i8").astype(np.int64),
+                math.nan if inertia is None else inertia,
+            )
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the audit log, oldest first.
+
+        Returns
+        -------
+        list of dict
+            ``time`` (ISO 8601, UTC), ``kind``, ``version``, ``parties`` (the names in
+            the request; no ids) and ``changed``: whether q differs from the one before.
+        """
+        with self._open() as db:
+            rows = db.execute(
+                "SELECT time, kind, version, clients, changed FROM log ORDER BY rowid"
+            ).fetchall()
+        return [
+            {
+                "time": time,
+                "kind": kind,
+                "version": version,
+                "parties": json.loads(parties),
+                "changed": bool(changed),
+            }
+            for time, kind, version, parties, changed in rows
+        ]
+
+
+def list_models(folder: Path) -> list[str]:
+    """Return the ids of the models with a state in a folder, sorted.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of a party or of the server.
+
+    Returns
+    -------
+    list of str
+        The ids, also of trainings that were never finished.
+
+    Raises
+    ------
+    ValueError
+        The folder may not be read.
+    """
+    try:
+        paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]
+        return sorted(p.stem for p in paths if _is_id(p.stem) and p.stat().st_size)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        logger.error("cannot read %s: %s", folder, error.strerror)
+        raise ValueError(
+            f"the folder of states cannot be read: {error.strerror}"
+        ) from None
+
+
+def _is_id(model: object) -> bool:
+    return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _hmacs(key: bytes, ids: Sequence[Any]) -> list[bytes]:
+    """Return HMAC-SHA256(key, id), shortened, of each id."""
+    # RFC 2104 by hand: copies of two started hashes take a third of the time that
+    # ``hmac.digest`` does.
+    block = key.ljust(64, b"\0")
+    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+    outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+    tags = []
+    for name in ids:
+        message, result = inner.copy(), outer.copy()
+        message.update(str(name).encode())
+        result.update(message.digest())
+        tags.append(result.digest()[:TAG])
+    return tags
+
+
+def _tags(packed: bytes) -> list[bytes]:
+    return [packed[start : start + TAG] for start in range(0, len(packed), TAG)]
+
+
+def _removed(db: sqlite3.Connection) -> set[bytes]:
+    return {tag for (tag,) in db.execute("SELECT tag FROM removed")}
+
+
+def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
+    """Return which tags are in the table of rows, Array of bool, shape (r,)."""
+    # NumPy ignores zeros at the end of bytes: no matter where all have one length.
+    wanted = np.array(tags, f"S{TAG}")
+    order = np.argsort(wanted)  # a search in order stays in the processor's cache
+    wanted = wanted[order]
+    known = np.zeros(len(tags), bool)
+    parts = [
+        row
+        for byte in np.unique(wanted.view(np.uint8)[::TAG]).tolist()
+        for row in db.execute("SELECT tags FROM rows WHERE byte = ?", (byte,))
+    ]
+    if not parts:
+        return known
+    stored = np.frombuffer(b"".join(part for (part,) in parts), wanted.dtype)
+    place = np.searchsorted(stored, wanted)
+    known[order] = stored[np.minimum(place, len(stored) - 1)] == wanted
+    return known
+
+
+def _clusters(version: int, centroids: bytes, sizes: bytes) -> LocalClusters:
+    counts = np.frombuffer(sizes, "<i8").astype(np.int64)
+    return LocalClusters(version, _tags(centroids), counts)
+
+
+def _entries(bins: Array, counts: Array) -> dict[bytes, int]:
+    """Return q without its order."""
+    rows = zip(bins, counts.tolist(), strict=True)
+    return {place.tobytes(): count for place, count in rows}
+
+
+__all__ = [
+    "ClientState",
+    "GlobalClusters",
+    "LocalClusters",
+    "PartyFacts",
+    "ServerState",
+    "TrainingSettings",
+    "list_models",
+]

@@ -1,0 +1,65 @@
+"""Where the data of one party come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartySource:
+    """Where the data of one party come from, and how they are read.
+
+    On a SuperNode each field is a key of ``--node-config`` (with dashes); in a
+    simulation, where nodes have a partition id and nothing else, the run config gives
+    the same to all.
+
+    Attributes
+    ----------
+    data : str
+        A bundled data set (``diabetes``), a generated one (``synthetic`` or
+        ``synthetic:n=..,d=..``), the absolute path of a party file (CSV, Parquet,
+        Feather/Arrow IPC, NPZ), or the absolute path of a folder that holds one party
+        file for each party, taken in natural order of their names: the digits are read
+        as numbers, so ``2_y.csv`` comes before ``10_x.csv``.
+    index : int or None
+        ``partition-id``: the party's place in the order of the run.
+    count : int or None
+        ``num-partitions``: how many parties share a bundled data set or a folder.
+    name : str or None
+        ``party-name``; default: the name of the file without its ending.
+    id_column : str or None
+        ``id-column``: taken out of the features, compared by digest.
+    label_column : str or None
+        ``label-column``: the labels; in a folder, the one file that has it.
+    columns : tuple of str or None
+        ``columns``: comma-separated feature columns to use; default all others.
+    standardize : bool
+        Scale each feature to mean 0 and standard deviation 1, at the party.
+    one_hot : bool
+        Encode text columns as 0/1 columns; without it a text column is an error.
+    impute : str
+        ``mean`` or ``median`` of the column for missing values; ``none``: an error.
+    share_rows : int or None
+        ``share-rows``: how many rows leave the party in one run at most, in the clear
+        or as angles.
+    state_dir : Path or None
+        ``state-dir``: absolute folder in which the party keeps its parts of models.
+    rows : bool
+        A bundled or generated data set is split by rows, not by columns: party j has
+        each ``count``-th row from row j.
+    """
+
+    data: str
+    index: int | None = None
+    count: int | None = None
+    name: str | None = None
+    id_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
+    standardize: bool = False
+    one_hot: bool = True
+    impute: str = "mean"
+    share_rows: int | None = None
+    state_dir: Path | None = None
+    rows: bool = False

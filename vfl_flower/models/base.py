@@ -1,0 +1,181 @@
+"""Trained models: arrays with a ``predict``, saved and loaded without pickle."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord
+
+from vfl_flower.files import write_whole
+from vfl_flower.typing import Array, Arrays
+
+FORMAT = 1
+
+
+class Model:
+    """Base of the models of all strategies."""
+
+    kind: ClassVar[str]
+
+    @property
+    def number(self) -> str | None:
+        """Number under which parties keep their parts of the model; None: no parts."""
+        return None
+
+    @property
+    def note(self) -> str:
+        """What a report should say of the model besides, or nothing."""
+        return ""
+
+    def arrays(self) -> Arrays:
+        """Return what defines the model, by name."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model that the arrays of a ``Result`` define."""
+        raise NotImplementedError
+
+    @classmethod
+    def label_rows(cls, part: Mapping[str, Any], X: Array) -> Array:
+        """Return the labels of rows by one party's part of a model.
+
+        Parameters
+        ----------
+        part : mapping
+            The settings and arrays of the part.
+        X : Array, shape (n, d)
+            Rows, encoded as those of training.
+
+        Raises
+        ------
+        ValueError
+            One part alone labels no rows.
+        """
+        raise ValueError("this model labels no new rows at one party alone")
+
+    def to_record(self) -> ArrayRecord:
+        """Return the model as Flower carries it: ``Result.arrays``."""
+        return ArrayRecord({k: FlowerArray(v) for k, v in self.arrays().items()})
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model to one npz file, whole or not at all.
+
+        Parameters
+        ----------
+        path : path
+            The file; ``.npz`` is added where it lacks an ending.
+
+        Returns
+        -------
+        Path
+            The file written.
+        """
+        target = Path(path)
+        target = target if target.suffix else target.with_suffix(".npz")
+        header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
+        arrays: Any = header | self.arrays()
+        # A model with parts may hold the secrets of parties.
+        write_whole(
+            target,
+            lambda file: np.savez(file, **arrays),
+            private=self.number is not None,
+        )
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model of this class that :meth:`save` wrote.
+
+        Raises
+        ------
+        ValueError
+            The file holds another kind of model, or is of a later version.
+        """
+        kind, arrays = _read(path)
+        if kind != cls.kind:
+            raise ValueError(f"the file must hold a {cls.kind!r} model, got {kind!r}")
+        return cls.from_arrays(arrays)
+
+
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Read a model of any kind that :meth:`Model.save` wrote.
+
+    Parameters
+    ----------
+    path : path
+        The file. The kind of the model is in it; no pickle is read.
+
+    Raises
+    ------
+    ValueError
+        The file is no saved model, of a later version, or of a kind whose package is
+        not installed.
+    """
+    from vfl_flower.strategies import algorithms
+
+    kind, arrays = _read(path)
+    for strategies in algorithms().values():
+        for strategy in strategies:
+            if strategy.model_class.kind == kind:
+                return strategy.model_class.from_arrays(arrays)
+    raise ValueError(f"the file holds a model of kind {kind!r}, which is not installed")
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
+    """Return the kind and the arrays of a saved model."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
+    except FileNotFoundError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError):
+        raise ValueError("the file is damaged, or no saved model") from None
+    if version != FORMAT:
+        raise ValueError(
+            f"the file must hold a model of format {FORMAT}, got format {version}"
+        )
+    return kind, arrays
+
+
+def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
+    """Return the arrays of a record, or of a mapping, as NumPy's."""
+    return {
+        name: value.numpy() if isinstance(value, FlowerArray) else value
+        for name, value in arrays.items()
+    }
+
+
+def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
+    """Return one matrix a party as arrays, if they fit together and are finite.
+
+    Raises
+    ------
+    ValueError
+        They are not those of parties with so many columns.
+    """
+    found = [np.asarray(block) for block in blocks]
+    shapes = [block.shape for block in found]
+    if len(found) != len(widths) or any(
+        len(shape) != 2 or shape[1] != width or shape[0] != shapes[0][0]
+        for shape, width in zip(shapes, widths, strict=True)
+    ):
+        raise ValueError(
+            "predict takes one matrix a party, in party order, with the same rows and "
+            f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
+        )
+    for place, block in enumerate(found):
+        if block.dtype.kind not in "biuf" or not np.isfinite(block).all():
+            raise ValueError(
+                "predict takes finite numbers, the matrix of the party at place "
+                f"{place}, from 0, has others"
+            )
+    return found

@@ -1,0 +1,115 @@
+"""Models of the coreset strategies: a linear model and cluster centres."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.typing import Array, Arrays
+
+
+@dataclass
+class LinearModel(Model):
+    """A linear model whose columns are split over parties.
+
+    Attributes
+    ----------
+    coef_ : list of Array, shape (d_j,)
+        Coefficients of the columns of party j, in the unit of y per unit of the
+        column.
+    intercept_ : float
+        Prediction at the origin, in the unit of y.
+    """
+
+    kind: ClassVar[str] = "linear"
+
+    coef_: list[Array]
+    intercept_: float = 0.0
+
+    def predict(self, blocks: Sequence[Array]) -> Array:
+        """Return the predictions for new rows.
+
+        Parameters
+        ----------
+        blocks : sequence of Array, shape (n, d_j)
+            One array a party, in party order.
+
+        Returns
+        -------
+        Array, shape (n,)
+            sum_j X^(j) theta^(j) + intercept.
+
+        Raises
+        ------
+        ValueError
+            The blocks are not those of the training parties.
+        """
+        X = check_blocks(blocks, [len(coef) for coef in self.coef_])
+        partial = (X_j @ coef for X_j, coef in zip(X, self.coef_, strict=True))
+        return np.asarray(sum(partial) + self.intercept_)
+
+    def arrays(self) -> Arrays:
+        """Return ``coef_0 .. coef_<T-1>`` and ``intercept``."""
+        named = {f"coef_{j}": coef for j, coef in enumerate(self.coef_)}
+        return named | {"intercept": np.array(self.intercept_, dtype=np.float64)}
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        named = plain(arrays)
+        intercept = float(named.pop("intercept"))
+        return cls([named[f"coef_{j}"] for j in range(len(named))], intercept)
+
+
+@dataclass
+class KMeansModel(Model):
+    """Cluster centres whose columns are split over parties.
+
+    Attributes
+    ----------
+    cluster_centers_ : list of Array, shape (k, d_j)
+        The columns of party j of the k centres, in the unit of the columns.
+    """
+
+    kind: ClassVar[str] = "k-means"
+
+    cluster_centers_: list[Array]
+
+    def predict(self, blocks: Sequence[Array]) -> Array:
+        """Return the nearest centre of each new row.
+
+        Parameters
+        ----------
+        blocks : sequence of Array, shape (n, d_j)
+            One array a party, in party order.
+
+        Returns
+        -------
+        Array, shape (n,)
+            Numbers of clusters, from 0.
+
+        Raises
+        ------
+        ValueError
+            The blocks are not those of the training parties.
+        """
+        from vfl_flower.numerics.kmeans import assign
+
+        X = check_blocks(blocks, [c.shape[1] for c in self.cluster_centers_])
+        labels, _ = assign(np.hstack(X), np.hstack(self.cluster_centers_))
+        return labels
+
+    def arrays(self) -> Arrays:
+        """Return ``centers_0 .. centers_<T-1>``."""
+        return {f"centers_{j}": c for j, c in enumerate(self.cluster_centers_)}
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        named = plain(arrays)
+        return cls([named[f"centers_{j}"] for j in range(len(named))])

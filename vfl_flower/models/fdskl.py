@@ -1,0 +1,136 @@
+"""The model of FDSKL: a kernel machine whose parts lie at the parties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.numerics.kernel_model import Part, answers, decision_function
+from vfl_flower.typing import Array, Arrays
+
+
+@dataclass
+class KernelModel(Model):
+    """A kernel model whose parts lie at the parties.
+
+    What the server knows of it, and the parts themselves only where all of them are in
+    one process, as after ``simulate``. Saved with its parts, the file holds the
+    secrets of all parties.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    kernel : str
+        ``"gaussian"`` or ``"laplacian"``.
+    bandwidth : float
+        In the unit of the columns.
+    n_features : int
+        M.
+    widths : list of int
+        Number of columns of each party.
+    kept : bool
+        Whether all parties have a ``state-dir`` and have kept their parts in it.
+    parts : list of Part, optional
+        One a party; see ``numerics/kernel_model.py``.
+    """
+
+    kind: ClassVar[str] = "kernel"
+
+    model: str
+    kernel: str
+    bandwidth: float
+    n_features: int
+    widths: list[int]
+    kept: bool = False
+    parts: list[Part] | None = field(default=None, repr=False)
+
+    @property
+    def number(self) -> str:
+        """Number under which parties keep their parts of the model."""
+        return self.model
+
+    @property
+    def note(self) -> str:
+        """Say where the model is."""
+        if self.kept:
+            return f"model {self.model}: its parts are in the parties' state-dirs"
+        return (
+            f"model {self.model} cannot predict later: not all parties have a state-dir"
+        )
+
+    def decision_function(self, blocks: Sequence[Array]) -> Array:
+        """Return the scores f(x) of new rows.
+
+        Parameters
+        ----------
+        blocks : sequence of Array, shape (n, d_j)
+            One array a party, in party order, encoded as in training.
+
+        Returns
+        -------
+        Array, shape (n, C)
+            Of each class (binary: of the second), or the predicted value.
+
+        Raises
+        ------
+        ValueError
+            The blocks are not those of the training parties, or the parts are not here.
+        """
+        if self.parts is None:
+            raise ValueError(
+                f"the parts of model {self.model} lie at the parties: predict with a "
+                f"run of task 'predict' and model '{self.model}'"
+                if self.kept
+                else f"the parts of model {self.model} are gone with its run: not all "
+                "parties had a state-dir"
+            )
+        return decision_function(self.parts, check_blocks(blocks, self.widths))
+
+    def predict(self, blocks: Sequence[Array]) -> Array:
+        """Return the predicted labels or values of new rows, shape (n,).
+
+        See :meth:`decision_function`.
+        """
+        scores = self.decision_function(blocks)
+        holder = next(part for part in self.parts or [] if "coef" in part)
+        return answers(scores, holder["target"], holder["classes"])
+
+    def arrays(self) -> Arrays:
+        """Return the settings and, where they are here, ``part_<j>.<name>``."""
+        named = {
+            "model": np.array(self.model),
+            "kernel": np.array(self.kernel),
+            "bandwidth": np.array(self.bandwidth),
+            "n_features": np.array(self.n_features),
+            "widths": np.array(self.widths),
+            "kept": np.array(self.kept),
+        }
+        for j, part in enumerate(self.parts or []):
+            named |= {f"part_{j}.{name}": np.array(v) for name, v in part.items()}
+        return named
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        found = plain(arrays)
+        parts: list[dict[str, Any]] = []
+        for j in range(len(found["widths"])):
+            head = f"part_{j}."
+            part = {k[len(head) :]: v for k, v in found.items() if k.startswith(head)}
+            array = ("coef", "intercept", "classes")
+            parts += [{k: v if k in array else v.tolist() for k, v in part.items()}]
+        return cls(
+            str(found["model"]),
+            str(found["kernel"]),
+            float(found["bandwidth"]),
+            int(found["n_features"]),
+            [int(width) for width in found["widths"]],
+            bool(found["kept"]),
+            [cast(Part, part) for part in parts] if all(parts) else None,
+        )

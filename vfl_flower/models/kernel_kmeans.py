@@ -1,0 +1,189 @@
+"""The model of kernel k-means: clusters of an embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models.base import Model, plain
+from vfl_flower.numerics.kernel_embedding import Part, embed_rows, label_rows
+from vfl_flower.typing import Array, Arrays
+
+
+@dataclass
+class KernelKMeansModel(Model):
+    """Clusters of a kernel; labels, and the map of rows to them, are at the parties.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    kernel : str
+        ``"gaussian"``, ``"laplacian"`` or ``"polynomial"``.
+    gamma : float
+        Of the kernel.
+    n_columns : int
+        d, of the rows that it takes.
+    eigenvalues_ : Array, shape (s,)
+        Estimates of the largest eigenvalues of the kernel matrix.
+    cluster_centers_ : Array, shape (k, s)
+        In the space of the embedding, whose squared unit is the kernel's.
+    inertia_ : float
+        Sum of the squared distances to the closest centre there.
+    kept : bool
+        Whether all parties have a ``state-dir`` and have kept their parts in it.
+    missing : list of str
+        Parties that failed, without which it was trained.
+    parts : list of dict, optional
+        One a party, where all are in one process: with split rows a
+        :class:`~vfl_flower.numerics.kernel_embedding.Part`, else only its ``labels``.
+    """
+
+    kind: ClassVar[str] = "kernel k-means"
+
+    model: str
+    kernel: str
+    gamma: float
+    n_columns: int
+    eigenvalues_: Array
+    cluster_centers_: Array
+    inertia_: float
+    kept: bool = False
+    missing: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] | None = field(default=None, repr=False)
+
+    @property
+    def number(self) -> str:
+        """Number under which parties keep their parts of the model."""
+        return self.model
+
+    @property
+    def note(self) -> str:
+        """Say where the labels are, and who is missing."""
+        where = (
+            f"model {self.model}: labels and parts are in the parties' state-dirs"
+            if self.kept
+            else f"model {self.model}: parties without a state-dir keep no labels"
+        )
+        without = f"; without {', '.join(self.missing)}" if self.missing else ""
+        return where + without
+
+    @property
+    def labels_(self) -> list[Array]:
+        """Clusters of the rows of training, an array of shape (n_m,) a party.
+
+        Only of the parties that took part, not of `missing` ones.
+
+        Raises
+        ------
+        ValueError
+            They are at the parties.
+        """
+        return [np.asarray(part["labels"]) for part in self._parts()]
+
+    def transform(self, X: Array) -> Array:
+        """Return the embedding of rows, shape (n, s): products estimate the kernel's.
+
+        Parameters
+        ----------
+        X : Array, shape (n, d)
+            Rows, of training or new ones; in the unit of those of training.
+
+        Raises
+        ------
+        ValueError
+            The rows have other columns, the parts are not here, or they hold no map.
+        """
+        return embed_rows(self._map(X), np.asarray(X))
+
+    def predict(self, X: Array) -> Array:
+        """Return the clusters of rows, shape (n,); see :meth:`transform`."""
+        return label_rows(self._map(X), np.asarray(X))
+
+    @classmethod
+    def label_rows(cls, part: Mapping[str, Any], X: Array) -> Array:
+        """Return the clusters of rows by one party's part of a model, shape (n,).
+
+        Raises
+        ------
+        ValueError
+            The part holds no map of rows.
+        """
+        return label_rows(_with_map(part), X)
+
+    def _parts(self) -> list[dict[str, Any]]:
+        if self.parts is None:
+            raise ValueError(
+                f"the labels and parts of model {self.model} lie at the parties, where "
+                "python -m vfl_flower.app.label labels new rows"
+            )
+        return self.parts
+
+    def _map(self, X: Array) -> Part:
+        part = _with_map(self._parts()[0])
+        shape, kind = np.shape(X), np.asarray(X).dtype.kind
+        if len(shape) != 2 or shape[1] != self.n_columns or kind not in "biuf":
+            raise ValueError(
+                f"X must be a matrix of {self.n_columns} columns of real numbers, got "
+                f"shape {shape} and dtype {np.asarray(X).dtype}"
+            )
+        return part
+
+    def arrays(self) -> Arrays:
+        """Return the settings and, where they are here, ``part_<m>.<name>``."""
+        named = {
+            "model": np.array(self.model),
+            "kernel": np.array(self.kernel),
+            "gamma": np.array(self.gamma),
+            "n_columns": np.array(self.n_columns),
+            "eigenvalues": self.eigenvalues_,
+            "centers": self.cluster_centers_,
+            "inertia": np.array(self.inertia_),
+            "kept": np.array(self.kept),
+            "missing": np.array(self.missing, dtype=str),
+            "parties": np.array(len(self.parts or [])),
+        }
+        for m, part in enumerate(self.parts or []):
+            named |= {f"part_{m}.{name}": np.array(v) for name, v in part.items()}
+        return named
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        stored = plain(arrays)
+        parts = []
+        for m in range(int(stored["parties"])):
+            head = f"part_{m}."
+            part = {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
+            parts.append({k: v if v.ndim else v.item() for k, v in part.items()})
+        return cls(
+            str(stored["model"]),
+            str(stored["kernel"]),
+            float(stored["gamma"]),
+            int(stored["n_columns"]),
+            stored["eigenvalues"],
+            stored["centers"],
+            float(stored["inertia"]),
+            bool(stored["kept"]),
+            stored["missing"].tolist(),
+            parts or None,
+        )
+
+
+def _with_map(part: Mapping[str, Any]) -> Part:
+    """Return a party's part of a model, if it maps rows to the embedding.
+
+    Raises
+    ------
+    ValueError
+        It does not.
+    """
+    if "P" not in part:
+        raise ValueError(
+            "only a model of split rows, trained with cem, labels new rows"
+        )
+    return cast(Part, part)

@@ -1,0 +1,128 @@
+"""The model of MUFC: clusters that can forget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models.base import Model, plain
+from vfl_flower.typing import Array, Arrays
+
+
+@dataclass
+class MUFCModel(Model):
+    """Global clusters of a model that can forget.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    version : int
+        1 after training, and one more after each request.
+    cluster_centers_ : Array, shape (K, d)
+        C_s, in the unit of the columns.
+    inertia_ : float
+        Sum of the squared distances of the rows to the centres of their clusters, those
+        of their local centroids, in sides of the box squared; NaN where no party has
+        been asked.
+    sizes_ : Array of int, shape (K,)
+        Rows in each cluster; none where no party has been asked.
+    kept : bool
+        Whether parties and server have kept what they need to forget.
+    missing : list of str
+        Names of parties that failed, without which it was trained.
+    lower, upper : Array, shape (d,) or ()
+        The box that columns are scaled by.
+    labels_ : list of Array, optional
+        Clusters of the rows that were not forgotten, an array a party, where all are
+        in one process.
+    """
+
+    kind: ClassVar[str] = "mufc"
+
+    model: str
+    version: int
+    cluster_centers_: Array
+    inertia_: float = math.nan
+    sizes_: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    kept: bool = False
+    missing: list[str] = field(default_factory=list)
+    lower: Array = field(default_factory=lambda: np.array(-0.5))
+    upper: Array = field(default_factory=lambda: np.array(0.5))
+    labels_: list[Array] | None = field(default=None, repr=False)
+
+    @property
+    def number(self) -> str:
+        """Number under which parties and server keep their state of the model."""
+        return self.model
+
+    @property
+    def note(self) -> str:
+        """Say whether it can forget, and who is missing."""
+        can = (
+            "can forget" if self.kept else "cannot forget: not all have a state folder"
+        )
+        without = f"; without {', '.join(self.missing)}" if self.missing else ""
+        return f"model {self.model}, version {self.version}, {can}{without}"
+
+    def predict(self, X: Array) -> Array:
+        """Return the nearest centre of rows, shape (n,), in sides of the box.
+
+        Parameters
+        ----------
+        X : Array, shape (n, d)
+            Rows in the unit of those of training; they may be outside the box.
+
+        Raises
+        ------
+        ValueError
+            The rows have other columns, or values that are no finite numbers.
+        """
+        from vfl_flower.numerics.kmeans import assign
+        from vfl_flower.numerics.mufc import Box
+
+        rows, box = np.asarray(X), Box(self.lower, self.upper)
+        d = self.cluster_centers_.shape[1]
+        if rows.ndim != 2 or rows.shape[1] != d:
+            raise ValueError(
+                f"X must be a matrix of {d} columns, got shape {rows.shape}"
+            )
+        if rows.dtype.kind not in "biuf" or not np.isfinite(rows).all():
+            raise ValueError("X must hold finite numbers")
+        rows = rows.astype(np.float64)
+        return assign(box.scale(rows), box.scale(self.cluster_centers_))[0]
+
+    def arrays(self) -> Arrays:
+        """Return the centres, sizes and settings; labels stay where they are."""
+        return {
+            "model": np.array(self.model),
+            "version": np.array(self.version),
+            "centers": self.cluster_centers_,
+            "inertia": np.array(self.inertia_),
+            "sizes": self.sizes_,
+            "kept": np.array(self.kept),
+            "missing": np.array(self.missing, dtype=str),
+            "lower": np.asarray(self.lower),
+            "upper": np.asarray(self.upper),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        values = plain(arrays)
+        return cls(
+            str(values["model"]),
+            int(values["version"]),
+            values["centers"],
+            float(values["inertia"]),
+            values["sizes"],
+            bool(values["kept"]),
+            values["missing"].tolist(),
+            values["lower"],
+            values["upper"],
+        )

@@ -1,0 +1,233 @@
+"""The party's end of the wire: what stands between a message and a step.
+
+The damage check, the contract of the step, the order of rounds, the party's memory,
+masks, and errors that leave the party without its values are here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Len, MaxLen
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from vfl_flower.protocol.contract import (
+    ContractError,
+    fields_of,
+    flatten,
+    structure,
+)
+from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.messages import (
+    DAMAGED,
+    FAILED,
+    MALFORMED,
+    REFUSED,
+    CorruptMessage,
+    digest,
+    pack,
+    unpack,
+)
+from vfl_flower.protocol.parts import load_part, write_predictions
+from vfl_flower.protocol.party import Party, PartyError, digest_ids
+from vfl_flower.protocol.steps import Step
+from vfl_flower.protocol.sums import PartySums
+from vfl_flower.version import __version__
+
+log = logging.getLogger("vfl_flower")
+
+Load = Callable[[Context], Party]
+
+MOST_OF_NAME = 100
+"""Characters in the name of a party at most."""
+
+Text = Annotated[str, MaxLen(200)]
+
+
+class Hello(TypedDict):
+    """Reply of ``hello``: the only facts that reach the server unasked."""
+
+    columns_digest: Text
+    name: Annotated[str, MaxLen(MOST_OF_NAME)]
+    index: Annotated[int, Ge(-1)]
+    n_parties: Annotated[int, Ge(0)]
+    n_rows: Annotated[int, Ge(1)]
+    n_columns: Annotated[int, Ge(1)]
+    n_labels: Annotated[int, Ge(0)]
+    ids_digest: Text
+    version: Text
+    public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
+
+
+def _hello(
+    party: Party, partition: Literal["vertical", "horizontal"] = "vertical"
+) -> Hello:
+    """Say who this party is; :func:`answer` adds the public key of the run."""
+    names = party.columns if partition == "horizontal" else None
+    return {
+        "columns_digest": digest_ids(np.array(names)) if names else "",
+        "name": party.name or "",
+        "index": -1 if party.index is None else party.index,
+        "n_parties": party.n_parties,
+        "n_rows": party.n_rows,
+        "n_columns": party.X.shape[1],
+        "n_labels": party.n_labels,
+        "ids_digest": party.ids_digest or "",
+        "version": __version__,
+        "public_key": bytes(KEY_BYTES),
+    }
+
+
+hello = Step(_hello, "hello")
+"""The first step of every run."""
+
+
+def serve(
+    app: ClientApp,
+    load: Load,
+    steps: Iterable[Step[..., Any]],
+    *,
+    allow_plain: bool = False,
+) -> None:
+    """Add steps to a ClientApp, as ``train.<action>``; see ``vfl_flower.register``."""
+
+    def add(step: Step[..., Any]) -> None:
+        @app.train(step.action)
+        def answer_step(message: Message, context: Context) -> Message:
+            return answer(step, message, context, load, allow_plain)
+
+    for step in [hello, *steps]:
+        add(step)
+
+
+def answer(
+    step: Step[..., Any],
+    message: Message,
+    context: Context,
+    load: Load,
+    allow_plain: bool,
+) -> Message:
+    """Run one step for one message, or say why not, without a value of the data."""
+    start = time.perf_counter()
+    name = context.node_config.get("party-name")
+    try:
+        values, frame = unpack(message.content)
+        message.content.clear()  # its arrays are in `values`: tens of MB
+        memory = Memory(context.state)
+        party = _loaded(load, context)
+        name = party.name or name
+        clipped = 0
+        if step is hello:
+            greeting = Greeting(**structure(fields_of(Greeting), frame, {}))
+            reply = flatten(step(party, **_arguments(step, values, party)))
+            reply["public_key"] = memory.open(greeting.session)
+        else:
+            # What was asked, and of which step: two have the same content.
+            frame["digest"] += step.action.encode()
+            asked = Frame.parse(frame)
+            reply, clipped = _run(step, values, asked, party, memory, allow_plain)
+        seconds = time.perf_counter() - start
+        content = pack(reply, {"seconds": seconds, "clipped": clipped})
+        return Message(content, reply_to=message)
+    except CorruptMessage as error:
+        code, reason = DAMAGED, str(error)
+    except PartyError as error:
+        log.error("refused %s: %s", step.action, error)
+        code, reason = REFUSED, str(error)
+    except ContractError as error:
+        log.error("refused %s: %s", step.action, error)
+        code, reason = MALFORMED, f"the request is malformed: {error}"
+    except Exception:
+        log.exception("step %s failed", step.action)
+        code = FAILED
+        reason = "the step failed unexpectedly, and the reason is in the party's log"
+    if step is hello and name and repr(name) not in reason:
+        reason = f"party {name!r}: {reason}"  # the server does not know it yet
+    return Message(Error(code, reason), reply_to=message)
+
+
+def _run(
+    step: Step[..., Any],
+    values: dict[str, Any],
+    frame: Frame,
+    party: Party,
+    memory: Memory,
+    allow_plain: bool,
+) -> tuple[dict[str, Any], int]:
+    """Run a step of the protocol; return its reply and the number of clipped values."""
+    private_key, public_keys = memory.enter(frame, party)
+    if frame.masking == "plain" and not allow_plain:
+        raise PartyError("this party sends its addends only under masks")
+    party.allow_plain = allow_plain
+    if frame.model is not None:
+        recall_part(party, step, frame.model)
+    part = party.part
+    sums = PartySums(private_key, public_keys, frame, allow_plain)
+    sums.open(step, values)
+    reply = flatten(step(party, **_arguments(step, values, party)))
+    clipped = sums.hide(step, reply)
+    memory.leave(frame, party, digest(pack(reply)))
+    if party.part is not part:
+        memory.keep_part(party, step.algorithm)
+    keep_predictions(party, memory.run, frame.model)
+    return reply, clipped
+
+
+def _arguments(
+    step: Step[..., Any], values: dict[str, Any], party: Party
+) -> dict[str, Any]:
+    """Return the arguments of a step, checked against its contract and the data."""
+    n_rows, n_columns = party.X.shape
+    sizes = {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}
+    return structure(step.contract.request, values, sizes)
+
+
+def _loaded(load: Load, context: Context) -> Party:
+    """Return a copy of the party; its index is that of its node where it has none."""
+    party = load(context)
+    if not isinstance(party, Party):
+        raise PartyError(f"load must return a Party, got {type(party).__name__}")
+    party = copy.copy(party)
+    place = context.node_config.get("partition-id")
+    if party.index is None and isinstance(place, int):
+        party.index = place
+    return party
+
+
+def recall_part(party: Party, step: Step[..., Any], model: str) -> None:
+    """Load the party's part of the model that a message names."""
+    if party.state_dir is None:
+        raise PartyError("this party has no state-dir, so it keeps no part of a model")
+    part = load_part(party.state_dir, model, step.algorithm)
+    settings = dict(part.settings)
+    if settings.pop("encoding", None) != party.encoding:
+        raise PartyError(
+            "new rows must be encoded as those of training: set task to 'predict' and "
+            "model in the run config, or load them with the encoding of the part"
+        )
+    party.part = {**settings, **part.arrays}
+
+
+def keep_predictions(party: Party, run: str, model: str | None) -> None:
+    """Write the party's predictions to a CSV file in its ``state-dir``."""
+    made = party.predictions
+    if made is None or party.state_dir is None:
+        return
+    number = model or made.model or run
+    ids = party.read_ids()
+    if made.rows is not None:
+        rows = made.rows.tolist()
+        ids = rows if ids is None else [ids[row] for row in rows]
+    write_predictions(
+        party.state_dir / f"predictions-{number}{f'-{run}' if model else ''}.csv",
+        ids,
+        made.values,
+        f"the predictions of model {number}",
+    )

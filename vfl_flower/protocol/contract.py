@@ -1,0 +1,528 @@
+"""What a message may hold: the types of a step's parameters and of its reply.
+
+A step declares them once, as the annotations of its function. The same declaration
+checks each request at the party and each reply at the server, and says how values
+travel. These annotations have a meaning in a message:
+
+===============================  =====================================================
+``bool``, ``int``, ``float``     a number; floats are finite
+``str``, ``bytes``               text; ``Literal["a", "b"]`` one of these values
+``list[str]``, ``list[int]``     a list of them
+``Annotated[int, Ge(1)]``        bounds of ``annotated_types``, so ``PositiveInt`` too
+``Annotated[Array, Reals(..)]``  an array of finite real numbers, of a shape
+``Annotated[Array, Whole(..)]``  an array of whole numbers in a range, of a shape; also
+                                 with ``MinLen(1)``: of length 1 or more
+``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated as each
+a frozen dataclass               its fields, as ``name.field``
+``T | None``, ``NotRequired``    may be left out
+===============================  =====================================================
+
+A shape is a text with a word for each dimension: a number, ``*`` for any size, or a
+name. ``n_rows``, ``n_columns`` and ``n_parties`` are those of the party, and the whole
+numbers of a request are known by their names; any other name stands for one size in
+the whole request and its reply.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import numpy as np
+from annotated_types import MaxLen, MinLen
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from vfl_flower.protocol.rules import describe
+from vfl_flower.protocol.seals import Sealed
+
+S = TypeVar("S")
+
+Sizes = dict[str, int]
+"""Sizes of dimensions, and whole numbers of a request, by name."""
+
+MOST_DIGITS = 6
+"""Digits of the number of an array among those of one name."""
+
+
+class ContractError(ValueError):
+    """A value is not what the contract of its step says; the text gives no value."""
+
+
+@dataclass(frozen=True)
+class Reals:
+    """An array of finite real numbers.
+
+    Parameters
+    ----------
+    shape : str
+        A word for each dimension; see the module's documentation.
+    """
+
+    shape: str
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An array of whole numbers.
+
+    Parameters
+    ----------
+    shape : str
+        A word for each dimension; see the module's documentation.
+    least : int
+        The smallest value.
+    below : int or str, optional
+        What all values are below; a size by its name, as ``"n_rows"``.
+    """
+
+    shape: str
+    least: int = 0
+    below: int | str | None = None
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """How a value of a reply leaves the party; without it, in the clear.
+
+    A parameter that is marked so must come from another party, encrypted.
+
+    Parameters
+    ----------
+    how : {"sum", "sealed", "secret"}
+        ``"sum"``: under a mask, and the server may learn the sum over the parties.
+        ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
+        encrypted for each other party.
+    """
+
+    how: Literal["sum", "sealed", "secret"]
+
+
+IN_SUM = Leaves("sum")
+"""The server may learn the sum over all parties, and nothing else."""
+SEALED = Leaves("sealed")
+"""One party may learn the sum over all parties, and the server not even that."""
+SECRET = Leaves("secret")
+"""For the other parties; the server passes it on and cannot read it."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared value of a request, a reply or a state.
+
+    Attributes
+    ----------
+    kind : type
+        ``np.ndarray``, ``dict`` of arrays, a dataclass, or ``object`` for a value that
+        `annotation` checks.
+    annotation : type
+        Of a value that is none of these: its type with its bounds.
+    array : Reals, Whole or None
+        What an array holds, or each of a dictionary.
+    lengths : tuple of MinLen or MaxLen
+        Bounds of the first dimension of an array.
+    leaves : Leaves or None
+        How it leaves the party.
+    required : bool
+        Whether it must be there.
+    default : int or None
+        What a whole number is where it is left out.
+    """
+
+    kind: Any
+    annotation: Any = None
+    array: Reals | Whole | None = None
+    lengths: tuple[MinLen | MaxLen, ...] = ()
+    leaves: Leaves | None = None
+    required: bool = True
+    default: int | None = None
+
+
+def parse(annotation: Any) -> Field:
+    """Return the field that an annotation declares.
+
+    Raises
+    ------
+    TypeError
+        The annotation has no meaning in a message.
+    """
+    metadata: list[Any] = []
+    required = True
+    bare = annotation
+    while True:
+        origin, arguments = get_origin(bare), get_args(bare)
+        if origin in (NotRequired, Required):
+            required &= origin is Required
+            bare = arguments[0]
+        elif origin is Annotated:
+            metadata += arguments[1:]
+            bare = arguments[0]
+        elif origin in (Union, types.UnionType) and types.NoneType in arguments:
+            required = False
+            bare = Union[tuple(a for a in arguments if a is not types.NoneType)]  # noqa: UP007
+        else:
+            break
+    leaves = next((m for m in metadata if isinstance(m, Leaves)), None)
+    rules = [m for m in metadata if m != leaves]
+    if origin is np.ndarray or bare is np.ndarray:
+        return Field(np.ndarray, None, *_array_rules(rules), leaves, required)
+    if origin is dict and arguments[0] is int:
+        item = parse(arguments[1])
+        array, lengths = _array_rules(rules)
+        array, leaves = array or item.array, leaves or item.leaves
+        if item.kind is np.ndarray:
+            return Field(dict, None, array, lengths or item.lengths, leaves, required)
+    if isinstance(bare, type) and dataclasses.is_dataclass(bare) and not rules:
+        return Field(bare, leaves=leaves, required=required)
+    if not _is_plain(bare):
+        raise TypeError(f"{annotation!r} has no meaning in a message")
+    checked = Annotated[(bare, *rules)] if rules else bare
+    return Field(object, checked, leaves=leaves, required=required)
+
+
+def _array_rules(
+    rules: list[Any],
+) -> tuple[Reals | Whole | None, tuple[MinLen | MaxLen, ...]]:
+    """Return what an array holds, and the bounds of its length."""
+    array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
+    lengths = tuple(rule for rule in rules if isinstance(rule, MinLen | MaxLen))
+    for rule in rules:
+        if rule not in (array, *lengths):
+            raise TypeError(f"{rule!r} has no meaning for an array in a message")
+    return array, lengths
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Return whether pydantic checks a value as a message carries it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Annotated, list):
+        return _is_plain(arguments[0])
+    if origin in (Union, types.UnionType):
+        return all(map(_is_plain, arguments))
+    return origin is Literal or annotation in (bool, int, float, str, bytes)
+
+
+def fields_of(declaration: Any) -> Mapping[str, Field]:
+    """Return the fields of a dataclass or a TypedDict by their names.
+
+    Raises
+    ------
+    TypeError
+        It is neither, or an annotation has no meaning in a message.
+    """
+    return _fields_of(declaration)
+
+
+@cache
+def _fields_of(declaration: Any) -> Mapping[str, Field]:
+    hints = get_type_hints(declaration, include_extras=True)
+    if is_typeddict(declaration):
+        needed = declaration.__required_keys__  # knows ``total=False`` alone
+        return {n: _with_default(parse(h), None, n in needed) for n, h in hints.items()}
+    return {
+        f.name: _with_default(
+            parse(hints[f.name]),
+            f.default,
+            f.default is f.default_factory is dataclasses.MISSING,
+        )
+        for f in dataclasses.fields(declaration)
+    }
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, Field]:
+    """Return the fields of a step's parameters, without the party."""
+    hints = get_type_hints(function, include_extras=True)
+    _, *parameters = inspect.signature(function).parameters.values()
+    empty = inspect.Parameter.empty
+    return {
+        p.name: _with_default(parse(hints[p.name]), p.default, p.default is empty)
+        for p in parameters
+    }
+
+
+def _with_default(declared: Field, default: object, needed: bool) -> Field:
+    return dataclasses.replace(
+        declared,
+        required=declared.required and needed,
+        default=default if type(default) is int else None,
+    )
+
+
+# -- flat names and structured values --------------------------------------------------
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as they travel: arrays and scalars under flat names.
+
+    None is left out, a dataclass becomes ``name.field`` and a dictionary ``name_k``.
+    """
+    flattened: dict[str, Any] = {}
+    for name, value in values.items():
+        if _has_fields(value):
+            flattened |= {f"{name}.{key}": part for key, part in flat(value).items()}
+        elif isinstance(value, dict):
+            flattened |= {f"{name}_{key}": part for key, part in value.items()}
+        elif value is not None:
+            flattened[name] = list(value) if isinstance(value, tuple) else value
+    return flattened
+
+
+def _has_fields(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | Sealed)
+
+
+def structure(
+    fields: Mapping[str, Field], values: Mapping[str, Any], sizes: Sizes | None = None
+) -> dict[str, Any]:
+    """Return the values that flat ones stand for, each of its declared type.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        What is declared.
+    values : mapping of str to Any
+        What a message holds, as :func:`flatten` gives it.
+    sizes : dict of str to int, optional
+        Sizes that are known, to which those of these values are added. None: values
+        are taken as they are, since they never left the machine.
+
+    Raises
+    ------
+    ContractError
+        A value is missing, not declared, or not what the declaration says.
+    """
+    left = dict(values)
+    structured = {}
+    for name, declared in _numbers_first(fields):
+        value = _take(name, declared, left, sizes)
+        if value is not None:
+            structured[name] = value
+        elif declared.required:
+            raise ContractError(f"{name!r} is missing")
+    if left:
+        raise ContractError(f"{min(left)[:60]!r} is not a value that it may hold")
+    return structured
+
+
+def _numbers_first(fields: Mapping[str, Field]) -> list[tuple[str, Field]]:
+    """Return the fields with arrays last, since numbers may give their sizes."""
+
+    def place(item: tuple[str, Field]) -> int:
+        kinds = {object: 0, np.ndarray: 2, dict: 2}
+        return kinds.get(item[1].kind, 1)
+
+    return sorted(fields.items(), key=place)
+
+
+def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None) -> Any:
+    """Take one value out of those that are left, or None."""
+    kind: Any = declared.kind
+    if kind is dict:
+        family = {number: left.pop(key) for number, key in _family(name, left)}
+        if sizes is not None:
+            for number, array in family.items():
+                _check_array(f"{name}_{number}", declared, array, sizes)
+        return family or ({} if declared.required else None)
+    if dataclasses.is_dataclass(declared.kind):
+        head = f"{name}."
+        keys = [key for key in left if key.startswith(head)]
+        inside = {key.removeprefix(head): left.pop(key) for key in keys}
+        if not inside and not declared.required:
+            return None
+        try:
+            return kind(**structure(fields_of(kind), inside, sizes))
+        except ContractError as error:
+            raise ContractError(f"{name}: {error}") from None
+    value: Any = left.pop(name, None)
+    if sizes is None:
+        return value
+    if kind is np.ndarray:
+        if value is not None:
+            _check_array(name, declared, value, sizes)
+        return value
+    if value is not None:
+        value = _checked(name, declared, value)
+    size = declared.default if value is None else value
+    if type(size) is int:
+        sizes[name] = size
+    return value
+
+
+def _family(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
+    """Return the names ``name_0``, ``name_1``, .. with their numbers, in order."""
+    family = []
+    for key in names:
+        head, _, number = key.rpartition("_")
+        if head == name and number.isdecimal() and len(number) <= MOST_DIGITS:
+            # Not ``name_00``, which would be another name of the same array.
+            family += [(int(number), key)] if str(int(number)) == number else []
+    return sorted(family)
+
+
+def flat(value: Any) -> dict[str, Any]:
+    """Return a dataclass as arrays and scalars under flat names."""
+    return flatten({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+
+
+def restore(kind: type[S], kept: Mapping[str, Any]) -> S:
+    """Return the dataclass of which :func:`flat` gave these values."""
+    return kind(**structure(fields_of(kind), kept))
+
+
+# -- checks ----------------------------------------------------------------------------
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _checked(name: str, declared: Field, value: object) -> Any:
+    """Return a value that is no array, of its type: a float where 1 is one.
+
+    Raises
+    ------
+    ContractError
+        It is not what its annotation says.
+    """
+    try:
+        return _adapter(declared.annotation).validate_python(value)
+    except ValidationError:
+        rule = describe(declared.annotation)
+    raise ContractError(f"{name!r} must be {rule}")
+
+
+def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> None:
+    """Raise unless a value is the array that is declared; learn sizes from it.
+
+    Raises
+    ------
+    ContractError
+        The text names the value and the rule.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ContractError(f"{name!r} must be an array")
+    rule = declared.array
+    if rule is None:
+        return
+    whole = isinstance(rule, Whole)
+    if array.dtype.kind not in ("iu" if whole else "biuf"):
+        numbers = "whole" if whole else "real"
+        raise ContractError(f"{name!r} must hold {numbers} numbers, got {array.dtype}")
+    check_shape(name, rule.shape, array.shape, sizes)
+    for length in declared.lengths:
+        match length:
+            case MinLen(min_length=least) if len(array) < least:
+                raise ContractError(f"{name!r} must have length {least} or more")
+            case MaxLen(max_length=most) if len(array) > most:
+                raise ContractError(f"{name!r} must have length {most} or less")
+    if not array.size:
+        return
+    if isinstance(rule, Reals):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ContractError(f"{name!r} must hold finite numbers")
+        return
+    below = sizes.get(rule.below) if isinstance(rule.below, str) else rule.below
+    if array.min() < rule.least:
+        raise ContractError(f"{name!r} must hold numbers of at least {rule.least}")
+    if below is not None and array.max() >= below:
+        raise ContractError(f"{name!r} must hold numbers below {below}")
+
+
+def check_shape(name: str, shape: str, given: tuple[int, ...], sizes: Sizes) -> None:
+    """Raise unless an array has the declared shape; learn sizes from it.
+
+    Raises
+    ------
+    ContractError
+        It has another number of dimensions, or another size of one.
+    """
+    words = shape.split()
+    fits = len(words) == len(given)
+    for word, size in zip(words, given, strict=False):
+        if word.isdecimal():
+            fits &= size == int(word)
+        elif word != "*":
+            fits &= size == sizes.setdefault(word, size)
+    if not fits:
+        wanted = ", ".join(str(sizes.get(word, word)) for word in words)
+        got = ", ".join(map(str, given))
+        raise ContractError(f"{name!r} must have shape ({wanted}), got ({got})")
+
+
+def learn_sizes(
+    fields: Mapping[str, Field], values: Mapping[str, Any], sizes: Sizes
+) -> None:
+    """Add the sizes that the values of a request give, as its own sender has them.
+
+    What is sealed for a party has no size that the sender could know.
+
+    Raises
+    ------
+    ContractError
+        Two values disagree about a size.
+    """
+    for name, declared in _numbers_first(fields):
+        value = values.get(name, declared.default)
+        if _has_fields(value):
+            inside = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            learn_sizes(fields_of(type(value)), inside, sizes)
+        elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+            sizes[name] = int(value)
+        elif declared.array is not None:
+            for array in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(array, np.ndarray):
+                    check_shape(name, declared.array.shape, array.shape, sizes)
+
+
+def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
+    """Return what is declared of the value under a flat name, if anything is."""
+    if name in fields:
+        return fields[name]
+    head, _, number = name.rpartition("_")
+    family = fields.get(head) if number.isdecimal() else None
+    return family if family is not None and family.kind is dict else None
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The declared values of one step.
+
+    Attributes
+    ----------
+    request : mapping of str to Field
+        Its parameters.
+    reply : mapping of str to Field
+        What it returns.
+    """
+
+    request: Mapping[str, Field]
+    reply: Mapping[str, Field] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Contract:
+        """Return the contract that a step's annotations declare.
+
+        Raises
+        ------
+        TypeError
+            An annotation has no meaning in a message.
+        """
+        hints = get_type_hints(function, include_extras=True)
+        return cls(parameters_of(function), fields_of(hints["return"]))

@@ -1,0 +1,176 @@
+"""The only accounting: round trips, messages, bytes, scalars and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class Entry:
+    """What one action cost with one party.
+
+    Attributes
+    ----------
+    action, party : str
+        Step and name of the party.
+    messages : int
+        Messages sent to the party, those asked again included.
+    bytes_down, bytes_up : int
+        Serialised content from the server and to it.
+    units_down, units_up : int
+        Scalars in the arrays of these messages, the papers' unit.
+    seconds_computed : float
+        Time the party spent in the step, by its own clock.
+    clipped : int
+        Values that the party clipped to the bound of a fixed-point sum, unless that
+        sum was asked for again with a wider one.
+    """
+
+    action: str
+    party: str
+    messages: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    units_down: int = 0
+    units_up: int = 0
+    seconds_computed: float = 0.0
+    clipped: int = 0
+
+
+COUNTS = tuple(field.name for field in fields(Entry))[2:]
+"""What an entry counts."""
+
+
+@dataclass
+class Ledger:
+    """Costs of one run.
+
+    ``round_trips``, ``messages``, ``bytes_up``, ``bytes_down``, ``units``,
+    ``seconds_waited`` and ``seconds_computed`` are totals; ``entries`` has them by
+    action and party.
+
+    Attributes
+    ----------
+    entries : dict
+        One :class:`Entry` for each (action, party), in the order of the first message.
+    waits : dict
+        For each action the seconds that the server waited, a number a round trip.
+    """
+
+    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    waits: dict[str, list[float]] = field(default_factory=dict)
+
+    def entry(self, action: str, party: str) -> Entry:
+        """Return the entry to add to, made when it is new."""
+        return self.entries.setdefault((action, party), Entry(action, party))
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Give parties the names of their first reply, and put them in that order."""
+        place = {party: order for order, party in enumerate(names, start=1)}
+        before = sorted(self.entries.values(), key=lambda e: place.get(e.party, 0))
+        self.entries = {}
+        for entry in before:
+            renamed = self.entry(entry.action, names.get(entry.party, entry.party))
+            for name in COUNTS:  # where a run began again a party has some already
+                setattr(renamed, name, getattr(renamed, name) + getattr(entry, name))
+
+    def round_trip(self, action: str, seconds: float) -> None:
+        """Count one round trip and the time that the server waited for it."""
+        self.waits.setdefault(action, []).append(seconds)
+
+    def drop_clipped(self, action: str) -> None:
+        """Count no values clipped in an action whose replies are not used."""
+        for entry in self.of(action).entries.values():
+            entry.clipped = 0
+
+    def of(self, *actions: str) -> Ledger:
+        """Return the costs of some actions alone."""
+        return Ledger(
+            {key: entry for key, entry in self.entries.items() if key[0] in actions},
+            {name: waits for name, waits in self.waits.items() if name in actions},
+        )
+
+    def _sum(self, name: str) -> Any:
+        return sum(getattr(entry, name) for entry in self.entries.values())
+
+    @property
+    def round_trips(self) -> int:
+        """Times that the server asked and waited, ``hello`` included."""
+        return sum(len(seconds) for seconds in self.waits.values())
+
+    @property
+    def messages(self) -> int:
+        """Messages sent by the server."""
+        return int(self._sum("messages"))
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that the parties sent."""
+        return int(self._sum("bytes_up"))
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that the server sent."""
+        return int(self._sum("bytes_down"))
+
+    @property
+    def units(self) -> int:
+        """Scalars in both directions, to be put beside a paper's column."""
+        return int(self._sum("units_up") + self._sum("units_down"))
+
+    @property
+    def clipped(self) -> int:
+        """Values clipped in fixed-point sums; a result with any is not exact."""
+        return int(self._sum("clipped"))
+
+    @property
+    def seconds_waited(self) -> float:
+        """Seconds that the server waited for replies."""
+        return sum(sum(seconds) for seconds in self.waits.values())
+
+    @property
+    def seconds_computed(self) -> float:
+        """Seconds that the parties computed, added up."""
+        return float(self._sum("seconds_computed"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return totals and entries as plain numbers and strings, for JSON."""
+        totals = (
+            "round_trips",
+            "messages",
+            "bytes_up",
+            "bytes_down",
+            "units",
+            "clipped",
+            "seconds_waited",
+            "seconds_computed",
+        )
+        return {name: getattr(self, name) for name in totals} | {
+            "waits": self.waits,
+            "entries": [asdict(entry) for entry in self.entries.values()],
+        }
+
+    def table(self) -> str:
+        """Return the entries as an aligned table of text."""
+        header = [f.name.replace("_", " ") for f in fields(Entry)]
+        rows = [
+            [
+                f"{value:.3f}"
+                if isinstance(value, float)
+                else f"{value:,}"
+                if isinstance(value, int)
+                else value
+                for value in asdict(entry).values()
+            ]
+            for entry in self.entries.values()
+        ]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in [header, *rows]
+        ]
+        return "\n".join(lines)

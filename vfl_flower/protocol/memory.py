@@ -1,0 +1,196 @@
+"""What a party keeps from one message of a run to the next."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from vfl_flower.protocol.frame import KEY_BYTES, Frame
+from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.parts import ModelPart, save_part
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.secure_aggregation import new_private_key, public_key
+from vfl_flower.typing import Array
+
+SHARED = "shared"
+"""Where the session has the rows of which more than sums has left the party."""
+
+
+class Memory:
+    """What a party keeps in ``Context.state`` from one message of a run to the next.
+
+    These are the run's private key and the public keys of all; the last round, with
+    the digests of what it asked and of the reply; which rows were shared; and what the
+    steps remember, before and after that round. A round that is asked again is answered
+    from the state before it, so it gets the same reply. A round that went before, or
+    another question under the same number, is refused: its mask has been used.
+
+    Parameters
+    ----------
+    state : RecordDict
+        ``Context.state``, changed in place.
+    """
+
+    def __init__(self, state: RecordDict) -> None:
+        self.state = state
+
+    @property
+    def _records(self) -> Mapping[str, Any]:
+        return self.state  # its own type knows no type of a record
+
+    @property
+    def _session(self) -> Any:
+        return self._records.get("session")
+
+    @property
+    def run(self) -> str:
+        """Number of the run, and of the model that it trains; "" before any run."""
+        return f"{self._session['session']:016x}" if self._session else ""
+
+    def open(self, session: int) -> bytes:
+        """Begin a session and return the public key; the same one when asked again."""
+        known = self._session
+        if known is None or known["session"] != session:
+            private = new_private_key()
+            for name in list(self.state):
+                del self.state[name]
+            self.state["session"] = ConfigRecord(
+                {
+                    "session": session,
+                    "private_key": private,
+                    "secret": secrets.token_bytes(16),
+                    "round": 0,
+                    "digest": b"",
+                }
+            )
+        return public_key(self._session["private_key"])
+
+    def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
+        """Check the round, and give the party what it keeps.
+
+        Parameters
+        ----------
+        frame : Frame
+            Of the message.
+        party : Party
+            It gets its place in the run, its memory and its part of the model.
+
+        Returns
+        -------
+        bytes, list of bytes
+            The party's private key, and the public keys of all.
+
+        Raises
+        ------
+        PartyError
+            The message is of another run or round than the party's next one.
+        """
+        known = self._session
+        if known is None or known["session"] != frame.session:
+            raise PartyError("this party was restarted and has lost the run's state")
+        if frame.peers is not None:
+            known.setdefault("peers", frame.peers)
+        if "peers" not in known:
+            raise PartyError("this party was greeted twice and has lost the run's keys")
+        peers = bytes(known["peers"])
+        if frame.peers not in (None, peers):
+            raise PartyError("the parties' public keys changed during the run")
+        if len(peers) != KEY_BYTES * frame.parties:
+            raise PartyError(
+                f"the run has {len(peers) // KEY_BYTES} parties, the message says "
+                f"{frame.parties}"
+            )
+        again = frame.round == known["round"]
+        if frame.round < known["round"] or (again and frame.digest != known["digest"]):
+            raise PartyError(
+                f"round {frame.round} is over, the last one was {known['round']}"
+            )
+        if not again and frame.previous != known["round"]:
+            raise PartyError(
+                f"round {frame.round} does not follow round {known['round']}: this "
+                "party has lost the state of a round"
+            )
+        for name, wanted in frame.sums.items():
+            if not again and wanted.sum <= known.get(f"sum.{name}", 0):
+                raise PartyError(f"the masks of {name} {wanted.sum} have been used")
+        party.index, party.n_parties = frame.index, frame.parties
+        party.seed = frame.seed
+        party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
+        party.shared = self._shared(party)
+        # A step that is asked again does not see the part that it has left.
+        fresh = again and known.get("part_round") == frame.round
+        party.part = {} if fresh else self.part
+        party.resume(self._kept("before" if again else "after"))
+        start = range(0, len(peers), KEY_BYTES)
+        return known["private_key"], [peers[k : k + KEY_BYTES] for k in start]
+
+    def _shared(self, party: Party) -> Array | None:
+        """Return which rows were counted in the run so far, shape (n,), of bool."""
+        if SHARED not in self._session:
+            return None
+        packed = np.frombuffer(self._session[SHARED], dtype=np.uint8)
+        return np.unpackbits(packed, count=party.n_rows).astype(bool)
+
+    def leave(self, frame: Frame, party: Party, reply: bytes) -> None:
+        """Keep what the party remembers, and that the round is done.
+
+        Raises
+        ------
+        PartyError
+            The round was asked again and its reply is another one: under the same
+            masks the two would show their difference.
+        """
+        session = self._session
+        again = frame.round == session["round"]
+        if again and reply != session["reply"]:
+            raise PartyError(
+                f"round {frame.round} has another reply than before: the party's "
+                "data have changed during the run"
+            )
+        content = pack(party.remembered())
+        for kind in ("arrays", "settings"):
+            # Only now, since a round that failed in its step may be asked again, and
+            # so may the one before it.
+            if not again and f"after.{kind}" in self.state:
+                self.state[f"before.{kind}"] = self.state[f"after.{kind}"]
+            self.state[f"after.{kind}"] = content[kind]
+        session.update({f"sum.{n}": wanted.sum for n, wanted in frame.sums.items()})
+        session.update(round=frame.round, digest=frame.digest, reply=reply)
+        if (shared := party.shared) is not None:
+            if (before := self._shared(party)) is not None:
+                shared = shared | before  # a step can add rows, and take none back
+            session[SHARED] = np.packbits(shared).tobytes()
+
+    def keep_part(self, party: Party, algorithm: str) -> None:
+        """Keep ``party.part``, here and in the party's ``state-dir``."""
+        content = pack(party.part)
+        self._session["part_round"] = self._session["round"]
+        self.state["part.arrays"] = content["arrays"]
+        self.state["part.settings"] = content["settings"]
+        if party.state_dir is not None:
+            arrays = {k: v for k, v in party.part.items() if isinstance(v, np.ndarray)}
+            settings = {k: v for k, v in party.part.items() if k not in arrays}
+            settings["encoding"] = party.encoding
+            part = ModelPart(self.run, algorithm, settings, arrays)
+            save_part(party.state_dir, part)
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The part of the model that the run has trained, or nothing."""
+        return self._kept("part")
+
+    def remembered(self, name: str) -> Array | None:
+        """Return an array that the steps remember in the run, if it is there."""
+        value = self._kept("after").get(name)
+        return value if isinstance(value, np.ndarray) else None
+
+    def _kept(self, name: str) -> dict[str, Any]:
+        """Return what was packed into two records of a state."""
+        kept = dict(self._records.get(f"{name}.settings") or {})
+        for key, array in (self._records.get(f"{name}.arrays") or {}).items():
+            kept[key] = array.numpy()
+        return kept

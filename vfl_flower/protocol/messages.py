@@ -1,0 +1,133 @@
+"""Named arrays and settings to and from the content of a Flower message."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
+
+from vfl_flower.typing import Values
+
+FRAME = "frame"
+"""Record of what the frame itself sends: round, seed, digest and the like."""
+
+RECORDS = {"arrays": ArrayRecord, "settings": ConfigRecord, FRAME: ConfigRecord}
+"""Records of a message and their types."""
+
+
+REFUSED = 1001
+"""Error code of a reply: the party refuses, with its reason."""
+FAILED = 1002
+"""Error code of a reply: the step raised what it should not; see the party's log."""
+DAMAGED = 1003
+"""Error code of a reply: the message arrived damaged and may be sent again."""
+MALFORMED = 1004
+"""Error code of a reply: the message is whole, and not what its step declares."""
+
+
+class CorruptMessage(ValueError):
+    """The content of a message does not match the digest it came with."""
+
+
+def pack(values: Values, frame: Values | None = None) -> RecordDict:
+    """Turn named arrays and settings into the content of one message.
+
+    Parameters
+    ----------
+    values : Values
+        Arrays go into an ``ArrayRecord``, everything else into a ``ConfigRecord``.
+    frame : Values, optional
+        Settings of the frame, kept apart from those of the step.
+
+    Returns
+    -------
+    RecordDict
+        Holds a SHA-256 of all of it, so that damage on the way is noticed.
+    """
+    arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(
+                {
+                    k: FlowerArray(np.ascontiguousarray(v).reshape(v.shape))
+                    for k, v in arrays.items()
+                }
+            ),
+            "settings": ConfigRecord(
+                {k: _scalar(v) for k, v in values.items() if k not in arrays}
+            ),
+            FRAME: ConfigRecord({k: _scalar(v) for k, v in (frame or {}).items()}),
+        }
+    )
+    _records(content)[FRAME]["digest"] = digest(content)
+    return content
+
+
+def _scalar(value: Any) -> Any:
+    """Return NumPy's numbers as Python's: only these come back as they went."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values and the frame's settings, its ``digest`` among them.
+
+    Raises
+    ------
+    CorruptMessage
+        A record is missing, the digest does not fit, or an array cannot be read.
+    """
+    records = _records(content)
+    for name, kind in RECORDS.items():
+        if not isinstance(records.get(name), kind):
+            raise CorruptMessage(f"the message lacks its record {name!r}")
+    frame: dict[str, Any] = dict(records[FRAME])
+    if frame.get("digest") != digest(content):
+        raise CorruptMessage("the message was damaged on its way")
+    values: dict[str, Any] = dict(records["settings"])
+    for name, array in records["arrays"].items():
+        try:
+            values[name] = array.numpy()
+        except Exception:  # whatever NumPy raises on bytes that are no array
+            raise CorruptMessage(f"{name!r} is no array of NumPy") from None
+    return values, frame
+
+
+def digest(content: RecordDict) -> bytes:
+    """Return the SHA-256 of all records of a message but the digest itself."""
+    sha = hashlib.sha256()
+    for name in ("settings", FRAME):
+        record = _records(content)[name]
+        items = sorted((k, v) for k, v in record.items() if k != "digest")
+        sha.update(f"{name}{items!r}".encode())
+    for name, array in sorted(_records(content)["arrays"].items()):
+        kind = f"{name} {array.dtype} {array.shape} {len(array.data)}"
+        sha.update(kind.encode())
+        sha.update(array.data)
+    return sha.digest()
+
+
+def _records(content: RecordDict) -> Mapping[str, Any]:
+    """Return the records as they are: Flower's views by kind copy all of them."""
+    return content
+
+
+def n_bytes(content: RecordDict) -> int:
+    """Return the size of a message's content in bytes, as Flower serialises it."""
+    return int(recorddict_to_proto(content).ByteSize())
+
+
+def n_units(content: RecordDict) -> int:
+    """Return the number of scalars in the arrays: the papers' unit of communication.
+
+    Settings of a step (a size, a flag) and the frame's own (round, digest, keys) are
+    not counted.
+    """
+    return sum(
+        int(np.prod(array.shape, dtype=np.int64))
+        for array in _records(content)["arrays"].values()
+    )

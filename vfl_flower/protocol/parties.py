@@ -1,0 +1,696 @@
+"""The parties of a run as the server sees them: one call is one round trip."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, cast, overload
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from vfl_flower.protocol.answering import MOST_OF_NAME, hello
+from vfl_flower.protocol.contract import (
+    SECRET,
+    ContractError,
+    Sizes,
+    check_shape,
+    declared_as,
+    flatten,
+    learn_sizes,
+    structure,
+)
+from vfl_flower.protocol.exchange import (
+    FIRST_POLL,
+    LAST_POLL,
+    POLL_GROWTH,
+    Exchange,
+    FederationError,
+    PartyFailed,
+)
+from vfl_flower.protocol.frame import Frame, SumRequest
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
+from vfl_flower.protocol.seals import Seal, Sealed
+from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
+from vfl_flower.secure_aggregation import Field, Group, Tree, group, unmask_sum
+from vfl_flower.typing import Array, Arrays
+from vfl_flower.version import __version__
+
+log = logging.getLogger("vfl_flower")
+
+WIDER = 2.0**20
+"""How much larger a bound is that clipped a value, when the step is asked again."""
+MOST_BOUND = 1e200
+"""No value that a party computes in floats is clipped to a bound above it."""
+
+
+class Parties(Sequence[PartyInfo]):
+    """The parties of one run, in order of their index, and the only way to ask them.
+
+    Making it is the first round trip, ``hello``: each party says its name, index, row
+    and column count, whether it holds labels, a digest of its row ids, its version,
+    and a fresh public key. The keys of all ride on the next message.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid: a SuperLink's, the simulation's, or the in-process one.
+    ledger : Ledger
+        Where every message is counted.
+    seed : int
+        Seed of the run, from which each party derives its streams.
+    private_draws : bool
+        Let each party add a secret of its own to its streams.
+    timeout : float
+        Seconds that one round trip may take.
+    masking : str
+        ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
+    n_parties : int
+        How many parties to wait for; 0: those that are connected, at least `least`.
+    least : int
+        The fewest parties that make a run.
+    partition : {"vertical", "horizontal"}
+        What parties hold: other columns of the same rows, or other rows of the same
+        columns.
+    without : sequence of int
+        Nodes that do not take part, although they are connected.
+    model : str, optional
+        Number of the model that the run is about: parties load their parts of it.
+
+    Attributes
+    ----------
+    session : int
+        Random number of this session, 63 bits: the number of the model it trains.
+
+    Raises
+    ------
+    FederationError
+        Fewer than two parties, or parties whose index, rows, ids or version differ.
+    PartyFailed
+        A party cannot load its data, or does not answer in time.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        ledger: Ledger,
+        *,
+        seed: int,
+        private_draws: bool = False,
+        timeout: float = 3600.0,
+        masking: Literal["ring", "plain"] = "ring",
+        n_parties: int = 0,
+        least: int = 2,
+        partition: str = "vertical",
+        without: Sequence[int] = (),
+        model: str | None = None,
+    ) -> None:
+        self._least, self._partition, self._without = least, partition, set(without)
+        self.grid, self.ledger = grid, ledger
+        self.timeout = timeout
+        self._exchange = Exchange(grid, ledger, timeout)
+        self.session = secrets.randbits(63)
+        self._seed, self._private_draws = seed, private_draws
+        self.masking, self._model = masking, model
+        self._round = 0
+        self._last: list[int] = []  # round in which each party was last asked
+        self._peers = b""
+        self._infos: list[PartyInfo] = []
+        self._hello(self._wait_for_nodes(max(0, n_parties - len(without))))
+
+    @overload
+    def __getitem__(self, index: int) -> PartyInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PartyInfo]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return party `index`."""
+        return self._infos[index]
+
+    def __len__(self) -> int:
+        """Return the number of parties, T."""
+        return len(self._infos)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, n: the same at all parties, or with split rows their sum."""
+        if self._partition == "horizontal":
+            return sum(info.n_rows for info in self)
+        return self[0].n_rows
+
+    @property
+    def label_holders(self) -> list[int]:
+        """Indices of the parties that know labels, each of other rows than the others.
+
+        Raises
+        ------
+        FederationError
+            No party holds labels.
+        """
+        holders = [j for j, info in enumerate(self) if info.n_labels]
+        if not holders:
+            raise FederationError("a party must hold the labels, but none does")
+        return holders
+
+    @property
+    def label_holder(self) -> int:
+        """Index of the one party that holds the labels of all rows.
+
+        Raises
+        ------
+        FederationError
+            No party holds labels, more than one does, or some are missing.
+        """
+        holders = [info for info in self if info.n_labels]
+        if len(holders) != 1:
+            names = ", ".join(info.name for info in holders)
+            raise FederationError(
+                "exactly one party must hold the labels, but "
+                + (f"{names} do" if holders else "none does")
+            )
+        if holders[0].n_labels < self.n_rows:
+            raise FederationError(
+                f"{holders[0].name!r} must hold the labels of all {self.n_rows} rows, "
+                f"{self.n_rows - holders[0].n_labels} are missing"
+            )
+        return self.label_holders[0]
+
+    def refuse_two(self, what: str, allowed: bool) -> None:
+        """Raise where a sum of two parties would show one of them the other's part.
+
+        Parameters
+        ----------
+        what : str
+            What gives parties such sums, as a subject.
+        allowed : bool
+            ``allow_two_parties``: warn instead.
+
+        Raises
+        ------
+        FederationError
+            There are two parties, and it is not allowed.
+        """
+        if len(self) > 2:
+            return
+        reason = (
+            f"{what} gives the parties sums over all, and between two the sum shows "
+            "each the other's part"
+        )
+        if not allowed:
+            raise FederationError(
+                f"{reason}: it needs at least three parties, or allow_two_parties "
+                "(in a run config allow-two-parties=true)"
+            )
+        log.warning("%s", reason)
+
+    # -- asking ---------------------------------------------------------------------
+
+    def ask(
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Replies[R]:
+        """Ask all parties for a step, in one round trip.
+
+        Parameters
+        ----------
+        question : Step or Question
+            The step; with :meth:`Step.summing` where it gives arrays under masks.
+        **values
+            The parameters of the step, by name. One that differs between parties is
+            given by :func:`~vfl_flower.protocol.steps.each`.
+
+        Returns
+        -------
+        Replies
+            Exactly one a party, in party order, with the sums.
+
+        Raises
+        ------
+        PartyFailed
+            A party refused, failed, sent something else than its step declares, or did
+            not answer in time.
+        """
+        _check_named(args)
+        replies = self._ask(question.step, question.sums, values)
+        _warn_of_clipped(question.step.action, replies.clipped)
+        return replies
+
+    def secure_sum(
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Arrays:
+        """Return only the sums over the parties, by name; see :meth:`ask`."""
+        return self.ask(question, *args, **values).sums
+
+    def ask_exactly(
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Replies[R]:
+        """Ask where no bound is known: the sums have guesses, made wider on clips.
+
+        A first guess is nearly always right; where it clips a value, the step is asked
+        again with bounds 2^20 times as large. See :meth:`ask`.
+        """
+        _check_named(args)
+        sums, step = dict(question.sums), question.step
+        while (replies := self._ask(step, sums, values)).clipped:
+            if any(spec.bound > MOST_BOUND for spec in sums.values()):
+                entries = [self.ledger.entry(step.action, info.name) for info in self]
+                j = int(np.argmax([entry.clipped for entry in entries]))
+                raise self.failure(j, step, "its values are clipped to any bound")
+            self.ledger.drop_clipped(step.action)
+            sums = {n: replace(s, bound=s.bound * WIDER) for n, s in sums.items()}
+        return replies
+
+    def ask_one(
+        self, party: int, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> R:
+        """Ask one party in one round trip and return its reply; see :meth:`ask`."""
+        _check_named(args)
+        requests = {party: self._values_for(party, values)}
+        return self._round_trip(question.step, requests, {})[party].values
+
+    def _ask(
+        self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
+    ) -> Replies[R]:
+        clipped = self.ledger.clipped
+        wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
+        requests = {j: self._values_for(j, values) for j in range(len(self))}
+        replies = self._round_trip(step, requests, dict.fromkeys(requests, wanted))
+        result: Replies[R] = Replies(
+            [reply.values for reply in replies.values()],
+            lambda j, reason: self.failure(j, step, reason),
+            secrets=self._secrets(step, replies),
+            clipped=self.ledger.clipped - clipped,
+        )
+        for name, spec in sums.items():
+            adding = self._group(spec)
+            addends = [reply.hidden[name] for reply in replies.values()]
+            self._check_shapes(step, name, addends)
+            if spec.to is None:
+                result.sums[name] = unmask_sum(addends, adding)
+            else:
+                seal = self._seal("pad", step.action, name, spec)
+                total = addends[0].copy()
+                for addend in addends[1:]:
+                    adding.add(total, addend, out=total)
+                result.sealed[name] = Sealed(spec.to, (total,), (seal,))
+        return result
+
+    def _values_for(self, j: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a request, those of party j where each has its own."""
+        for name, value in values.items():
+            if isinstance(value, Each) and len(value.values) != len(self):
+                raise ValueError(
+                    f"{name} must have {len(self)} values, one for each party, got "
+                    f"{len(value.values)}"
+                )
+        return {
+            name: value.values[j] if isinstance(value, Each) else value
+            for name, value in values.items()
+        }
+
+    def _secrets(
+        self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]
+    ) -> dict[str, list[Sealed | None]]:
+        """Return what parties have for others, encrypted, a list over the receivers."""
+        secrets: dict[str, list[Sealed | None]] = {}
+        for sender, reply in replies.items():
+            for name, parts in reply.secrets.items():
+                if name in secrets:
+                    first = self[secrets[name].index(None)].name
+                    reason = f"it sends the secret {name!r} after {first!r} has"
+                    raise self.failure(sender, step, reason)
+                seal = Seal("secret", step.action, name, self._round, sender)
+                secrets[name] = [
+                    None if j == sender else Sealed(j, (parts[j],), (seal,))
+                    for j in range(len(self))
+                ]
+        return secrets
+
+    def relay_sums(
+        self,
+        question: Question[P, R],
+        sums: Mapping[str, tuple[Sum, Tree]],
+        *args: P.args,
+        **values: P.kwargs,
+    ) -> dict[str, Sealed]:
+        """Let sums travel from party to party, encrypted between them.
+
+        One hop of all trees is one round trip, since messages pass through the server.
+        The root keeps its own part in a message to itself.
+
+        Parameters
+        ----------
+        question : Step
+            The step. Its parameter ``send`` gets the names of the arrays that a party
+            must send; what the caller gives for it is not used.
+        sums : mapping of str to (Sum, Tree)
+            What to add, and along which tree; only parties of the tree take part.
+        **values
+            The other parameters of the step.
+
+        Returns
+        -------
+        dict of Sealed
+            For the root of each tree.
+
+        Raises
+        ------
+        ValueError
+            A tree leaves out a party, so that the masks of the others do not cancel.
+        PartyFailed
+            As in :meth:`ask`.
+        """
+        _check_named(args)
+        for name, (spec, tree) in sums.items():
+            if self._group(spec).protects and len(tree.leaves) < len(self):
+                raise ValueError(
+                    f"the tree of {name!r} must have all {len(self)} parties, whose "
+                    f"masks cancel only together, got {len(tree.leaves)}"
+                )
+        step, number, clipped = question.step, self._round + 1, self.ledger.clipped
+        arrived: dict[tuple[str, int], Sealed] = {}
+        for hop in range(max([1, *(len(tree.hops) for _, tree in sums.values())])):
+            edges = {
+                (name, sender): receiver
+                for name, (_, tree) in sums.items()
+                for sender, receiver in (
+                    *(((tree.root, tree.root),) if hop == 0 else ()),
+                    *(tree.hops[hop] if hop < len(tree.hops) else ()),
+                )
+            }
+            requests: dict[int, dict[str, Any]] = {}
+            wanted: dict[int, dict[str, SumRequest]] = {}
+            for name, sender in sorted(edges, key=lambda edge: edge[1]):
+                receiver = edges[name, sender]
+                if sender not in requests:
+                    requests[sender] = self._values_for(sender, values) | {"send": []}
+                request = requests[sender]
+                request["send"].append(name)
+                asked = self._sum_request(sums[name][0], number)
+                wanted.setdefault(sender, {})[name] = replace(asked, relay=receiver)
+                if sender != receiver and (name, sender) in arrived:
+                    request[name] = arrived.pop((name, sender))
+            replies = self._round_trip(step, requests, wanted)
+            for (name, sender), receiver in edges.items():
+                spec = sums[name][0]
+                seal = self._seal("relay", step.action, name, spec, sender)
+                sealed = Sealed(receiver, (replies[sender].hidden[name],), (seal,))
+                before = arrived.get((name, receiver))
+                arrived[name, receiver] = sealed if before is None else before + sealed
+        _warn_of_clipped(step.action, self.ledger.clipped - clipped)
+        return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
+
+    def _sum_request(self, spec: Sum, number: int) -> SumRequest:
+        return SumRequest(
+            number, float(spec.bound), spec.group or self.masking, spec.to
+        )
+
+    def _group(self, spec: Sum) -> Group:
+        return group(spec.group or self.masking, spec.bound, len(self))
+
+    def _seal(
+        self,
+        kind: Literal["pad", "relay"],
+        action: str,
+        name: str,
+        spec: Sum,
+        sender: int = 0,
+    ) -> Seal:
+        where = spec.group or self.masking
+        return Seal(kind, action, name, self._round, sender, where, float(spec.bound))
+
+    def _round_trip(
+        self,
+        step: Step[Any, R],
+        requests: Mapping[int, Mapping[str, Any]],
+        sums: Mapping[int, Mapping[str, SumRequest]],
+    ) -> dict[int, _Reply[R]]:
+        """Send parties their values, each with a frame, and return checked replies."""
+        sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
+        contents = {j: _split(j, flatten(values)) for j, values in requests.items()}
+        nodes = {self[j].node_id: self[j].name for j in requests}
+        messages = {}
+        self._round += 1
+        for j, (content, sealed) in contents.items():
+            frame = Frame(
+                session=self.session,
+                seed=self._seed,
+                private_draws=self._private_draws,
+                masking=self.masking,
+                round=self._round,
+                previous=self._last[j],
+                parties=len(self),
+                index=j,
+                peers=None if self._last[j] else self._peers,
+                model=self._model,
+                sums=dict(sums.get(j, {})),
+                sealed=sealed,
+            )
+            self._last[j] = self._round
+            messages[self[j].node_id] = pack(content, frame.pack())
+        replies = self._exchange(step.action, messages, nodes)
+        return {
+            j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
+            for j, reply in zip(requests, replies, strict=True)
+        }
+
+    def _sizes(self, step: Step[Any, Any], j: int, values: Mapping[str, Any]) -> Sizes:
+        """Return the sizes that the reply of party j to these values may refer to."""
+        sizes = {
+            "n_rows": self[j].n_rows,
+            "n_columns": self[j].n_columns,
+            "n_parties": len(self),
+        }
+        learn_sizes(step.contract.request, values, sizes)
+        return sizes
+
+    def failure(self, j: int, step: Step[Any, Any], reason: str) -> PartyFailed:
+        """Return the error that says why party `j` failed in a step."""
+        info = self[j]
+        return PartyFailed(info.name, step.action, reason, {info.node_id: info.name})
+
+    def _checked(
+        self,
+        step: Step[Any, R],
+        j: int,
+        sizes: Sizes,
+        sums: Mapping[str, SumRequest],
+        reply: dict[str, Any],
+    ) -> _Reply[R]:
+        """Return what a party has sent, if it is what its step declares.
+
+        Raises
+        ------
+        PartyFailed
+            It is not.
+        """
+        fields = step.contract.reply
+        secrets: dict[str, dict[int, Array]] = {}
+        try:
+            hidden = {name: _masked(name, reply) for name in sums}
+            for name, declared in fields.items():
+                if declared.leaves == SECRET:
+                    secrets |= self._for_others(j, name, reply)
+            clear = {
+                n: declared for n, declared in fields.items() if not declared.leaves
+            }
+            values = structure(clear, reply, sizes)
+            for name, wanted in sums.items():
+                adding = group(wanted.group, wanted.bound, len(self))
+                if hidden[name].dtype != adding.dtype:
+                    raise ContractError(f"it lacks the masked array {name!r}")
+                if wanted.relay is None:  # otherwise it is encrypted
+                    _check_elements(name, hidden[name], adding)
+                    shaped = declared_as(fields, name)
+                    if shaped is not None and shaped.array is not None:
+                        shape = hidden[name].shape
+                        check_shape(name, shaped.array.shape, shape, sizes)
+        except ContractError as error:
+            reason = f"its reply is malformed: {error}"
+            raise self.failure(j, step, reason) from None
+        return _Reply(cast(R, values), hidden, secrets)
+
+    def _for_others(
+        self, sender: int, name: str, reply: dict[str, Any]
+    ) -> dict[str, dict[int, Array]]:
+        """Take a secret out of a reply, encrypted for each other party; or nothing."""
+        parts = {
+            j: reply.pop(f"{name}.{j}")
+            for j in range(len(self))
+            if f"{name}.{j}" in reply
+        }
+        others = set(range(len(self))) - {sender}
+        if not parts:
+            return {}
+        if set(parts) != others:
+            raise ContractError(f"it must have {name!r} for each other party")
+        if not all(isinstance(part, np.ndarray) for part in parts.values()):
+            raise ContractError(f"{name!r} must be encrypted")
+        return {name: parts}
+
+    def _check_shapes(
+        self, step: Step[Any, Any], name: str, addends: Sequence[Array]
+    ) -> None:
+        for j, addend in enumerate(addends):
+            if addend.shape != addends[0].shape:
+                raise self.failure(
+                    j,
+                    step,
+                    f"{name!r} has shape {addend.shape}, that of {self[0].name!r} has "
+                    f"{addends[0].shape}",
+                )
+
+    # -- hello ----------------------------------------------------------------------
+
+    def _wait_for_nodes(self, n_parties: int, source: str = "") -> list[int]:
+        """Wait for so many nodes; `source` says who wants them."""
+        wanted = max(self._least, n_parties)
+        deadline = time.monotonic() + self.timeout
+        poll = FIRST_POLL
+        while len(nodes := self._nodes()) < wanted:
+            if self._without:  # those that are left have connected before
+                raise FederationError(
+                    f"the run needs {wanted} parties{source}, {len(nodes)} left"
+                )
+            if poll == FIRST_POLL:
+                log.info("waiting for %d parties, %d connected", wanted, len(nodes))
+            if time.monotonic() > deadline:
+                raise FederationError(
+                    f"the run needs {wanted} parties{source}, {len(nodes)} connected "
+                    f"within {self.timeout:g} s"
+                )
+            time.sleep(poll)
+            poll = min(poll * POLL_GROWTH, LAST_POLL)
+        if len(nodes) > n_parties > 0:
+            raise FederationError(
+                f"the run is for {n_parties} parties{source}, {len(nodes)} are "
+                "connected (one that was stopped counts for a minute or two)"
+            )
+        return nodes
+
+    def _nodes(self) -> list[int]:
+        return sorted(set(self.grid.get_node_ids()) - self._without)
+
+    def _hello(self, nodes: list[int]) -> None:
+        unnamed = {node: f"node {node}" for node in nodes}
+        content = pack({"partition": self._partition}, {"session": self.session})
+        contents = dict.fromkeys(nodes, content)
+        sent = self._exchange(hello.action, contents, unnamed)
+        replies: dict[int, dict[str, Any]] = {}
+        for node, reply in zip(nodes, sent, strict=True):
+            name = _name_of(reply) or unnamed[node]
+            if (version := reply.get("version")) != __version__:
+                raise FederationError(
+                    "all parties must run the same version of vfl_flower as the "
+                    f"server, {__version__}: {name!r} has {str(version)[:20]!r}"
+                )
+            try:
+                replies[node] = structure(hello.contract.reply, reply, {})
+                if replies[node]["name"] != _name_of(reply):
+                    raise ContractError("'name' must be printable text")
+            except ContractError as error:
+                reason = f"its reply is malformed: {error}"
+                raise PartyFailed(name, hello.action, reason, {node: name}) from None
+        largest = max(replies, key=lambda node: replies[node]["n_parties"])
+        announced = replies[largest]["n_parties"] - len(self._without)
+        if announced > len(nodes):  # the others are still to connect
+            name = replies[largest]["name"] or unnamed[largest]
+            self._hello(self._wait_for_nodes(announced, f" by what {name!r} says"))
+            return
+        order = order_of(replies, gaps=bool(self._without))
+        names = {
+            node: replies[node]["name"] or f"party-{replies[node]['index']}"
+            for node in order
+        }
+        self.ledger.rename({unnamed[node]: name for node, name in names.items()})
+        check_alike(order, names, replies, self._partition)
+        self._infos = [
+            PartyInfo(
+                node,
+                names[node],
+                replies[node]["n_rows"],
+                replies[node]["n_columns"],
+                replies[node]["n_labels"],
+            )
+            for node in order
+        ]
+        shared, digest = "row ids", "ids_digest"
+        if self._partition == "horizontal":
+            shared, digest = "column names", "columns_digest"
+        log.info(
+            "%d parties: %s; %s %s",
+            len(self),
+            ", ".join(info.name for info in self),
+            shared,
+            "are the same" if replies[order[0]][digest] else "were not compared",
+        )
+        self._peers = b"".join(replies[node]["public_key"] for node in order)
+        self._last = [0] * len(order)
+
+
+@dataclass(frozen=True)
+class _Reply(Generic[R]):
+    """What one party has sent: in the clear, under masks, and for other parties."""
+
+    values: R
+    hidden: Arrays
+    secrets: Mapping[str, Mapping[int, Array]]
+
+
+def _name_of(reply: Mapping[str, Any]) -> str:
+    """Return the name that a party gives, if a log or an error can show it, or ""."""
+    name = reply.get("name")
+    shown = isinstance(name, str) and len(name) <= MOST_OF_NAME and name.isprintable()
+    return str(name) if shown else ""
+
+
+def _masked(name: str, reply: dict[str, Any]) -> Array:
+    """Take a masked array out of a reply."""
+    array = reply.pop(name, None)
+    if not isinstance(array, np.ndarray):
+        raise ContractError(f"it lacks the masked array {name!r}")
+    return array
+
+
+def _check_elements(name: str, array: Array, adding: Group) -> None:
+    """Raise ``ContractError`` unless an array has elements of a group."""
+    # In the other groups whatever has the type is an element.
+    if isinstance(adding, Field) and (array >= adding.p).any():
+        raise ContractError(f"{name!r} must hold elements below {adding.p}")
+    if not adding.protects and not np.isfinite(array).all():
+        raise ContractError(f"{name!r} must hold finite numbers")
+
+
+def _check_named(args: tuple[object, ...]) -> None:
+    if args:
+        raise TypeError("the parameters of a step must be given by name")
+
+
+def _split(
+    j: int, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, list[Seal]]]:
+    """Return the values of a message to party j, and how to open what is sealed."""
+    content: dict[str, Any] = {}
+    seals: dict[str, list[Seal]] = {}
+    for name, value in values.items():
+        if not isinstance(value, Sealed):
+            content[name] = value
+            continue
+        if value.to != j:
+            raise ValueError(f"{name} is sealed for party {value.to}, not {j}")
+        seals[name] = list(value.seals)
+        content |= {f"{name}.{k}": part for k, part in enumerate(value.parts)}
+    return content, seals
+
+
+def _warn_of_clipped(action: str, count: int) -> None:
+    if count:
+        log.warning(
+            "%d values of %s were clipped to the bound of their sum, which is not "
+            "exact",
+            count,
+            action,
+        )

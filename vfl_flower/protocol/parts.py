@@ -1,0 +1,304 @@
+"""The only reader and writer of a party's parts of trained models.
+
+A part stays at its party, in the folder ``state-dir`` of its node config: a later run
+that predicts loads it by the id of the model. It may hold the secret seeds of the
+party, so nothing of it is logged or printed but its model's id, and only the party's
+user may read it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.files import write_whole
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.typing import Array, Arrays
+from vfl_flower.version import __version__
+
+logger = logging.getLogger("vfl_flower")
+
+FORMAT = 1
+"""Of the file; every format ends in the checksum and says its number in ``about``."""
+
+CHECKSUM = 64
+"""Bytes of the checksum at the end of a file: a SHA-256 as hexadecimal digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelPart:
+    """What one party keeps of one trained model.
+
+    Parameters
+    ----------
+    model : str
+        Id of the model: that of its training run, 8 to 32 lower-case hexadecimal
+        digits.
+    strategy : str
+        Name of the strategy that trained it.
+    settings : dict
+        What JSON can hold, nested as it likes: seeds, sizes, the encoding of the
+        party's columns. Integers have no bound and floats keep each bit.
+    arrays : dict of str to Array
+        Named arrays of any shape and any type that NumPy stores without pickle.
+    """
+
+    model: str
+    strategy: str
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
+    arrays: Arrays = field(default_factory=dict, repr=False)
+
+
+def save_part(folder: Path, part: ModelPart) -> None:
+    """Write a party's part of a model, whole or not at all; replace an earlier one.
+
+    Parameters
+    ----------
+    folder : Path
+        ``state-dir`` of the party; made for its user alone where it is missing.
+    part : ModelPart
+        What to write, to ``<model>.npz``.
+
+    Raises
+    ------
+    PartyError
+        The id of the model is not one, or the folder cannot be written to.
+    TypeError, ValueError
+        The settings are not what JSON holds, or an array needs pickle.
+    """
+    target = _path(folder, part.model)
+    write_private(target, _packed(part), f"the part of model {part.model}")
+    logger.info("part of model %s written to %s", part.model, target)
+
+
+def check_folder(folder: Path) -> None:
+    """Make a ``state-dir`` where it is missing, before any work whose result it holds.
+
+    Raises
+    ------
+    PartyError
+        It cannot be made, or not be written to.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        logger.error("cannot write to %s", folder)
+        raise PartyError("this party's state-dir cannot be written to")
+
+
+def write_private(
+    target: Path, data: bytes, what: str, where: str = "this party's state-dir"
+) -> None:
+    """Write a file that only the party's user may read, whole or not at all.
+
+    Parameters
+    ----------
+    target : Path
+        The file; an earlier one is replaced.
+    data : bytes
+        Its content.
+    what, where : str
+        What the error calls it and its folder.
+
+    Raises
+    ------
+    PartyError
+        The folder cannot be written to.
+    """
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(target, data, private=True)
+    except OSError as error:
+        logger.error("cannot write %s: %s", target, error.strerror)
+        raise PartyError(
+            f"{what} cannot be written to {where}: {error.strerror}"
+        ) from None
+
+
+def write_predictions(
+    target: Path,
+    ids: Iterable[Any] | None,
+    predictions: Array,
+    what: str,
+    **where: str,
+) -> None:
+    """Write predictions to a CSV file; see :func:`write_private`.
+
+    Parameters
+    ----------
+    target : Path
+        The file.
+    ids : iterable, length n, or None
+        Ids of the rows; None: their numbers, from 0.
+    predictions : Array, shape (n,)
+        Labels or values.
+    what, where : str
+        What the error calls the file and its folder.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["row" if ids is None else "id", "prediction"])
+    names = range(len(predictions)) if ids is None else ids
+    rows.writerows(zip(names, predictions.tolist(), strict=True))
+    write_private(target, text.getvalue().encode(), what, **where)
+    logger.warning("%d predictions are in %s", len(predictions), target)
+
+
+def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
+    """Read a party's part of a model.
+
+    Parameters
+    ----------
+    folder : Path
+        ``state-dir`` of the party.
+    model : str
+        Id of the model.
+    strategy : str, optional
+        Name of the strategy that the part must be of; default: any.
+
+    Returns
+    -------
+    ModelPart
+        As it was written; a tuple in the settings has become a list.
+
+    Raises
+    ------
+    PartyError
+        The id is not one, there is no part of that model, or its file cannot be read,
+        is damaged, was written for another model or strategy, or by a later version.
+    """
+    path = _path(folder, model)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        logger.error("no file %s", path)
+        raise PartyError(
+            f"this party has no part of model {model}; its state-dir has parts of "
+            f"{len(list_parts(folder))} other ones"
+        ) from None
+    except OSError as error:
+        logger.error("cannot read %s: %s", path, error.strerror)
+        raise PartyError(
+            f"the part of model {model} at this party cannot be read: {error.strerror}"
+        ) from None
+    if data[-CHECKSUM:] != _checksum(data[:-CHECKSUM]):
+        logger.error("wrong checksum: %s", path)
+        raise PartyError(
+            f"the part of model {model} at this party is damaged: its checksum is wrong"
+        )
+    try:
+        part, written = _unpacked(data)
+    except Exception as error:  # the checksum fits, whatever the content is
+        logger.error("%s on reading %s", type(error).__name__, path)
+        raise PartyError(
+            f"the part of model {model} at this party is no file of a model's part"
+        ) from None
+    if part is None:
+        raise PartyError(
+            f"the part of model {model} at this party is of format {written}, and "
+            f"vfl-flower {__version__} reads format {FORMAT}: update it"
+        )
+    if part.model != model:
+        logger.error("part of model %s in %s", part.model, path)
+        raise PartyError(
+            f"what this party has as its part of model {model} is one of model "
+            f"{part.model}: the file was renamed or copied"
+        )
+    if strategy not in (None, part.strategy):
+        raise PartyError(
+            f"the part of model {model} at this party must be one of strategy "
+            f"{strategy!r}, got {part.strategy!r}"
+        )
+    return part
+
+
+def list_parts(folder: Path) -> list[str]:
+    """Return the ids of the models that a party has a part of, sorted.
+
+    Raises
+    ------
+    PartyError
+        The folder may not be read.
+    """
+    try:
+        names = [path.stem for path in folder.iterdir() if path.suffix == ".npz"]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        logger.error("cannot read %s: %s", folder, error.strerror)
+        raise PartyError(
+            f"the state-dir of this party cannot be read: {error.strerror}"
+        ) from None
+    return sorted(filter(_is_id, names))
+
+
+def _is_id(model: object) -> bool:
+    return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
+
+
+def _path(folder: Path, model: str) -> Path:
+    # The id comes from the server: it must not lead out of the folder.
+    if not _is_id(model):
+        raise PartyError(
+            "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
+            f"{str(model)[:40]!r}"
+        )
+    return folder / f"{model}.npz"
+
+
+def _packed(part: ModelPart) -> bytes:
+    """Return the bytes of the file: an npz whose archive comment is the checksum."""
+    about = {
+        "format": FORMAT,
+        "version": __version__,
+        "model": part.model,
+        "strategy": part.strategy,
+        "settings": part.settings,
+        "arrays": list(part.arrays),
+    }
+    # Numbers in the archive, since it takes some names ("file", "a.npy") for others.
+    arrays: Arrays = {"about": np.array(json.dumps(about))}
+    for k, (name, array) in enumerate(part.arrays.items()):
+        if np.asarray(array).dtype.hasobject:
+            raise ValueError(f"array {name!r} must hold no objects, got {array.dtype}")
+        arrays[f"array_{k}"] = array
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    # A zip file ends in the length of its comment, 0 so far, and the comment. So the
+    # checksum covers each byte of the file, also those that no reader looks at.
+    content = file.getvalue()[:-2] + CHECKSUM.to_bytes(2, "little")
+    return content + _checksum(content)
+
+
+def _unpacked(data: bytes) -> tuple[ModelPart | None, int]:
+    """Return the part and its format; None in place of the part of a later format."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        about = json.loads(str(file["about"]))
+        if about["format"] != FORMAT:
+            return None, int(about["format"])
+        arrays = {name: file[f"array_{k}"] for k, name in enumerate(about["arrays"])}
+    part = ModelPart(about["model"], about["strategy"], about["settings"], arrays)
+    if not (isinstance(part.strategy, str) and isinstance(part.settings, dict)):
+        raise TypeError("the file has other types than those of a part")
+    return part, FORMAT
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+__all__ = ["ModelPart", "list_parts", "load_part", "save_part", "write_private"]

@@ -1,0 +1,338 @@
+"""The party: its data, and its memory of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from vfl_flower.protocol.contract import fields_of, flat, restore
+from vfl_flower.typing import Array
+
+S = TypeVar("S")
+
+
+class PartyError(Exception):
+    """A party refuses a step, with a sentence that is safe to send to the server.
+
+    Its text names the rule, the argument or a column, never a value of the data, a
+    path or a stack: it is the only exception whose text leaves the party.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a step has predicted, which stays at the party.
+
+    Attributes
+    ----------
+    values : Array, shape (m,)
+        Labels or numbers.
+    rows : Array of int or None, shape (m,)
+        The rows of the party that were predicted; None: all.
+    model : str
+        Number of the model that predicted them, where that is not the run's.
+    """
+
+    values: Array
+    rows: Array | None = None
+    model: str = ""
+
+
+class Source(Protocol):
+    """Where the rows of a party come from."""
+
+    def read_ids(self) -> Sequence[str] | None:
+        """Return the ids of the rows as text; None where they have none."""
+
+    def drop_cache(self) -> None:
+        """Remove copies of the rows, some of which the party may have to forget."""
+
+
+@dataclass(eq=False)
+class Party:
+    """The data of one organisation, and what it remembers during a run.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        The party's columns; row i is the same entity at every party. Real, finite.
+    y : Array, shape (n,), optional
+        Labels, at the label holders only. Real and finite, or NaN for the rows of
+        which this party does not know the label.
+    ids : Array, shape (n,), optional
+        Identifiers of the rows, distinct. Parties compare a digest of them.
+    name : str, optional
+        What reports and errors call this party; default ``party-<index>``.
+    columns : sequence of str, optional
+        Names of the columns of `X`; default: those of a DataFrame, or none.
+    index : int, optional
+        Place of the party in the run's order, from 0.
+    ids_digest : str, optional
+        Digest of `ids` where it is known already; computed from `ids` otherwise.
+    state_dir : path, optional
+        Folder, private to the party, in which its parts of models are kept; without
+        one they are gone with the run.
+    checked : bool
+        Skip the checks: the loader did them when it wrote its cache.
+
+    Attributes
+    ----------
+    seed, n_parties : int
+        Seed of the run, and number of parties T; set before each step.
+    secret : int
+        The party's own part of the seed of its streams; 0 where the run repeats.
+    share_rows : int or None
+        Of how many rows it sends the values, or what is nearly as good, in one run at
+        most; None: any number.
+    allow_plain : bool
+        Whether the party takes part in protocols that do not protect it.
+    encoding : dict or None
+        How the columns of its file became those of `X`; kept with its part of a model.
+    cache : dict
+        What a step computes for the next one of the same process, to be computed again
+        where it is not there.
+    part : dict
+        The party's part of a model: a new one that a training step puts here is kept,
+        and is here again when the model predicts.
+    predictions : Predictions or None
+        What a step leaves here is written to a file in `state_dir`.
+    source : Source or None
+        Where its rows come from, if not from the caller.
+    shared : Array of bool, shape (n,), or None
+        Rows that :meth:`share` has counted in the run; None: it has counted none.
+
+    Raises
+    ------
+    ValueError
+        `X` is not a non-empty real matrix, a value is missing or infinite, `y` or
+        `ids` has another length, or an id stands twice.
+    """
+
+    X: Array
+    y: Array | None = None
+    ids: Array | None = None
+    name: str | None = None
+    columns: Sequence[str] | None = None
+    index: int | None = None
+    ids_digest: str | None = None
+    state_dir: Path | None = None
+    checked: InitVar[bool] = False
+    n_parties: int = field(default=0, init=False)
+    seed: int = field(default=0, init=False)
+    secret: int = field(default=0, init=False, repr=False)
+    share_rows: int | None = field(default=None, init=False)
+    allow_plain: bool = field(default=False, init=False)
+    encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    predictions: Predictions | None = field(default=None, init=False, repr=False)
+    source: Source | None = field(default=None, init=False, repr=False)
+    shared: Array | None = field(default=None, init=False, repr=False)
+    _state: Any = field(default=None, init=False, repr=False)
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self, checked: bool) -> None:
+        """Check the data once, when the party is made."""
+        if not checked:
+            self._check()
+        if self.state_dir is not None:
+            self.state_dir = Path(self.state_dir)
+        if self.ids is not None and self.ids_digest is None:
+            self.ids_digest = digest_ids(self.ids)
+
+    def _check(self) -> None:
+        who = f"party {self.name!r}" if self.name else "the party"
+        if self.columns is None and hasattr(self.X, "columns"):  # a DataFrame
+            self.columns = self.X.columns
+        if self.columns is not None:
+            self.columns = [str(name) for name in self.columns]
+        self.X = np.asarray(self.X)
+        if self.X.ndim != 2 or 0 in self.X.shape:
+            raise ValueError(
+                f"X of {who} must be a matrix with at least one row and one column, "
+                f"got shape {self.X.shape}"
+            )
+        _check_real(self.X, f"X of {who}")
+        if self.y is not None:
+            self.y = np.asarray(self.y)
+            if self.y.shape != (len(self.X),):
+                raise ValueError(
+                    f"y of {who} must have one label for each of the {len(self.X)} "
+                    f"rows, got shape {self.y.shape}"
+                )
+            _check_labels(self.y, f"y of {who}")
+        if self.ids is not None:
+            self.ids = np.asarray(self.ids)
+            if self.ids.shape != (len(self.X),):
+                raise ValueError(
+                    f"ids of {who} must have one id for each of the {len(self.X)} "
+                    f"rows, got shape {self.ids.shape}"
+                )
+            repeated = len(self.ids) - len(np.unique(self.ids))
+            if repeated:
+                raise ValueError(
+                    f"ids of {who} must be distinct, {repeated} rows repeat an id"
+                )
+        if self.columns is not None and len(self.columns) != self.X.shape[1]:
+            raise ValueError(
+                f"columns of {who} must name each of the {self.X.shape[1]} columns of "
+                f"X, got {len(self.columns)} names"
+            )
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, n."""
+        return len(self.X)
+
+    @property
+    def n_labels(self) -> int:
+        """Number of rows whose label this party knows."""
+        return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
+
+    def share(self, rows: Array) -> None:
+        """Count rows of which more than sums leaves the party in this run.
+
+        Raises
+        ------
+        PartyError
+            They are more than `share_rows`.
+        """
+        if self.share_rows is None:
+            return
+        shared = np.zeros(self.n_rows, dtype=bool)
+        if self.shared is not None:
+            shared |= self.shared
+        shared[rows] = True
+        if (count := np.count_nonzero(shared)) > self.share_rows:
+            raise PartyError(
+                f"this party's share-rows lets {self.share_rows} rows leave it in one "
+                f"run, this one asks for {count}"
+            )
+        self.shared = shared
+
+    def remember(self, state: object) -> None:
+        """Keep a dataclass until the next step of the run.
+
+        Parameters
+        ----------
+        state : dataclass
+            Of the algorithm's own class, small, since it crosses a process with each
+            message. What was kept before is gone.
+
+        Raises
+        ------
+        TypeError
+            It is no dataclass, or has a field that no message can carry.
+        """
+        fields_of(type(state))
+        self._state = state
+
+    def recall(self, kind: type[S]) -> S:
+        """Return what an earlier step has kept; a change of it in place is kept too.
+
+        Parameters
+        ----------
+        kind : type
+            Class of the dataclass.
+
+        Raises
+        ------
+        PartyError
+            No step has kept one of this class.
+        """
+        if self._state is None and self._kept.get("kind") == _name_of(kind):
+            kept = {k: v for k, v in self._kept.items() if k != "kind"}
+            self._state = restore(kind, kept)
+        if not isinstance(self._state, kind):
+            raise PartyError(
+                "the step needs what an earlier step of the run keeps, and that step "
+                "was not asked"
+            )
+        return self._state
+
+    def resume(self, kept: dict[str, Any]) -> None:
+        """Continue from what :meth:`remembered` returned after an earlier step."""
+        self._state, self._kept = None, kept
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what the steps have kept, as arrays and scalars by name."""
+        if self._state is None:
+            return self._kept
+        return {"kind": _name_of(type(self._state)), **flat(self._state)}
+
+    def read_ids(self) -> Sequence[Any] | Array | None:
+        """Return the ids of the rows, from the data file where they are not here."""
+        return self.ids if self.source is None else self.source.read_ids()
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """Return the generator of one named stream of this party in this run.
+
+        It depends on (seed, party, stream) alone, and where the run has no seed on a
+        secret of the party: a step that is asked twice draws the same, in process, in
+        Ray and on a SuperNode.
+        """
+        if self.index is None:
+            raise RuntimeError("a party has a generator only inside a step of a run")
+        entropy = [self.seed, self.index, zlib.crc32(stream.encode())]
+        entropy += [self.secret] if self.secret else []
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+
+def _name_of(kind: type) -> str:
+    """Return the name of a class of states, by which what is kept says what it is."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _check_real(values: Array, what: str) -> None:
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{what} must hold real numbers, got dtype {values.dtype}")
+    # One pass without a mask of n x d: a sum is finite only if each value is, and
+    # where it is not (it may have overflowed) the rows are looked at in blocks.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum(dtype=np.float64)):
+            return
+    missing = sum(
+        int((~np.isfinite(values[start : start + 65536])).sum())
+        for start in range(0, len(values), 65536)
+    )
+    if missing:
+        raise ValueError(
+            f"{what} must have no missing or infinite value, {missing} found"
+        )
+
+
+def _check_labels(y: Array, what: str) -> None:
+    if y.dtype.kind == "f":
+        if np.isnan(y).all():
+            raise ValueError(f"{what} must have at least one label, all are missing")
+        y = y[~np.isnan(y)]
+    _check_real(y, what)
+
+
+def digest_ids(ids: Array) -> str:
+    """Return the SHA-256 of the ids in their order, as text, so that 7 equals "7".
+
+    Parameters
+    ----------
+    ids : Array, shape (n,)
+        Integers or strings.
+
+    Returns
+    -------
+    str
+        64 hexadecimal digits.
+    """
+    sha = hashlib.sha256()
+    for value in ids.tolist():
+        text = str(value).encode()
+        sha.update(b"%d:%b" % (len(text), text))
+    return sha.hexdigest()
+
+
+__all__ = ["Party", "PartyError", "Predictions", "digest_ids"]

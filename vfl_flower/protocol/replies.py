@@ -1,0 +1,212 @@
+"""What the server knows of the parties, and what they reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.steps import R
+from vfl_flower.typing import Arrays
+
+
+@dataclass(frozen=True)
+class PartyInfo:
+    """What a party says of itself in ``hello``.
+
+    Attributes
+    ----------
+    node_id : int
+        Flower's number of the node.
+    name : str
+        ``party-name``, or ``party-<index>``.
+    n_rows, n_columns : int
+        Size of its data.
+    n_labels : int
+        Number of rows whose label it knows.
+    """
+
+    node_id: int
+    name: str
+    n_rows: int
+    n_columns: int
+    n_labels: int
+
+
+@dataclass(frozen=True)
+class Replies(Sequence[R]):
+    """One reply a party, in party order, and the sums that only all of them give.
+
+    Attributes
+    ----------
+    values : list of dict
+        What each party sent in the clear, as its step declares it.
+    sums : dict of Array
+        Sums over parties of what they sent under masks.
+    sealed : dict of Sealed
+        The same, where only a party may learn the sum.
+    secrets : dict of list
+        What one party has for all others, encrypted for each: a value for
+        :func:`~vfl_flower.protocol.steps.each`. The sender's place has None.
+    clipped : int
+        Values that were clipped to the bound of their sum.
+    failure : callable
+        Makes the error that says of a party why its reply is not what it must be.
+    """
+
+    values: list[R]
+    failure: Callable[[int, str], PartyFailed] = field(repr=False)
+    sums: Arrays = field(default_factory=dict)
+    sealed: dict[str, Sealed] = field(default_factory=dict)
+    secrets: dict[str, list[Sealed | None]] = field(default_factory=dict)
+    clipped: int = 0
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[R]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the reply of party `index`."""
+        return self.values[index]
+
+    def __len__(self) -> int:
+        """Return the number of parties, T."""
+        return len(self.values)
+
+    def each(self, name: str) -> list[Any]:
+        """Return the value called `name` of each party, in party order.
+
+        Raises
+        ------
+        PartyFailed
+            A party has left it out.
+        """
+        for j, reply in enumerate(self.values):
+            if name not in reply:
+                raise self.failure(j, f"its reply lacks {name!r}")
+        return [reply[name] for reply in self.values]
+
+
+def order_of(replies: Mapping[int, Mapping[str, Any]], gaps: bool = False) -> list[int]:
+    """Return nodes in the order of their indices, or of names where none has an index.
+
+    Parameters
+    ----------
+    replies : mapping of int to mapping
+        What each node said in ``hello``.
+    gaps : bool
+        Whether indices may be missing, those of parties that do not take part.
+
+    Raises
+    ------
+    FederationError
+        The indices, or the names, make no order.
+    """
+    indices = {node: reply["index"] for node, reply in replies.items()}
+    if all(index == -1 for index in indices.values()):
+        unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]
+        if unnamed:
+            raise FederationError(
+                "each node needs a partition-id or a party-name in its node config, or "
+                f"its Party an index or a name, but {', '.join(unnamed)} lacks both"
+            )
+        return sorted(replies, key=lambda node: str(replies[node]["name"]))
+    distinct = len(set(indices.values()) - {-1}) == len(replies)
+    if not distinct or (not gaps and max(indices.values()) >= len(replies)):
+        listed = ", ".join(
+            f"{replies[node]['name'] or f'node {node}'!r} has "
+            + ("none" if index == -1 else str(index))
+            for node, index in sorted(indices.items(), key=lambda item: item[1])
+        )
+        raise FederationError(
+            f"the partition-ids (or indexes) of {len(replies)} parties must be "
+            + ("distinct" if gaps else f"0 to {len(replies) - 1}, each once")
+            + f", but {listed}"
+        )
+    return sorted(replies, key=lambda node: indices[node])
+
+
+def check_alike(
+    order: list[int],
+    names: Mapping[int, str],
+    replies: Mapping[int, Mapping[str, Any]],
+    partition: str,
+) -> None:
+    """Raise unless the names of parties differ and what they share is the same.
+
+    Parameters
+    ----------
+    order : list of int
+        Nodes in the order of the run.
+    names : mapping of int to str
+        What each is called.
+    replies : mapping of int to mapping
+        What each said in ``hello``.
+    partition : {"vertical", "horizontal"}
+        Whether parties share rows or columns.
+
+    Raises
+    ------
+    FederationError
+        The text names the party that differs from the first one.
+    """
+    first, *others = order
+    for name in names.values():
+        if list(names.values()).count(name) > 1:
+            raise FederationError(f"party names must differ, two are {name!r}")
+    if partition == "horizontal":
+        _check_columns(first, others, names, replies)
+    else:
+        _check_rows(first, others, names, replies)
+
+
+def _check_columns(
+    first: int,
+    others: list[int],
+    names: Mapping[int, str],
+    replies: Mapping[int, Mapping[str, Any]],
+) -> None:
+    named = [node for node in (first, *others) if replies[node]["columns_digest"]]
+    for node in others:
+        columns = [replies[n]["n_columns"] for n in (first, node)]
+        if columns[0] != columns[1]:
+            raise FederationError(
+                f"all parties must hold the same columns: {names[first]!r} has "
+                f"{columns[0]}, {names[node]!r} has {columns[1]} (a text column "
+                "becomes one for each of its levels)"
+            )
+    for node in named[1:]:
+        if replies[node]["columns_digest"] != replies[named[0]]["columns_digest"]:
+            raise FederationError(
+                "all parties must hold the same columns in the same order: the names "
+                f"of {names[node]!r} differ from those of {names[named[0]]!r} (a text "
+                "column becomes one for each of its levels)"
+            )
+
+
+def _check_rows(
+    first: int,
+    others: list[int],
+    names: Mapping[int, str],
+    replies: Mapping[int, Mapping[str, Any]],
+) -> None:
+    for node in others:
+        rows = [replies[n]["n_rows"] for n in (first, node)]
+        if rows[0] != rows[1]:
+            raise FederationError(
+                f"all parties must hold the same number of rows: {names[first]!r} has "
+                f"{rows[0]}, {names[node]!r} has {rows[1]}"
+            )
+        digests = [replies[n]["ids_digest"] for n in (first, node)]
+        if bool(digests[0]) != bool(digests[1]):
+            without = names[node] if digests[0] else names[first]
+            raise FederationError(
+                f"give ids to all parties or to none: {without!r} has none"
+            )
+        if digests[0] != digests[1]:
+            raise FederationError(
+                "all parties must hold the same row ids in the same order: those of "
+                f"{names[node]!r} differ from those of {names[first]!r}"
+            )

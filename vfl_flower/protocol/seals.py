@@ -1,0 +1,116 @@
+"""Seals: what a party needs to know to open a value that the server cannot read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+from vfl_flower.typing import Array
+
+Kind = Literal["pad", "relay", "secret"]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """How one hidden value was made, so that its receiver can open it.
+
+    Attributes
+    ----------
+    kind : {"pad", "relay", "secret"}
+        ``"pad"``: a sum at the server, on which the receiver's own pad is left.
+        ``"relay"``: a part of a sum, which `sender` has encrypted for the receiver.
+        ``"secret"``: bytes, which `sender` has encrypted for the receiver.
+    action : str
+        The step that made it.
+    name : str
+        What the step's reply calls it.
+    round : int
+        The round trip of that step.
+    sender : int
+        Index of the party that sent it; of a pad 0.
+    group : str
+        Where the sum is added; of a secret ``"-"``.
+    bound : float or None
+        Bound of an addend; of a secret None.
+    """
+
+    kind: Kind
+    action: str
+    name: str
+    round: int
+    sender: int = 0
+    group: str = "-"
+    bound: float | None = None
+
+    def pack(self) -> str:
+        """Return the seal as text, as a message carries it."""
+        bound = "-" if self.bound is None else float(self.bound).hex()
+        return (
+            f"{self.kind} {self.action} {self.name} {self.round} {self.group} "
+            f"{bound} {self.sender}"
+        )
+
+    @classmethod
+    def parse(cls, text: object) -> Seal:
+        """Return the seal that a text stands for.
+
+        Raises
+        ------
+        ValueError
+            It stands for none.
+        """
+        words = text.split() if isinstance(text, str) else []
+        try:
+            kind, action, name, number, group, bound, sender = words
+            seal = cls(
+                cast(Kind, kind),
+                action,
+                name,
+                int(number),
+                int(sender),
+                group,
+                None if bound == "-" else float.fromhex(bound),
+            )
+        except (ValueError, OverflowError):
+            raise ValueError("a seal cannot be read") from None
+        fits = kind in get_args(Kind) and seal.round >= 0 and seal.sender >= 0
+        bounded = seal.bound is not None and math.isfinite(seal.bound)
+        if not fits or bounded != (kind != "secret"):
+            raise ValueError("a seal cannot be read")
+        return seal
+
+    def is_of(self, name: str) -> bool:
+        """Return whether the seal is of a value called `name`.
+
+        ``angles_2`` and ``angles`` are one name: the number says whose, or which block.
+        """
+        return stem(self.name) == stem(name)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A value that the server passes on and cannot open.
+
+    Attributes
+    ----------
+    to : int
+        The party that can open it.
+    parts : tuple of Array
+        Elements that add up to the value when they are opened.
+    seals : tuple of Seal
+        What the party needs to know to open each.
+    """
+
+    to: int
+    parts: tuple[Array, ...] = field(repr=False)
+    seals: tuple[Seal, ...]
+
+    def __add__(self, other: Sealed) -> Sealed:
+        """Return the sum of both, for the same party."""
+        return Sealed(self.to, self.parts + other.parts, self.seals + other.seals)
+
+
+def stem(name: str) -> str:
+    """Return ``angles`` for ``angles_2``."""
+    return name.rstrip("0123456789").removesuffix("_")

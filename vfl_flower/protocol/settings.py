@@ -1,0 +1,293 @@
+"""Settings of a strategy: declared once, as typed fields with a docstring each.
+
+A strategy is a dataclass of its settings. From their declaration come its constructor,
+the checks of its arguments, its section of the run config, the help of the commands and
+the table of the documentation:
+
+>>> @settings
+... class Example:
+...     size: Natural = 200
+...     '''m, the number of rows.'''
+>>> Example(size=0)
+Traceback (most recent call last):
+ValueError: size must be a whole number of at least 1, got 0
+>>> [(setting.key, setting.default, setting.rule) for setting in settings_of(Example)]
+[('size', 200, 'a whole number of at least 1')]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+import pydantic
+from annotated_types import Ge, Gt, Lt
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.fields import FieldInfo
+
+from vfl_flower.protocol.rules import describe
+
+T = TypeVar("T")
+
+Natural = Annotated[int, Ge(1)]
+"""A whole number from 1."""
+Count = Annotated[int, Ge(0)]
+"""A whole number from 0."""
+Seed = Annotated[int, Ge(0), Lt(2**63)]
+"""A seed of a run."""
+Positive = Annotated[float, Gt(0)]
+"""A number above 0."""
+NotNegative = Annotated[float, Ge(0)]
+"""A number from 0."""
+Fraction = Annotated[float, Ge(0), Lt(1)]
+"""A share from 0 to below 1."""
+Bits = Literal[16, 32]
+"""Bits of an angle."""
+
+
+@dataclass(frozen=True)
+class InRunConfig:
+    """The default of the run config, where its example data need another one.
+
+    Attributes
+    ----------
+    default : bool, int, float or str
+        The default of the run config.
+    folder : str
+        Where an empty value stands for a folder of this name in ``output-dir``.
+    """
+
+    default: bool | int | float | str
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a strategy.
+
+    Attributes
+    ----------
+    name : str
+        Name of the constructor's argument.
+    default : Any
+        Its default; ``...`` where it has none.
+    text : str
+        What it means.
+    rule : str
+        What it must be: "a number above 0 or 'median'".
+    choices : tuple of str
+        Words that it may be; none where any word will do, or no word.
+    kinds : tuple of type
+        Types that the run config may give it: of bool, int, float and str.
+    secret : bool
+        Whether its value must stay out of every error and every log.
+    in_run_config : bool, int, float, str or None
+        The default in the run config; None: it has no key there.
+    folder : str
+        Name of the folder in ``output-dir`` that an empty value stands for, if any.
+    """
+
+    name: str
+    default: Any
+    text: str
+    rule: str
+    choices: tuple[str, ...]
+    kinds: tuple[type, ...]
+    secret: bool
+    in_run_config: bool | int | float | str | None
+    folder: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in the run config."""
+        return self.name.replace("_", "-")
+
+
+@dataclass_transform(field_specifiers=(pydantic.Field,))
+def settings(cls: type[T]) -> type[T]:
+    """Make a class the dataclass of its settings, each declared with a docstring.
+
+    The constructor raises ``ValueError`` with one sentence that names the argument, the
+    rule and the value, and ``TypeError`` for an argument that it does not have. The
+    value of a field with ``repr=False`` is in no text; what ``__post_init__`` raises is
+    left as it is.
+    """
+    config = pydantic.ConfigDict(
+        strict=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+    )
+    made: Any = pydantic_dataclass(cls, config=config, eq=False)
+    checked = made.__init__
+
+    @functools.wraps(checked)
+    def init(self: Any, *args: Any, **arguments: Any) -> None:
+        args = tuple(map(_plain, args))
+        arguments = {name: _plain(value) for name, value in arguments.items()}
+        try:
+            checked(self, *args, **arguments)
+            return
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+        # Outside of the handler: an error's context has all that was given.
+        raise _refusal(type(self), first, args, arguments)
+
+    made.__init__ = init
+    made.__doc__ = _documented(made)
+    return made  # type: ignore[no-any-return]
+
+
+def settings_of(strategy: type) -> list[Setting]:
+    """Return the settings of a strategy in the order of their declaration."""
+    infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__  # type: ignore[attr-defined]
+    hints = get_type_hints(strategy, include_extras=True)
+    declared = []
+    for name, info in infos.items():
+        if info.init is False:
+            continue
+        default = info.get_default(call_default_factory=True)
+        example = next((m for m in info.metadata if isinstance(m, InRunConfig)), None)
+        choices, kinds = _kinds(hints[name])
+        in_run_config = default if example is None else example.default
+        declared.append(
+            Setting(
+                name,
+                ... if info.is_required() else default,
+                _text(strategy, name),
+                describe(hints[name]),
+                choices,
+                kinds,
+                info.repr is False,
+                in_run_config if type(in_run_config) in kinds else None,
+                "" if example is None else example.folder,
+            )
+        )
+    return declared
+
+
+def _text(strategy: type, name: str) -> str:
+    """Return the docstring of a field, of the class that declares it."""
+    for base in strategy.__mro__:
+        info = vars(base).get("__pydantic_fields__", {}).get(name)
+        if info is not None and info.description:
+            return " ".join(info.description.split())
+    return ""
+
+
+def values_of(strategy: object) -> dict[str, Any]:
+    """Return the settings of a strategy by name; of secrets the type alone."""
+    return {
+        setting.name: type(value).__name__ if setting.secret else value
+        for setting in settings_of(type(strategy))
+        for value in [getattr(strategy, setting.name)]
+    }
+
+
+def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
+    """Raise ``ValueError`` where a setting that has no effect was changed.
+
+    Parameters
+    ----------
+    strategy : object
+        With its settings.
+    names : sequence of str
+        Settings that have no effect.
+    where : str
+        With what they have none: ``"kernel 'gaussian'"``.
+    """
+    declared = {setting.name: setting for setting in settings_of(type(strategy))}
+    for name in names:
+        value = getattr(strategy, name)
+        if value != declared[name].default:
+            shown = _shown(value, declared[name].secret)
+            raise ValueError(f"{name} has no effect with {where}, got {shown}")
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _shown(value: object, secret: bool) -> str:
+    return type(value).__name__ if secret else repr(value)[:200]
+
+
+def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
+    """Return the words of an annotation, and its types that a run config can have."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kinds(arguments[0])
+    if origin is Literal:
+        words = tuple(a for a in arguments if isinstance(a, str))
+        return words, tuple(dict.fromkeys(type(a) for a in arguments))
+    if origin in (Union, types.UnionType):
+        parts = [_kinds(argument) for argument in arguments]
+        return (
+            tuple(word for words, _ in parts for word in words),
+            tuple(dict.fromkeys(kind for _, kinds in parts for kind in kinds)),
+        )
+    return (), (hint,) if hint in (bool, int, float, str) else ()
+
+
+def _refusal(
+    strategy: type, error: Any, args: Sequence[Any], arguments: Mapping[str, Any]
+) -> Exception:
+    """Return what the constructor raises in the place of pydantic's error."""
+    if not error["loc"]:  # raised by __post_init__
+        return ValueError(str(error["ctx"]["error"]))
+    name = error["loc"][0]
+    positional = [f.name for f in dataclasses.fields(strategy) if not f.kw_only]
+    match error["type"]:
+        case "missing" | "missing_argument" | "missing_keyword_only_argument":
+            return TypeError(f"{strategy.__name__} needs its argument {name!r}")
+        case "unexpected_keyword_argument":
+            return TypeError(f"{strategy.__name__} takes no argument {name!r}")
+        case "multiple_argument_values":
+            return TypeError(f"{strategy.__name__} got its argument {name!r} twice")
+        case "unexpected_positional_argument":
+            return TypeError(
+                f"{strategy.__name__} takes at most {len(positional)} positional "
+                f"arguments, got {len(args)}"
+            )
+    # The whole value, where pydantic names an item in it.
+    values = {**dict(zip(positional, args, strict=False)), **arguments}
+    name = positional[name] if isinstance(name, int) else name
+    setting = next(s for s in settings_of(strategy) if s.name == name)
+    shown = _shown(values[name], setting.secret)
+    return ValueError(f"{name} must be {setting.rule}, got {shown}")
+
+
+def _documented(strategy: type) -> str:
+    """Return the docstring of a strategy, with its settings as its parameters."""
+    parameters = ["", "", "Parameters", "----------"]
+    for setting in settings_of(strategy):
+        default = "" if setting.default is ... else f", default {setting.default!r}"
+        parameters += [
+            f"{setting.name} : {setting.rule}{default}",
+            textwrap.indent(textwrap.fill(setting.text, 80), "    "),
+        ]
+    text = inspect.cleandoc(strategy.__doc__ or "")
+    # Before the next section: a line of dashes stands below its title.
+    section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{text}\n")
+    place = section.start() if section else len(text)
+    return text[:place] + "\n".join(parameters) + text[place:]

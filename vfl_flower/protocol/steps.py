@@ -1,0 +1,196 @@
+"""Steps: what a party answers, declared once and asked for by name of the function.
+
+A step is a plain function on a party. Its annotations are its contract
+(:mod:`vfl_flower.protocol.contract`), its action is named after its module and itself,
+and a strategy asks for it by the function:
+
+>>> from typing import Annotated, TypedDict
+>>> from vfl_flower.protocol.contract import IN_SUM, Reals
+>>> from vfl_flower.typing import Array
+>>> class Total(TypedDict):
+...     total: Annotated[Array, Reals("1"), IN_SUM]
+>>> @step
+... def column_total(party: Party, column: int) -> Total:
+...     return {"total": party.X[:, column].sum(keepdims=True)}
+
+``parties.ask(column_total.summing(total=100.0), column=2)`` asks all parties. A
+parameter that the step does not have, or of another type, is an error of mypy there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from vfl_flower.protocol.contract import Contract
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.seals import Sealed
+from vfl_flower.typing import Array
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Mapping[str, Any])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum over the parties that the server asks for.
+
+    Attributes
+    ----------
+    bound : float
+        Largest absolute value of a party's entries: it sets the resolution of the
+        fixed point. It has no meaning on the circle.
+    group : str
+        Where to add; default: as the run masks.
+    to : int or None
+        The party that alone may open the sum; None: the server.
+    """
+
+    bound: float = 1.0
+    group: str = ""
+    to: int | None = None
+
+
+@dataclass(frozen=True)
+class Each:
+    """A value for each party; None: that party is not told."""
+
+    values: tuple[Any, ...]
+
+
+def each(values: Sequence[T | None]) -> T:
+    """Give each party a value of its own for one parameter of a step.
+
+    Parameters
+    ----------
+    values : sequence
+        One a party, in party order; None leaves the parameter out.
+
+    Returns
+    -------
+    T
+        To the type checker a value as the parameter takes it.
+    """
+    return cast(T, Each(tuple(values)))
+
+
+def opened(sealed: Sealed) -> Array:
+    """Give a party what only it can open, as the array that its step will get."""
+    return cast(Array, sealed)
+
+
+class Question(Generic[P, R]):
+    """A step, and the sums over its replies that are asked for.
+
+    Parameters
+    ----------
+    step : Step
+        The step.
+    sums : mapping of str to Sum
+        For each array that it gives under masks.
+    """
+
+    def __init__(self, step: Step[P, R], sums: Mapping[str, Sum]) -> None:
+        self.step, self.sums = step, sums
+
+
+class Step(Question[P, R]):
+    """A function that a party runs when the server asks for it.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the party and the values of the message by name; returns a typed dict.
+    action : str, optional
+        What the messages call it; default: its module's last name and its own.
+    """
+
+    def __init__(
+        self, function: Callable[Concatenate[Party, P], R], action: str = ""
+    ) -> None:
+        module = function.__module__.rpartition(".")[2]
+        self.function = function
+        self.action = action or f"{module}_{function.__name__}"
+        functools.update_wrapper(self, function)
+        super().__init__(self, {})
+
+    def __call__(self, party: Party, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the step on a party, as a plain function."""
+        return self.function(party, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        """Return the action."""
+        return f"<step {self.action}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the step by its place: Ray sends a ClientApp to its actors."""
+        return _step_of, (self.function.__module__, self.action)
+
+    def summing(self, **sums: float | Sum) -> Question[P, R]:
+        """Ask for the step with these sums over its replies.
+
+        Parameters
+        ----------
+        **sums : float or Sum
+            By the name in the reply: a :class:`Sum`, or only its bound on the absolute
+            value of a party's entries.
+        """
+        wanted = {n: s if isinstance(s, Sum) else Sum(s) for n, s in sums.items()}
+        return Question(self, wanted)
+
+    @functools.cached_property
+    def contract(self) -> Contract:
+        """What its annotations declare."""
+        return Contract.of(self.function)
+
+    @property
+    def algorithm(self) -> str:
+        """Last name of the module that the step is in."""
+        return self.function.__module__.rpartition(".")[2]
+
+
+def _step_of(module: str, action: str) -> Step[..., Any]:
+    """Return the step of a module that has this action."""
+    declared = vars(importlib.import_module(module)).values()
+    return next(s for s in declared if isinstance(s, Step) and s.action == action)
+
+
+STEPS: dict[str, Step[..., Any]] = {}
+"""All steps that were declared, by their action."""
+
+
+def step(function: Callable[Concatenate[Party, P], R]) -> Step[P, R]:
+    """Declare a plain function as a step of a protocol.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a party and the parameters of the request; returns a typed dict. All are
+        annotated as :mod:`vfl_flower.protocol.contract` says.
+
+    Raises
+    ------
+    ValueError
+        Another step has its action.
+    """
+    declared = Step(function)
+    if declared.action in STEPS:
+        raise ValueError(f"action {declared.action!r} has a step already")
+    STEPS[declared.action] = declared
+    return declared
+
+
+__all__ = [
+    "STEPS",
+    "Question",
+    "Sealed",
+    "Step",
+    "Sum",
+    "each",
+    "opened",
+    "step",
+]

@@ -1,0 +1,350 @@
+"""A Flower strategy whose rounds are a protocol, written from top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Literal, NoReturn, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from vfl_flower.models.base import Model
+from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import (
+    Count,
+    Seed,
+    settings,
+    settings_of,
+    values_of,
+)
+from vfl_flower.protocol.steps import Step
+
+log = logging.getLogger("vfl_flower")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(repr=False)
+class ProtocolResult(Result):
+    """Flower's ``Result`` with the model and what it cost.
+
+    Attributes
+    ----------
+    model : Model
+        The trained model, with ``predict``, ``save`` and ``load``.
+    ledger : Ledger
+        Round trips, bytes, scalars and seconds, of everything.
+    evaluation : Ledger
+        Those of `ledger` that only evaluated the model.
+    seed : int or None
+        The seed that was given: with it the run repeats.
+    """
+
+    model: Model = field(kw_only=True)
+    ledger: Ledger = field(kw_only=True)
+    evaluation: Ledger = field(kw_only=True)
+    seed: int | None = field(kw_only=True)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the last recorded iteration."""
+        last = max(self.train_metrics_clientapp)
+        return dict(self.train_metrics_clientapp[last])
+
+
+class Run:
+    """What a protocol is given besides the parties: its randomness and its record.
+
+    Attributes
+    ----------
+    seed : int
+        Seed of the run.
+    missing : list of str
+        Parties that failed, without which the run has begun again.
+    begun : list of str
+        Numbers of the models that the run has begun, those it has given up included; a
+        protocol that needs them adds the number of its model.
+    final : bool
+        Set by a protocol that must not begin again, although `allow_missing` says so.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        evaluate_fn: EvaluateFn | None = None,
+        missing: Sequence[str] = (),
+        begun: list[str] | None = None,
+    ) -> None:
+        self.seed, self.missing = seed, list(missing)
+        self.begun, self.final = [] if begun is None else begun, False
+        self._evaluate_fn = evaluate_fn
+        self.train_metrics: dict[int, MetricRecord] = {}
+        self.evaluate_metrics: dict[int, MetricRecord] = {}
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """Return the server's generator of one named stream."""
+        entropy = [self.seed, zlib.crc32(b"server"), zlib.crc32(stream.encode())]
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+    def record(
+        self, iteration: int, arrays: ArrayRecord, metrics: dict[str, Any] | None = None
+    ) -> None:
+        """Keep the metrics of an outer iteration and call ``evaluate_fn`` on its model.
+
+        Parameters
+        ----------
+        iteration : int
+            0 for the model before training, then as the protocol counts.
+        arrays : ArrayRecord
+            The model as it is now.
+        metrics : dict
+            Numbers by name; they become ``Result.train_metrics_clientapp``.
+        """
+        if metrics is not None:
+            self.train_metrics[iteration] = MetricRecord(metrics)
+        if self._evaluate_fn is not None:
+            evaluated = self._evaluate_fn(iteration, arrays)
+            if evaluated is not None:
+                self.evaluate_metrics[iteration] = evaluated
+
+
+@settings
+class ProtocolStrategy(Strategy):
+    """Base of the package's strategies; goes wherever a Flower strategy goes.
+
+    A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and writes
+    :meth:`protocol`; its locals are the state, one call to ``parties`` is one round
+    trip, and the four hooks of a round-based strategy have no place in it.
+    """
+
+    _: KW_ONLY
+    masking: Literal["ring", "plain"] = "ring"
+    """How sums over parties are hidden; parties refuse "plain" outside tests."""
+    n_parties: Count = 0
+    """How many parties to wait for; 0: those that are connected, at least two."""
+    seed: Seed | None = None
+    """Seed of all draws, so that the run repeats. The server and the other parties know
+    it, so the rows that a party draws tell more of its scores; by default the parties
+    draw from their operating system. Keys and masks never depend on it."""
+
+    task: ClassVar[str] = "train"
+    """Which task of its algorithm this strategy is, as the run config calls it."""
+    model_class: ClassVar[type[Model]]
+    """Class of the model that it trains, or that it works with."""
+    partition = "vertical"
+    """What differs between parties: the columns ("vertical") or the rows ("horizontal")
+    that each holds."""
+    encodes: ClassVar[bool] = True
+    """Whether a party may use all of its rows to make its columns: the levels of a text
+    column, the mean for a missing value."""
+    allow_missing = False
+    """Whether a run begins again without a party that failed."""
+    evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
+    """Steps that evaluate the model and do not train it."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        if 0 < self.n_parties < self.least_parties:
+            raise ValueError(
+                f"n_parties must be 0 or at least {self.least_parties}, got "
+                f"{self.n_parties}"
+            )
+
+    @abstractmethod
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Train, and return the model's arrays.
+
+        Parameters
+        ----------
+        parties : Parties
+            Already greeted, in order of their index.
+        run : Run
+            Randomness and record of this run.
+        """
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> ProtocolResult:
+        """Run the protocol.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the parties are.
+        initial_arrays, num_rounds, train_config, evaluate_config : None
+            A protocol has its own start, rounds and settings; anything else than None
+            (or an empty record) raises.
+        timeout : float
+            Seconds that one round trip may take, and that parties may take to connect.
+        evaluate_fn : callable, optional
+            Called with (iteration, arrays) for iteration 0 and each recorded one; make
+            the model of `arrays` with ``strategy.model_class.from_arrays``.
+
+        Returns
+        -------
+        ProtocolResult
+            Flower's result, with ``model`` and ``ledger``.
+
+        Raises
+        ------
+        FederationError
+            The parties do not fit together.
+        PartyFailed
+            A party failed; the run ends, nothing is filled in for it.
+        ValueError
+            An argument that a protocol cannot honour, a timeout <= 0, or a setting that
+            was changed to what its constructor refuses.
+        """
+        for name, value in (
+            ("initial_arrays", initial_arrays),
+            ("train_config", train_config),
+            ("evaluate_config", evaluate_config),
+        ):
+            if value:
+                raise ValueError(
+                    f"{name} must be None: {type(self).__name__} takes its settings as "
+                    "arguments of its constructor"
+                )
+        if num_rounds is not None:
+            raise ValueError(
+                f"num_rounds must be None, got {num_rounds}: the protocol of "
+                f"{type(self).__name__} sets its own number of round trips"
+            )
+        if isinstance(timeout, str) or not timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
+        self.replace()  # raises where a setting was changed to what it must not be
+        self.summary()
+        self.check()
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        ledger, missing, failed = Ledger(), dict[int, str](), ""
+        begun: list[str] = []
+        while True:
+            run = Run(seed, evaluate_fn, list(missing.values()), begun)
+            try:
+                parties = Parties(
+                    grid,
+                    ledger,
+                    seed=seed,
+                    private_draws=self.seed is None,
+                    timeout=timeout,
+                    masking="plain" if self.masking == "plain" else "ring",
+                    n_parties=self.n_parties,
+                    least=self.least_parties,
+                    partition=self.partition,
+                    without=list(missing),
+                    model=self.works_with,
+                )
+                arrays = self.protocol(parties, run)
+                break
+            except PartyFailed as failure:
+                if not self.allow_missing or not failure.nodes or run.final:
+                    raise
+                log.warning("%s; the run begins again without it", failure)
+                missing |= failure.nodes
+                failed = str(failure)
+            except FederationError as error:
+                if not failed:
+                    raise
+                raise FederationError(
+                    f"{error}; before that, {failed}, and the run began again without "
+                    f"{', '.join(missing.values())}"
+                ) from None
+        return ProtocolResult(
+            arrays=arrays,
+            train_metrics_clientapp=run.train_metrics,
+            evaluate_metrics_serverapp=run.evaluate_metrics,
+            model=self.model_class.from_arrays(arrays),
+            ledger=ledger,
+            evaluation=ledger.of(*(step.action for step in self.evaluation_steps)),
+            seed=self.seed,
+        )
+
+    def check(self) -> None:
+        """Raise before any message where the strategy cannot run."""
+
+    @property
+    def least_parties(self) -> int:
+        """The fewest parties that make a run."""
+        return 2
+
+    @property
+    def works_with(self) -> str | None:
+        """Number of the model whose parts the parties load; None: they load none."""
+        return None
+
+    @property
+    def variant(self) -> str:
+        """Name of the result in a report, where it is compared with others."""
+        return self.task
+
+    def baselines(self) -> dict[str, ProtocolStrategy]:
+        """Return the strategies that a run with ``compare`` adds, by their names."""
+        return {}
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add to a model what the parties keep of it, where one process has them all.
+
+        Parameters
+        ----------
+        model : Model
+            The model of the result; changed in place.
+        memories : sequence of Memory
+            What each party that took part keeps, in party order.
+        """
+
+    def replace(self, **settings: Any) -> Self:
+        """Return the strategy with some settings changed."""
+        kept = {s.name: getattr(self, s.name) for s in settings_of(type(self))}
+        return type(self)(**kept | settings)
+
+    def summary(self) -> None:
+        """Log the settings of the strategy, without secrets."""
+        shown = ", ".join(f"{k}={v!r}" for k, v in values_of(self).items())
+        log.info("%s(%s)", type(self).__name__, shown)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raise: a protocol has no rounds that Flower could configure."""
+        self._no_hook("configure_train")
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Raise: a protocol has no rounds that Flower could aggregate."""
+        self._no_hook("aggregate_train")
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raise: a protocol has no rounds that Flower could configure."""
+        self._no_hook("configure_evaluate")
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Raise: a protocol has no rounds that Flower could aggregate."""
+        self._no_hook("aggregate_evaluate")
+
+    def _no_hook(self, hook: str) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__} is one protocol and has no {hook}: call "
+            "start(grid) instead"
+        )

@@ -1,0 +1,256 @@
+"""A party's side of secure sums: what it hides, and what only it can open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vfl_flower.protocol.contract import Field, declared_as
+from vfl_flower.protocol.frame import Frame, SumRequest
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.seals import Seal
+from vfl_flower.protocol.steps import Step
+from vfl_flower.secure_aggregation import Group, PairwiseMasks, Relay, group, masked
+from vfl_flower.typing import Array
+
+T = TypeVar("T")
+
+
+class PartySums:
+    """The sums of one message, at one party.
+
+    The server names each sum that it wants in the frame, with its group and bound, and
+    where it goes: nowhere else, so that masks cancel at the server; ``to`` a party,
+    whose pad stays on the sum; or by ``relay`` to a party, to which this one sends its
+    part encrypted, with what others have sent to this one under the same name.
+
+    Parameters
+    ----------
+    private_key : bytes
+        The party's own key in this run.
+    public_keys : list of bytes
+        Those of all parties, in party order.
+    frame : Frame
+        The frame of the message.
+    allow_plain : bool
+        Whether the party sends its addends also without a mask.
+    """
+
+    def __init__(
+        self,
+        private_key: bytes,
+        public_keys: Sequence[bytes],
+        frame: Frame,
+        allow_plain: bool,
+    ) -> None:
+        self._private_key, self._public_keys = private_key, public_keys
+        self.frame, self.allow_plain = frame, allow_plain
+        self._received: dict[str, Array] = {}
+
+    @cached_property
+    def masks(self) -> PairwiseMasks:
+        """The party's masks in this run."""
+        return self._with_keys(PairwiseMasks)
+
+    @cached_property
+    def relay(self) -> Relay:
+        """The party's way to send to another one what the server cannot read."""
+        return self._with_keys(Relay)
+
+    def _with_keys(self, make: Callable[[bytes, Sequence[bytes], int, int], T]) -> T:
+        keys = self._private_key, self._public_keys
+        try:
+            return make(*keys, self.frame.index, self.frame.session)
+        except ValueError as error:  # names the rule that the public keys break
+            raise PartyError(f"the parties' public keys do not fit: {error}") from None
+
+    def open(self, step: Step[..., Any], values: dict[str, Any]) -> None:
+        """Open what is sealed for this party, and put it among the values.
+
+        A part of a sum that travels on is added in :meth:`hide` and not shown to the
+        step.
+
+        Raises
+        ------
+        PartyError
+            What another party sent was altered on its way, or is of another step; or
+            what must come from a party came in the clear, or the other way round.
+        """
+        request = step.contract.request
+        for name in values:
+            if _is_hidden(declared_as(request, name)):
+                raise PartyError(f"{name!r} must come from a party, encrypted")
+        for name, seals in self.frame.sealed.items():
+            if not all(seal.is_of(name) for seal in seals):
+                raise PartyError(f"a value of another name was given as {name!r}")
+            parts = [_part(values, f"{name}.{place}") for place in range(len(seals))]
+            wanted = self.frame.sums.get(name)
+            if wanted is not None and wanted.relay is not None:
+                self._received[name] = self._total(name, parts, seals)[1]
+            elif not _is_hidden(declared_as(request, name)):
+                raise PartyError(f"{step.action} does not take {name!r} from a party")
+            elif seals[0].kind == "secret":
+                if len(seals) > 1:
+                    raise PartyError(f"the secret {name!r} must be of one party")
+                values[name] = self._unsealed(parts[0], seals[0])
+            else:
+                adding, total = self._total(name, parts, seals)
+                try:
+                    values[name] = adding.decode(total)
+                except ValueError as error:  # names the group's rule
+                    raise PartyError(f"{name!r} cannot be opened: {error}") from None
+
+    def _total(
+        self, name: str, parts: Sequence[Array], seals: Sequence[Seal]
+    ) -> tuple[Group, Array]:
+        """Return what parts of one sum add up to, and their group."""
+        adding, total = self._open(parts[0], seals[0])
+        for part, seal in zip(parts[1:], seals[1:], strict=True):
+            part_group, elements = self._open(part, seal)
+            if part_group.label != adding.label:
+                raise PartyError(f"the parts of {name!r} must be of one sum")
+            total = _added(adding, name, total, elements)
+        return adding, total
+
+    def _open(self, array: Array, seal: Seal) -> tuple[Group, Array]:
+        adding = self._adding(seal.group, seal.bound or 0.0)
+        if seal.kind == "pad":
+            if array.dtype != adding.dtype:
+                raise PartyError(f"{seal.name!r} must hold {adding.dtype} elements")
+            pad = self.masks.pad(adding, array.size, seal.action, seal.name, seal.round)
+            return adding, adding.subtract(array.ravel(), pad, out=pad)
+        content = self._unsealed(array, seal)
+        if len(content) % adding.dtype.itemsize:
+            raise PartyError(f"{seal.name!r} must hold {adding.dtype} elements")
+        return adding, np.frombuffer(content, dtype=adding.dtype)
+
+    def _unsealed(self, array: Array, seal: Seal) -> bytes:
+        try:
+            return self.relay.open(
+                seal.sender, array.tobytes(), seal.action, seal.name, seal.round
+            )
+        except ValueError as error:  # its sentence names step and sender, no more
+            raise PartyError(str(error)) from None
+
+    def hide(self, step: Step[..., Any], reply: dict[str, Any]) -> int:
+        """Hide in place what `step` sends only into sums.
+
+        Returns
+        -------
+        int
+            How many values were clipped to the bound of their sum.
+
+        Raises
+        ------
+        PartyError
+            The server did not ask for the sum, or not so that it stays hidden.
+        """
+        clipped = 0
+        for name in list(reply):
+            declared = declared_as(step.contract.reply, name)
+            if declared is None or declared.leaves is None:
+                continue
+            if declared.leaves.how == "secret":
+                self._seal_for_all(step, name, reply)
+                continue
+            wanted = self.frame.sums.get(name)
+            if wanted is None:
+                raise PartyError(
+                    f"{step.action} sends {name!r} only into a sum, and the server "
+                    "asked for none"
+                )
+            for_server = wanted.to is None and wanted.relay is None
+            if declared.leaves.how == "sealed" and for_server:
+                raise PartyError(
+                    f"{step.action} sends {name!r} only into a sum for a party, and "
+                    "the server asked for it itself"
+                )
+            reply[name], count = self._hidden(step, name, wanted, reply[name])
+            clipped += count
+        return clipped
+
+    def _hidden(
+        self, step: Step[..., Any], name: str, wanted: SumRequest, addend: Any
+    ) -> tuple[Array, int]:
+        adding = self._adding(wanted.group, wanted.bound)
+        # Masks that cancel only where all were told of the same receiver.
+        goal = name if wanted.to is None else f"{name} to {wanted.to}"
+        # One party of a run without masks has nobody to share any with.
+        alone = not adding.protects and self.frame.parties == 1
+        masks = None if alone else self.masks
+        try:
+            hidden, clipped = masked(
+                np.asarray(addend), adding, masks, step.action, goal, wanted.sum
+            )
+        except ValueError as error:  # names the rule: not finite, wrong group
+            raise PartyError(f"{name!r} cannot be summed: {error}") from None
+        if wanted.to == self.frame.index:
+            pad = self.masks.pad(adding, hidden.size, step.action, name, wanted.sum)
+            hidden = adding.add(hidden.ravel(), pad, out=pad).reshape(hidden.shape)
+        if wanted.relay is not None:
+            hidden = self._relayed(step, name, adding, hidden.ravel(), wanted.relay)
+        return hidden, clipped
+
+    def _seal_for_all(
+        self, step: Step[..., Any], name: str, reply: dict[str, Any]
+    ) -> None:
+        """Put encrypted bytes, one for each other party, in the place of a secret."""
+        secret = reply.pop(name)
+        for j in range(self.frame.parties):
+            if j != self.frame.index:
+                data = self.relay.seal(j, secret, step.action, name, self.frame.round)
+                reply[f"{name}.{j}"] = np.frombuffer(data, dtype=np.uint8)
+
+    def _adding(self, name: str, bound: float) -> Group:
+        """Return the group of a sum, if this party adds there.
+
+        Raises
+        ------
+        PartyError
+            There is none, its bound is out of range, or it does not protect the party.
+        """
+        try:
+            adding = group(name, bound, self.frame.parties)
+        except ValueError as error:
+            raise PartyError(str(error)) from None
+        if not adding.protects and not self.allow_plain:
+            raise PartyError("this party sends its addends only under masks")
+        return adding
+
+    def _relayed(
+        self,
+        step: Step[..., Any],
+        name: str,
+        adding: Group,
+        hidden: Array,
+        receiver: int,
+    ) -> Array:
+        """Return the sum so far, encrypted for the next party on its way."""
+        if name in self._received:
+            hidden = _added(adding, name, hidden, self._received[name])
+        data = self.relay.seal(
+            receiver, hidden.tobytes(), step.action, name, self.frame.round
+        )
+        return np.frombuffer(data, dtype=adding.dtype)
+
+
+def _is_hidden(declared: Field | None) -> bool:
+    return declared is not None and declared.leaves is not None
+
+
+def _part(values: dict[str, Any], name: str) -> Array:
+    part = values.pop(name, None)
+    if not isinstance(part, np.ndarray):
+        raise PartyError(f"the message lacks {name!r}, of which it has the seal")
+    return part
+
+
+def _added(adding: Group, name: str, a: Array, b: Array) -> Array:
+    if a.shape != b.shape or a.dtype != b.dtype:  # one would be added to each of many
+        raise PartyError(
+            f"the parts of {name!r} must have one size, got {a.size} and {b.size}"
+        )
+    return adding.add(a, b)

@@ -1,0 +1,189 @@
+"""A Flower run in one process: no Ray, no network, milliseconds a round trip.
+
+Everything between server and parties still goes through Flower's own serialisation,
+so that nothing passes by sharing memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Iterable, Sequence
+
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+)
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from vfl_flower.app.register import make_client_app
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+
+
+class InProcessGrid(Grid):
+    """A Flower grid whose nodes are parties in this process.
+
+    Parameters
+    ----------
+    parties : sequence of Party
+        In the order of the run; their place is their index.
+
+    Raises
+    ------
+    ValueError
+        There are none.
+    """
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        if not parties:
+            raise ValueError("a run needs parties, got none")
+        for party in parties:
+            if not isinstance(party, Party):
+                raise ValueError(
+                    f"parties must be of class Party, got {type(party).__name__}"
+                )
+        run_id = secrets.randbits(62)
+        TaskIdentity.run_id = run_id
+        TaskIdentity.node_id = 1
+        TaskIdentity.task_id = 1
+        self._parties: dict[int, Party] = {}
+        self._contexts: dict[int, Context] = {}
+        for index, party in enumerate(parties):
+            node_id = 1000 + index
+            self._parties[node_id] = copy.copy(party)
+            self._parties[node_id].index = index
+            self._contexts[node_id] = Context(run_id, node_id, {}, RecordDict(), {})
+        self._app = make_client_app(
+            lambda context: self._parties[context.node_id], allow_plain=True
+        )
+        self._replies: dict[str, Message] = {}
+        self._pushed = 0
+
+    def memories(self, model: str = "") -> list[Memory]:
+        """Return what each party keeps of its last run.
+
+        Parameters
+        ----------
+        model : str
+            Number of a model: only of the parties that took part in its run.
+        """
+        kept = [Memory(context.state) for context in self._contexts.values()]
+        return [m for m in kept if m.run and (not model or model == m.run)]
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> Run:
+        """Raise: there is no SuperLink that would know of a run."""
+        raise NotImplementedError("a run in one process has no record at a SuperLink")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message; Flower's ``Message(...)`` does the same."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the parties' node ids."""
+        return list(self._parties)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Let the parties answer at once; return the numbers of the messages."""
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        self._pushed += 1
+        message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
+        arrived = message_from_proto(message_to_proto(message))
+        node_id = arrived.metadata.dst_node_id
+        context = context_from_proto(context_to_proto(self._contexts[node_id]))
+        reply = self._app(arrived, context)
+        self._contexts[node_id] = context_from_proto(context_to_proto(context))
+        reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
+        self._replies[arrived.metadata.message_id] = message_from_proto(
+            message_to_proto(reply)
+        )
+        return arrived.metadata.message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that have come, each once."""
+        return [
+            self._replies.pop(number)
+            for number in message_ids
+            if number in self._replies
+        ]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push, and pull at once."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+def simulate(
+    strategy: ProtocolStrategy,
+    parties: Sequence[Party],
+    seed: int | None = None,
+    *,
+    timeout: float = 3600,
+) -> ProtocolResult:
+    """Run a strategy on parties in this process.
+
+    Parameters
+    ----------
+    strategy : ProtocolStrategy
+        What to run; it is not changed.
+    parties : sequence of Party
+        In party order; nearly all strategies need at least two.
+    seed : int, optional
+        Seed of the run; default: that of the strategy.
+    timeout : float
+        Seconds that one round trip may take.
+
+    Returns
+    -------
+    ProtocolResult
+        The same as on SuperNodes at the same seed.
+
+    Raises
+    ------
+    ValueError
+        The strategy is none, there are fewer parties than it needs, or other than its
+        ``n_parties``; or as :meth:`ProtocolStrategy.start`.
+    FederationError, PartyFailed
+        As :meth:`ProtocolStrategy.start`.
+    """
+    if not isinstance(strategy, ProtocolStrategy):
+        hint = ": call it with its settings" if isinstance(strategy, type) else ""
+        raise ValueError(
+            f"strategy must be an instance of a strategy, got {strategy!r}{hint}"
+        )
+    if seed is not None:
+        strategy = strategy.replace(seed=seed)
+    if len(parties) < strategy.least_parties:
+        raise ValueError(
+            f"{type(strategy).__name__} needs at least {strategy.least_parties} "
+            f"parties, got {len(parties)}"
+        )
+    if strategy.n_parties not in (0, len(parties)):
+        raise ValueError(
+            f"n_parties must be 0 or the {len(parties)} parties given, got "
+            f"{strategy.n_parties}"
+        )
+    grid = InProcessGrid(parties)
+    result = strategy.start(grid, timeout=timeout)
+    strategy.complete(result.model, grid.memories())
+    return result

@@ -1,0 +1,276 @@
+"""Before the iterations of federated kernel k-means: gamma, scaling, and the seed.
+
+Also the checks of sums over the parties, of which nobody can say whose part is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.numerics.kernel_embedding import Kernel, default_gamma
+from vfl_flower.numerics.kernel_kmeans import variances
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.steps import Step, each
+from vfl_flower.secure_aggregation import LIMB, join_limbs
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+
+# -- sums that cannot be ---------------------------------------------------------------
+
+
+def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationError:
+    """Return the error for a sum that breaks a rule, whichever party is at fault.
+
+    Parameters
+    ----------
+    parties : Parties
+        They have sent the parts.
+    step : Step
+        In which.
+    rule : str
+        What the sum is not, as "a matrix of finite numbers".
+    """
+    names = ", ".join(repr(info.name) for info in parties)
+    return FederationError(
+        f"in {step.action!r} the parts of the parties do not add up to {rule}: one of "
+        f"{names} is faulty"
+    )
+
+
+@contextmanager
+def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
+    """Decompose a sum of finite numbers; where that fails, name the parties.
+
+    Raises
+    ------
+    FederationError
+        An eigenvalue or singular value was not found.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except np.linalg.LinAlgError:
+        rule = "a matrix that has eigenvalues"
+        raise faulty_sum(parties, step, rule) from None
+
+
+def check_sum(
+    parties: Parties, step: Step[..., Any], sums: Array, bound: float = math.inf
+) -> None:
+    """Raise unless the sums are finite, and of parts that are within a bound.
+
+    Raises
+    ------
+    FederationError
+        They are not.
+    """
+    largest = float(np.abs(sums).max(initial=0.0))
+    if not (largest < math.inf and largest <= bound * len(parties)):
+        raise faulty_sum(parties, step, "finite numbers of a size that can be")
+
+
+# -- split rows ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the iterations begin with.
+
+    Attributes
+    ----------
+    setup : Setup
+        Which features, for all parties.
+    seed : bytes
+        Their seed for each party but the first, as ``each`` gives it, encrypted.
+    scale : float
+        Size of a squared feature: the largest, or of products 16 times the mean.
+    """
+
+    setup: party.Setup
+    seed: bytes
+    scale: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no squared feature is above `scale`."""
+        return self.setup.kernel != "polynomial"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The kernel that the settings ask for.
+
+    Attributes
+    ----------
+    kernel : {"gaussian", "laplacian", "polynomial"}
+        The kernel.
+    gamma : float or "auto"
+        Its gamma, or that of the sums.
+    degree, offset : int, float
+        Of the polynomial kernel.
+    standardize : bool
+        Whether columns are scaled.
+    D, D_1 : int
+        Number of features of an iteration, and of the first one.
+    """
+
+    kernel: Kernel
+    gamma: float | Literal["auto"]
+    degree: int
+    offset: float
+    standardize: bool
+    D: int
+    D_1: int
+
+
+def begin(parties: Parties, wanted: Wanted) -> Start:
+    """Ask for the sums that gamma and the scaling need, and for the seed.
+
+    Raises
+    ------
+    FederationError
+        The columns do not vary, or not in a range that the kernel can use.
+    """
+    N, kernel, auto = parties.n_rows, wanted.kernel, wanted.gamma == "auto"
+    polynomial = kernel == "polynomial"
+    by_column = wanted.standardize or (auto and kernel == "laplacian")
+    means = by_column or (auto and not polynomial)
+    squares_by: party.Squares = "column" if by_column else ""
+    if not by_column and (means or polynomial):
+        squares_by = "total"
+    seed, sum_x, squares = _sums(parties, means, squares_by)
+    shift: Array | float = 0.0
+    if means:
+        lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
+        if lost.any():  # constant, or far from 0 for their spread
+            shift = np.where(lost, sum_x / N, 0.0)
+            seed, sum_x, squares = _sums(parties, means, squares_by, shift)
+    moved = scale = None
+    if wanted.standardize:
+        deviation = np.sqrt(variances(N, sum_x, squares, shift))
+        if left_out := np.flatnonzero(deviation == 0).tolist():
+            log.warning(
+                "columns %s, counted from 0, take no part: they are constant, or vary "
+                "too little for their distance from 0",
+                ", ".join(map(str, left_out[:20])),
+            )
+        moved = shift + sum_x / N
+        scale = 1 / np.where(deviation > 0, deviation, math.inf)
+        sum_x, squares, shift = 0.0 * sum_x, N * (deviation > 0), 0.0 * shift
+    setup = party.Setup(
+        kernel=kernel,
+        gamma=(
+            _auto_gamma(kernel, N, sum_x, squares, shift)
+            if wanted.gamma == "auto"
+            else float(wanted.gamma)
+        ),
+        degree=wanted.degree,
+        offset=float(wanted.offset),
+        D=wanted.D,
+        D_1=wanted.D_1,
+        shift=moved,
+        scale=scale,
+    )
+    if not polynomial:  # a squared cosine feature is at most 2
+        return Start(setup, seed, 2.0)
+    mean = setup.offset + setup.gamma * float(squares.sum() / N)
+    return Start(setup, seed, 16 * _mean_power(mean, setup.degree))
+
+
+def _sums(
+    parties: Parties,
+    means: bool,
+    squares: party.Squares,
+    shift: Array | float | None = None,
+) -> tuple[bytes, Array, Array]:
+    """Return the seed for each party, and sums of columns and squares, or zeros."""
+    names = {"sum_x": means, "sum_squares": bool(squares)}
+    replies = parties.ask(
+        party.begin.summing(**{name: LIMB for name, used in names.items() if used}),
+        means=means,
+        squares=squares,
+        shift=None if shift is None else np.asarray(shift),
+    )
+    sums = {name: replies.sums.get(name, np.zeros((5, 1))) for name in names}
+    columns = parties[0].n_columns if squares == "column" else 1
+    if sums["sum_squares"].shape[1] != columns:
+        raise faulty_sum(parties, party.begin, f"squares of {columns} columns")
+    for limbs in sums.values():
+        check_sum(parties, party.begin, limbs, LIMB)
+    sealed = replies.secrets.get("seed", [None])
+    if len(sealed) != len(parties) or sealed[0] is not None:
+        sender = sealed.index(None) if len(sealed) == len(parties) else 0
+        reason = "the first party, and it alone, must draw the seed of the features"
+        raise parties.failure(sender, party.begin, reason)
+    seed = each(cast("list[bytes | None]", sealed))  # they are opened at the parties
+    sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
+    if (sum_squares < 0).any():
+        raise faulty_sum(parties, party.begin, "squares")
+    return seed, sum_x, sum_squares
+
+
+def _auto_gamma(
+    kernel: Kernel, N: int, sum_x: Array, squares: Array, shift: Array | float
+) -> float:
+    try:
+        gamma = default_gamma(kernel, N, sum_x, squares, shift)
+    except ValueError as error:
+        raise FederationError(str(error)) from None
+    _check_spread(float(squares.sum()))
+    return gamma
+
+
+def _mean_power(mean: float, degree: int) -> float:
+    """Return mean^degree, the size of the polynomial kernel, where float64 has it."""
+    exponent = degree * math.log10(mean) if mean > 0 else -math.inf
+    if not -200 < exponent < 200:
+        size = f"10^{exponent:.4g}" if mean > 0 else "0"
+        raise FederationError(
+            "the polynomial kernel must be between 1e-200 and 1e200 in the mean, got "
+            f"{size}: choose another gamma, degree or offset"
+        )
+    return float(mean**degree)
+
+
+def _check_spread(total: float) -> None:
+    """Raise where sums, which are cut off at 2^-80, have lost their digits."""
+    if total < 2.0**-50:
+        raise FederationError(
+            "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "
+            "the columns"
+        )
+
+
+# -- split columns ---------------------------------------------------------------------
+
+
+def gamma_of_columns(parties: Parties, kernel: party.AngleKernel) -> float:
+    """Return gamma from the spread of all columns.
+
+    Raises
+    ------
+    FederationError
+        No column varies, or too little.
+    """
+    limbs = parties.secure_sum(party.spread.summing(spread=LIMB), kernel=kernel)
+    check_sum(parties, party.spread, limbs["spread"], LIMB)
+    spread = float(join_limbs(limbs["spread"])[0])
+    if spread < 0:
+        raise faulty_sum(parties, party.spread, "variances or deviations")
+    if spread == 0:
+        raise FederationError("gamma 'auto' needs a column that varies")
+    _check_spread(spread)
+    if kernel == "gaussian":
+        return float(1 / (4 * spread))
+    return float(math.sqrt(math.pi) / (2 * spread))

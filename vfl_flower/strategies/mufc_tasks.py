@@ -1,0 +1,391 @@
+"""Federated clusters that can forget: what is done with a model after training.
+
+[1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
+    federated clusters", ICLR 2023.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pydantic
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import mufc as party
+from vfl_flower.clients.mufc_state import GlobalClusters, ServerState
+from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies.mufc import (
+    MUFCTask,
+    StateFolder,
+    naming_parties,
+    new_key,
+    sums_of,
+    version_of,
+)
+
+log = logging.getLogger("vfl_flower")
+
+Requests = Mapping[str, Sequence[object]]
+"""Ids to forget, by the name of their party."""
+
+
+@settings
+class LaterTask(MUFCTask):
+    """What the tasks after training have in common: a state at the server."""
+
+    model: str
+    """Number of the model, as its training printed it."""
+    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    """Folder in which training has kept the server's state."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        _check_model(self.model)
+        if not self.server_state:
+            raise ValueError(
+                "server_state must be the folder in which training kept the server's "
+                "state, got none"
+            )
+
+    @property
+    def state(self) -> ServerState:
+        """The server's state of the model."""
+        return ServerState(Path(self.server_state or ""), self.model)
+
+    def check(self) -> None:
+        """Raise before any message where the server has no such model."""
+        super().check()
+        self.state.load()
+
+    def known(self, now: GlobalClusters) -> MUFCModel:
+        """Return the version of the model that the server has."""
+        model = version_of(self.model, now.version, now.centers, now.settings, True)
+        model.sizes_, model.inertia_ = now.sizes, now.inertia
+        return model
+
+    def forget_rows(
+        self,
+        parties: Parties,
+        run: Run,
+        requests: Mapping[str, Sequence[str]],
+        leaving: Sequence[str] = (),
+        lazy_counts: bool = False,
+    ) -> ArrayRecord:
+        """Algorithms 3 and 4: the next version, without rows or without parties.
+
+        Parameters
+        ----------
+        parties, run : Parties, Run
+            As given to the protocol.
+        requests : mapping of str to sequence of str
+            Ids to forget, by the name of their party.
+        leaving : sequence of str
+            Names of the parties to forget.
+        lazy_counts : bool
+            Keep the centres where counts change and no bin does.
+        """
+        state, run_id = self.state, f"{parties.session:016x}"
+        before = state.load()
+        names = [info.name for info in parties]
+        # A party that was forgotten may not have heard of it.
+        past = {
+            name
+            for entry in state.log()
+            if entry["kind"] == "forget-client"
+            for name in entry["parties"]
+        }
+        _check_parties(names, before.parties, requests, leaving, past)
+        if len(set(before.parties) - set(leaving)) < self.least_parties:
+            raise FederationError(
+                f"at least {self.least_parties} parties must stay, whose sum hides "
+                "each: remove the model instead"
+            )
+        kind: party.Kind = "forget-client" if leaving else "unlearn"
+        agreed, key = before.settings, new_key(before.settings)
+        leaves = [name in leaving for name in names]
+        ids = [
+            None if name in leaving else list(requests.get(name, ())) for name in names
+        ]
+        replies = parties.ask(
+            party.forget.summing(**sums_of(agreed)),
+            model=self.model,
+            version=before.version,
+            before=before.run,
+            run=run_id,
+            key=key,
+            ids=each(ids),
+            leaves=each(leaves),
+            kind=kind,
+            settings=each([agreed if gone else None for gone in leaves]),
+        )
+        with naming_parties(parties):
+            bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
+            rows, n_rows = int(before.counts.sum()), int(counts.sum())
+            if rows < n_rows:
+                raise FederationError(
+                    f"the parties must have at most the {rows} rows of the version "
+                    f"before, got {n_rows}: a message is changed"
+                )
+        centers = agreed.box.restore(centers)
+        removed, behind = rows - n_rows, replies.sums["totals"][1]
+        changed = not np.array_equal(bins, before.bins)
+        if not lazy_counts:
+            changed |= not np.array_equal(counts, before.counts)
+        if agreed.privacy == "none":
+            changed = bool(removed or leaving)
+        if not changed:  # line 4 of Algorithm 4: C_s stays
+            centers = before.centers
+        if not removed and not set(leaving) & set(before.parties):
+            log.warning("nothing to forget was asked for, or it was forgotten before")
+            model = self.known(before)
+            # A run that was killed has left parties without their clusters or the
+            # server without their sizes, or one that was forgotten did not hear of it.
+            if behind or not len(before.sizes) or set(leaving) & set(names):
+                return self.commit(
+                    *(parties, run, model, rows, state, leaving, before.run),
+                    removed=0,
+                    changed=0,
+                )
+            record = model.to_record()
+            counted = {"version": before.version, "clients": len(parties)}
+            counted |= {"rows": rows, "removed": 0, "changed": 0}
+            run.record(1, record, counted | {"inertia": before.inertia})
+            return record
+        state.save(
+            before.version + 1,
+            bins,
+            counts,
+            centers,
+            [name for name in before.parties if name not in leaving],
+            kind,
+            named=list(leaving or requests),
+            run=run_id,
+        )
+        model = version_of(self.model, before.version + 1, centers, agreed, True)
+        return self.commit(
+            *(parties, run, model, n_rows, state, leaving),
+            removed=removed,
+            changed=int(changed),
+        )
+
+
+@settings
+class MUFCUnlearn(LaterTask):
+    """Forget rows of a trained model.
+
+    =============  =====================================  ==========================
+    round trip     party l sends                          the server learns
+    =============  =====================================  ==========================
+    hello          as in training                         all of it
+    forget         as in training; number of rows, and    the sums over parties: of
+                   whether its file of clusters is        counts after the removal,
+                   missing, masked                        so the rows removed
+    commit         as in training                         the sums over parties
+    =============  =====================================  ==========================
+
+    A party whose rows are not asked for, one that loses rows and one that loses a
+    centroid send messages of one form and size. The server has the counts before and
+    after, thus their difference: forget several rows in one run.
+
+    Raises
+    ------
+    ValueError
+        From `start`, before any message: the folder has no state of that model, or
+        `lazy_counts` has no effect.
+    FederationError
+        Other parties than those of the model take part.
+    PartyFailed
+        An id is not of a row of training, or rows of training are gone from the data
+        and were not forgotten. Then nothing is changed.
+    """
+
+    forget: str | pydantic.SkipValidation[Requests] = pydantic.Field(
+        default="", repr=False
+    )
+    """Ids to forget by the name of their party, "clinic-a:17,23;clinic-b:4". Parties
+    forget besides what stands in ``forget.txt`` in their ``state-dir``, which nobody
+    else sees."""
+    lazy_counts: bool = pydantic.Field(default=False, kw_only=True)
+    """Keep the centres where the counts change and no bin does (Algorithm 4); not with
+    privacy "none", where centroids are no bins."""
+
+    task = "unlearn"
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        parse_requests(self.forget)
+
+    def check(self) -> None:
+        """Raise before any message where the server has no such model."""
+        super().check()
+        if self.lazy_counts and self.state.load().settings.privacy == "none":
+            raise ValueError("lazy_counts has no effect with privacy='none', got True")
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Algorithms 3 and 4."""
+        requests = parse_requests(self.forget)
+        return self.forget_rows(parties, run, requests, lazy_counts=self.lazy_counts)
+
+
+@settings
+class MUFCForgetClient(LaterTask):
+    """Forget whole parties of a trained model, connected or not.
+
+    A party, a "client" of [1], that is connected removes its state; without one that is
+    gone the others' counts do. Rows that the others want to forget wait for
+    :class:`MUFCUnlearn`.
+    """
+
+    clients: str | pydantic.SkipValidation[Sequence[str]] = ""
+    """Names of the parties to forget, "clinic-a,clinic-b"; at least two others must
+    stay."""
+
+    task = "forget-client"
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if not parse_names(self.clients):
+            raise ValueError("clients must name those to forget, got none")
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Let their counts become 0."""
+        return self.forget_rows(parties, run, {}, parse_names(self.clients))
+
+
+@settings
+class MUFCStatus(LaterTask):
+    """Say how much of a model was forgotten; bring parties up to date after a crash.
+
+    The centres, sizes and objective are those that the server has kept.
+    """
+
+    task = "status"
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        check_unused(self, ["seed"], "task 'status', which draws nothing")
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Ask each party, in one round trip."""
+        now = self.state.load()
+        names = [info.name for info in parties]
+        _check_parties(names, now.parties, (), (), ())
+        replies = parties.ask(
+            party.status, model=self.model, version=now.version, before=now.run
+        )
+        for name, reply in zip(names, replies, strict=True):
+            log.info("%s: %s", name, ", ".join(f"{v} {k}" for k, v in reply.items()))
+        sums = {
+            name: sum(replies.each(name))
+            for name in ("rows", "removed", "pending", "requests")
+        }
+        record = self.known(now).to_record()
+        run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
+        return record
+
+
+def parse_requests(forget: str | Requests) -> dict[str, list[str]]:
+    """Return the ids to forget by the name of their party.
+
+    Raises
+    ------
+    ValueError
+        A part has no name or no id; the error has none of them.
+    """
+    if not isinstance(forget, str):
+        if not isinstance(forget, Mapping):
+            raise ValueError(
+                "forget must be text or a mapping of parties to lists of ids, got "
+                f"{type(forget).__name__}"
+            )
+        for name, ids in forget.items():
+            if not isinstance(name, str):
+                raise ValueError(
+                    f"forget must have names of parties, got {type(name).__name__}"
+                )
+            if isinstance(ids, str) or not isinstance(ids, Iterable):
+                raise ValueError(
+                    "forget must have a list of ids for each party, got "
+                    f"{type(ids).__name__}"
+                )
+        return {name: [str(value) for value in ids] for name, ids in forget.items()}
+    requests: dict[str, list[str]] = {}
+    parts = [part.strip() for part in forget.split(";")]
+    for place, part in enumerate(parts, start=1):
+        if not part:
+            continue
+        name, _, text = part.partition(":")
+        listed = [value.strip() for value in text.split(",") if value.strip()]
+        if not name.strip() or not listed:
+            raise ValueError(
+                "forget must be 'party:id,id' with ';' between parties, and part "
+                f"{place} of {len(parts)} is not"
+            )
+        requests.setdefault(name.strip(), []).extend(listed)
+    return requests
+
+
+def parse_names(clients: str | Sequence[str]) -> list[str]:
+    """Return the names of parties.
+
+    Raises
+    ------
+    ValueError
+        They are none.
+    """
+    listed = clients.split(",") if isinstance(clients, str) else clients
+    if not isinstance(listed, Iterable) or not all(
+        isinstance(name, str) for name in listed
+    ):
+        raise ValueError(f"clients must be names of parties, got {clients!r}")
+    return [name.strip() for name in listed if name.strip()]
+
+
+def _check_parties(
+    here: Sequence[str],
+    parties: Sequence[str],
+    asked: Iterable[str],
+    leaving: Sequence[str],
+    past: Iterable[str],
+) -> None:
+    """Raise unless those of the model take part, but for those who leave."""
+    if not set(asked) <= set(parties):  # what is no name may be an id
+        raise FederationError(
+            "forget must name parties of the model, and has another name: they are "
+            f"{', '.join(parties)}"
+        )
+    for name in set(leaving) - set(past) - set(parties):
+        raise FederationError(
+            f"{name!r} must be one of the {len(parties)} parties of the model"
+        )
+    missing = [name for name in parties if name not in here and name not in leaving]
+    others = [name for name in here if name not in parties and name not in leaving]
+    if missing or others:
+        wrong = f"{missing[0]!r} does not" if missing else f"{others[0]!r} does too"
+        raise FederationError(
+            f"the {len(parties)} parties of the model, and no others, must take part: "
+            f"{wrong}"
+        )
+
+
+def _check_model(model: str) -> None:
+    if not model:
+        raise ValueError("model must be the number of a trained model, got none")
+    if not re.fullmatch("[0-9a-f]{8,32}", model):
+        raise ValueError(
+            "model must be 8 to 32 lower-case hexadecimal digits, as its training "
+            f"printed them (result.model.model), got {model!r}"
+        )
