@@ -1,0 +1,1 @@
+"""Principal components of split rows, from a masked sum of Gram matrices."""

@@ -1,0 +1,22 @@
+"""The Flower apps of the example, which know one algorithm more than vfl_flower's."""
+
+from flwr.app import Context
+
+from fifth_algorithm.pca import FederatedPCA
+from vfl_flower.app.client_app import load_from_context
+from vfl_flower.app.register import make_client_app
+from vfl_flower.app.server_app import app as server_app
+from vfl_flower.protocol.party import Party
+from vfl_flower.strategies import add_algorithm
+
+add_algorithm("pca", FederatedPCA)
+
+
+def load(context: Context) -> Party:
+    """Load a party; as a function of this module, which Ray's processes then import."""
+    return load_from_context(context)
+
+
+client_app = make_client_app(load)
+
+__all__ = ["client_app", "server_app"]
