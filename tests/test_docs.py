@@ -1,88 +1,290 @@
-"""What the documents say is so."""
+"""What the documents say is so: examples run, commands, keys, files and links exist."""
 
+import ast
+import importlib
+import importlib.util
 import re
+import shlex
+import sys
+import textwrap
 import tomllib
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from flwr.common.config import parse_config_args
 
-from vfl_flower import Party
-from vfl_flower.config import RUN_DEFAULTS, party_source
-from vfl_flower.simulations import InProcessGrid
-from vfl_flower.strategies import CoresetVRLR
+import vfl_flower as vf
+from vfl_flower.app.config import (
+    check_run_config,
+    make_strategy,
+    party_source,
+    run_keys,
+)
+from vfl_flower.app.settings import markdown
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import settings_of
+from vfl_flower.protocol.steps import STEPS
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import algorithms
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
+}
+"""Every document by its path."""
+
+PAPERS = {
+    "coresets": {"coresets", "linear"},
+    "fdskl": {"fdskl"},
+    "kernel_kmeans": {"kernel_kmeans"},
+    "mufc": {"mufc"},
+}
+"""Pages of papers, and the modules of their steps."""
 
 
-def table(header: str) -> list[str]:
-    """Return the keys in the first column of the table under `header`."""
-    rows = README.split(header, 1)[1].split("\n\n", 1)[0].splitlines()
-    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
-    return [key for cell in cells for key in re.findall(r"`([^`]+)`", cell)]
+def parametrise(name: str, found: dict[str, Any]) -> pytest.MarkDecorator:
+    """Return one case for each page, or line of a page, that there is."""
+    assert found
+    return pytest.mark.parametrize(name, found.values(), ids=found.keys())
 
 
-def test_notebook_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    code = README.split("```python\n", 1)[1].split("```", 1)[0]
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["result"].ledger.round_trips == 3  # as its comment says
-    assert (tmp_path / "model.npz").exists()
-    assert "coresets_totals" in capsys.readouterr().out
+# -- examples --------------------------------------------------------------------------
 
 
-def test_other_examples_of_the_notebook_run(tmp_path, monkeypatch):
+def examples(page: str, heading: str = "") -> list[str]:
+    """Return the Python code of a page, or of one section of it."""
+    text = PAGES[page].split(f"\n{heading}\n", 1)[1] if heading else PAGES[page]
+    text = text.split("\n## ", 1)[0] if heading else text
+    fenced = re.findall(r"(?ms)^( *)```python\n(.*?)^\1```", text)
+    return [textwrap.dedent(code) for _, code in fenced]
+
+
+def run(code: str, page: str, names: dict[str, Any]) -> None:
+    """Run an example; where a comment behind an expression is a value, compare it."""
+    lines = code.splitlines()
+    for statement in ast.parse(code).body:
+        text = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+        _, _, comment = text.partition("  # ")
+        if not isinstance(statement, ast.Expr):
+            exec(compile(ast.Module([statement], []), page, "exec"), names)
+            continue
+        value = eval(compile(ast.Expression(statement.value), page, "eval"), names)
+        if told := re.match(r"[-\d., ]+(?=$|:)", comment):
+            assert value == ast.literal_eval(told[0]), text
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/simulate.md",
+        "docs/coresets.md",
+        "docs/fdskl.md",
+        "docs/kernel-kmeans.md",
+        "docs/mufc.md",
+        "docs/experiments.md",
+    ],
+)
+def test_examples_run(page, tmp_path, monkeypatch):
     """One after the other, as one would type them."""
     monkeypatch.chdir(tmp_path)
-    notebook = README.split("## In a notebook", 1)[1].split("\n## ", 1)[0]
+    (tmp_path / "kc_house.csv").write_text("a,b,price\n1,2,3\n4,5,6\n")
     names: dict[str, Any] = {}
-    for block in notebook.split("```python\n")[1:]:
-        code = block.split("```", 1)[0].replace('"/tmp/', f'"{tmp_path}/')
-        code = code.replace('f"/tmp/', f'f"{tmp_path}/')
-        exec(compile(code, "README.md", "exec"), names)
-    result = names["result"]
-    assert (result.model.version, result.metrics["removed"]) == (2, 2)
+    for code in examples(page):
+        run(re.sub(r'(f?")/tmp/', rf"\1{tmp_path}/", code), page, names)
+    assert names
+
+
+def test_every_example_is_run_or_named_here():
+    """The others need data that the tests do not have, or are run below."""
+    run_above = set(test_examples_run.pytestmark[0].args[1])
+    others = {"docs/deploy.md", "docs/contribute.md", "docs/papers/fdskl-results.md"}
+    assert {page for page in PAGES if examples(page)} == run_above | others
+
+
+def test_example_with_data_is_sound():
+    (code,) = examples("docs/papers/fdskl-results.md")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
 
 
 def test_own_apps_run(tmp_path):
     """The ServerApp's strategy on the ClientApp with a loader of one's own."""
-    server, client = README.split("## In your own ServerApp", 1)[1].split(
-        "```python\n"
-    )[1:3]
     names: dict[str, Any] = {}
-    for block in (server, client):
-        exec(compile(block.split("```", 1)[0], "README.md", "exec"), names)
+    for code in examples("docs/deploy.md", "## In your own ServerApp"):
+        run(code, "docs/deploy.md", names)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(3000, 6))
     blocks = [{"X": X[:, :2]}, {"X": X[:, 2:4]}, {"X": X[:, 4:], "y": X.sum(axis=1)}]
-    grid = InProcessGrid([Party(X)] * 3)
+    grid = InProcessGrid([vf.Party(X)] * 3)
     for context, block, owner in zip(
         grid._contexts.values(), blocks, "cab", strict=True
     ):
         context.node_config = {"table": str(tmp_path / f"{owner}.npz"), "owner": owner}
         np.savez(context.node_config["table"], **block)
     grid._app = names["app"]
-    result = CoresetVRLR(size=2000).start(grid)
+    result = vf.CoresetVRLR(size=2000).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set("abc")
     np.testing.assert_allclose(np.concatenate(result.model.coef_), np.ones(6))
 
 
-def test_run_config_keys_exist():
-    keys = table("| key | |")
-    assert len(keys) >= 10
-    assert set(keys) <= set(RUN_DEFAULTS)
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Return a function that makes code the module ``walk.coresets``."""
+
+    def load(code: str) -> ModuleType:
+        file = tmp_path / "coresets.py"
+        file.write_text(code)
+        spec = importlib.util.spec_from_file_location("walk.coresets", file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_walk_that_adds_a_setting(load):
+    (fenced,) = re.findall(r"(?s)   ```text\n(.*?)   ```", PAGES["docs/contribute.md"])
+    field = textwrap.indent(textwrap.dedent(fenced), "    ")
+    head = """from vfl_flower import CoresetVKMC
+from vfl_flower.protocol.settings import Natural, settings
+
+
+@settings
+class Changed(CoresetVKMC):
+"""
+    changed = load(head + field).Changed
+    (setting,) = [s for s in settings_of(changed) if s.name == "max_iter"]
+    assert (setting.key, setting.default) == ("max-iter", 300)
+    assert setting.text == "Passes of the server's k-means at most."
+    with pytest.raises(ValueError, match=r"max_iter .* at least 1, got 0"):
+        changed(max_iter=0)
+
+
+def test_walk_that_adds_a_step(load):
+    page = "docs/contribute.md"
+    declared, asked = examples(page)
+    action = "coresets_row_means"
+    assert f"`{action}`" in PAGES[page]
+    try:
+        party = load(declared)
+        X = np.arange(12.0).reshape(4, 3)
+        grid = InProcessGrid([vf.Party(X), vf.Party(2 * X)])
+        names = {"party": party, "rows": np.array([0, 3, 3])}
+        names["parties"] = Parties(grid, Ledger(), seed=0)
+        run(asked, page, names)
+        np.testing.assert_allclose(names["total"], 3 * X[names["rows"]].mean(axis=1))
+        assert STEPS[action] is party.row_means
+    finally:
+        STEPS.pop(action, None)
+
+
+# -- commands --------------------------------------------------------------------------
+
+
+def commands(program: str) -> dict[str, list[str]]:
+    """Return the words of each command of a program, by page and place."""
+    found = {}
+    for page, text in PAGES.items():
+        joined = re.sub(r"\\\n *", "", text)
+        for k, line in enumerate(re.findall(rf"(?m)^ {{4,}}({program} .*)$", joined)):
+            found[f"{page}-{k}"] = shlex.split(line.partition(" > ")[0], comments=True)
+    return found
+
+
+def options(words: list[str], option: str) -> list[str]:
+    """Return what a command gives for an option."""
+    return [value for name, value in pairwise(words) if name == option]
+
+
+@parametrise("words", commands("python"))
+def test_commands_are_understood(words):
+    """By the parser of the module, which checks options and choices."""
+    if words[1] != "-m":
+        assert (ROOT / words[1]).is_file()
+        source = (ROOT / words[1]).read_text()
+        assert all(f'"{word}"' in source for word in words[2:] if word[:2] == "--")
+        return
+    name, arguments = words[2], words[3:]
+    module = importlib.import_module(name)
+    if hasattr(module, "command"):
+        app = module.command()
+    elif hasattr(module, "app"):
+        app = module.app
+    else:
+        app = typer.Typer()
+        app.command()(module.main)
+    typer.main.get_command(app).make_context(name, arguments)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_exist(page):
+    for code in words_in_code(page):
+        if module := re.match(r"python -m ([\w.]+)", code):
+            assert importlib.util.find_spec(module[1]), code
+
+
+def test_make_has_the_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in {words[1] for words in commands("make").values()}:
+        assert re.search(rf"(?m)^{target}:", makefile), target
+
+
+RUNS = commands("flwr run") | {
+    place: words
+    for place, words in commands("python").items()
+    if words[2:3] == ["vfl_flower.app.flower_run"]
+}
+
+
+@parametrise("words", RUNS)
+def test_run_configs_make_a_strategy(words, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    given = options(words, "--run-config")
+    config = check_run_config(parse_config_args(given) if given else {})
+    make_strategy(config)
+
+
+def test_demo_config_makes_a_strategy():
+    table = tomllib.loads((ROOT / "simulations/flights.toml").read_text())
+    config = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    for section, keys in table.items():
+        if isinstance(keys, dict):
+            config |= {f"{section}.{key}": value for key, value in keys.items()}
+    strategy = make_strategy(check_run_config(config))
+    assert (strategy.n_parties, strategy.size) == (3, 2000)
+
+
+# -- keys ------------------------------------------------------------------------------
+
+
+def first_column(page: str, header: str) -> list[str]:
+    """Return the keys in the first column of the table under a header."""
+    rows = PAGES[page].split(header, 1)[1].split("\n\n", 1)[0].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    return [key for cell in cells for key in re.findall(r"`([^`]+)`", cell)]
+
+
+NODE_KEYS = first_column("docs/party-files.md", "| key of the node config | meaning |")
 
 
 def test_node_config_keys_are_read():
-    keys = table("| key of the node config | meaning |")
     text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
     columns = {"id-column": "i", "label-column": "l", "share-rows": 9}
     given = text | numbers | columns | {"state-dir": "/var/a"}
-    assert set(keys) == set(given)
+    assert set(NODE_KEYS) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
     assert (source.columns, source.id_column) == (("a", "b"), "i")
@@ -91,25 +293,138 @@ def test_node_config_keys_are_read():
     assert (source.standardize, source.one_hot) == (True, False)
 
 
-def test_files_that_documents_name_exist():
-    for document in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+@parametrise(
+    "words",
+    {
+        place: words
+        for program in ("python", "flower-supernode")
+        for place, words in commands(program).items()
+        if "--node-config" in words
+    },
+)
+def test_node_configs_are_read(words):
+    (text,) = options(words, "--node-config")
+    config = parse_config_args([text.replace("$PWD", "/home/me")])
+    assert set(config) <= set(NODE_KEYS)
+    assert party_source(config, {}).data == config["data"]
 
 
-@pytest.mark.parametrize("algorithm", ["coresets", "fdskl", "kernel_kmeans", "mufc"])
-def test_functions_that_the_paper_page_names_exist(algorithm):
-    page = (ROOT / f"docs/papers/{algorithm}.md").read_text()
-    layers = "numerics|clients|strategies|secure_aggregation"
-    named = re.findall(rf"`((?:{layers})/\w+\.py): ([^`]+)`", page)
-    assert len(named) >= 8
+def test_the_page_of_settings_is_what_the_code_declares():
+    assert PAGES["docs/settings.md"] == markdown()
+
+
+def test_run_config_keys_in_tables_exist():
+    keys = first_column("docs/deploy.md", "| key | meaning |")
+    assert len(keys) >= 8
+    assert set(keys) <= set(run_keys())
+
+
+def words_in_code(page: str) -> Iterator[str]:
+    """Yield what stands in backquotes in the text of a page."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", PAGES[page])
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_in_the_text_exist(page):
+    """Those with a section, and those with dashes whatever their section."""
+    keys = run_keys()
+    sections = "|".join(algorithms())
+    known = {key.rpartition(".")[2] for key in keys} | set(NODE_KEYS) | set(keys)
+    known |= {"num-partitions", "num-supernodes"}
+    for name, strategies in algorithms().items():
+        known |= {name} | {strategy.task for strategy in strategies}
+        for strategy in strategies:
+            for setting in settings_of(strategy):
+                known |= set(setting.choices)
+    known |= {"flower-superlink", "flower-supernode"}
+    for code in words_in_code(page):
+        name = code.partition("=")[0]
+        if re.fullmatch(rf"({sections})\.[\w-]+", name):
+            assert name in keys, code
+        elif re.fullmatch(r"[a-z]+(-[a-z]+)+", name):
+            assert name in known, code
+
+
+# -- names and places ------------------------------------------------------------------
+
+
+def test_readme_is_short():
+    assert len(PAGES["README.md"].split()) < 900
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub gives a heading."""
+    kept = re.sub(r"[^\w\- ]", "", heading.lower())
+    return kept.strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", PAGES[page]):
+        file = ((ROOT / page).parent / target).resolve() if target else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"(?m)^#+ (.*)$", file.read_text())
+            assert anchor in map(slug, headings), f"{target}#{anchor}"
+
+
+def test_every_page_is_reached():
+    """From the README, by links."""
+    reached, new = set(), {"README.md"}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        for target in re.findall(r"\]\(([^)#:]+\.md)[^)]*\)", PAGES[page]):
+            file = ((ROOT / page).parent / target).resolve()
+            new |= {file.relative_to(ROOT).as_posix()} - reached
+    assert {page for page in PAGES if page.startswith("docs/")} <= reached
+
+
+ROOMS = "app|clients|data|models|numerics|protocol|secure_aggregation|strategies"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_modules_in_the_text_exist(page):
+    outside = "docs|tests|benchmarks|examples|simulations|vfl_flower"
+    for code in words_in_code(page):
+        path = re.fullmatch(rf"((?:{outside}|{ROOMS})/[\w/.-]*?)(?::.*)?", code)
+        if path and "NAME" not in code and re.search(r"\.\w+$|/$", path[1]):
+            inside = ROOT / "vfl_flower" / path[1]
+            assert (ROOT / path[1]).exists() or inside.exists(), code
+        module = re.fullmatch(
+            r"((?:vfl_flower|simulations)(?:\.\w+)+)(?::(\w+))?", code
+        )
+        if module:
+            found = importlib.util.find_spec(module[1]) or importlib.util.find_spec(
+                module[1].rpartition(".")[0]
+            )
+            assert found, code
+            if module[2]:
+                assert hasattr(importlib.import_module(module[1]), module[2]), code
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/contribute.md", *(f"docs/papers/{name}.md" for name in PAPERS)]
+)
+def test_functions_that_a_page_names_exist(page):
+    named = re.findall(rf"`((?:{ROOMS})/\w+\.py): ([^`]+)`", PAGES[page])
+    assert len(named) >= 4
     for file, functions in named:
-        source = (ROOT / "vfl_flower" / file).read_text()
+        path = Path("vfl_flower", file)
+        module = importlib.import_module(".".join(path.with_suffix("").parts))
         for name in functions.split(", "):
-            last = name.split(".")[-1]
-            assert re.search(rf"(def|class) {last}\b", source), f"{file}: {name}"
+            found: Any = module
+            for part in name.split("."):
+                found = getattr(found, part)
 
 
-def test_demo_config_has_known_keys():
-    config = tomllib.loads((ROOT / "simulations/flights.toml").read_text())
-    assert set(config) <= set(RUN_DEFAULTS)
+@pytest.mark.parametrize("name", PAPERS)
+def test_tables_of_who_learns_what_have_every_step(name):
+    text = PAGES[f"docs/papers/{name}.md"]
+    section = text.split("## Who learns what", 1)[1].split("\n## ", 1)[0]
+    rows = [row for row in section.splitlines() if row.startswith("| `")]
+    cells = [row.split("|")[1].partition("(")[0] for row in rows]
+    told = {step for cell in cells for step in re.findall(r"`(\w+)`", cell)}
+    steps = {s.function.__name__ for s in STEPS.values() if s.algorithm in PAPERS[name]}
+    assert told == steps | {"hello"}
