@@ -87,6 +87,14 @@ def test_every_copy_of_a_multiple_eigenvalue_after_breakdowns(p):
         assert found.steps == 4 + 4 + 4 + 3 + 2
 
 
+@pytest.mark.parametrize("p", [1, 3])
+def test_a_breakdown_ends_whatever_the_unit_of_the_matrix(p):
+    """New random columns are compared with 1, not with the eigenvalues."""
+    A = 1e20 * symmetric(SPECTRA["rank-deficient"])
+    pairs = run(A, p, 1e19)
+    np.testing.assert_allclose(pairs.values, 1e20 * np.array([3, 2, 1, 0.6, 0.2]))
+
+
 def test_one_large_eigenvalue_that_the_start_hardly_sees_is_found():
     """The first Ritz value is far below the threshold, with a small residual."""
     n = 2000

@@ -249,19 +249,19 @@ def _next_block(
     size = min(p, n - Q.shape[1])
     basis = Q
 
-    def add(g: Array) -> None:
+    def add(g: Array, least: float) -> None:
         nonlocal basis
         for _ in range(2):
             g = g - basis @ (basis.T @ g)
         length = np.linalg.norm(g)
-        if length > tiny:
+        if length > least:
             basis = np.column_stack([basis, g / length])
 
     for j in range(p):
         if basis.shape[1] < n:
-            add(G[:, j])
+            add(G[:, j], tiny)
     beta = np.triu(basis[:, Q.shape[1] :].T @ G)
     while basis.shape[1] < Q.shape[1] + size:
-        add(rng.standard_normal((n,)))
+        add(rng.standard_normal((n,)), n * EPS)  # of another unit than `tiny`
     C = basis[:, Q.shape[1] :]
     return C, np.pad(beta, ((0, size - len(beta)), (0, 0)))
