@@ -1,15 +1,16 @@
-"""Time and memory of coreset regression against the same NumPy calls written down.
+"""Time and memory of coreset regression against the same steps in plain NumPy.
 
 ``python benchmarks/coresets_floor.py``: n = 463,715 rows, 90 columns, 3 parties, a
 coreset of 2,000 rows. Both sides compute leverage scores by Gram and Cholesky (the
 package: by eigenvalues) of each party's columns, labels included, draw, weigh and solve
-least squares; in turn, on one thread, on the same data. The package does it through
-``simulate``: every message serialised by Flower, scores summed under masks.
+least squares. They run in turn, on one thread, on the same data. The package runs
+through ``simulate``: Flower serialises every message, and scores are summed under
+masks.
 
 Peak memory is the growth of ``ru_maxrss`` (the largest resident set) in a process of
-its own, from after the data are made and a small run has loaded all modules: unlike
-``tracemalloc`` it sees what BLAS, protobuf and the ciphers allocate. All parties and
-the server live in that process.
+its own, counted once the data are made and a small run has loaded all modules. Unlike
+``tracemalloc`` it includes what BLAS, protobuf and the ciphers allocate. All parties
+and the server live in that process.
 
 Exits 1 where the ratio of times is above 1.3 or the growth above 25 % of the data.
 """
@@ -48,7 +49,7 @@ def make_data(n: int, d: int, count: int) -> tuple[list[Array], Array]:
 
 
 def straight(blocks: list[Array], y: Array, m: int, intercept: bool) -> Array:
-    """Return the coefficients by NumPy on the pooled columns."""
+    """Return the coefficients, computed by NumPy on the pooled columns."""
     n, rng = len(y), np.random.default_rng(1)
     g = []
     for j, X in enumerate(blocks):
@@ -77,9 +78,9 @@ def straight(blocks: list[Array], y: Array, m: int, intercept: bool) -> Array:
 
 
 def through_simulate(blocks: list[Array], y: Array, m: int, intercept: bool) -> Array:
-    """Return the coefficients by the package."""
+    """Return the coefficients, computed by the package."""
     *others, last = blocks
-    parties = [*map(Party, others), Party(last, y=y)]  # with its check for NaN
+    parties = [*map(Party, others), Party(last, y=y)]  # `Party` checks for NaN
     strategy = CoresetVRLR(size=m, fit_intercept=intercept)
     return np.concatenate(simulate(strategy, parties, seed=1).model.coef_)
 
@@ -128,8 +129,8 @@ def main() -> None:
     shape = (args.n, args.d, args.parties)
     with threadpool_limits(1):
         if args.growth:
-            which, intercept = args.growth
-            growth(which, *shape, args.size, intercept == "True")
+            name, intercept = args.growth
+            growth(name, *shape, args.size, intercept == "True")
             return
         # Before the data are made here: a child's ru_maxrss starts at its parent's.
         grown = {
@@ -162,11 +163,11 @@ def main() -> None:
             missed |= ratio > MAX_RATIO or share > MAX_GROWTH
             print(f"\nintercept {intercept}")
             for name, times in seconds.items():
-                more = grown[name, intercept]
+                added = grown[name, intercept]
                 print(
                     f"  {name:9} median {statistics.median(times):.3f} s, least "
-                    f"{min(times):.3f} s; memory +{more / 2**20:.1f} MiB, "
-                    f"+{more / data:.1%} of the data"
+                    f"{min(times):.3f} s; memory +{added / 2**20:.1f} MiB, "
+                    f"+{added / data:.1%} of the data"
                 )
             print(
                 f"  simulate / straight, median of pairs: {ratio:.2f} (at most "

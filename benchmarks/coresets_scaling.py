@@ -1,8 +1,8 @@
 """Show that communication does not depend on the number of rows.
 
 ``python benchmarks/coresets_scaling.py``: bytes on the wire through ``simulate`` for
-n = 10^4, 10^5 and 10^6 rows at a fixed coreset size. Exits 1 where, for any strategy,
-the largest is more than 1 % above the smallest.
+n = 10^4, 10^5 and 10^6 rows at a fixed coreset size. Exits with 1 if, for any strategy,
+the largest number is more than 1 % above the smallest.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
     strategies = {
         "regression, fused": CoresetVRLR(size=args.size),
         "regression, paper": CoresetVRLR(size=args.size, rounds="paper"),
-        # A fixed number of iterations: how many it takes is no matter of n.
+        # A fixed number of iterations, which would otherwise vary with the data.
         "regression, cg": CoresetVRLR(size=args.size, solver="cg", max_iter=5, tol=0),
         "regression, uniform": CoresetVRLR(size=args.size, sampling="uniform"),
         "k-means, fused": CoresetVKMC(

@@ -1,7 +1,7 @@
 """Peak memory of a party that trains a kernel model and predicts with it.
 
-Each party is a process of its own and gets a whole training and a whole prediction of
-all rows.
+Each party is a process of its own and takes part in a whole training and a whole
+prediction of all rows.
 
     python benchmarks/fdskl_memory.py --rows 500000 --columns 90
 """
@@ -23,7 +23,7 @@ PARTIES = 3
 
 
 def party(index: int, rows: int, columns: int, folder: str) -> Party:
-    """Return one party with its columns, and labels at the last."""
+    """Return one party with its columns; the last party has the labels."""
     import vfl_flower.numerics.kernel_solvers  # noqa: F401  # part of the baseline
 
     rng = np.random.default_rng(index)

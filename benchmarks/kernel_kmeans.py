@@ -2,10 +2,10 @@
 
 ``python benchmarks/kernel_kmeans.py``: the rows of mnist (``VFL_FLOWER_DATA``, else
 generated ones of its shape) at five parties; both methods in turn, on one thread.
-The plain loop knows all that is pooled, and has no messages, masks or state: for each
-iteration the features of each party, the Gram matrix, its eigenpairs and B, and in the
-end the same distributed k-means. ``--memory`` lets each party be a process of its own
-in place of that, with generated rows, and prints how far its resident memory grew;
+The plain loop has all rows in one place, and no messages, masks or state: it computes
+for each iteration the features of each party, the Gram matrix, its eigenpairs and B,
+and in the end runs the same distributed k-means. ``--memory`` instead makes each party
+a process of its own, with generated rows, and prints how far its resident memory grew;
 ``--profile`` prints where the time goes.
 
     python benchmarks/kernel_kmeans.py --repeats 3
@@ -58,7 +58,7 @@ def data(rows: int, columns: int) -> np.ndarray:
 
 
 def strategy(features: int, iterations: int) -> FKKMeans:
-    """Return what is timed; it never ends before the last iteration."""
+    """Return the strategy that is timed; it never ends before the last iteration."""
     return FKKMeans(
         CLUSTERS,
         COMPONENTS,
@@ -70,7 +70,7 @@ def strategy(features: int, iterations: int) -> FKKMeans:
 
 
 def plain_loop(parts: list[np.ndarray], D: int, T: int, seed: int) -> list[np.ndarray]:
-    """Return the labels of each party by Algorithm 1 in plain NumPy."""
+    """Return the labels of each party, by Algorithm 1 in plain NumPy."""
     rng = np.random.default_rng(seed)
     s, k, d = COMPONENTS, CLUSTERS, parts[0].shape[1]
     N = sum(map(len, parts))
@@ -89,8 +89,8 @@ def plain_loop(parts: list[np.ndarray], D: int, T: int, seed: int) -> list[np.nd
         values, V = np.linalg.eigh(sum(W_m.T @ W_m for W_m in W))
         values, V = values[::-1], V[:, ::-1]
         if t == 1:
-            rest = (values.sum() - values[: s + 1].sum()) / (len(values) - s - 1)
-            threshold = max(0.0, values[s] - rest)
+            mean_rest = (values.sum() - values[: s + 1].sum()) / (len(values) - s - 1)
+            threshold = max(0.0, values[s] - mean_rest)
         kept = values > eta * threshold
         scale = np.sqrt(1 - eta * threshold / values[kept])
         B = [W_m @ (V[:, kept] * scale) for W_m in W]
@@ -148,7 +148,7 @@ def main() -> None:
     parties = [Party(rows) for rows in parts]
     shape = f"{len(X):,} x {X.shape[1]} {X.dtype}, {PARTIES} parties, D = {D}, T = {T}"
     seconds: dict[str, list[float]] = {"plain loop": [], "FKKMeans": []}
-    # Each run warns that it has a seed, which here is meant.
+    # Each run warns that it has a seed, which is intended here.
     logging.getLogger("vfl_flower").setLevel(logging.ERROR)
     with threadpool_limits(1):
         if options.profile:

@@ -33,7 +33,7 @@ def plain_gram(X: Array) -> Array:
 
 
 def plain_qr(X: Array) -> Array:
-    """Return leverage scores by a QR factorization of the whole of X."""
+    """Return leverage scores by a QR factorisation of the whole of X."""
     Q = np.linalg.qr(X).Q
     return np.einsum("ij,ij->i", Q, Q)
 
@@ -54,7 +54,7 @@ def sensitivities(method: str, k: int, X: Array) -> Array:
 def compare(
     title: str, methods: dict[str, Callable[[Array], object]], data: list[Array], r: int
 ) -> None:
-    """Run the methods in turn, r times, and print medians; the first is the base."""
+    """Run the methods in turn, r times; print medians, and ratios to the first."""
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     for repeat in range(r + 1):
         for name, method in methods.items():

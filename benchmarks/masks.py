@@ -1,9 +1,9 @@
-"""Speed of masks beside the plain NumPy sum, on one thread.
+"""Speed of masks compared with a plain NumPy sum, on one thread.
 
 Run ``OMP_NUM_THREADS=1 python benchmarks/masks.py [MEGABYTES]``. Megabytes are 10^6
-bytes of group elements; for the mask, of the key streams of all other parties. The
-last column of the circle's table is the time beside that of NumPy's sum of two arrays
-of the message's size.
+bytes of group elements; for the mask, of the key streams of all other parties. The last
+column of the circle's table is the ratio to the time that NumPy takes to add two arrays
+of the size of the message.
 """
 
 import sys

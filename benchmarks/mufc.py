@@ -1,13 +1,13 @@
 """What a removal that redraws nothing costs a party, whatever its number of rows.
 
-Three costs of one removed row of a party with n rows, d = 10 and K = 10:
+Three costs of removing one row of a party with n rows, d = 10 and K = 10:
 
-numerics   what the algorithm needs: no centroid is among the removed rows, and the
-           row leaves the size of its cluster
+numerics   what the algorithm needs: a check that no centroid is removed, and the
+           subtraction of the row from the size of its cluster
 redraw     the numerics of a new initialisation, for comparison
-step       the whole step of the protocol: it tags all ids of the data, to be sure that
-           those of training are there, reads and writes SQLite with a flush to the
-           disk, and encodes counts for a sum over 3 parties
+step       the whole step of the protocol: it tags all ids of the data, to check that
+           all training rows are there, reads and writes SQLite with a flush to disk,
+           and encodes counts for a sum over 3 parties
 
 Run it with ``python benchmarks/mufc.py``; it takes about a minute.
 """
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    # Rows that were forgotten are still in the data here, of which parties warn.
+    # Forgotten rows are still in the data here, and parties warn about that.
     logging.getLogger("vfl_flower").setLevel(logging.ERROR)
     rows = []
     for n in parser.parse_args(arguments).sizes:
@@ -108,8 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         drawn, labels = initialise(blocks, K, rng)
         redraw = seconds(lambda b=blocks, g=rng: initialise(b, K, g), 5)
         with tempfile.TemporaryDirectory() as folder:
-            whole = step(X, Path(folder))
-        cells = [1e6 * numerics(X, drawn, labels), 1e6 * redraw, 1e3 * whole]
+            step_seconds = step(X, Path(folder))
+        cells = [1e6 * numerics(X, drawn, labels), 1e6 * redraw, 1e3 * step_seconds]
         rows.append([f"{n:,}", *(f"{cell:,.1f}" for cell in cells)])
     header = ["n", "numerics, us", "redraw, us", "step, ms"]
     print(markdown_table(header, rows))

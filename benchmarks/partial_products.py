@@ -1,9 +1,9 @@
-"""Time a party's partial angles beside the plain NumPy product of the same block.
+"""Time a party's partial angles against the plain NumPy product of the same block.
 
 ``python benchmarks/partial_products.py --rows 4096 --features 2048``: for 10, 30 and 90
-columns the angles at 16 bits, which include the draw of omega and b from the seed, and
-``X @ omega.T`` with omega given run in turn; it prints medians and the median of the
-ratios of the pairs, at one and at two BLAS threads, each in a new process.
+columns it computes in turn the angles at 16 bits, which includes drawing omega and b
+from the seed, and ``X @ omega.T`` with omega given. It prints medians and the median of
+the ratios of the pairs, at one and at two BLAS threads, each in a new process.
 """
 
 import argparse

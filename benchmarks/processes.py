@@ -1,8 +1,8 @@
-"""Parties that are processes of their own, as on SuperNodes, and what memory they took.
+"""Parties that are processes of their own, as on SuperNodes, and the memory they take.
 
-Each makes its rows, gets the serialised messages of whole runs, and says how much its
-resident memory grew at most (``ru_maxrss``, which counts the interpreter, Flower and
-NumPy too: they are subtracted, as read just before the first message).
+Each makes its rows, gets the serialised messages of whole runs, and reports how far its
+resident memory grew at most: ``ru_maxrss`` less its value just before the first
+message, which covers the interpreter, Flower and NumPy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def peak() -> float:
 
 
 def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None:
-    """Answer messages until there is none, then say how much memory it took."""
+    """Answer messages until an empty one comes, then report the memory that it took."""
     party = make(*arguments)
     app = make_client_app(lambda context: party)
     context = Context(1, 1000, {}, RecordDict(), {})
@@ -52,15 +52,15 @@ def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None
 
 
 def start(make: Callable[..., Party], parties: Iterable[tuple]) -> list[Connection]:
-    """Start a process a party, of ``make(*arguments)``; return the pipes to them."""
+    """Start a process for each party ``make(*arguments)``; return the pipes to them."""
     spawn = multiprocessing.get_context("spawn")
     pipes = []
     for arguments in parties:
-        ours, theirs = spawn.Pipe()
+        pipe, party_end = spawn.Pipe()
         spawn.Process(
-            target=serve, args=(theirs, make, *arguments), daemon=True
+            target=serve, args=(party_end, make, *arguments), daemon=True
         ).start()
-        pipes.append(ours)
+        pipes.append(pipe)
     return pipes
 
 

@@ -1,11 +1,11 @@
-"""Time a round trip on one SuperLink with three SuperNodes, and a client's import.
+"""Time a round trip on one SuperLink with three SuperNodes, and the ClientApp's import.
 
 Flower's ``send_and_receive`` and the exchange of this package take turns in one run,
 on loopback, with empty messages::
 
     python benchmarks/round_trip.py --repeats 8
 
-What remains of a round trip is Flower's: an idle SuperNode asks for work every 3 s, its
+The rest of a round trip is Flower's: an idle SuperNode asks for work every 3 s, its
 executor every 1 s, and each message starts a process that imports the ClientApp.
 """
 

@@ -7,22 +7,22 @@
     .. compare OLD NEW --ignore REGEX  leave out names of arrays on both sides
 
 `record` takes the package of the folder it runs in (or of PYTHONPATH), never the
-editable install. `compare` ends with 1 where bits differ, or a setting failed or is on
+editable install. `compare` exits with 1 where bits differ, or a setting failed or is on
 one side only; round trips, units and bytes are shown and may differ.
 
-What is not recorded, since it is random in each run, also with a seed:
+These are not recorded, since they are random in each run, even with a seed:
 
 - ``model`` and ``part_<j>.model``: the number of the model is the session id of the
   run that trained it, drawn by the server from the operating system. The names of
-  predictions files have it too, so only their content is recorded, by party.
+  predictions files contain it too, so only their content is recorded, by party.
 - Keys, masks and the hash key of MUFC are drawn from the operating system as well; no
   model holds them, and results do not depend on them: sums are of integers modulo
   2^64, a turn or a prime, in which masks cancel exactly.
 - Ledgers: seconds. (Bytes are recorded but may differ: the numbers of the session and
   the run are varints, so even two runs of one code differ by a few bytes a message.)
 
-All other arrays are compared, the seeds of the parties' features (``part_<j>.seed``)
-included: with a seed of the run they repeat.
+All other arrays are compared, including the seeds of the parties' features
+(``part_<j>.seed``), which repeat where the run has a seed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ sys.dont_write_bytecode = True  # leave checkouts as they are
 import numpy as np
 
 RANDOM = re.compile(r"arrays/((part_\d+\.)?model)")
-"""Names that are random in each run."""
+"""Names of arrays that are random in each run."""
 
 RENAMED = {"protocol": ("rounds",)}
-"""Settings by their old name, and what later code may call them."""
+"""Old names of settings, and the names that later code may have for them."""
 
 LEDGER = ("round_trips", "messages", "units", "bytes_up", "bytes_down")
 
@@ -104,13 +104,13 @@ def find(name, *modules):
     """Return what is called `name` in the first module that has it."""
     for module in modules:
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            value = getattr(importlib.import_module(module), name, None)
         except ModuleNotFoundError as error:
             if not module.startswith(error.name or "?"):
                 raise
             continue
-        if callable(found):
-            return found
+        if callable(value):
+            return value
     raise AttributeError(f"no {name} in {', '.join(modules)}")
 
 
@@ -132,22 +132,22 @@ def plain(value):
 
 def arrays_of(model):
     """Return the model's arrays by name, whatever the API calls them."""
-    found = model.arrays() if hasattr(model, "arrays") else model.to_record()
-    return {name: plain(value) for name, value in dict(found).items()}
+    arrays = model.arrays() if hasattr(model, "arrays") else model.to_record()
+    return {name: plain(value) for name, value in dict(arrays).items()}
 
 
 def shot(result, extras=None):
-    """Return (arrays, ledger) of a result; `extras` are functions of no argument."""
-    found = {f"arrays/{k}": v for k, v in arrays_of(result.model).items()}
+    """Return (arrays, ledger) of a result; `extras` are functions without arguments."""
+    arrays = {f"arrays/{k}": v for k, v in arrays_of(result.model).items()}
     for t, metrics in result.train_metrics_clientapp.items():
-        found |= {f"metrics/{t}/{k}": plain(v) for k, v in dict(metrics).items()}
+        arrays |= {f"metrics/{t}/{k}": plain(v) for k, v in dict(metrics).items()}
     for name, compute in (extras or {}).items():
         try:
-            found[f"extra/{name}"] = plain(compute())
-        except Exception as error:  # is a difference then, and not a failed setting
-            found[f"extra/{name}"] = np.array(f"{type(error).__name__}: {error}")
-    found = {k: v for k, v in found.items() if not RANDOM.fullmatch(k)}
-    return found, {name: int(getattr(result.ledger, name)) for name in LEDGER}
+            arrays[f"extra/{name}"] = plain(compute())
+        except Exception as error:  # then a difference, and not a failed setting
+            arrays[f"extra/{name}"] = np.array(f"{type(error).__name__}: {error}")
+    arrays = {k: v for k, v in arrays.items() if not RANDOM.fullmatch(k)}
+    return arrays, {name: int(getattr(result.ledger, name)) for name in LEDGER}
 
 
 def files(folder):
@@ -168,7 +168,7 @@ CASES = {}
 
 
 def case(name):
-    """Register a function that yields (suffix, (arrays, ledger)), or returns the latter."""
+    """Register a function that yields (suffix, shot) pairs, or returns one shot."""
 
     def register(function):
         assert name not in CASES, name
@@ -348,7 +348,7 @@ def kernel_rows(n=400, seed=0):
 
 
 def kernel_parties(count=3, holders=(-1,), target="binary", folder=None, new=False):
-    """Return parties of which each of the holders knows some of the labels."""
+    """Return parties; each of the label holders knows some of the labels."""
     X, real = kernel_rows(60, seed=5) if new else kernel_rows()
     y = {
         "continuous": 40 * real,
@@ -356,12 +356,12 @@ def kernel_parties(count=3, holders=(-1,), target="binary", folder=None, new=Fal
         "binary": np.where(real > 0, *((5.0, 2.0) if len(holders) == 1 else (1, -1))),
     }[target]
     holders = [j % count for j in holders]
-    found = []
+    parties = []
     for j, block in enumerate(cut(X, count)):
         known = np.arange(len(X)) % len(holders) == (
             holders.index(j) if j in holders else -1
         )
-        found.append(
+        parties.append(
             api.Party(
                 block,
                 y=np.where(known, y, np.nan) if j in holders and not new else None,
@@ -369,11 +369,11 @@ def kernel_parties(count=3, holders=(-1,), target="binary", folder=None, new=Fal
                 state_dir=None if folder is None else Path(folder) / str(j),
             )
         )
-    return found
+    return parties
 
 
 def kernel_settings(count, target, settings):
-    """Return all settings that count."""
+    """Return the settings that have an effect, with their defaults."""
     ds = settings.get("solver") == "doubly-stochastic"
     given = {
         "loss": "square" if target == "continuous" else "logistic",
@@ -522,7 +522,7 @@ prediction(
 
 # -- kernel k-means --------------------------------------------------------------------
 
-USERS = {1: (300,), 2: (140, 160), 3: (120, 100, 80), 4: (90, 60, 1, 149)}
+PARTY_ROWS = {1: (300,), 2: (140, 160), 3: (120, 100, 80), 4: (90, 60, 1, 149)}
 
 
 def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **settings):
@@ -565,7 +565,7 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
             if given["partition"] == "vertical":
                 blocks = cut(X, count)
             else:
-                blocks = np.split(X, np.cumsum(USERS[count])[:-1])
+                blocks = np.split(X, np.cumsum(PARTY_ROWS[count])[:-1])
             parties = [
                 api.Party(
                     block,
@@ -637,28 +637,28 @@ fkk("vertical plain", masking="plain", threshold=2.0, **VERTICAL)
 
 # -- clusters that can forget ----------------------------------------------------------
 
-CLIENTS = {"north": 90, "south": 60, "west": 45, "east": 30}
+CLINICS = {"north": 90, "south": 60, "west": 45, "east": 30}
 CENTROID = {"north": "north.17", "west": "west.20"}
-"""One drawn row of these clients with seed 15 and 4 or 7 local clusters, as old code drew."""
+"""One row of each that old code drew with seed 15 and 4 or 7 local clusters."""
 ORDINARY = {"north": "north.7", "south": "south.5", "west": "west.2"}
 """Rows that were not drawn."""
 
 
-def clinics(folder, d=3, names=tuple(CLIENTS)):
+def clinics(folder, d=3, names=tuple(CLINICS)):
     rng = np.random.default_rng(0)
     middles = rng.uniform(-0.4, 0.4, size=(4, d))
-    found = []
-    for name, n in CLIENTS.items():
+    parties = []
+    for name, n in CLINICS.items():
         X = middles[rng.integers(4, size=n)] + rng.uniform(-0.08, 0.08, size=(n, d))
         ids = np.array([f"{name}.{i}" for i in range(n)])
         state = None if folder is None else Path(folder) / name
         if name in names:
-            found.append(api.Party(X, ids=ids, name=name, state_dir=state))
-    return found
+            parties.append(api.Party(X, ids=ids, name=name, state_dir=state))
+    return parties
 
 
 def drawn(party, model):
-    """Return the ids of the drawn rows, where this code still says them; or None."""
+    """Return the ids of the drawn rows; None if the code no longer tells them."""
     places = ("vfl_flower.unlearning", "vfl_flower.clients.mufc_state")
     try:
         state = find("ClientState", *places)(party.state_dir, model)
@@ -684,9 +684,9 @@ def mufc_settings(settings):
     } | settings
 
 
-def mufc_shot(result, clients, folder=None):
+def mufc_shot(result, parties, folder=None):
     extras = listed(result.model.labels_ or [], "labels_")
-    extras["predict"] = lambda: result.model.predict(clients[0].X[:50])
+    extras["predict"] = lambda: result.model.predict(parties[0].X[:50])
     if folder is not None:
         extras["files"] = lambda: files(folder)
     return shot(result, extras)
@@ -697,9 +697,9 @@ def mufc(name, d=3, seed=15, **settings):
 
     @case(f"mufc {name}")
     def run():
-        clients = clinics(None, d)
-        result = api.simulate(api.make(api.MUFC, **given), clients, seed=seed)
-        return mufc_shot(result, clients)
+        parties = clinics(None, d)
+        result = api.simulate(api.make(api.MUFC, **given), parties, seed=seed)
+        return mufc_shot(result, parties)
 
 
 mufc("uniform")
@@ -719,7 +719,7 @@ mufc("plain", masking="plain")
 
 
 def chain(name, *, leave="apart", lazy=False, **settings):
-    """Train, forget rows in several ways and a client, and ask for the status."""
+    """Train, forget rows in several ways and a party, and ask for the status."""
     given = mufc_settings(settings)
 
     @case(f"mufc chain {name}")
@@ -766,17 +766,17 @@ def chain(name, *, leave="apart", lazy=False, **settings):
             yield "8 status", later(api.MUFCStatus, stay)
 
 
-def check_drawn(clients, model):
-    """Look, while the code has it, whether the rows above are what they are said to be."""
-    for party in clients:
-        found = drawn(party, model)
-        if found is None:
+def check_drawn(parties, model):
+    """Check that `CENTROID` rows are drawn and others not, if the code tells them."""
+    for party in parties:
+        drawn_ids = drawn(party, model)
+        if drawn_ids is None:
             return
-        for rows, there in ((CENTROID, True), (ORDINARY, False)):
-            if party.name in rows and (rows[party.name] in found) != there:
+        for rows, expected in ((CENTROID, True), (ORDINARY, False)):
+            if party.name in rows and (rows[party.name] in drawn_ids) != expected:
                 raise AssertionError(
-                    f"{rows[party.name]} should {'' if there else 'not '}be drawn: "
-                    f"{sorted(found)}"
+                    f"{rows[party.name]} should {'' if expected else 'not '}be drawn: "
+                    f"{sorted(drawn_ids)}"
                 )
 
 
@@ -803,9 +803,9 @@ def record(target, only):
     print(f"vfl_flower: {api.file}")
     arrays, names, ledgers, seconds, errors = [], {}, {}, {}, {}
 
-    def keep(name, found):
+    def keep(name, shot):
         assert name not in names, name
-        values, ledgers[name] = found
+        values, ledgers[name] = shot
         names[name] = {k: f"a{len(arrays) + i}" for i, k in enumerate(values)}
         arrays.extend(values.values())
 
@@ -816,8 +816,8 @@ def record(target, only):
         start = time.perf_counter()
         try:
             if inspect.isgeneratorfunction(function):
-                for suffix, found in function():
-                    keep(f"{name} > {suffix}", found)
+                for suffix, shot in function():
+                    keep(f"{name} > {suffix}", shot)
             else:
                 keep(name, function())
         except Exception as error:
@@ -885,17 +885,17 @@ def difference(a, b):
         at = np.flatnonzero((a != b).ravel())[0]
         return f"{str(a.ravel()[at])[:60]!r} and {str(b.ravel()[at])[:60]!r}"
     bits = [np.frombuffer(x.tobytes(), f"V{x.itemsize}") for x in (a, b)]
-    other = (bits[0] != bits[1]).reshape(a.shape)
+    differs = (bits[0] != bits[1]).reshape(a.shape)
     if a.dtype.kind == "f":
-        other &= ~(np.isnan(a) & np.isnan(b))
-    if not other.any():
+        differs &= ~(np.isnan(a) & np.isnan(b))
+    if not differs.any():
         return ""
-    x, y = a[other].astype(np.float64), b[other].astype(np.float64)
+    x, y = a[differs].astype(np.float64), b[differs].astype(np.float64)
     with np.errstate(all="ignore"):
         size = np.abs(x - y).max()
         share = (np.abs(x - y) / np.maximum(np.abs(x), np.abs(y))).max()
     return (
-        f"{other.sum()} of {a.size} values, by {size:.3g} at most, relative "
+        f"{differs.sum()} of {a.size} values, by {size:.3g} at most, relative "
         f"{share:.3g}; the first {x[0]!r} and {y[0]!r}"
     )
 

@@ -1,8 +1,8 @@
 """Time and size of one secure sparse sum: encode, mask and decode, on one thread.
 
 Run ``OMP_NUM_THREADS=1 python benchmarks/sparse_sum.py [K L D N]``; the default is the
-size of FEMNIST in [1]: K = 62 clusters, L = 100 clients, d = 784 columns, n = 36725
-rows, so 192 values a coordinate with the step 1 / sqrt(n).
+size of FEMNIST in [1]: K = 62 clusters, L = 100 parties, d = 784 columns, n = 36725
+rows, so 193 values a coordinate with the step 1 / sqrt(n).
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
 Federated Clusters", ICLR 2023.
@@ -24,13 +24,13 @@ from vfl_flower.secure_aggregation import (
 from vfl_flower.secure_aggregation.sparse_sum import Field, SparseSum
 
 
-def main(n_clusters: int, n_clients: int, n_columns: int, n_rows: int) -> None:
+def main(n_clusters: int, n_parties: int, n_columns: int, n_rows: int) -> None:
     """Print the seconds of each part and the bytes of a message."""
     rng = np.random.default_rng(0)
     n_values = round(math.sqrt(n_rows)) + 1
-    code = SparseSum(n_clusters, n_clients, n_columns, n_values, rng.bytes(16))
-    group = Field(parties=n_clients)
-    shape = (n_clients, n_clusters)
+    code = SparseSum(n_clusters, n_parties, n_columns, n_values, rng.bytes(16))
+    group = Field(parties=n_parties)
+    shape = (n_parties, n_clusters)
     bins = rng.integers(n_values, size=(*shape, n_columns))
     counts = rng.integers(1, 1000, size=shape)
     print(f"K L = {code.n_slots}, d = {n_columns}, {code.bits} bits a coordinate")
@@ -42,18 +42,18 @@ def main(n_clusters: int, n_clients: int, n_columns: int, n_rows: int) -> None:
         message = code.encode(bins_l, counts_l)
         times.append(perf_counter() - start)
         group.add(total, message, out=total)
-    print(f"encode, a client      {np.median(times):8.2f} s (worst {max(times):.2f} s)")
+    print(f"encode, a party       {np.median(times):8.2f} s (worst {max(times):.2f} s)")
 
-    private = [new_private_key() for _ in range(n_clients)]
+    private = [new_private_key() for _ in range(n_parties)]
     masks = PairwiseMasks(private[0], [public_key(key) for key in private], 0, 1)
     start = perf_counter()
     masked(message, group, masks, "action", "name", 0)
-    print(f"mask, a client        {perf_counter() - start:8.2f} s")
+    print(f"mask, a party         {perf_counter() - start:8.2f} s")
 
     bits = n_columns * code.bits
     floor = 8 * code.n_slots * (2 + -(-bits // 61))
     print(
-        f"message, a client     {message.nbytes / 1e6:8.2f} MB "
+        f"message, a party      {message.nbytes / 1e6:8.2f} MB "
         f"({message.nbytes / floor:.4f} of 8 (2 K L + K L ceil(d bits / 61)))"
     )
 

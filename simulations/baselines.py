@@ -10,14 +10,14 @@ percentage; other labels a regression, whose error is the mean square.
 `pp_svmv`           PP-SVMV [3]: the parties' local kernel matrices are summed
 `fd_svrg`           FD-SVRG [4]: a linear model of partial predictions
 `linear`            what FD-SVRG converges to, on pooled columns
-`gradient_boosting` scikit-learn's histogram gradient boosting on pooled columns, in the
+`gradient_boosting` scikit-learn's histogram gradient boosting on pooled columns, in
                     place of SecureBoost, which sends encrypted histograms of the same
                     gradients and finds the same kind of trees
 ==================  ==================================================================
 
-Nothing here is sent. A method that needs pooled columns has no bytes; those of PP-SVMV
-and FD-SVRG are counted from what they would send: eight bytes a scalar, each partial
-result once up to the server and once down from it.
+Nothing here is sent. A method that needs pooled columns has no bytes; the bytes of
+PP-SVMV and FD-SVRG are counted from what they would send: eight bytes a scalar, each
+partial result once up to the server and once down from it.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
     Vertically Partitioned Data", KDD 2020.
@@ -66,15 +66,15 @@ class Score:
     name : str
         The method.
     error : float
-        Of the test rows: wrong labels in percent, or mean squared error.
+        Error on the test rows: wrong labels in percent, or mean squared error.
     seconds : float
-        Of training, a search over settings included.
+        Time of training, a search over settings included.
     bytes : int or None
-        Of training, up and down, of all parties; None: the columns were pooled.
+        Bytes of training, up and down, of all parties; None: the columns were pooled.
     round_trips : int or None
-        Of training.
+        Round trips of training.
     settings : dict
-        What was chosen, for the table.
+        Settings that were chosen, for the table.
     """
 
     name: str
@@ -86,15 +86,15 @@ class Score:
 
 
 def is_binary(y: Array) -> bool:
-    """Return whether labels are -1 and +1 alone."""
+    """Return whether all labels are -1 or +1."""
     return bool((np.abs(y) == 1).all())
 
 
 def test_error(scores: Array, y: Array) -> float:
-    """Return the error of predictions f(x), or labels.
+    """Return the error of predictions: of scores f(x) or of labels.
 
-    Where the labels `y` are -1 and +1 it is the percentage of wrong ones (a score of 0
-    is +1), else the mean square.
+    Where the labels `y` are -1 and +1, this is the percentage of wrong labels (a score
+    of 0 means +1), else the mean squared error.
     """
     if is_binary(y):
         return 100 * float(np.mean(np.where(scores >= 0, 1, -1) != y))
@@ -127,17 +127,17 @@ def central_dsg(
     data : Columns
         Training and test rows, with labels.
     loss : str
-        As that of ``FDSKL``.
+        A loss, as for ``FDSKL``.
     bandwidth : float, optional
         s of the kernel; default: by the median heuristic.
     iterations, block : int
         T, and the rows and features of each iteration; `block` = 1 is [2].
     step, schedule : float, str
-        gamma, and how it goes on: "constant" as in [1], or "diminishing".
+        gamma, and how it changes: "constant" as in [1], or "diminishing".
     regularization : float
         lambda.
     seed : int
-        Of the rows and features.
+        Seed of the rows and features.
 
     Returns
     -------
@@ -191,9 +191,10 @@ def central_dsg(
 def svm(data: Columns, *, max_rows: int = 8000, seed: int = 0) -> Score:
     """Train support vector machines on pooled columns and return the best of four.
 
-    The four are those of `GRID`; the best is that of the least test error, which is in
-    its favour. They are ``SVC`` or ``SVR``, as the labels are, of the first `max_rows`;
-    `seed` draws the pairs of rows whose median distance scales gamma.
+    The four machines have the settings of `GRID`; the best has the smallest test error,
+    a choice that favours this method. They are ``SVC`` or ``SVR``, depending on the
+    labels, on the first `max_rows`; `seed` draws the pairs of rows whose median
+    distance scales gamma.
     """
     X, y, test, _ = data.train_and_test()
     rows, y = X[:max_rows], y[:max_rows]
@@ -214,7 +215,7 @@ def _best(
     settings: Callable[[float], dict[str, Any]],
     kernel: Callable[[Array, float], Array],
 ) -> Score:
-    """Return the machine of the least test error, with the seconds of all."""
+    """Return the machine with the smallest test error, with the seconds of all."""
     from sklearn.svm import SVC, SVR
 
     rows, y, test = train_and_test
@@ -241,22 +242,22 @@ def pp_svmv(
 ) -> Score:
     """Train on the sum of the parties' local kernel matrices (PP-SVMV [3]).
 
-    Party j computes X_j X_j^T, the sum of which is the Gram matrix X X^T of all columns
-    (Section 3 of [3]); for the Gaussian kernel, here, its squared distances, which add
-    up in the same way. The sum goes along the ring of parties, the first of which adds
-    a random matrix and takes it off at the end.
+    Party j computes X_j X_j^T; the sum over the parties is the Gram matrix X X^T of all
+    columns (Section 3 of [3]). For the Gaussian kernel, as here, the parties compute
+    squared distances, which add up in the same way. The sum goes round the ring of
+    parties; the first one adds a random matrix and subtracts it at the end.
 
     Parameters
     ----------
     data : Columns
         Training and test rows.
     grid : sequence of (float, float)
-        C and gamma times the median squared distance, of which the best is taken; one
-        sum of matrices serves all.
+        Pairs of C and gamma times the median squared distance; the best is taken. One
+        sum of matrices serves all pairs.
     memory_limit : int
         Bytes that the kernel matrix of the n training rows may take.
     seed : int
-        Of the pairs of rows whose median distance scales gamma.
+        Seed of the pairs of rows whose median distance scales gamma.
 
     Returns
     -------
@@ -282,13 +283,13 @@ def pp_svmv(
     total = sum(_squared_distances(block, block) for block in X)
     seconds = time.perf_counter() - start
     pairs = zip(data.split(test), X, strict=True)
-    of_test = sum(_squared_distances(new, block) for new, block in pairs)
+    test_total = sum(_squared_distances(new, block) for new, block in pairs)
     median = median_squared_distance(X, seed)
 
     def kernel(D: Array, scale: float) -> Array:
         return np.asarray(np.exp(-scale / median * D))
 
-    matrices = np.asarray(total), y, np.asarray(of_test)
+    matrices = np.asarray(total), y, np.asarray(test_total)
     precomputed = {"kernel": "precomputed"}
     best = _best("PP-SVMV", data, matrices, grid, lambda _: precomputed, kernel)
     return replace(
@@ -360,33 +361,33 @@ def fd_svrg(
     """Train a linear model on sums of the parties' partial predictions (FD-SVRG [4]).
 
     Each party keeps its w_j. An epoch begins with the full gradient at w~, from the
-    summed predictions of all rows; then come n / b inner steps of a mini-batch B each,
+    summed predictions of all rows; then come n / b inner steps, each on a mini-batch B,
 
         w_j -= step (sum_{i in B} (L'_i(w) - L'_i(w~)) x_ij / b + g~_j + lambda w_j),
 
-    where g~_j is the full gradient of the losses at w~. The label holder's columns have
-    a 1 besides, whose weight has no penalty.
+    where g~_j is the full gradient of the losses at w~. The label holder has a column
+    of ones besides, whose weight has no penalty.
 
     Parameters
     ----------
     data : Columns
         Training and test rows; the last party holds the labels. Labels of -1 and +1:
-        logistic loss; other ones: square loss.
+        logistic loss; other labels: square loss.
     epochs, batch : int
         Epochs, and rows b of a mini-batch.
     step : float, optional
         Default: 1 / (2 c mean |x|^2), c the largest second derivative of the loss.
     regularization : float
-        As :func:`linear`.
+        As for :func:`linear`.
     seed : int
-        Of the mini-batches.
+        Seed of the mini-batches.
 
     Returns
     -------
     Score
         Bytes and round trips are counted: each of the T parties sends a scalar for
-        each row of each sum, and gets one; a round trip for each sum and one more,
-        which takes the last sum down.
+        each row of each sum, and gets one back; each sum takes a round trip, and the
+        last sum goes down in one more.
     """
     _, y, X_test, y_test = data.train_and_test()
     loss = LOSSES["logistic" if is_binary(y) else "square"]

@@ -65,7 +65,7 @@ TASKS = ["regression", "k-means"]
 QUICK_SIZES, QUICK_REPEATS, QUICK_ROWS = (200, 600), 2, 20_000
 
 
-# The solvers of [1], and our own: CG, and coresets from k-means++ seeding alone.
+# The solvers of [1], and two of this package: CG, and k-means++ seeding alone.
 REGRESSION = {
     "CENTRAL": Solver(),
     "CG": Solver({"solver": "cg", "allow_two_parties": True}, repeats=3),
@@ -237,7 +237,7 @@ def generate(n: int, d: int, seed: int) -> tuple[Array, Array]:
     n, d : int
         Rows and columns.
     seed : int
-        Of the data.
+        Seed of the data.
 
     Returns
     -------
@@ -248,9 +248,10 @@ def generate(n: int, d: int, seed: int) -> tuple[Array, Array]:
         half their size. The row's scale c is that of a t distribution with 4 degrees
         of freedom, so some rows are large in all columns at once.
     y : Array, shape (n,)
-        A linear function of the scaled factors (standard deviation 5), a product of
-        two factors that no linear model can fit (2), and noise (9) of a t distribution
-        with 5 degrees of freedom. The best linear model explains about a quarter.
+        The sum of a linear function of the scaled factors (standard deviation 5), a
+        product of two factors that no linear model can fit (2), and noise (9) from a t
+        distribution with 5 degrees of freedom. The best linear model explains about a
+        quarter of the variance.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, n, d]))
     n_clusters, n_factors = 12, 15

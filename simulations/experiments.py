@@ -29,7 +29,7 @@ tell = partial(print, flush=True)
 
 
 class MissingData(click.ClickException):
-    """A data set cannot be had: a sentence that says why, with which a command ends."""
+    """A data set is not available; the message, with which a command ends, says why."""
 
 
 # --- Data ---------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Columns:
         return [X[:, a:b] for a, b in pairwise(edges)]
 
     def parties(self) -> list[Party]:
-        """Return the parties, made once for all repeats."""
+        """Return the parties, to be made once for all repeats."""
         holder = range(len(self.widths))[self.holder]
         return [
             Party(X, y=self.y if j == holder else None)
@@ -104,7 +104,7 @@ class Columns:
         ]
 
     def train_and_test(self) -> tuple[Array, Array, Array, Array]:
-        """Return X and y of the training rows, and of those held out."""
+        """Return X and y of the training rows, then X and y of the rows held out."""
         assert self.y is not None
         assert self.test is not None
         return self.X, self.y, *self.test
@@ -127,21 +127,21 @@ class Results:
     Parameters
     ----------
     context : typer.Context
-        The command line, of which all options stand in the results.
+        The command line; the results list all its options.
     module : str
         Name of the experiments' module in this package.
     name : str
-        Of the table, if the module has several.
+        Name of the table, if the module has several.
 
     Attributes
     ----------
     command : str
-        With all options that were given; absolute paths, which are the machine's own
-        matter, as FOLDER.
+        The command with all options that were given; absolute paths, which depend on
+        the machine, are written as FOLDER.
     versions : str
-        Of what the figures depend on.
+        Versions of the software that the figures depend on.
     skipped : dict of str to str
-        The reason for each data set that was.
+        The reason for each data set that was skipped.
     """
 
     def __init__(self, context: typer.Context, module: str, name: str = "") -> None:
@@ -167,17 +167,17 @@ class Results:
             f"{package} {version(package)}" for package in packages
         )
         self.skipped: dict[str, str] = {}
-        # Each run warns that it has a seed, which here is meant.
+        # Each run warns that it has a seed, which is intended here.
         logging.getLogger("vfl_flower").setLevel(logging.ERROR)
 
     @contextmanager
     def skipping(self, dataset: str, datasets: Sequence[str]) -> Iterator[None]:
-        """Leave out a data set that cannot be had.
+        """Leave out a data set that is not available.
 
         Raises
         ------
         MissingData
-            None of all `datasets` can be had.
+            None of the `datasets` is available.
         """
         try:
             yield
@@ -185,7 +185,7 @@ class Results:
             self.skipped[dataset] = str(reason)
             tell(f"{dataset} skipped: {reason}")
             if set(datasets) <= set(self.skipped):
-                reasons = (f"{name}: {why}" for name, why in self.skipped.items())
+                reasons = (f"{name}: {text}" for name, text in self.skipped.items())
                 raise MissingData("; ".join(reasons)) from None
 
     def write(self, figures: Any, page: Iterable[str]) -> str:
@@ -194,11 +194,11 @@ class Results:
         Parameters
         ----------
         figures : dict or list
-            What was measured so far.
+            What has been measured so far.
         page : iterable of str
-            Its paragraphs and tables, after the header unless the first is a title.
+            Its paragraphs and tables. The header comes first, unless there is a title.
         """
-        notes = (f"**{name}** was skipped: {w}." for name, w in self.skipped.items())
+        notes = (f"**{k}** was skipped: {why}." for k, why in self.skipped.items())
         parts = [*page, *notes]
         if not parts[0].startswith("# "):
             parts.insert(0, f"`{self.command}`; {self.versions}.")
@@ -237,5 +237,5 @@ def tables_of(names: Iterable[str]) -> Any:
 
 
 def some_of(names: Iterable[str], what: str) -> Any:
-    """Return an option that takes some of these names, each with the option's name."""
+    """Return an option that takes one of these names and may be repeated."""
     return typer.Option(click_type=click.Choice(list(names)), help=what)

@@ -12,8 +12,8 @@ topologies  star, ring and tree against the number of parties: Figure 4
 scaling     training time against the number of rows: Figure 5
 ==========  ========================================================================
 
-Three parties have consecutive columns, the third the labels. Columns are standardised
-by the training rows. The methods that FDSKL is compared with are in
+Three parties have consecutive columns, and the third has the labels. Columns are
+standardised by the training rows. The methods that FDSKL is compared with are in
 :mod:`simulations.baselines`. The data are npz files with X and y in ``--data-dir`` or
 the folder ``VFL_FLOWER_DATA``: ijcnn1, a9a, cod_rna, mushrooms, covtype.
 
@@ -72,7 +72,7 @@ BUDGETS = [1_000_000, 4_000_000, 16_000_000, 64_000_000]
 """Bytes of angles that a party sends."""
 
 BLOCKS, STEPS = (16, 64), (1.0, 3.0, 10.0, 30.0, 100.0)
-"""What the doubly stochastic solver is tuned over."""
+"""Blocks and steps among which those of the doubly stochastic solver are chosen."""
 
 SIZES = [1000, 2000, 5000, 10_000, 15_000, 50_000, 500_000]
 """Training rows of the scaling table."""
@@ -84,8 +84,8 @@ PP_SVMV_MEMORY = 2_000_000_000
 def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Columns:
     """Draw rows of a data set, split them, and standardise the columns.
 
-    Where there are fewer rows than `train` and `test` they are split 3:1. The last of
-    the three parties has the labels -1 and +1.
+    Where there are fewer rows than `train` + `test`, they are split 3:1. The last of
+    the three parties has the labels, -1 and +1.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def score(name: str, data: Columns, seed: int, **arguments: Any) -> Score:
 
 
 def iterations(budget: int, block: int) -> int:
-    """Return how many iterations of the doubly stochastic solver a budget pays for.
+    """Return how many iterations of the doubly stochastic solver a budget allows.
 
     Iteration t takes the angles of B rows with the features of all blocks so far, t B:
     2 B^2 t bytes at 16 bits, and T of them B^2 T (T + 1) bytes.
@@ -143,10 +143,10 @@ def iterations(budget: int, block: int) -> int:
 
 
 def tuned(data: Columns, budget: int, seed: int) -> Score:
-    """Return the pooled DSG of the block and step with the least test error.
+    """Return the pooled DSG with the block and step of the smallest test error.
 
-    This is in favour of DSG and of the doubly stochastic FDSKL, which takes the same:
-    no other method but the SVMs is chosen by its test error.
+    This favours DSG and the doubly stochastic FDSKL, which takes the same settings: of
+    the other methods, only the SVMs are chosen by their test error.
     """
     return min(
         (
@@ -175,24 +175,24 @@ def scores(
 ) -> Iterator[Score]:
     """Yield the scores of all methods on one split of a data set.
 
-    What 16 bits cost is seen with the square loss, which is quicker: in float64 the
-    direct solver has four times the bytes, so the same rows and features as in the run
-    before it, and takes its lambda: the two differ in the bits alone. PP-SVMV, which is
-    SVC on all rows, takes SVC's C and gamma, and is run on the split of seed 0 alone.
+    Two runs with the square loss, which is quicker, show what 16 bits cost. The second,
+    in float64, has four times the bytes, so the rows and features of the first, and
+    takes its lambda: the two differ in the bits alone. PP-SVMV, which is SVC on all
+    rows, takes the C and gamma of SVC, and is run on the split of seed 0 alone.
 
     Parameters
     ----------
     data : Columns
         Training and test rows.
     seed : int
-        Of all methods.
+        Seed of all methods.
     budgets : sequence of int
         Bytes of angles that a party sends.
     chosen : dict
-        By budget, ``block`` and ``step`` of the doubly stochastic solver; filled where
-        it lacks one.
+        By budget, ``block`` and ``step`` of the doubly stochastic solver; missing
+        budgets are added.
     memory_limit : int
-        Of PP-SVMV's matrix; beyond it there is no score of PP-SVMV.
+        Bytes of PP-SVMV's matrix; beyond them there is no score of PP-SVMV.
     """
     n = len(data.X)
     for budget in budgets:
@@ -239,9 +239,9 @@ def errors(
     name, folder
         The data set, and where it is.
     rows, seeds
-        At most so many rows are split 3:1, so many times, numbered from 0.
+        Largest number of rows, which are split 3:1, and number of splits, from seed 0.
     budgets, memory_limit
-        As of :func:`scores`.
+        As for :func:`scores`.
 
     Returns
     -------
@@ -257,11 +257,10 @@ def errors(
     measured: list[dict[str, Any]] = []
     for seed in range(seeds):
         data = load(name, folder, seed, rows * 3 // 4, rows // 4)
-        for made in scores(data, seed, budgets, chosen, memory_limit):
-            measured.append(asdict(made) | {"seed": seed})
-            tell(
-                f"{name} {seed}: {made.name}: {made.error:.2f} %, {made.seconds:.1f} s"
-            )
+        for result in scores(data, seed, budgets, chosen, memory_limit):
+            measured.append(asdict(result) | {"seed": seed})
+            figures = f"{result.error:.2f} %, {result.seconds:.1f} s"
+            tell(f"{name} {seed}: {result.name}: {figures}")
     return {
         "n": len(data.X),
         "n_test": len(data.train_and_test()[3]),
@@ -277,7 +276,7 @@ def mean_errors(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def summary(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
-    """Return a table with a line a data set: the errors that matter, side by side."""
+    """Return a table with a row for each data set: the main errors side by side."""
     largest = f"{budgets[-1] / 1e6:g} MB"
     columns = {
         f"direct, {largest}": f"FDSKL direct, {largest}",
@@ -297,7 +296,7 @@ def summary(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
 
 
 def direct_wins(entry: Mapping[str, Any], budgets: Sequence[int]) -> str:
-    """Return, as a sentence, at which bytes the direct solver has the lower error."""
+    """Return, as a sentence, at which budgets the direct solver has the lower error."""
     means = mean_errors(entry)
     won: list[str] = []
     lost: list[str] = []
@@ -431,7 +430,7 @@ def scaling(
     sizes, test
         Training rows, unless the data set has fewer, and test rows.
     memory_limit : int
-        Of PP-SVMV's matrix.
+        Bytes of PP-SVMV's matrix.
 
     Returns
     -------

@@ -13,8 +13,8 @@ row, and how many floats the parties upload.
 =====================  ===============================================================
 
 Nothing here is sent. The floats are counted from what parties would upload: for CK and
-SK the whole data, as in [1]; for distributed k-means a cost a party, and the columns
-and the weight of each row of the coreset, where [1] counts the columns only.
+SK all the data, as in [1]; for distributed k-means a cost for each party, and the
+columns and the weight of each row of the coreset, where [1] counts only the columns.
 
 [1] "A communication efficient federated kernel k-means".
 [2] H. Zha, X. He, C. Ding, M. Gu, H. Simon, "Spectral relaxation for k-means
@@ -88,8 +88,8 @@ def split_among(
     Raises
     ------
     ValueError
-        `kind` is none of these, `M` is not from 1 to n, or `labels` is missing or of
-        another length.
+        `kind` is unknown, `M` is not from 1 to n, or `labels` is missing or has another
+        length.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def plain(
 ) -> tuple[Array, int]:
     """Cluster the raw columns by distributed k-means [5].
 
-    It draws `budget` rows; the floats are M + a (d + 1), for a coreset of a rows.
+    `budget` rows are drawn; the floats are M + a (d + 1), for a coreset of a rows.
     """
     blocks = [RowBlocks(X, rows=rows) for rows in parts]
     solutions = [local_solution(block, k, rng) for block in blocks]
@@ -153,7 +153,7 @@ def kernel_eigenpairs(X: Array, s: int, max_bytes: int = MATRIX) -> tuple[Array,
     s : int
         Number of eigenpairs.
     max_bytes : int
-        Of the triangle.
+        Largest size of the triangle.
 
     Returns
     -------
@@ -236,10 +236,10 @@ def scalable_kernel(
     n_components : int
         s, the directions.
     n_landmarks : int
-        c, rows of X that the features are made of, drawn without replacement; at most
-        n, and at least `n_components`.
+        c, the number of rows of X from which the features are made, drawn without
+        replacement; at most n, and at least `n_components`.
     gamma : float, optional
-        Of the kernel exp(-gamma |x - x'|^2); default: `default_gamma`.
+        Parameter of the kernel exp(-gamma |x - x'|^2); default: `default_gamma`.
 
     Returns
     -------
@@ -295,20 +295,21 @@ def communication_pca(
     Parameters
     ----------
     X, parts, k, rng, gamma, budget
-        As those of `random_fourier`.
+        As for `random_fourier`.
     n_components : int
         s, the number of principal components.
     n_features : int
-        D, of the random features A that stand for the kernel's feature space.
+        D, the number of random features A that stand for the kernel's feature space.
     embedding, row_embedding, n_points : int
-        d_s, d_p and p of Appendix G of [1]: columns that A is embedded in, rows that a
-        party's part is, and representative points.
+        d_s, d_p and p of Appendix G of [1]: the numbers of columns to which A is
+        reduced, of rows to which a party's part is, and of representative points.
 
     Returns
     -------
     labels, floats
-        Floats: those of `plain` in s columns, and of [6], with n_m rows at party m,
-        r_m = min(d_p, n_m) and q <= min(p', D) for p' distinct points in their span:
+        Floats: those of `plain` with s columns, and those of [6], with n_m rows at
+        party m, r_m = min(d_p, n_m), and q <= min(p', D) dimensions of the span of p'
+        distinct points:
 
         1. an embedding of each party's features, r_m x d_s;
         2. the sum of its leverage scores, and of its squared residuals;
@@ -318,10 +319,10 @@ def communication_pca(
     Notes
     -----
     Simplified from [6]: 1. the feature space is that of the random features, whereas
-    [6] keeps phi and uses them to embed it: points are sent as their features, since
-    raw rows must not leave a party [1]. 2. Half of the points are drawn by leverage
-    scores and half by residuals, all at once. 3. d_s and q are at most D. Rows are
-    embedded by a count sketch, columns by a Gaussian matrix.
+    [6] keeps phi and uses random features to embed it: points are sent as their
+    features, since raw rows must not leave a party [1]. 2. Half of the points are drawn
+    by leverage scores and half by residuals, all at once. 3. d_s and q are at most D.
+    Rows are embedded by a count sketch, columns by a Gaussian matrix.
     """
     A = _fourier(X, n_features, gamma, rng)
     S = rng.standard_normal((n_features, min(embedding, n_features)))
@@ -346,8 +347,8 @@ def communication_pca(
     sketches = [_count_sketch(projections[rows], row_embedding, rng) for rows in parts]
     floats += sum(sketch.size for sketch in sketches)
     H = projections @ _top(np.concatenate(sketches), n_components)
-    labels, more = plain(H, parts, k, rng, budget=budget)
-    return labels, floats + more
+    labels, kmeans_floats = plain(H, parts, k, rng, budget=budget)
+    return labels, floats + kmeans_floats
 
 
 def default_gamma(X: Array) -> float:
@@ -357,7 +358,7 @@ def default_gamma(X: Array) -> float:
 
 def _pooled(H: Array, k: int, rng: np.random.Generator) -> Array:
     """Return the labels of k-means at the server."""
-    # On mushrooms 10 starts miss the best optimum in one of ten runs.
+    # On mushrooms 10 starts miss the best optimum in one run of ten.
     return _labels(H, weighted_kmeans(H, k, np.ones(len(H)), rng, n_init=30)[0])
 
 

@@ -74,13 +74,13 @@ from vfl_flower.typing import Array
 
 PARTIES = 5
 COUNTS = [20, 50, 100]
-"""D of the recovery."""
+"""D in the table of the recovery."""
 
 RULES = ("auto", "paper", "oracle")
 """Thresholds: the strategy's two, and the true (s + 1)-th eigenvalue of K."""
 
 SAME = 0.01
-"""NMI that a method may be below another and count as equal."""
+"""How far below another method in NMI a method still counts as equally good."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Rows:
     Attributes
     ----------
     name : str
-        Of the data set.
+        Name of the data set.
     X : Array of float64, shape (n, d)
         Rows of all parties.
     y : Array, shape (n,)
@@ -100,7 +100,7 @@ class Rows:
     coreset : int
         C.
     bound : float or None
-        c of the c / t that [1] has beside its error.
+        c of the bound c / t that [1] plots beside its error.
     """
 
     name: str
@@ -123,7 +123,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def load(name: str, folder: Path | None, rows: int) -> Rows:
-    """Read a data set: at most so many rows, drawn at random, 20,000 of mnist-20k.
+    """Read a data set, and draw at random at most `rows` rows (mnist-20k: 20,000).
 
     The columns of covtype are scaled to [0, 1].
 
@@ -184,15 +184,15 @@ def recovery(
     data, counts, iterations, seeds
         All rows, D, T, and the number of runs of each kind.
     without : int
-        D of the run without the mechanism, with threshold "auto", on the features of
-        those with it: the difference is that of the solvers alone.
+        D of the run without the mechanism, which has threshold "auto" and the features
+        of the run with it, so that the two differ in their solvers alone.
 
     Returns
     -------
     dict
         ``eigenvalues``, the s + 1 largest, and ``curves``, each with ``D``, ``rule``,
         ``cem``, ``errors`` (seeds, T), ``thresholds``, ``slope`` of the mean curve, and
-        ``largest``: of t times the mean error.
+        ``largest``, the largest value of t times the mean error.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def recovery(
 def start(
     data: Rows, D: int, rule: str, seed: int, oracle: float
 ) -> tuple[Callable[[int], Array], float | None]:
-    """Return the features by iteration, and lambda (None: that of "auto")."""
+    """Return the features as a function of t, and lambda (None: that of "auto")."""
     D_1 = first_features(D, data.s) if rule == "auto" else D
     draw = lru_cache(maxsize=1)(pooled_draw(data.X, D, D_1, seed))
     if rule == "paper":
@@ -327,7 +327,7 @@ def floats(
     data, D, iterations, parties
         All rows, D, T and M.
     ledger : bool
-        Whether to run the federated algorithm, and not the formulas alone.
+        Whether to run the federated algorithm too, and not only the formulas.
 
     Returns
     -------
@@ -338,7 +338,7 @@ def floats(
     """
     draw, _ = start(data, D, "auto", 0, math.nan)
     rng, n = np.random.default_rng(0), len(data.X)
-    by_rows = RowLanczos(n)
+    row_lanczos = RowLanczos(n)
     sizes, counts, Q_0, Q_1 = [], [], [], []
     for t, step in enumerate(pooled_fkkm(draw, iterations, data.s), start=1):
         A = draw(t)
@@ -347,7 +347,7 @@ def floats(
         least, count = (math.inf, data.s + 1) if t == 1 else (cut, data.s)
         first, multiply = rng.standard_normal(len(G)), partial(np.matmul, G)
         Q_1.append(lanczos(multiply, first, least, rng=rng, at_least=count).steps)
-        Q_0.append(by_rows.step(A, step.eta, step.threshold, data.s)[1])
+        Q_0.append(row_lanczos.step(A, step.eta, step.threshold, data.s)[1])
         sizes.append(len(G))
         counts.append(A.shape[1])
     ranks = [m - c for m, c in zip(sizes[1:], counts[1:], strict=True)]
@@ -377,8 +377,8 @@ def formula(
 ) -> int:
     """Return the floats of all parties in all iterations, for one of `SOLVERS`.
 
-    By iteration, `counts` are the features, `sizes` D + r_t, and `products` those of
-    Lanczos, of `width` vectors each.
+    For each iteration, `counts` has the number of features, `sizes` D + r_t, and
+    `products` the number of Lanczos products, of `width` vectors each.
     """
     if name == "gram":
         return M * sum(m * (m + 1) // 2 for m in sizes)
@@ -390,7 +390,7 @@ def formula(
 
 
 def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
-    """Run the strategy, and return floats by formula, by the ledger, and the rest."""
+    """Run the strategy, and return the entry of `floats` for one of `SOLVERS`."""
     arguments, asked = SOLVERS[name]
     strategy = FKKMeans(data.k, data.s, D, T, subspace_tol=0.0, **arguments)
     parts = split_among(len(data.X), M, np.random.default_rng(0))
@@ -424,7 +424,7 @@ def floats_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     rows, ranks, checks = [], [], []
     for name, entry in entries.items():
         pooled = {k: v / entry["T"] for k, v in entry["pooled"].items()}
-        whole, by_lanczos, by_gram = (
+        without_cem, by_lanczos, by_gram = (
             pooled[solver] for solver in ("without CEM", "lanczos", "gram")
         )
         rows.append(
@@ -432,11 +432,11 @@ def floats_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 "": name,
                 "rows": f"{entry['n']:,}",
                 "D": f"{entry['D']}",
-                "without CEM": f"{whole:,.0f}",
+                "without CEM": f"{without_cem:,.0f}",
                 "Lanczos": f"{by_lanczos:,.0f}",
                 "Gram": f"{by_gram:,.0f}",
-                "saved by Lanczos in %": f"{100 * (1 - by_lanczos / whole):.1f}",
-                "by Gram in %": f"{100 * (1 - by_gram / whole):.1f}",
+                "saved by Lanczos in %": f"{100 * (1 - by_lanczos / without_cem):.1f}",
+                "by Gram in %": f"{100 * (1 - by_gram / without_cem):.1f}",
                 "Q_0": f"{np.mean(entry['Q_0']):.1f}",
                 "Q_1": f"{np.mean(entry['Q_1']):.1f}",
             }
@@ -495,7 +495,7 @@ def baseline(
     seed: int,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Run what FK k-means is compared with."""
+    """Run a method that FK k-means is compared with."""
     rng, begin = np.random.default_rng(seed), time.perf_counter()
     labels, count = method(data.X, parts, data.k, rng, **arguments)
     seconds = time.perf_counter() - begin
@@ -503,18 +503,18 @@ def baseline(
 
 
 def score(labels: Array, data: Rows) -> float:
-    """Return the mutual information with the classes over the mean entropy, 0 to 1."""
+    """Return the normalised mutual information with the classes, from 0 to 1."""
     from sklearn.metrics import normalized_mutual_info_score
 
     return float(normalized_mutual_info_score(data.y, labels))
 
 
 def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
-    """Return what is run on a data set, quick or not: family and function by name."""
+    """Return the methods to run on a data set: family and function by name."""
     C, s = data.coreset, data.s
 
-    def fk(D: int, T: int, **more: Any) -> tuple[str, Method]:
-        return "FK", partial(federated, n_features=D, iterations=T, **more)
+    def fk(D: int, T: int, **arguments: Any) -> tuple[str, Method]:
+        return "FK", partial(federated, n_features=D, iterations=T, **arguments)
 
     chosen = {
         "FK k-means, default: D = 50, T = 20": fk(50, 20),
@@ -539,8 +539,8 @@ def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
         name = f"RFK, D = {D}, C = {size}"
         add(name, "RFK", random_fourier, n_features=D, budget=size)
     for D in (100,) if quick else (20, 50, 100, 200):
-        more = {"n_components": s, "n_features": D, "budget": C}
-        add(f"CE PCA, D = {D}, C = {C}", "CE PCA", communication_pca, **more)
+        sizes = {"n_components": s, "n_features": D, "budget": C}
+        add(f"CE PCA, D = {D}, C = {C}", "CE PCA", communication_pca, **sizes)
     add(f"k-means of the columns, C = {C}", "plain", plain, budget=C)
     landmarks = 200 if len(data.X) > 30_000 else 500
     add("SK", "central", scalable_kernel, n_components=s, n_landmarks=landmarks)
@@ -575,7 +575,7 @@ def nmi(
     """
     todo = methods(data, quick)
     skipped = ""
-    try:  # the eigenpairs of CK are found once: its seeds are those of k-means
+    try:  # CK computes its eigenpairs once: its seeds matter to k-means alone
         pairs = kernel_eigenpairs(data.X, data.s)
         todo["CK"] = "central", partial(baseline, central_kernel, pairs=pairs)
     except MissingData as reason:
@@ -604,19 +604,19 @@ def needed(entry: Mapping[str, Any], name: str, family: str) -> tuple[str, float
     Parameters
     ----------
     entry, name, family
-        What :func:`nmi` gives, a setting of FK k-means, and its rivals.
+        What :func:`nmi` returns, a setting of FK k-means, and a rival family.
 
     Returns
     -------
     name, floats
-        The setting whose mean NMI is at most `SAME` below, and the floats that it
-        uploads; "" and infinity if there is none.
+        The cheapest setting whose mean NMI is at most `SAME` below, and the floats that
+        it uploads; "" and infinity if there is none.
     """
     methods = entry["methods"]
     least = float(np.mean(methods[name]["nmi"])) - SAME
     enough = {
-        other: figures["floats"]
-        for other, figures in methods.items()
+        setting: figures["floats"]
+        for setting, figures in methods.items()
         if figures["family"] == family and np.mean(figures["nmi"]) >= least
     }
     best = min(enough, key=enough.__getitem__, default="")
@@ -729,9 +729,9 @@ def main(
                 seeds=seeds or 5,
                 without=counts[len(counts) // 2],
             )
-        if parties > (most := min(len(data.X), 300)):
-            # of rows, and of points in the smallest coreset
-            raise MissingData(f"--parties must be at most {most}, got {parties}")
+        limit = min(len(data.X), 300)  # rows, and points of the smallest coreset
+        if parties > limit:
+            raise MissingData(f"--parties must be at most {limit}, got {parties}")
         if name == "floats":
             ledger = len(data.X) <= 10_000
             return floats(

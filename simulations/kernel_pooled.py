@@ -48,7 +48,7 @@ class Iterate:
     W : Array of float64, shape (N, D + r)
         W_t.
     values : Array of float64, shape (j,)
-        lambda_i of W_t^T W_t, all that are above eta_t lambda and s at least.
+        lambda_i of W_t^T W_t: all above eta_t lambda, and at least s.
     vectors : Array of float64, shape (D + r, j)
         v_i.
     """
@@ -79,8 +79,8 @@ def pooled_fkkm(
     T, s : int
         Number of iterations and of components.
     threshold : float, optional
-        lambda. Default: `default_threshold` of the first iteration, of which only the
-        s + 1 largest eigenvalues are kept, so that Lanczos need not look for more.
+        lambda. Default: `default_threshold` of the first iteration, where only the s +
+        1 largest eigenvalues are kept, so that Lanczos need not look for more.
     """
     seen = 0
     for t in range(1, T + 1):
@@ -127,7 +127,7 @@ class RowLanczos:
 
 
 def pooled_draw(X: Array, D: int, D_1: int, seed: int) -> Callable[[int], Array]:
-    """Return t to A_t, the features that a federated run with this secret seed has."""
+    """Return a function of t that gives A_t, as in a federated run with this seed."""
     d = X.shape[1]
     width = bandwidth("gaussian", default_gamma(X))
     draws = RandomFeatures("gaussian", d, width, seed, orthogonal=True)

@@ -9,15 +9,15 @@ loss        loss ratios of MUFC, K-FED and DC-KM: Tables 1 and 2 of [1]; bytes a
             round trips of a run
 removal     time to remove rows against retraining, and the loss ratio over removals:
             Figures 3 to 5
-runs        the same as whole runs: of :func:`~vfl_flower.simulation.simulate`, and of
-            ``flwr run`` on SuperNodes
+runs        removal and retraining as whole runs: in one process by
+            :func:`~vfl_flower.simulation.simulate`, and by ``flwr run`` on SuperNodes
 settings    the quantisation step, the clusters and the centroids of a party: Figure 3
 ==========  ========================================================================
 
 A run of 100 parties in one process takes seconds, nearly all for keys and messages. So
-all but ``runs`` call the same numerics without messages (:class:`Numerics`), which at
-an equal seed give the very centres of a run; ``loss`` runs each method once and says
-so.
+all tables but ``runs`` call the same numerics without messages (:class:`Numerics`). At
+the same seed these give exactly the centres of a run, which ``loss`` checks in one run
+of each method.
 
 The data are npz files in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: celltype,
 covtype15k, mnist; the others are generated.
@@ -93,7 +93,7 @@ METHODS = {
     "K-FED": ("full", "k-fed"),
     "DC-KM": ("full", "dc-km"),
 }
-"""What a party does, and what the server clusters."""
+"""How a party trains, and what the server clusters."""
 
 CUBE = Box(np.array(-0.5), np.array(0.5))
 """The box of all data sets."""
@@ -102,7 +102,7 @@ CUBE = Box(np.array(-0.5), np.array(0.5))
 
 
 class Numerics:
-    """The numerics of a federation: what steps and strategy compute, and no messages.
+    """The numerics of a federation: what steps and strategy compute, without messages.
 
     It draws what :func:`~vfl_flower.simulation.simulate` draws at the same seed.
 
@@ -113,11 +113,11 @@ class Numerics:
     method : str
         One of `METHODS`.
     seed : int
-        Of all draws.
+        Seed of all draws.
     gamma : float, optional
         Quantisation step; default: 1 / sqrt(n).
     local_clusters : int
-        K', centroids of a party at most; 0: K.
+        K', the largest number of centroids of a party; 0: K.
 
     Attributes
     ----------
@@ -174,17 +174,17 @@ class Numerics:
     def remove(
         self, m: int, rows: Array, lazy: bool = True
     ) -> tuple[float, float, bool]:
-        """Remove rows of one party (Algorithms 3 and 4); a baseline trains it again.
+        """Remove rows of one party (Algorithms 3 and 4); a baseline retrains the party.
 
         Parameters
         ----------
         m : int
             The party.
         rows : Array of int, shape (r,)
-            Rows that stay so far.
+            Rows to remove, which have not been removed before.
         lazy : bool
-            Keep C_s where no centroid is removed, as [1]; else the counts are sent
-            again and the server clusters anew.
+            Keep C_s where no centroid is removed, as in [1]; if False, the counts are
+            sent again and the server clusters anew.
 
         Returns
         -------
@@ -235,7 +235,7 @@ class Numerics:
         return self._costs[m]
 
     def worst(self, count: int) -> tuple[int, Array]:
-        """Return the party of the row that costs most now, and its `count` worst."""
+        """Return the party of the costliest row now, and its `count` worst rows."""
         m = max(range(len(self.stay)), key=lambda m: float(self.costs(m).max()))
         rows = np.argsort(-self.costs(m), kind="stable")[:count]
         return m, rows[self.stay[m][rows]]
@@ -246,7 +246,7 @@ class Numerics:
         return np.concatenate([X[stay] for X, stay in pairs])
 
     def _draw(self, m: int, stream: str, prefix: Array | None = None) -> None:
-        """Draw the centroids of a party behind those of the prefix."""
+        """Draw the centroids of a party after those of the prefix."""
         X, rng = self._data.rows[m], self._parties[m].rng(stream)
         self.drawn[m], self.sizes[m] = seed_centroids(
             X, CUBE, self._local, rng, self.stay[m], prefix
@@ -257,13 +257,13 @@ class Numerics:
             self.sizes[m] = np.bincount(labels, minlength=len(self._centroids[m]))
 
     def _blocks(self, m: int) -> tuple[RowBlocks, Array]:
-        """Return the rows of a party that stay, and which of them are centroids."""
+        """Return a party's rows that stay, and the places of centroids among them."""
         rows = np.flatnonzero(self.stay[m])
         blocks = RowBlocks(self._data.rows[m], rows=rows)
         return blocks, np.searchsorted(rows, self.drawn[m])
 
     def _cluster(self) -> float:
-        """Set C_s and return the seconds."""
+        """Set C_s and return the seconds it took."""
         start = time.perf_counter()
         data, rng = self._data, Run(self._seed).rng("k-means")
         points = np.concatenate(self._centroids)
@@ -325,8 +325,8 @@ def whole_run(data: SplitRows, method: str, seed: int = 0) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``equal``: whether the centres are the same; ``round_trips``, ``bytes``: that a
-        party sends for the step of training, ``formula``: see :func:`message_bytes`,
+        ``equal``: whether the centres are the same; ``round_trips``; ``bytes`` that a
+        party sends in the training step; ``formula``: see :func:`message_bytes`;
         ``seconds`` of the run.
     """
     numerics = Numerics(data, method, seed)
@@ -354,9 +354,9 @@ def loss(data: SplitRows, seeds: int, runs: Sequence[str] = ()) -> dict[str, Any
     data : SplitRows
         The data set.
     seeds : int
-        0 .. seeds - 1, or fewer if the data set says so.
+        Number of seeds, from 0; fewer if the data set allows fewer.
     runs : sequence of str
-        Methods that are run once with their messages too.
+        Methods that are also run once with their messages.
 
     Returns
     -------
@@ -388,28 +388,28 @@ def loss_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the tables of loss ratios and of whole runs."""
     yield "## Loss ratios"
     yield "\n".join(
-        f"- **{one['name']}**: n = {one['n']:,}, d = {one['d']}, K = {one['k']}; "
-        f"{one['note']}."
-        for one in measured
+        f"- **{entry['name']}**: n = {entry['n']:,}, d = {entry['d']}, "
+        f"K = {entry['k']}; {entry['note']}."
+        for entry in measured
     )
     yield table(
         {
-            "data": one["name"],
+            "data": entry["name"],
             "method": method,
             "induced": _spread(values["induced"]),
             "nearest": _spread(values["nearest"]),
-            "printed": f"{one['published'][method]:.2f}"
-            if method in one["published"]
+            "printed": f"{entry['published'][method]:.2f}"
+            if method in entry["published"]
             else "",
             "seeds": str(len(values["induced"])),
             "party ms": f"{1000 * _mean(values['party']):.1f}",
             "server ms": f"{1000 * _mean(values['server']):.0f}",
         }
-        for one in measured
-        for method, values in one["methods"].items()
+        for entry in measured
+        for method, values in entry["methods"].items()
     )
-    whole = [(one["name"], run) for one in measured for run in one["runs"]]
-    if whole:
+    runs = [(entry["name"], run) for entry in measured for run in entry["runs"]]
+    if runs:
         yield "## Whole runs of the same, at seed 0"
         yield table(
             {
@@ -423,32 +423,32 @@ def loss_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 else "",
                 "seconds": f"{run['seconds']:.1f}",
             }
-            for name, run in whole
+            for name, run in runs
         )
 
 
 # --- Removal times ------------------------------------------------------------------
 
 PATTERNS = {"random": 1, "adversarial": 1, "batches of 10": 10, "batches of 30": 30}
-"""Rows of a request; those of one party, drawn at random or the worst."""
+"""Rows of a request, all of one party: drawn at random, or the worst."""
 
 POINTS = 4
-"""How often the loss ratio is looked at over the removals, besides before them."""
+"""How often the loss ratio is measured during the removals, besides before them."""
 
 
 def requests_of(
     numerics: Numerics, pattern: str, count: int, k: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, Array]]:
-    """Yield requests: a random party with more than K rows to keep, and rows of it."""
+    """Yield requests: a random party that keeps at least K rows, and rows of it."""
     size = PATTERNS[pattern]
     for _ in range(count):
         if pattern == "adversarial":
             yield numerics.worst(size)
             continue
-        there = [m for m, stay in enumerate(numerics.stay) if stay.sum() >= size + k]
-        if not there:
+        able = [m for m, stay in enumerate(numerics.stay) if stay.sum() >= size + k]
+        if not able:
             return
-        m = int(rng.choice(there))
+        m = int(rng.choice(able))
         rows = np.flatnonzero(numerics.stay[m])
         yield m, rng.choice(rows, size, replace=False)
 
@@ -505,12 +505,12 @@ def removal(
     data : SplitRows
         The data set.
     seeds : int
-        Of each pattern.
+        Seeds of each pattern.
     count : int
-        Requests of a seed.
+        Requests for each seed.
     few : int
-        Requests of what the server clusters for at each: MUFC with counts sent again,
-        and DC-KM.
+        Requests of the methods whose server clusters at each request: MUFC with counts
+        sent again, and DC-KM.
 
     Returns
     -------
@@ -568,8 +568,8 @@ def _per_request(runs: Sequence[Mapping[str, Any]]) -> float:
 def removal_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the tables of removal times and of the loss ratio over removals."""
     seconds = [
-        {name: float(np.median(v)) for name, v in one["retraining"].items()}
-        for one in measured
+        {name: float(np.median(v)) for name, v in entry["retraining"].items()}
+        for entry in measured
     ]
     titles = {
         "complete": "the paper's",
@@ -578,14 +578,14 @@ def removal_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     }
     yield "## Retraining, ms"
     yield table(
-        {"data": one["name"]}
+        {"data": entry["name"]}
         | {title: f"{1000 * times[name]:.1f}" for name, title in titles.items()}
-        for one, times in zip(measured, seconds, strict=True)
+        for entry, times in zip(measured, seconds, strict=True)
     )
     runs_of = [
-        (one["name"], name, runs, times)
-        for one, times in zip(measured, seconds, strict=True)
-        for name, runs in one["patterns"].items()
+        (entry["name"], name, runs, times)
+        for entry, times in zip(measured, seconds, strict=True)
+        for name, runs in entry["patterns"].items()
     ]
     yield "## Removals"
     yield table(
@@ -608,18 +608,17 @@ def _removal_cells(
     name: str, runs: Sequence[Mapping[str, Any]], retraining: Mapping[str, float]
 ) -> dict[str, str]:
     party, redrawn = _all(runs, "party"), _all(runs, "redrawn")
-    every = _per_request(runs)
+    mean = _per_request(runs)
     # MUFC is compared with a training of the same settings.
     against = {"the paper's": retraining["complete"]}
     if "DC-KM" not in name:
-        own = retraining["weighted" if "weighted" in name else "own"]
-        against["own"] = own
+        against["own"] = retraining["weighted" if "weighted" in name else "own"]
     cells = {
         "number": str(len(party)),
         "redrawn %": f"{100 * redrawn.mean():.1f}",
-        "ms": f"{1000 * every:.2f}",
+        "ms": f"{1000 * mean:.2f}",
     }
-    cells |= {f"faster than {what}": _times(t / every) for what, t in against.items()}
+    cells |= {f"faster than {what}": _times(t / mean) for what, t in against.items()}
     if not redrawn.all() and "counts" not in name:
         least = float(np.median(party[~redrawn]))
         cells["untouched, us"] = f"{1e6 * least:.0f}"
@@ -703,7 +702,7 @@ def on_supernodes(
     Parameters
     ----------
     data : SplitRows
-        Its parties are put together into `nodes` of them.
+        The data set; its parties are merged into `nodes` of them.
     project : Path
         Folder of ``pyproject.toml``.
     nodes : int
@@ -712,7 +711,7 @@ def on_supernodes(
     Returns
     -------
     list of dict
-        ``what``; ``seconds`` of ``flwr run``; ``round_trips`` and ``bytes`` as of
+        ``what``; ``seconds`` of ``flwr run``; ``round_trips`` and ``bytes`` as for
         :func:`in_process`.
     """
     measured: list[dict[str, Any]] = []
@@ -732,10 +731,10 @@ def on_supernodes(
             configs.append(" ".join(pairs))
         start_supernodes(processes, start_superlink(processes), configs)
 
-        def whole(what: str, own: Mapping[str, Any]) -> str:
+        def whole(what: str, settings: Mapping[str, Any]) -> str:
             output = folder / f"out-{len(measured)}"
             config = {"strategy": "mufc", "n-parties": nodes, "seed": len(measured)}
-            config |= {"output-dir": str(output), **own}
+            config |= {"output-dir": str(output), **settings}
             config |= {"mufc.server-state": str(folder / "server")}
             start = time.perf_counter()
             pairs = [f"{key}={json.dumps(value)}" for key, value in config.items()]
@@ -796,11 +795,11 @@ def settings(
     Parameters
     ----------
     sets : sequence of SplitRows
-        For gamma, and for the centroids of a party.
+        Data sets for gamma, and for the centroids of a party.
     spread : sequence of SplitRows
         The same rows with other K', whose notes say so.
     seeds : int
-        Of each.
+        Seeds of each setting.
 
     Returns
     -------
@@ -818,8 +817,8 @@ def settings(
             numerics.train()
             ratios.append([cost / data.best for cost in numerics.loss()])
         induced, nearest = (list(column) for column in zip(*ratios, strict=True))
-        one = {"data": data.name, "value": value}
-        measured[name].append(one | {"induced": induced, "nearest": nearest})
+        ratio_lists = {"induced": induced, "nearest": nearest}
+        measured[name].append({"data": data.name, "value": value} | ratio_lists)
         tell(f"{data.name}: {name} {value} {_mean(induced):.4f} {_mean(nearest):.4f}")
 
     for data in sets:
@@ -847,13 +846,13 @@ def settings_page(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterat
             yield f"## {title}"
         yield table(
             {
-                "data": one["data"],
-                name: one["value"],
-                "induced": _spread(one["induced"]),
-                "nearest": _spread(one["nearest"]),
-                "seeds": str(len(one["induced"])),
+                "data": entry["data"],
+                name: entry["value"],
+                "induced": _spread(entry["induced"]),
+                "nearest": _spread(entry["nearest"]),
+                "seeds": str(len(entry["induced"])),
             }
-            for one in measured[name]
+            for entry in measured[name]
         )
 
 
@@ -905,10 +904,11 @@ def main(
                 data = DATASETS[dataset](data_dir, quick)
                 loaded.append(data)
                 if name == "loss":
-                    # The first one with all methods, others where messages are small.
+                    # Whole runs where messages are small: of all methods on the first
+                    # data set, and of MUFC alone on the others.
                     small = message_bytes(data) * len(data.rows) < 20e6
-                    whole = list(METHODS)[: 1 if measured else None] if small else []
-                    measured.append(loss(data, seeds, whole))
+                    runs = list(METHODS)[: 1 if measured else None] if small else []
+                    measured.append(loss(data, seeds, runs))
                     page = results.write(measured, loss_page(measured))
                 elif name == "removal":
                     few = max(1, requests // 10)
@@ -918,13 +918,12 @@ def main(
                 break
         if name == "runs":
             (data,) = loaded
-            runs = {
-                f"{data.name}, {len(data.rows)} parties in process": in_process(data)
-            }
+            title = f"{data.name}, {len(data.rows)} parties in process"
+            whole_runs = {title: in_process(data)}
             if project is not None:
                 title = f"{data.name}, flwr run on 3 SuperNodes"
-                runs[title] = on_supernodes(data, project)
-            page = results.write(runs, runs_page(runs))
+                whole_runs[title] = on_supernodes(data, project)
+            page = results.write(whole_runs, runs_page(whole_runs))
         elif name == "settings":
             values = (1, 2, 3, 5, 7, 10) if "gaussian" in names else ()
             spread = [gaussian(data_dir, quick, k_prime=k) for k in values]

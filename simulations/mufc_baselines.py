@@ -1,4 +1,4 @@
-"""One-shot federated clusterings that MUFC is compared with, on the same frame.
+"""One-shot federated clusterings that MUFC is compared with, in the same framework.
 
 Both ask for the parties' steps of :class:`~vfl_flower.strategies.MUFC` with complete
 training, and differ at the server: it gives each centroid the weight 1, however many
@@ -35,8 +35,9 @@ from vfl_flower.typing import Array
 def kfed_centroids(centroids: Sequence[Array], k: int) -> Array:
     """Cluster local centroids as K-FED does (Algorithm 2 of [2]).
 
-    It begins with the centroids of the first party and adds the one farthest from all
-    it has until there are k; then comes one step of Lloyd's iteration.
+    The centres are the centroids of the first party that has some; the centroid
+    farthest from all centres is added until there are k. One step of Lloyd's iteration
+    follows.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ def dckm_centroids(
 ) -> Array:
     """Cluster local centroids as the root of DC-k-means does (Algorithm 4 of [3]).
 
-    The tree has two levels: parties are the leaves.
+    The tree has two levels, with the parties as its leaves.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.typing import Array
 
 LOWER = -0.5
-"""Of the cube that all data are scaled into."""
+"""Lower bound of the cube into which all data are scaled."""
 
 PARTIES = 100
 
@@ -43,9 +43,9 @@ class SplitRows:
     n_init : int
         Starts of k-means, pooled and at the server.
     published : dict
-        Loss ratio of each method in print.
+        Published loss ratio of each method.
     seeds : int
-        At most so many seeds.
+        Largest number of seeds.
     """
 
     name: str
@@ -85,8 +85,8 @@ def split_clusters(
 ) -> list[Array]:
     """Split rows so that a party has few clusters, as [1] does (Appendix M.1).
 
-    Each party but the last has about n / L rows: of `k_prime` random clusters that
-    still have rows, a random count of each. The last one takes the rest.
+    Each party but the last has about n / L rows: random numbers of rows from `k_prime`
+    random clusters that still have some. The last party takes the rest.
 
     Parameters
     ----------
@@ -112,20 +112,20 @@ def split_clusters(
     if len(labels) < 2 * n_parties:
         raise ValueError(f"{n_parties} parties need two rows each, got {len(labels)}")
     size = len(labels) // n_parties
-    left = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    unassigned = [np.flatnonzero(labels == c) for c in np.unique(labels)]
     split = []
     for _ in range(n_parties - 1):
         rows_of_party: list[Array] = []
-        there = [c for c, rows in enumerate(left) if len(rows)]
+        clusters = [c for c, rows in enumerate(unassigned) if len(rows)]
         missing = size
-        for c in rng.permutation(there)[:k_prime]:
+        for c in rng.permutation(clusters)[:k_prime]:
             count = int(rng.integers(max(1, size // k_prime), size + 1))
             count = min(count, missing)
-            rows_of_party.append(left[c][:count])
-            left[c] = left[c][count:]
+            rows_of_party.append(unassigned[c][:count])
+            unassigned[c] = unassigned[c][count:]
             missing -= len(rows_of_party[-1])
         split.append(np.concatenate(rows_of_party))
-    return [*split, np.concatenate(left)]
+    return [*split, np.concatenate(unassigned)]
 
 
 def best_cost(X: Array, k: int, rng: np.random.Generator, n_init: int = 10) -> float:
@@ -167,9 +167,9 @@ def pooled(
     Parameters
     ----------
     name, note, k, n_init, **more
-        As of :class:`SplitRows`.
+        As for :class:`SplitRows`.
     X : Array, shape (n, d)
-        Rows, which are divided by twice their largest absolute value.
+        Rows; they are divided by twice their largest absolute value.
     n_parties : int
         L.
     k_prime : int
@@ -251,9 +251,9 @@ def mnist(folder: Path | None, quick: bool, k: int = 10) -> SplitRows:
     X = X[: 1000 if quick else 36_725]
     note = "in the place of FEMNIST, which has 62 classes and a split of its own"
     published = _printed(1.20, 1.12, 1.21, 1.18) if k == 62 else None
-    more: dict[str, Any] = {"n_init": 3, "seeds": 2 if k == 10 else 1}
-    more |= {"published": published}
-    return pooled(f"mnist, K = {k}", note, X, k, **more)
+    seeds = 2 if k == 10 else 1
+    name = f"mnist, K = {k}"
+    return pooled(name, note, X, k, n_init=3, seeds=seeds, published=published)
 
 
 def _stand_in(

@@ -1,4 +1,4 @@
-"""The tables of the experiments with coresets: their cells and their costs.
+"""The tables of the coreset experiments: their cells and their costs.
 
 The data sets and the command line are in :mod:`simulations.coresets`. Everything runs
 through :func:`~vfl_flower.simulation.simulate` with masked sums; the cost of a model on
@@ -40,11 +40,11 @@ class Solver:
     Attributes
     ----------
     arguments : dict
-        Of the strategy.
+        Arguments of the strategy.
     samplings : tuple of str
-        Which of full, coreset, uniform it is run with.
+        Those of full, coreset, uniform with which the solver is run.
     repeats : int
-        At most so many repeats.
+        Largest number of repeats.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -65,19 +65,19 @@ class Experiment:
     data : Columns
         The data.
     arguments : dict
-        Of the strategy, for all solvers.
+        Arguments of the strategy, for all solvers.
     solvers : mapping of str to Solver
-        By the name of the table's rows.
+        Solvers by their names in the table.
     sizes : tuple of int
         m.
     slow_repeats : int
-        At most so many repeats of a k-means run in which parties cluster all rows.
+        Largest number of repeats of a k-means run in which parties cluster all rows.
     full_starts : int
         Starts of k-means on all rows at the server.
     published : mapping
         Costs to compare with.
     origin, source : str
-        Where these come from, in a word for the header, and in a sentence.
+        Where the published costs come from: for the header, and as a sentence.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Experiment:
     def cost(self, model: Model) -> float:
         """Return the test loss, or the cost a row on all rows where none is held out.
 
-        Evaluated on pooled data: it is not part of the run.
+        It is evaluated on pooled data, which is not part of the run.
         """
         if isinstance(model, KMeansModel):
             centers = np.hstack(model.cluster_centers_)
@@ -134,9 +134,10 @@ def paper_units(
 ) -> int | None:
     """Return the units of communication as the published code counts them.
 
-    On m `rows` (n in full) at T parties of d_j columns (`widths`) they are T + 3mT to
-    draw a coreset and mT a uniform sample; to solve, m d for central, k d + mT for
-    distdim, and 3T for each of the `draws` of saga and 2mT. The paper has no cg: None.
+    On m `rows` (n without sampling) at T parties of d_j columns (`widths`), drawing
+    takes T + 3mT units for a coreset and mT for a uniform sample; solving takes m d for
+    central, k d + mT for distdim, and 2mT + 3T for each of the `draws` of saga. The
+    paper has no cg: None.
 
     Examples
     --------
@@ -171,8 +172,8 @@ def run_cell(
     Returns
     -------
     dict
-        ``cost`` and ``cost_std`` (sample standard deviation) over the repeats, every
-        single ``costs``; means of ``units``, ``bytes_up``, ``bytes_down``,
+        ``cost`` and ``cost_std`` (mean and sample standard deviation) of the repeats,
+        whose ``costs`` are listed; means of ``units``, ``bytes_up``, ``bytes_down``,
         ``round_trips``, ``seconds``, and of each metric of the run; ``paper_units``.
     """
     strategy = experiment.strategy(solver, sampling, size)
@@ -219,7 +220,7 @@ def run_cell(
 
 
 def run_experiment(experiment: Experiment, repeats: int, seed: int) -> dict[str, Any]:
-    """Run all cells of a table, from a first seed, and repeat each, if it may be.
+    """Run all cells of a table, each `repeats` times where it may be repeated.
 
     Returns
     -------
@@ -266,7 +267,7 @@ def run_experiment(experiment: Experiment, repeats: int, seed: int) -> dict[str,
 
 
 def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
-    """Return, a sentence a solver, at which sizes coreset beats uniform in the mean.
+    """Return one sentence a solver: at which sizes coreset beats uniform in the mean.
 
     Sizes below `least` are left out.
     """
@@ -333,7 +334,7 @@ def communication_table(experiment: Mapping[str, Any]) -> str:
             "kB down": f"{cell['bytes_down'] / 1000:,.0f}",
             "round trips": f"{cell['round_trips']:.4g}",
             "seconds": f"{cell['seconds']:.3g}",
-            "of them parties": f"{cell['seconds_parties']:.3g}",
+            "seconds of parties": f"{cell['seconds_parties']:.3g}",
         }
         for cell in experiment["cells"]
     )

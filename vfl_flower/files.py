@@ -15,15 +15,15 @@ def write_whole(
 ) -> None:
     """Write a file whole or not at all; replace an earlier one.
 
-    A reader sees the earlier file or the new one, also while this one is written. Of
-    two processes that write the same file at once, one may fail.
+    A reader sees the earlier file or the new one, even while the new one is written. If
+    two processes write the same file at once, one may fail.
 
     Parameters
     ----------
     path : Path
         The file; its folder must exist.
     content : bytes or callable
-        What to write, or a function that writes it to the binary file that it is given.
+        What to write, or a function that writes to the binary file that it is given.
     private : bool
         Only the user of this process may read the file, and it is on the disk when the
         function returns.
@@ -33,8 +33,8 @@ def write_whole(
     OSError
         The file cannot be written. An earlier one stays as it was.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        left.unlink(missing_ok=True)  # of a killed process, perhaps with secrets
+    for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     mode = 0o600 if private else 0o666
     try:

@@ -33,12 +33,12 @@ class InProcessGrid(Grid):
     Parameters
     ----------
     parties : sequence of Party
-        In the order of the run; their place is their index.
+        In party order: the place of a party becomes its index.
 
     Raises
     ------
     ValueError
-        There are none.
+        There is no party, or an item is not a `Party`.
     """
 
     def __init__(self, parties: Sequence[Party]) -> None:
@@ -72,7 +72,7 @@ class InProcessGrid(Grid):
         Parameters
         ----------
         model : str
-            Number of a model: only of the parties that took part in its run.
+            Number of a model: return only parties that took part in its run.
         """
         kept = [Memory(context.state) for context in self._contexts.values()]
         return [m for m in kept if m.run and (not model or model == m.run)]
@@ -82,7 +82,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Raise: there is no SuperLink that would know of a run."""
+        """Raise: no SuperLink keeps a record of the run."""
         raise NotImplementedError("a run in one process has no record at a SuperLink")
 
     def create_message(
@@ -101,7 +101,7 @@ class InProcessGrid(Grid):
         return list(self._parties)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Let the parties answer at once; return the numbers of the messages."""
+        """Let the parties answer at once; return the ids of the messages."""
         return [self._push(message) for message in messages]
 
     def _push(self, message: Message) -> str:
@@ -119,17 +119,17 @@ class InProcessGrid(Grid):
         return arrived.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that have come, each once."""
+        """Return the replies that have arrived, each once."""
         return [
-            self._replies.pop(number)
-            for number in message_ids
-            if number in self._replies
+            self._replies.pop(message_id)
+            for message_id in message_ids
+            if message_id in self._replies
         ]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push, and pull at once."""
+        """Push the messages, and pull the replies at once."""
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -145,7 +145,7 @@ def simulate(
     Parameters
     ----------
     strategy : ProtocolStrategy
-        What to run; it is not changed.
+        The strategy to run; it is not changed.
     parties : sequence of Party
         In party order; nearly all strategies need at least two.
     seed : int, optional
@@ -156,15 +156,15 @@ def simulate(
     Returns
     -------
     ProtocolResult
-        The same as on SuperNodes at the same seed.
+        The same result as on SuperNodes at the same seed.
 
     Raises
     ------
     ValueError
-        The strategy is none, there are fewer parties than it needs, or other than its
-        ``n_parties``; or as :meth:`ProtocolStrategy.start`.
+        `strategy` is not a strategy, there are fewer parties than it needs or not its
+        ``n_parties``; or as for :meth:`ProtocolStrategy.start`.
     FederationError, PartyFailed
-        As :meth:`ProtocolStrategy.start`.
+        As for :meth:`ProtocolStrategy.start`.
     """
     if not isinstance(strategy, ProtocolStrategy):
         hint = ": call it with its settings" if isinstance(strategy, type) else ""

@@ -87,7 +87,7 @@ def test_summary(results):
         "sigma min": "0.5",
         "round trips": "3",
         "bytes up": "2,310",
-        "of it to evaluate": "300",
+        "evaluation bytes up": "300",
         "bytes down": "4,620",
         "units": "346",
         "seconds": "1.50",

@@ -37,7 +37,7 @@ SETUP = Setup(
 SHARED = SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
 
 
-def party(index=2, y=None, seed=7, n=12, **attributes):
+def a_party(index=2, y=None, seed=7, n=12, **attributes):
     """Return a party inside a run of three."""
     X = np.random.default_rng(index).normal(size=(n, 2))
     made = Party(X, y, name=f"party {index}")
@@ -55,15 +55,15 @@ def request(*rows, bits=16, stop=4):
     return AngleRequest(np.array(rows, dtype=np.uint32), stop, bits)
 
 
-def ask(asked, rows=(0, 1), bits=16, stop=4, send=None, **settings):
+def ask(party, rows=(0, 1), bits=16, stop=4, send=None, **settings):
     """Ask for angles, which begins the training."""
     setup = replace(SETUP, **settings)
-    return fdskl.angles(asked, request(*rows, bits=bits, stop=stop), send, setup)
+    return fdskl.angles(party, request(*rows, bits=bits, stop=stop), send, setup)
 
 
-def training(asked):
+def training(party):
     """Return what a party keeps of the model in training."""
-    return asked.recall(FDSKLState).training
+    return party.recall(FDSKLState).training
 
 
 # -- what leaves only into a sum -------------------------------------------------------
@@ -93,62 +93,59 @@ def test_no_angle_score_or_distance_is_for_the_server():
 def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
     i, j = draw_pairs(12, 1000, np.random.default_rng([7, 1000]))
     for index in range(3):
-        own = party(index)
-        found = fdskl.distances(own, kernel, "binary", 2)["distances"]
-        expected = (np.abs(own.X[i] - own.X[j]) ** power).sum(axis=1)
-        np.testing.assert_allclose(join_limbs(found), expected)
-        assert not own.remembered()
+        party = a_party(index)
+        limbs = fdskl.distances(party, kernel, "binary", 2)["distances"]
+        expected = (np.abs(party.X[i] - party.X[j]) ** power).sum(axis=1)
+        np.testing.assert_allclose(join_limbs(limbs), expected)
+        assert not party.remembered()
 
 
 def test_distances_are_of_rows_to_train_on():
-    own, rows = party(0), np.array([2, 3, 7], dtype=np.uint32)
+    party, rows = a_party(0), np.array([2, 3, 7], dtype=np.uint32)
     i, j = rows[draw_pairs(3, 1000, np.random.default_rng([7, 1000]))]
-    found = fdskl.distances(own, "gaussian", "binary", 2, rows)["distances"]
-    expected = ((own.X[i] - own.X[j]) ** 2).sum(axis=1)
-    np.testing.assert_allclose(join_limbs(found), expected)
+    limbs = fdskl.distances(party, "gaussian", "binary", 2, rows)["distances"]
+    expected = ((party.X[i] - party.X[j]) ** 2).sum(axis=1)
+    np.testing.assert_allclose(join_limbs(limbs), expected)
 
 
 def test_distances_count_as_shared_rows():
     """Those of a few rows give the columns up to a rotation."""
     rows = np.array([2, 3, 7])
     for index, bound in ((0, 3), (2, 0)):  # party 2 gets the sum
-        own = party(index)
-        own.share_rows = bound
-        fdskl.distances(own, "gaussian", "binary", 2, rows)
-        holder = labels() if index == 2 else None
-        own.y = holder
-        ask(own, rows=rows[:2])  # the same rows
-    own = party(0)
-    own.share_rows = 2
+        y = labels() if index == 2 else None
+        party = a_party(index, y, share_rows=bound)
+        fdskl.distances(party, "gaussian", "binary", 2, rows)
+        ask(party, rows=rows[:2])  # the same rows
+    party = a_party(0, share_rows=2)
     with pytest.raises(PartyError, match=r"lets 2 rows leave it .* asks for 3"):
-        fdskl.distances(own, "gaussian", "binary", 2, rows)
+        fdskl.distances(party, "gaussian", "binary", 2, rows)
 
 
 def test_bandwidth_by_hand():
     """Median 8: sqrt(8 / 2), or 8 itself."""
     pairs = split_limbs(np.repeat([2.0, 8.0, 100.0], [499, 2, 499])).ravel()
-    assert fdskl.bandwidth(party(), "gaussian", pairs) == {"bandwidth": 2.0}
-    assert fdskl.bandwidth(party(), "laplacian", pairs) == {"bandwidth": 8.0}
+    assert fdskl.bandwidth(a_party(), "gaussian", pairs) == {"bandwidth": 2.0}
+    assert fdskl.bandwidth(a_party(), "laplacian", pairs) == {"bandwidth": 8.0}
 
 
 def test_distances_that_overflow_are_refused_by_the_party():
-    own = party(0)
+    party = a_party(0)
     for unit in (1e20, 1e200):
-        own.X = party(0).X * unit
+        party.X = a_party(0).X * unit
         with pytest.raises(PartyError, match=r"must be below 2\^120: standardise the"):
-            fdskl.distances(own, "gaussian", "binary", 2)
+            fdskl.distances(party, "gaussian", "binary", 2)
 
 
 def test_a_median_near_the_step_of_the_sum_is_refused():
     """Below a million steps; above, the bandwidth is right to 1e-6."""
-    own = party()
-    own.n_parties, least = 3, 3 * 2.0**-60
+    party, least = a_party(), 3 * 2.0**-60  # of three parties
     pairs = split_limbs(np.full(1000, least)).ravel()
-    assert fdskl.bandwidth(own, "laplacian", pairs) == {"bandwidth": least}
+    assert fdskl.bandwidth(party, "laplacian", pairs) == {"bandwidth": least}
     message = "'median' needs distances above .*: standardise the columns, or give a"
     for small in (0.999 * least, 0.0):
+        pairs = split_limbs(np.full(1000, small)).ravel()
         with pytest.raises(PartyError, match=message):
-            fdskl.bandwidth(own, "gaussian", split_limbs(np.full(1000, small)).ravel())
+            fdskl.bandwidth(party, "gaussian", pairs)
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1001])
@@ -163,69 +160,69 @@ def test_the_median_of_other_than_1000_distances_is_refused(count):
 
 
 def test_angles_are_of_features_of_the_partys_own_seed():
-    own = party(0)
-    reply = ask(own, rows=(3, 1, 3))
-    seed = training(own).seed
+    party = a_party(0)
+    reply = ask(party, rows=(3, 1, 3))
+    seed = training(party).seed
     assert (len(seed), int(seed, 16) < 2**128) == (32, True)
     features = RandomFeatures("gaussian", 2, 2.0, int(seed, 16))
-    expected = features.angles(own.X[[3, 1, 3]], 0, 4, 16)
+    expected = features.angles(party.X[[3, 1, 3]], 0, 4, 16)
     assert (list(reply["angles"]), reply["offsets"]) == ([2], {})
     np.testing.assert_array_equal(reply["angles"][2], expected)
     assert reply["angles"][2].dtype == np.uint16
 
 
 def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
-    own = party(0)
-    ask(own)
-    first = training(own).seed
-    ask(own, stop=2)
-    assert training(own).seed == first
-    for other in (party(1), party(0, seed=8), party(0, secret=5)):
+    party = a_party(0)
+    ask(party)
+    first = training(party).seed
+    ask(party, stop=2)
+    assert training(party).seed == first
+    for other in (a_party(1), a_party(0, seed=8), a_party(0, secret=5)):
         ask(other)
         assert training(other).seed != first
-    again = party(0)
+    again = a_party(0)
     ask(again)
     assert training(again).seed == first
-    assert party(0).rng("features").bytes(16).hex() == first
+    assert a_party(0).rng("features").bytes(16).hex() == first
 
 
 def test_each_holder_has_features_of_its_own():
-    own = party(1)
-    reply = ask(own, holders=[0, 2], block=1, bits=32)
-    fdskl.fit(own)
-    every = partial_angles(own.part, own.X[[0, 1]], 4, 32)
+    party = a_party(1)
+    reply = ask(party, holders=[0, 2], block=1, bits=32)
+    fdskl.fit(party)
+    every = partial_angles(party.part, party.X[[0, 1]], 4, 32)
     np.testing.assert_array_equal(reply["angles"][0], every[:, ::2])
     np.testing.assert_array_equal(reply["angles"][2], every[:, 1::2])
 
 
 def test_angles_of_rows_that_are_not_trained_on_are_those_of_the_model():
-    own = party(1)
-    expected = ask(own, rows=(3, 5), holders=[0, 2], block=1, bits=32)
+    party = a_party(1)
+    expected = ask(party, rows=(3, 5), holders=[0, 2], block=1, bits=32)
     rows = request(3, 5, bits=32)
-    np.testing.assert_equal(fdskl.held_out_angles(own, rows), expected)
-    fdskl.fit(own)
-    alone = party(1, part=own.part)
+    np.testing.assert_equal(fdskl.held_out_angles(party, rows), expected)
+    fdskl.fit(party)
+    alone = a_party(1, part=party.part)
     np.testing.assert_equal(fdskl.held_out_angles(alone, rows), expected)
     assert list(fdskl.held_out_angles(alone, rows, ["angles_2"])["angles"]) == [2]
     assert not alone.remembered()
 
 
 def test_share_rows_counts_rows_once_and_not_those_of_a_lone_holder():
-    own = party(0, share_rows=3)
-    ask(own, rows=(0, 1, 0))
-    ask(own, rows=(1, 2))
+    party = a_party(0, share_rows=3)
+    ask(party, rows=(0, 1, 0))
+    ask(party, rows=(1, 2))
     message = "share-rows lets 3 rows leave it in one run, this one asks for 4$"
     with pytest.raises(PartyError, match=message):
-        ask(own, rows=(3,))
+        ask(party, rows=(3,))
     with pytest.raises(PartyError, match=message):
-        fdskl.held_out_angles(own, request(3))
-    fdskl.fit(own)
+        fdskl.held_out_angles(party, request(3))
+    fdskl.fit(party)
     with pytest.raises(PartyError, match=message):
-        fdskl.answer(own, 1, 0, request=request(3))
-    assert "shared" not in own.part
-    ask(party(2, labels(), share_rows=0))
+        fdskl.answer(party, 1, 0, request=request(3))
+    assert "shared" not in party.part
+    ask(a_party(2, labels(), share_rows=0))
     with pytest.raises(PartyError, match=r"asks for 2$"):
-        ask(party(2, labels() == 7.0, share_rows=0), holders=[0, 2])
+        ask(a_party(2, labels() == 7.0, share_rows=0), holders=[0, 2])
 
 
 @pytest.mark.parametrize(
@@ -241,39 +238,39 @@ def test_share_rows_counts_rows_once_and_not_those_of_a_lone_holder():
     ],
 )
 def test_codes_of_classes_at_several_holders(codes, target, holders, good):
-    own = party(2, np.where(labels() == 7.0, codes[1], codes[0]).astype(float))
+    party = a_party(2, np.where(labels() == 7.0, codes[1], codes[0]).astype(float))
     call = {"target": target, "holders": holders}
     if good:
-        ask(own, **call)
+        ask(party, **call)
         return
     message = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
     with pytest.raises(PartyError, match=message):
-        ask(own, **call)
-    assert not own.remembered()
+        ask(party, **call)
+    assert not party.remembered()
 
 
 def test_only_what_is_to_be_sent_is_computed():
     settings = {"holders": [0, 2], "block": 1, "shared": SHARED}
-    own = party(1, allow_plain=True)
-    reply = ask(own, bits=64, send=["offsets_0"], **settings)
+    party = a_party(1, allow_plain=True)
+    reply = ask(party, bits=64, send=["offsets_0"], **settings)
     assert (list(reply["angles"]), list(reply["offsets"])) == ([], [0])
-    features = RandomFeatures("gaussian", 2, 2.0, int(training(own).seed, 16))
+    features = RandomFeatures("gaussian", 2, 2.0, int(training(party).seed, 16))
     b = features.weights(0, 4)[1]
     np.testing.assert_array_equal(reply["offsets"][0], b[::2])
-    reply = ask(own, bits=64, send=["angles_2", "offsets_2"], **settings)
+    reply = ask(party, bits=64, send=["angles_2", "offsets_2"], **settings)
     assert (list(reply["angles"]), list(reply["offsets"])) == ([2], [2])
     np.testing.assert_array_equal(reply["offsets"][2], b[1::2])
-    fdskl.fit(own)
-    assert (own.part["first_column"], own.part["all_columns"]) == (2, 6)
-    assert own.part["kept"] == [1, 1]
-    assert "widths" not in own.part
+    fdskl.fit(party)
+    assert (party.part["first_column"], party.part["all_columns"]) == (2, 6)
+    assert party.part["kept"] == [1, 1]
+    assert "widths" not in party.part
 
 
 def test_shared_features_are_refused_outside_one_process():
-    own = party(1)
+    party = a_party(1)
     with pytest.raises(PartyError, match="this party draws features of its own: with"):
-        ask(own, holders=[0, 2], shared=SHARED, bits=64)
-    assert not own.remembered()
+        ask(party, holders=[0, 2], shared=SHARED, bits=64)
+    assert not party.remembered()
 
 
 @pytest.mark.parametrize(
@@ -286,39 +283,39 @@ def test_shared_features_are_refused_outside_one_process():
 )
 def test_labels_are_looked_at_before_the_first_reply(y, target, message):
     for call in (
-        lambda own: ask(own, target=target),
-        lambda own: fdskl.distances(own, "gaussian", target, 2),
-        lambda own: fdskl.start(own, 2, 0.0, replace(SETUP, target=target)),
+        lambda party: ask(party, target=target),
+        lambda party: fdskl.distances(party, "gaussian", target, 2),
+        lambda party: fdskl.start(party, 2, 0.0, replace(SETUP, target=target)),
     ):
-        own = party(2, y)
+        party = a_party(2, y)
         with pytest.raises(PartyError, match=message):
-            call(own)
-        assert not own.remembered()
+            call(party)
+        assert not party.remembered()
 
 
 def test_up_to_100_classes():
-    many = party(2, np.arange(100.0), n=100)
+    many = a_party(2, np.arange(100.0), n=100)
     ask(many, target="multiclass")
     assert training(many).alpha.shape == (0, 100)
     with pytest.raises(PartyError, match="this party's have 101"):
-        ask(party(2, np.arange(101.0), n=101), target="multiclass")
+        ask(a_party(2, np.arange(101.0), n=101), target="multiclass")
 
 
 def test_missing_labels_are_no_class():
     y = np.where(np.arange(12) < 4, np.nan, labels())
-    own = party(2, y)
-    ask(own)
-    assert training(own).classes.tolist() == [3.0, 7.0]
+    party = a_party(2, y)
+    ask(party)
+    assert training(party).classes.tolist() == [3.0, 7.0]
 
 
 # -- the exact solution ----------------------------------------------------------------
 
 
 def test_parties_without_labels_keep_their_features():
-    own = party(0)
-    ask(own)
-    assert fdskl.fit(own) == {"kept": False}
-    assert own.part == {
+    party = a_party(0)
+    ask(party)
+    assert fdskl.fit(party) == {"kept": False}
+    assert party.part == {
         "kernel": "gaussian",
         "bandwidth": 2.0,
         "n_features": 4,
@@ -326,7 +323,7 @@ def test_parties_without_labels_keep_their_features():
         "block": 4,
         "n_columns": 2,
         "n_parties": 3,
-        "seed": training(own).seed,
+        "seed": training(party).seed,
         "index": 0,
         "columns": [],
     }
@@ -334,12 +331,12 @@ def test_parties_without_labels_keep_their_features():
 
 def fitted(y=None, target="continuous", **given):
     """Return a label holder that has solved for 12 rows, and its reply."""
-    own = party(2, np.arange(12.0) if y is None else y)
-    ask(own, target=target)
+    party = a_party(2, np.arange(12.0) if y is None else y)
+    ask(party, target=target)
     turns = np.random.default_rng(3).random((12, 4))
     sums = {"angles": {0: turns.ravel()}}
-    reply = fdskl.fit(own, problem(12), **(sums | given))
-    return own, reply, turns
+    reply = fdskl.fit(party, problem(12), **(sums | given))
+    return party, reply, turns
 
 
 def problem(n, loss="square"):
@@ -349,12 +346,12 @@ def problem(n, loss="square"):
 
 def test_fit_is_ridge_by_hand():
     """Normal equations of mean (z w + b - y)^2 + lambda / 2 |w|^2, with ones in Z."""
-    own, reply, turns = fitted()
+    party, reply, turns = fitted()
     Z = np.column_stack([ROOT * np.cos(2 * np.pi * turns) / 2, np.ones(12)])
     penalty = np.diag([0.05 * 12] * 4 + [0])
     w = np.linalg.solve(Z.T @ Z + penalty, Z.T @ np.arange(12.0))
-    np.testing.assert_allclose(own.part["coef"][:, 0], w[:4] / 2)  # of phi, not z
-    np.testing.assert_allclose(own.part["intercept"], w[4:])
+    np.testing.assert_allclose(party.part["coef"][:, 0], w[:4] / 2)  # of phi, not z
+    np.testing.assert_allclose(party.part["intercept"], w[4:])
     assert reply == {
         "columns": 1,
         "kept": False,
@@ -365,60 +362,60 @@ def test_fit_is_ridge_by_hand():
 
 def test_whether_a_part_outlives_the_run_is_told(tmp_path):
     """The folder is not; nothing is written here."""
-    own = party(0, state_dir=tmp_path / "none")
-    ask(own)
-    assert fdskl.fit(own) == {"kept": True}
-    own = party(0, state_dir=tmp_path / "none")
-    ask(own)
-    assert fdskl.iterate(own, 1, 0, "square", 0.1, keep=True) == {"kept": True}
+    party = a_party(0, state_dir=tmp_path / "none")
+    ask(party)
+    assert fdskl.fit(party) == {"kept": True}
+    party = a_party(0, state_dir=tmp_path / "none")
+    ask(party)
+    assert fdskl.iterate(party, 1, 0, "square", 0.1, keep=True) == {"kept": True}
     assert not list(tmp_path.iterdir())
 
 
 def test_fit_takes_blocks_in_the_order_of_their_numbers():
     """Eleven of them, so that 10 comes after 2."""
-    own, _, turns = fitted()
+    party, _, turns = fitted()
     blocks = {k: part.ravel() for k, part in enumerate(turns)}
     shuffled = dict(sorted(blocks.items(), key=lambda item: str(item[0])))
     assert list(shuffled)[2] == 10
     other, _, _ = fitted(angles=shuffled)
-    np.testing.assert_array_equal(own.part["coef"], other.part["coef"])
+    np.testing.assert_array_equal(party.part["coef"], other.part["coef"])
 
 
 def test_fit_takes_off_phases_and_whole_turns():
-    own, _, turns = fitted()
+    party, _, turns = fitted()
     offsets = np.array([0.3, 0.9, 2.5, -0.2])
     other, _, _ = fitted(angles={0: (turns + offsets + 3).ravel()}, offsets=offsets)
-    np.testing.assert_allclose(own.part["coef"], other.part["coef"], rtol=1e-9)
+    np.testing.assert_allclose(party.part["coef"], other.part["coef"], rtol=1e-9)
 
 
 def test_fit_of_classes_without_a_row():
     y = np.where(np.arange(12) == 11, 7.0, 3.0)
-    own = party(2, y)
-    ask(own)
+    party = a_party(2, y)
+    ask(party)
     angles = np.random.default_rng(0).random(20)
     message = "each class must have a label among the 5 rows to train on"
     with pytest.raises(PartyError, match=message):
-        fdskl.fit(own, problem(5), {0: angles})
-    assert not own.part
+        fdskl.fit(party, problem(5), {0: angles})
+    assert not party.part
 
 
 def test_classes_are_those_of_the_rows_trained_on():
     """Of 3, 5 and 7 the first ten rows have the first and the last."""
     y = np.where(np.arange(12) >= 10, 5.0, labels())
-    own = party(2, y)
-    ask(own, target="multiclass")
-    reply = fdskl.fit(own, problem(10), {0: np.random.default_rng(0).random(40)})
+    party = a_party(2, y)
+    ask(party, target="multiclass")
+    reply = fdskl.fit(party, problem(10), {0: np.random.default_rng(0).random(40)})
     assert reply["columns"] == 2
-    assert own.part["classes"].tolist() == [3.0, 7.0]
-    assert own.part["coef"].shape == (4, 2)
+    assert party.part["classes"].tolist() == [3.0, 7.0]
+    assert party.part["coef"].shape == (4, 2)
 
 
 def test_one_class_among_the_rows_trained_on():
-    own = party(2, np.where(np.arange(12) >= 10, 5.0, 3.0))
-    ask(own, target="multiclass")
+    party = a_party(2, np.where(np.arange(12) >= 10, 5.0, 3.0))
+    ask(party, target="multiclass")
     angles = np.random.default_rng(0).random(40)
     with pytest.raises(PartyError, match="each class must have a label among the 10 "):
-        fdskl.fit(own, problem(10), {0: angles})
+        fdskl.fit(party, problem(10), {0: angles})
 
 
 def test_fit_of_values_that_are_all_equal():
@@ -427,10 +424,10 @@ def test_fit_of_values_that_are_all_equal():
 
 
 def test_a_part_holds_no_label_and_no_feature():
-    own, _, _ = fitted(labels(), target="multiclass")
-    assert own.part["classes"].tolist() == [3.0, 7.0]
-    assert own.part["coef"].shape == (4, 2)
-    sizes = {k: v.size for k, v in own.part.items() if isinstance(v, np.ndarray)}
+    party, _, _ = fitted(labels(), target="multiclass")
+    assert party.part["classes"].tolist() == [3.0, 7.0]
+    assert party.part["coef"].shape == (4, 2)
+    sizes = {k: v.size for k, v in party.part.items() if isinstance(v, np.ndarray)}
     assert sizes == {"classes": 2, "coef": 8, "intercept": 2}
 
 
@@ -439,14 +436,14 @@ def test_a_part_holds_no_label_and_no_feature():
 
 def test_instances_are_known_labels_that_are_not_held_out():
     y = np.where(np.arange(40) % 2 == 0, labels(40), np.nan)
-    own = party(2, y, n=40)
-    reply = fdskl.start(own, 30, 0.25, SETUP)
+    party = a_party(2, y, n=40)
+    reply = fdskl.start(party, 30, 0.25, SETUP)
     rows = reply["rows"]
     assert (rows.shape, rows.dtype, reply["columns"]) == ((30, 4), np.uint32, 1)
     held_out = split_rows(40, 0.25, 7)[1]
     expected = set(range(0, 40, 2)) - set(held_out.tolist())
     assert set(rows.ravel().tolist()) == expected
-    assert fdskl.start(party(0, n=40), 30, 0.25, SETUP) == {}
+    assert fdskl.start(a_party(0, n=40), 30, 0.25, SETUP) == {}
 
 
 @pytest.mark.parametrize(
@@ -464,11 +461,11 @@ def test_instances_are_known_labels_that_are_not_held_out():
 def test_the_size_of_labels_is_told_to_a_power_of_two(size, target, holders, scale):
     """Only where scores are added up; kept with the part, for predictions."""
     y = np.arange(12.0) * size if target == "continuous" else labels() == 7.0
-    own = party(2, y)
+    party = a_party(2, y)
     setup = replace(SETUP, target=target, holders=holders)
-    assert fdskl.start(own, 1, 0.0, setup)["scale"] == scale
-    fdskl.iterate(own, 1, 0, "square", 0.1, keep=True)
-    assert own.part["scale"] == fdskl.part(own)["scale"] == scale
+    assert fdskl.start(party, 1, 0.0, setup)["scale"] == scale
+    fdskl.iterate(party, 1, 0, "square", 0.1, keep=True)
+    assert party.part["scale"] == fdskl.part(party)["scale"] == scale
 
 
 def test_the_size_is_of_labels_that_are_known_and_not_held_out():
@@ -477,7 +474,7 @@ def test_the_size_is_of_labels_that_are_known_and_not_held_out():
     y[held_out] = 1e6
     y[np.setdiff1d(np.arange(40), held_out)[0]] = np.nan
     setup = replace(SETUP, target="continuous", holders=[0, 2])
-    assert fdskl.start(party(2, y, n=40), 3, 0.25, setup)["scale"] == 1.0
+    assert fdskl.start(a_party(2, y, n=40), 3, 0.25, setup)["scale"] == 1.0
 
 
 def test_a_holder_of_labels_that_are_all_held_out():
@@ -485,7 +482,7 @@ def test_a_holder_of_labels_that_are_all_held_out():
     held_out = split_rows(40, 0.25, 7)[1]
     y[held_out] = labels(len(held_out))
     with pytest.raises(PartyError, match="knows no label of a row that is not held"):
-        fdskl.start(party(2, y, n=40), 3, 0.25, SETUP)
+        fdskl.start(a_party(2, y, n=40), 3, 0.25, SETUP)
 
 
 def test_two_steps_by_hand():
@@ -497,43 +494,43 @@ def test_two_steps_by_hand():
     """
     y = np.full(12, 3.0)
     y[5] = 1.0
-    own = party(2, y)
+    party = a_party(2, y)
     setup = replace(SETUP, target="continuous", block=1, n_features=2)
-    fdskl.start(own, 2, 0.0, setup)
+    fdskl.start(party, 2, 0.0, setup)
 
     def iterate(**values):
-        return fdskl.iterate(own, 1, values.pop("size", 0), "square", 0.1, **values)
+        return fdskl.iterate(party, 1, values.pop("size", 0), "square", 0.1, **values)
 
     first = {"at": np.array([0]), "angles": np.array([0.0])}
     assert iterate(size=1, **first)["scores"].tolist() == [[0.0]]
     second = {"at": np.array([5]), "angles": np.array([0.0, 0.5])}
     reply = iterate(size=1, update=0.5, scores=np.array([0.0]), **second)
-    np.testing.assert_allclose(training(own).alpha, [[3 * ROOT]])
+    np.testing.assert_allclose(training(party).alpha, [[3 * ROOT]])
     np.testing.assert_allclose(reply["scores"], [[6.0]])
     assert iterate(update=0.25, scores=np.array([6.0]), keep=True) == {"kept": False}
     expected = [[3 * ROOT * 39 / 40], [2.5 * ROOT]]
-    np.testing.assert_allclose(own.part["coef"], expected)
-    assert own.part["intercept"].tolist() == [0.0]
-    assert not {"phi", "labels", "alpha"} & set(own.part)
-    assert training(own).phi is training(own).labels is None
+    np.testing.assert_allclose(party.part["coef"], expected)
+    assert party.part["intercept"].tolist() == [0.0]
+    assert not {"phi", "labels", "alpha"} & set(party.part)
+    assert training(party).phi is training(party).labels is None
 
 
 def test_another_holders_step_only_scales():
-    own = party(2, labels() == 7.0)
-    ask(own, holders=[0, 2], block=1)
-    training(own).alpha = np.array([[2.0]])
-    fdskl.iterate(own, 1, 0, "square", 0.1, update=0.5)
-    np.testing.assert_allclose(training(own).alpha, [[1.9]])
+    party = a_party(2, labels() == 7.0)
+    ask(party, holders=[0, 2], block=1)
+    training(party).alpha = np.array([[2.0]])
+    fdskl.iterate(party, 1, 0, "square", 0.1, update=0.5)
+    np.testing.assert_allclose(training(party).alpha, [[1.9]])
     at = {"at": np.array([1]), "angles": np.array([0.0])}
-    reply = fdskl.iterate(own, 1, 1, "square", 0.1, **at)
+    reply = fdskl.iterate(party, 1, 1, "square", 0.1, **at)
     np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT]])
-    assert training(own).phi is None
+    assert training(party).phi is None
 
 
 def test_a_party_without_coefficients_gives_zeros():
-    own = party(0)
-    ask(own)
-    reply = fdskl.iterate(own, 3, 2, "square", 0.1, update=0.5)
+    party = a_party(0)
+    ask(party)
+    reply = fdskl.iterate(party, 3, 2, "square", 0.1, update=0.5)
     assert reply["scores"].tolist() == [[0.0] * 3] * 2
 
 
@@ -541,8 +538,8 @@ def test_a_party_without_coefficients_gives_zeros():
 
 
 def test_a_part_is_told_without_its_secrets():
-    own, _, _ = fitted()
-    assert fdskl.part(own) == {
+    party, _, _ = fitted()
+    assert fdskl.part(party) == {
         "index": 2,
         "n_features": 4,
         "holders": [2],
@@ -565,66 +562,66 @@ def test_a_part_is_told_without_its_secrets():
     ],
 )
 def test_new_rows_with_other_columns(trained, now, width, message):
-    own, _, _ = fitted()
-    own.part["columns"] = trained
+    party, _, _ = fitted()
+    party.part["columns"] = trained
     new = Party(np.zeros((3, width)), columns=now)
-    new.part = own.part
+    new.part = party.part
     with pytest.raises(PartyError, match=message):
         fdskl.part(new)
 
 
 def test_answers_come_in_by_blocks():
     """Scores of rows 4, 5 and then 1 of a model with two classes."""
-    own, _, _ = fitted(labels(), target="binary")
+    party, _, _ = fitted(labels(), target="binary")
 
     def answer(**values):
-        return fdskl.answer(own, 1, 0, **values)
+        return fdskl.answer(party, 1, 0, **values)
 
     answer(scores=np.array([-1.0, 2.0]), done=np.array([4, 5], dtype=np.uint32))
     answer(scores=np.array([0.5]), done=np.array([1], dtype=np.uint32))
-    assert own.predictions is None
+    assert party.predictions is None
     assert answer(last=True) == {}
-    assert own.predictions.values.tolist() == [3.0, 7.0, 7.0]
-    assert own.predictions.rows.tolist() == [4, 5, 1]
+    assert party.predictions.values.tolist() == [3.0, 7.0, 7.0]
+    assert party.predictions.rows.tolist() == [4, 5, 1]
 
 
 def test_answers_of_all_rows_in_order_name_no_rows():
-    own, _, _ = fitted(labels(), target="binary")
-    fdskl.answer(own, 1, 0, np.ones(12), np.arange(12, dtype=np.uint8), last=True)
-    assert own.predictions.values.tolist() == [7.0] * 12
-    assert own.predictions.rows is None
+    party, _, _ = fitted(labels(), target="binary")
+    fdskl.answer(party, 1, 0, np.ones(12), np.arange(12, dtype=np.uint8), last=True)
+    assert party.predictions.values.tolist() == [7.0] * 12
+    assert party.predictions.rows is None
 
 
 def test_errors_are_of_the_rows_whose_labels_are_known():
     """Rows 4, 5, 1 and 0 have the labels 3, 3, none and 7: one of three is wrong."""
     y = labels()
     y[1] = np.nan
-    own, _, _ = fitted(labels(), target="binary")
-    own.y = y
+    party, _, _ = fitted(labels(), target="binary")
+    party.y = y
     done = np.array([4, 5, 1, 0], dtype=np.uint32)
     scores = np.array([-1.0, 2.0, 1.0, 1.0])
-    reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
+    reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
     assert reply == {"test_error": pytest.approx(1 / 3), "test_rows": 3}
-    assert own.predictions is None
-    own.remember(FDSKLState())
+    assert party.predictions is None
+    party.remember(FDSKLState())
     done = np.array([1], dtype=np.uint32)
-    reply = fdskl.answer(own, 1, 0, scores[:1], done, evaluate=True, last=True)
+    reply = fdskl.answer(party, 1, 0, scores[:1], done, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
 
 
 def test_a_mean_squared_error_by_hand():
-    own, _, _ = fitted()
+    party, _, _ = fitted()
     done, scores = np.array([2, 3], dtype=np.uint32), np.array([2.5, 1.0])
-    reply = fdskl.answer(own, 1, 0, scores, done, evaluate=True, last=True)
+    reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
     assert reply == {"test_loss": (0.25 + 4) / 2, "test_rows": 2}
 
 
 def test_scores_of_a_holder_are_its_part_of_f():
-    own, _, turns = fitted()
+    party, _, turns = fitted()
     at = np.array([0, 1], dtype=np.uint32)
-    reply = fdskl.answer(own, 1, 2, at=at, angles=turns[:2].ravel())
+    reply = fdskl.answer(party, 1, 2, at=at, angles=turns[:2].ravel())
     phi = ROOT * np.cos(2 * np.pi * turns[:2])
-    expected = phi @ own.part["coef"] + own.part["intercept"]
+    expected = phi @ party.part["coef"] + party.part["intercept"]
     np.testing.assert_allclose(reply["scores"], expected)
 
 
@@ -633,28 +630,28 @@ def test_scores_of_a_holder_are_its_part_of_f():
 
 def started(y=None, **settings):
     """Return a label holder that has picked its instances, in blocks of two."""
-    own = party(2, np.arange(12.0) if y is None else y)
+    party = a_party(2, np.arange(12.0) if y is None else y)
     setup = replace(SETUP, **{"target": "continuous", "block": 2} | settings)
-    fdskl.start(own, 2, 0.0, setup)
-    return own
+    fdskl.start(party, 2, 0.0, setup)
+    return party
 
 
 def other():
     """Return a party without labels that has begun to train."""
-    own = party(0)
-    ask(own)
-    return own
+    party = a_party(0)
+    ask(party)
+    return party
 
 
 def predicting():
     """Return a label holder in a run that predicts."""
-    own = party(2, part=fitted()[0].part)
-    fdskl.part(own)
-    return own
+    party = a_party(2, part=fitted()[0].part)
+    fdskl.part(party)
+    return party
 
 
-def iterate(asked, size=0, update=0.5, **values):
-    return fdskl.iterate(asked, 1, size, "square", 0.1, update, **values)
+def iterate(party, size=0, update=0.5, **values):
+    return fdskl.iterate(party, 1, size, "square", 0.1, update, **values)
 
 
 AT, ANGLES = np.array([0, 1]), np.zeros(4)
@@ -663,24 +660,24 @@ AT, ANGLES = np.array([0, 1]), np.zeros(4)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda own: fdskl.angles(own, request(0)),
-        lambda own: fdskl.held_out_angles(own, request(0)),
-        lambda own: fdskl.fit(own),
-        lambda own: iterate(own),
-        lambda own: fdskl.part(own),
-        lambda own: fdskl.answer(own, 1, 0),
+        lambda party: fdskl.angles(party, request(0)),
+        lambda party: fdskl.held_out_angles(party, request(0)),
+        lambda party: fdskl.fit(party),
+        lambda party: iterate(party),
+        lambda party: fdskl.part(party),
+        lambda party: fdskl.answer(party, 1, 0),
     ],
 )
 def test_steps_that_are_asked_too_early(call):
-    own = party(2, labels())
+    party = a_party(2, labels())
     with pytest.raises(PartyError, match=r"an earlier step|has no model"):
-        call(own)
-    assert not own.remembered()
+        call(party)
+    assert not party.remembered()
 
 
 @pytest.mark.parametrize(
     "call",
-    [lambda own: ask(own), lambda own: fdskl.start(own, 2, 0.0, SETUP)],
+    [lambda party: ask(party), lambda party: fdskl.start(party, 2, 0.0, SETUP)],
 )
 def test_a_model_is_trained_once_in_a_run(call):
     with pytest.raises(PartyError, match="has its model already"):
@@ -689,7 +686,7 @@ def test_a_model_is_trained_once_in_a_run(call):
         call(predicting())
 
 
-@pytest.mark.parametrize("call", [lambda own: fdskl.fit(own), iterate])
+@pytest.mark.parametrize("call", [lambda party: fdskl.fit(party), iterate])
 def test_a_run_that_predicts_trains_nothing(call):
     with pytest.raises(PartyError, match="this run only predicts"):
         call(predicting())
@@ -712,23 +709,23 @@ def test_a_run_that_predicts_trains_nothing(call):
     ],
 )
 def test_a_setup_that_does_not_fit_the_party(setup, rule):
-    own = party(2, labels(), allow_plain=True)
+    party = a_party(2, labels(), allow_plain=True)
     with pytest.raises(PartyError, match=rule):
-        ask(own, bits=64, **setup)
-    assert not own.remembered()
+        ask(party, bits=64, **setup)
+    assert not party.remembered()
 
 
 def test_a_label_holder_that_holds_no_labels():
     with pytest.raises(PartyError, match="holders must be the parties that hold"):
-        ask(party(0), holders=[0, 2])
+        ask(a_party(0), holders=[0, 2])
 
 
 @pytest.mark.parametrize("change", [{"bandwidth": 3.0}, {"n_features": 8}])
 def test_the_setup_is_the_same_in_the_whole_run(change):
     """With another one the same features would show more of the same rows."""
-    own = other()
+    party = other()
     with pytest.raises(PartyError, match="setup must be the same in the whole run"):
-        ask(own, **change)
+        ask(party, **change)
 
 
 @pytest.mark.parametrize(
@@ -742,21 +739,21 @@ def test_the_setup_is_the_same_in_the_whole_run(change):
 )
 def test_requests_for_other_angles(stop, bits, send, settings, rule):
     with pytest.raises(PartyError, match=rule):
-        ask(party(0), tuple(range(12)) * 10, bits, stop, send, **settings)
+        ask(a_party(0), tuple(range(12)) * 10, bits, stop, send, **settings)
 
 
 def test_shared_features_have_angles_of_64_bits():
     with pytest.raises(PartyError, match="bits must be 64 with shared features"):
-        ask(party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
+        ask(a_party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
 
 
 def test_the_distance_of_one_row():
     with pytest.raises(PartyError, match="rows must be at least two"):
-        fdskl.distances(party(0), "gaussian", "binary", 2, np.array([1]))
+        fdskl.distances(a_party(0), "gaussian", "binary", 2, np.array([1]))
 
 
 @pytest.mark.parametrize(
-    ("own", "angles", "given", "rule"),
+    ("party", "angles", "given", "rule"),
     [
         (other, {0: np.zeros(48)}, {}, "holds no labels"),
         (started, None, {}, "angles must be blocks of one type, at least one"),
@@ -791,15 +788,15 @@ def test_the_distance_of_one_row():
         ),
     ],
 )
-def test_problems_that_cannot_be_solved(own, angles, given, rule):
-    own = own()
+def test_problems_that_cannot_be_solved(party, angles, given, rule):
+    party = party()
     with pytest.raises(PartyError, match=rule):
-        fdskl.fit(own, **{"problem": problem(12), "angles": angles, **given})
-    assert not own.part
+        fdskl.fit(party, **{"problem": problem(12), "angles": angles, **given})
+    assert not party.part
 
 
 @pytest.mark.parametrize(
-    ("own", "values", "rule"),
+    ("party", "values", "rule"),
     [
         (started, {"update": 11.0}, "update times regularization must be at most 1"),
         (started, {"at": AT}, "at and angles must come together"),
@@ -823,26 +820,26 @@ def test_problems_that_cannot_be_solved(own, angles, given, rule):
         ),
     ],
 )
-def test_iterations_that_do_not_fit(own, values, rule):
+def test_iterations_that_do_not_fit(party, values, rule):
     with pytest.raises(PartyError, match=rule):
-        iterate(own(), **values)
+        iterate(party(), **values)
 
 
 def test_scores_of_other_instances_than_those_of_the_last_message():
-    own = started(holders=[0, 2])
-    iterate(own, size=2, at=AT, angles=ANGLES)
+    party = started(holders=[0, 2])
+    iterate(party, size=2, at=AT, angles=ANGLES)
     with pytest.raises(PartyError, match="scores must be 2 numbers, got 3"):
-        iterate(own, scores=np.zeros(3))
+        iterate(party, scores=np.zeros(3))
 
 
 def without_coefficients():
-    own = other()
-    fdskl.fit(own)
-    return own
+    party = other()
+    fdskl.fit(party)
+    return party
 
 
 @pytest.mark.parametrize(
-    ("own", "values", "rule"),
+    ("party", "values", "rule"),
     [
         (predicting, {"at": AT}, "must come together"),
         (predicting, {"scores": np.zeros(2)}, "must come together"),
@@ -863,13 +860,13 @@ def without_coefficients():
         ),
     ],
 )
-def test_answers_that_do_not_fit(own, values, rule):
+def test_answers_that_do_not_fit(party, values, rule):
     with pytest.raises(PartyError, match=rule):
-        fdskl.answer(own(), 1, values.pop("size", 0), **values)
+        fdskl.answer(party(), 1, values.pop("size", 0), **values)
 
 
 def test_an_error_that_is_not_finite():
-    own = fitted()[0]
+    party = fitted()[0]
     values = {"done": AT, "scores": np.full(2, 1e200), "evaluate": True}
     with pytest.raises(PartyError, match="is not finite"):
-        fdskl.answer(own, 1, 0, last=True, **values)
+        fdskl.answer(party, 1, 0, last=True, **values)

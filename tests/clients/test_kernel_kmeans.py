@@ -197,7 +197,7 @@ def test_features_of_another_run_are_not_taken(change):
 
 
 def test_features_of_other_rows_are_not_those_that_were_kept():
-    """A run that failed leaves them; a next one with its seed may have other rows."""
+    """A run that failed leaves its cache; the next one may have other rows."""
     asked = party()
     first_gram(asked)
     asked.X = asked.X + 1
@@ -218,7 +218,7 @@ def test_products_are_those_of_the_gram_matrix(width):
 
 
 def test_without_the_mechanism():
-    """A^T c, and A g: functions of single rows, so not outside tests."""
+    """A^T c, and A g: functions of single rows, so never outside tests."""
     asked, c = party(allow_plain=True), np.arange(float(N))
     A = features_of(asked, 1)
     g = client.project(asked, c, 1, setup=SETUP, seed=SEED)["projected"]
@@ -280,9 +280,9 @@ def test_labels_stay_and_sums_leave():
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 def test_spread_of_columns_far_from_0(kernel):
-    """Of any that vary by more than the rounding of their mean."""
+    """They count if they vary by more than the rounding of their mean."""
     X = np.random.default_rng(0).normal(size=(20_000, 3)) * 1e-3
-    far = np.column_stack([X + 5e8, np.full(len(X), 0.1)])  # and one that is constant
+    far = np.column_stack([X + 5e8, np.full(len(X), 0.1)])  # the last one is constant
     spread = join_limbs(client.spread(Party(far), kernel)["spread"])
     near = join_limbs(client.spread(Party(far[:, :3] - 5e8), kernel)["spread"])
     np.testing.assert_allclose(spread, near, rtol=1e-6)
@@ -299,7 +299,7 @@ def test_spread_of_the_columns(kernel):
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
-def test_angles_of_a_seed_of_its_own(bits):
+def test_angles_are_those_of_the_partys_own_seed(bits):
     asked = party()
     angles = client.angles(asked, 3, 6, bits, "gaussian", 0.5)["angles"]
     seed = int.from_bytes(party().rng("features").bytes(16))
@@ -322,7 +322,7 @@ def test_labels_of_the_server_are_kept():
     np.testing.assert_array_equal(asked.predictions.values, labels)
 
 
-# -- requests that cannot be -----------------------------------------------------------
+# -- impossible requests ---------------------------------------------------------------
 
 R = np.ones((D_1, 2))
 VECTORS = np.ones((D_1, 1))
@@ -392,8 +392,8 @@ REFUSED = [
     (begun, lambda asked: client.gram(asked, 2, R[1:]), "R must have 6 rows"),
     (begun, lambda asked: client.gram(asked, 2, R[:, :0]), "from 1 to 6 columns"),
     (begun, lambda asked: client.gram(asked, 2, np.ones((6, 7))), "from 1 to 6"),
-    (begun, lambda asked: client.gram(asked, 2, R * 1e308), "R must be of a size"),
-    (begun, lambda asked: client.gram(asked, 2, R * 1e150), "R must be of a size"),
+    (begun, lambda asked: client.gram(asked, 2, R * 1e308), "R must be small"),
+    (begun, lambda asked: client.gram(asked, 2, R * 1e150), "R must be small"),
     (begun, lambda asked: client.product(asked, VECTORS), "first product"),
     (begun, lambda asked: client.product(asked, VECTORS[1:], 1), "vectors must be"),
     (begun, lambda asked: client.product(asked, np.ones((6, 7)), 1), "vectors must be"),
@@ -401,11 +401,11 @@ REFUSED = [
     (begun_without_cem, lambda asked: client.gram(asked, 2, R), "or none"),
     (begun_without_cem, lambda asked: client.gram(asked, 1, setup=SETUP), "or none"),
     (ready, lambda asked: client.expand(asked, np.ones(D_1)), "first iteration"),
-    (begun_without_cem, lambda asked: client.expand(asked, np.ones(D)), "g must be of"),
+    (begun_without_cem, lambda asked: client.expand(asked, np.ones(D)), "g must have"),
     (
         begun_without_cem,
         lambda asked: client.expand(asked, np.full(D_1, 1e308)),
-        "g must be of a size",
+        "g must be small",
     ),
     # k-means.
     (ready, lambda asked: client.local(asked, 2, R), "after the iterations"),
@@ -415,7 +415,7 @@ REFUSED = [
     (begun, lambda asked: client.local(asked, 2, H=np.ones((N, 2))), "R, and without"),
     (begun, lambda asked: client.local(asked, 2, R, np.ones((N, 2))), "R, and without"),
     (begun, lambda asked: client.local(asked, 2, R[1:]), "R must have 6 rows"),
-    (begun, lambda asked: client.local(asked, 2, R * 1e150), "R must be of a size"),
+    (begun, lambda asked: client.local(asked, 2, R * 1e150), "R must be small"),
     (begun_without_cem, lambda asked: client.local(asked, 2, R), "R, and without"),
     (
         begun_without_cem,
@@ -425,16 +425,20 @@ REFUSED = [
     (
         begun_without_cem,
         lambda asked: client.local(asked, 2, H=np.full((N, 2), 1e300)),
-        "H must be of a size",
+        "H must be small",
     ),
     (begun, lambda asked: client.sample(asked, 2), "must be made before"),
     (begun, lambda asked: client.assign(asked, np.ones((2, 2))), "must be made before"),
-    (embedded, lambda asked: client.assign(asked, np.ones((2, 3))), "centers must be"),
+    (
+        embedded,
+        lambda asked: client.assign(asked, np.ones((2, 3))),
+        "centers must have",
+    ),
     # Split columns.
     (
         ready,
         lambda asked: client.angles(asked, 0, 2**40, 16, "gaussian", 0.5),
-        "count must be of features",
+        "count must be a number of features",
     ),
     *(
         (

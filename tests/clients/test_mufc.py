@@ -36,10 +36,10 @@ KEY = bytes(range(16))
 CODE = SparseSum(3, 4, 2, 101, KEY)
 
 
-def inside(found, index=0, seed=7):
+def inside(party, index=0, seed=7):
     """Return the party inside a run of four."""
-    found.index, found.n_parties, found.seed = index, 4, seed
-    return found
+    party.index, party.n_parties, party.seed = index, 4, seed
+    return party
 
 
 @pytest.fixture
@@ -185,8 +185,8 @@ def test_requests_that_come_during_a_run_stay(north):
     path.write_text("north.1\nnorth.2\nnorth.4\n")
     commit(north, 2, "b")
     assert path.read_text() == "north.4\n"
-    found = mufc.status(north, MODEL, 2, "b")
-    assert found == {"rows": 11, "removed": 3, "pending": 1, "requests": 1}
+    reply = mufc.status(north, MODEL, 2, "b")
+    assert reply == {"rows": 11, "removed": 3, "pending": 1, "requests": 1}
 
 
 def test_a_file_that_still_has_the_rows_is_not_cached(north, caplog):
@@ -445,8 +445,8 @@ class InMemory:
     def __init__(self, folder, model):
         self.exists = folder in self.kept
         if self.exists:
-            self.own = self.kept[folder]
-            self.settings, self.facts = self.own.settings, self.own.facts
+            self.content = self.kept[folder]
+            self.settings, self.facts = self.content.settings, self.content.facts
 
     @classmethod
     def create(cls, folder, model, ids, settings, facts):
@@ -460,7 +460,7 @@ class InMemory:
     @property
     def version(self):
         """Return the version."""
-        return self.own.version
+        return self.content.version
 
     def tag(self, ids):
         """Return the ids."""
@@ -468,32 +468,32 @@ class InMemory:
 
     def known(self, tags):
         """Return which are of rows of training."""
-        return np.array([tag in self.own.ids for tag in tags], bool)
+        return np.array([tag in self.content.ids for tag in tags], bool)
 
     def removed(self):
         """Return which are gone."""
-        return set(self.own.gone)
+        return set(self.content.gone)
 
     def keep(self, tags):
         """Return which stay."""
-        stay = self.own.ids - self.own.gone
+        stay = self.content.ids - self.content.gone
         return np.array([tag in stay for tag in tags], bool)
 
     def current(self):
         """Return the clusters."""
-        return self.own.now
+        return self.content.now
 
     def stage(self, version, centroids, sizes, removed=(), **about):
         """Remember the next clusters."""
         now = SimpleNamespace(centroids=list(centroids), sizes=sizes)
-        self.own.next = now, self.own.gone | set(removed)
+        self.content.next = now, self.content.gone | set(removed)
 
     def settle(self, version, run=""):
         """Take the next clusters."""
-        if self.own.next:
-            self.own.now, self.own.gone = self.own.next
-            self.own.next = None
-            self.own.version = version
+        if self.content.next:
+            self.content.now, self.content.gone = self.content.next
+            self.content.next = None
+            self.content.version = version
 
 
 RUNS = 4_000
@@ -530,17 +530,17 @@ def trained():
 
 def law(rows):
     """Return {rows in the order drawn: probability} of training a party on them."""
-    found = Counter()
+    chances = Counter()
     for first in rows:
         weights = ((ROWS[rows] - ROWS[first]) ** 2).sum(axis=1)
         if not weights.any():
-            found[first,] += 1 / len(rows)
+            chances[first,] += 1 / len(rows)
             continue
         for second, weight in zip(rows, weights / weights.sum(), strict=True):
             if weight:
-                found[first, second] += weight / len(rows)
-    assert sum(found.values()) == pytest.approx(1)
-    return found
+                chances[first, second] += weight / len(rows)
+    assert sum(chances.values()) == pytest.approx(1)
+    return chances
 
 
 def p_value(trained, batches, monkeypatch, runs=RUNS):
@@ -553,9 +553,9 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
     gone = {i for batch in batches for i in batch}
     parties = [p for p in parties if gone & {*OWNERS[p.name]}] or parties
     monkeypatch.setattr(mufc, "ClientState", InMemory)
-    found = Counter()
+    counts = Counter()
     for seed, state in enumerate(states[:runs]):
-        kept = {folder: copy.copy(own) for folder, own in state.items()}
+        kept = {folder: copy.copy(content) for folder, content in state.items()}
         monkeypatch.setattr(InMemory, "kept", kept)
         drawn = []
         for party in parties:
@@ -565,10 +565,10 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
             ]
             for version, ids in enumerate(filter(None, asked), 1):
                 mufc.forget(party, MODEL, version, "", "", ids=ids)
-            own = kept[party.state_dir]
-            now = (own.next or (own.now,))[0]
+            content = kept[party.state_dir]
+            now = (content.next or (content.now,))[0]
             drawn.append(tuple(map(int, now.centroids)))
-        found[tuple(drawn)] += 1
+        counts[tuple(drawn)] += 1
     laws = [
         law([i for i in OWNERS[party.name] if i not in gone]).items()
         for party in parties
@@ -577,11 +577,11 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
         tuple(rows for rows, _ in pair): runs * math.prod(p for _, p in pair)
         for pair in product(*laws)
     }
-    assert found.keys() <= expected.keys()
+    assert counts.keys() <= expected.keys()
     # The rarest together, so that each term is one of a normal variable.
     pairs = sorted(expected, key=expected.__getitem__)
     wanted = np.array([expected[pair] for pair in pairs])
-    got = np.array([found[pair] for pair in pairs])
+    got = np.array([counts[pair] for pair in pairs])
     rare = max(wanted.searchsorted(16), wanted.cumsum().searchsorted(16) + 1)
     wanted, got = (np.append(v[rare:], v[:rare].sum()) for v in (wanted, got))
     return chi2.sf(((got - wanted) ** 2 / wanted).sum(), len(wanted) - 1)

@@ -1,6 +1,6 @@
 """State that can forget: what was written, nothing of what is gone, at each kill.
 
-Run as a script, this file kills processes at their writes and prints what it found:
+Run as a script, this file kills processes at their writes and prints the results:
 pytest's own process has threads, and should not fork.
 """
 
@@ -89,8 +89,8 @@ def view(state):
         return [state.version, "left", log]
     names = dict(zip(state.tag(IDS), IDS, strict=True))
     clusters = [
-        found and [found.version, [names[t] for t in found.centroids], [*found.sizes]]
-        for found in (state.current(), state.staged("a"), state.staged("b"))
+        local and [local.version, [names[t] for t in local.centroids], [*local.sizes]]
+        for local in (state.current(), state.staged("a"), state.staged("b"))
     ]
     for entry in log:
         entry["tags"] = [names[bytes.fromhex(tag)] for tag in entry["tags"]]
@@ -311,8 +311,8 @@ def test_known_tags_are_those_of_training():
             if part:
                 db.execute("INSERT INTO rows VALUES (?, ?)", (byte, part))
         for asked in (tags, tags[:1], tags[-1:], []):
-            found = mufc_state._known(db, asked).tolist()
-            assert found == [tag in set(stored) for tag in asked]
+            known = mufc_state._known(db, asked).tolist()
+            assert known == [tag in set(stored) for tag in asked]
         db.close()
 
 
@@ -559,7 +559,7 @@ def test_a_state_of_another_kind_format_or_model(folder, state, make, who, error
     renamed = path.with_name("f" * 16 + ".sqlite")
     shutil.copy(path, renamed)
     assert refusal(state(folder, "f" * 16).log, error=error).endswith(
-        f"is one of model {MODEL}: the file was renamed or copied"
+        f"was written for model {MODEL}: the file was renamed or copied"
     )
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 2")
@@ -650,9 +650,9 @@ def test_the_server_adds_sizes_and_objective(server):
     assert np.isnan(now.inertia)
     server.describe(now.version, np.array([3, 0]), 0.25)
     server.describe(now.version + 1, np.array([4, 4]), 1.0)
-    found = server.load()
-    assert (found.sizes.tolist(), found.inertia) == ([3, 0], 0.25)
-    assert found.run == now.run
+    described = server.load()
+    assert (described.sizes.tolist(), described.inertia) == ([3, 0], 0.25)
+    assert described.run == now.run
     server.save(
         now.version + 1, now.bins, now.counts, now.centers, now.parties, "unlearn"
     )
@@ -881,7 +881,7 @@ class Trials:
 
 
 def main():
-    found = {}
+    results = {}
     unlearning_task = (deployment, unlearn, None, GONE["server-save"])
     # In memory where there is a place: what a kill leaves is the same, and sooner.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -890,12 +890,12 @@ def main():
         with tempfile.TemporaryDirectory(dir=memory) as top:
             trials = Trials(top, *operation)
             trials.at_each_write()
-            found[name] = {"kills": trials.kills, "wrong": trials.wrong}
+            results[name] = {"kills": trials.kills, "wrong": trials.wrong}
     with tempfile.TemporaryDirectory() as top:
         trials = Trials(top, *unlearning_task)
         trials.at_random(10)
-        found["random"] = {"kills": trials.kills, "wrong": trials.wrong}
-    print(json.dumps(found))
+        results["random"] = {"kills": trials.kills, "wrong": trials.wrong}
+    print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
@@ -905,9 +905,9 @@ def kills():
 
 @pytest.mark.parametrize("operation", [*OPERATIONS, "unlearn", "random"])
 def test_killed_at_any_write_it_is_old_or_new_and_runs_again(kills, operation):
-    found = kills[operation]
-    assert found["wrong"] == []
-    assert found["kills"] >= 3  # after BEGIN, a write, COMMIT
+    result = kills[operation]
+    assert result["wrong"] == []
+    assert result["kills"] >= 3  # after BEGIN, a write, COMMIT
 
 
 if __name__ == "__main__":

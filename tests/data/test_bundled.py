@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from party_files import load, refusal
 
 from vfl_flower.data import load_party, split_columns
+from vfl_flower.data.bundled import ids_of_bundled
 from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.party import PartyError
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
@@ -186,6 +188,8 @@ def test_a_download_that_fails_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(sklearn.datasets, "fetch_covtype", offline)
     assert "could not download 'covtype'" in refusal("covtype", index=0, count=2)
+    with pytest.raises(PartyError, match="could not download 'covtype'"):
+        ids_of_bundled(PartySource(data="covtype", index=0, count=2, rows=True))
 
 
 # --- Split by rows

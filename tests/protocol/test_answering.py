@@ -371,7 +371,7 @@ def test_round_that_does_not_follow(server, before, round):
     error = server.error("counter", round)
     refused(error, f"round {round}", f"follow round {before}")
     reply = server.values("counter", before + 1)
-    assert reply["calls"] == before + 1  # and nothing was done
+    assert reply["calls"] == before + 1  # the refused round changed nothing
 
 
 def test_party_that_is_back_in_the_state_of_an_older_round(server):
@@ -497,12 +497,12 @@ def test_another_number_of_parties_later(server):
 @pytest.mark.parametrize(
     ("peers", "code"),
     [
-        (lambda own: own[32:] + own[:32], REFUSED),
-        (lambda own: own[:32] * 2, REFUSED),
-        (lambda own: own[:32] + bytes(32), REFUSED),
-        (lambda own: own[:32], MALFORMED),
-        (lambda own: own[:40], MALFORMED),
-        (lambda own: own.hex(), MALFORMED),
+        (lambda keys: keys[32:] + keys[:32], REFUSED),
+        (lambda keys: keys[:32] * 2, REFUSED),
+        (lambda keys: keys[:32] + bytes(32), REFUSED),
+        (lambda keys: keys[:32], MALFORMED),
+        (lambda keys: keys[:40], MALFORMED),
+        (lambda keys: keys.hex(), MALFORMED),
     ],
     ids=["swapped", "twice its own", "of small order", "one", "cut", "text"],
 )

@@ -30,10 +30,10 @@ def total_of(messages, p=MERSENNE_61):
     return unmask_sum(list(messages), Field(p, parties=len(messages)))
 
 
-def plain_sum(clients):
+def plain_sum(parties):
     """Return the sum of sparse vectors by a dictionary: bins and counts, in order."""
     q = {}
-    for bins, counts in clients:
+    for bins, counts in parties:
         for row, count in zip(bins.tolist(), counts.tolist(), strict=True):
             q[tuple(row)] = q.get(tuple(row), 0) + count
     return [list(row) for row in sorted(q)], [q[row] for row in sorted(q)]
@@ -50,8 +50,8 @@ def small_code():
 
 def three_clients(code):
     rng = np.random.default_rng(0)
-    clients = [client_of(rng, code, 2) for _ in range(3)]
-    return clients, sum(int(counts.sum()) for _, counts in clients)
+    parties = [client_of(rng, code, 2) for _ in range(3)]
+    return parties, sum(int(counts.sum()) for _, counts in parties)
 
 
 # The sum is exact
@@ -60,33 +60,33 @@ def three_clients(code):
 @st.composite
 def federations(draw):
     field = draw(st.sampled_from(["hash", "paper"]))
-    n_clusters, n_clients = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    n_clusters, n_parties = draw(st.integers(1, 6)), draw(st.integers(1, 6))
     n_columns = draw(st.integers(1, 30 if field == "hash" else 7))
     most = 2**32 if field == "hash" else int(2 ** (60 / n_columns))
     n_values = draw(st.integers(1, min(most, 2**32)))
-    code = SparseSum(n_clusters, n_clients, n_columns, n_values, KEY, field)
-    # From a small pool, so that clients share bins and have some twice.
+    code = SparseSum(n_clusters, n_parties, n_columns, n_values, KEY, field)
+    # From a small pool, so that parties share bins and have some twice.
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     pool = rng.integers(n_values, size=(draw(st.integers(1, 20)), n_columns))
-    clients = []
-    for _ in range(n_clients):
+    parties = []
+    for _ in range(n_parties):
         k = draw(st.integers(0, n_clusters))
         counts = draw(st.lists(st.integers(1, 2**40), min_size=k, max_size=k))
         bins = pool[rng.integers(len(pool), size=k)]
-        clients.append((bins, np.array(counts, dtype=np.int64)))
-    return code, clients
+        parties.append((bins, np.array(counts, dtype=np.int64)))
+    return code, parties
 
 
 @settings(deadline=None, max_examples=60)
 @given(federations())
 def test_decoded_is_the_plain_sum(federation):
-    code, clients = federation
-    messages = [code.encode(*client) for client in clients]
+    code, parties = federation
+    messages = [code.encode(*party) for party in parties]
     assert {message.shape for message in messages} == {(code.size,)}
-    n = sum(int(counts.sum()) for _, counts in clients)
+    n = sum(int(counts.sum()) for _, counts in parties)
     total = total_of(messages)
     bins, counts = code.decode(total, n)
-    assert (bins.tolist(), counts.tolist()) == plain_sum(clients)
+    assert (bins.tolist(), counts.tolist()) == plain_sum(parties)
     assert bins.shape == (len(counts), code.n_columns)
     again = code.decode(total, 2 * n + 1, exact=False)
     assert np.array_equal(again[0], bins)
@@ -97,16 +97,16 @@ def test_two_thousand_slots():
     code = SparseSum(20, 100, n_columns=12, n_values=200, key=KEY)
     rng = np.random.default_rng(1)
     shared = client_of(rng, code, 20)
-    clients = [client_of(rng, code, 20, 2**40) for _ in range(97)] + 3 * [shared]
-    total = total_of([code.encode(*client) for client in clients])
-    bins, counts = code.decode(total, sum(int(c.sum()) for _, c in clients))
-    assert (bins.tolist(), counts.tolist()) == plain_sum(clients)
+    parties = [client_of(rng, code, 20, 2**40) for _ in range(97)] + 3 * [shared]
+    total = total_of([code.encode(*party) for party in parties])
+    bins, counts = code.decode(total, sum(int(c.sum()) for _, c in parties))
+    assert (bins.tolist(), counts.tolist()) == plain_sum(parties)
 
 
 def test_worked_example():
     """The settings of [1], Figure 2, K = 2, L = 2, B^d = 4, n = 12, p = 13; by hand.
 
-    Client 1 has 3 rows in bin 1 and 2 in bin 3, client 2 has 4 in bin 3 and 3 in bin
+    Client 1 has 3 rows in bin 1 and 2 in bin 3, party 2 has 4 in bin 3 and 3 in bin
     4, so q = (3, 0, 6, 3). Modulo 13 the powers i = 0 .. 7 are
 
         of 3: 1 3 9  1 3  9 1 3
@@ -207,7 +207,7 @@ def uniform(cells, n_cells, level=1e-6):
 def test_one_masked_message_is_uniform():
     """Pearson's test at level 1e-6 of 256 cells, fixed keys: highest and lowest bits.
 
-    The bare message of a client with one bin and small numbers fails it.
+    The bare message of a party with one bin and small numbers fails it.
     """
     code = SparseSum(10, 100, n_columns=300, n_values=2, key=KEY)
     message = code.encode(np.zeros((1, 300), dtype=int), np.array([1]))
@@ -285,11 +285,11 @@ def test_group_takes_elements_alone():
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_missing_message_is_an_error(field, exact):
     code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
-    clients, n = three_clients(code)
+    parties, n = three_clients(code)
     group = Field(parties=3)
     messages = [
-        masked(code.encode(*client), group, masks, "action", "name", 0)[0]
-        for client, masks in zip(clients, masks_of(3), strict=True)
+        masked(code.encode(*party), group, masks, "action", "name", 0)[0]
+        for party, masks in zip(parties, masks_of(3), strict=True)
     ]
     bins, _ = code.decode(unmask_sum(messages, group), n, exact)
     assert len(bins) == 6
@@ -300,8 +300,8 @@ def test_a_missing_message_is_an_error(field, exact):
 
 def test_a_bare_message_missing_or_doubled_is_an_error():
     code = small_code()
-    clients, n = three_clients(code)
-    messages = [code.encode(*client) for client in clients]
+    parties, n = three_clients(code)
+    messages = [code.encode(*party) for party in parties]
     for sent in (messages[:2], [messages[0], *messages[:2]]):
         with pytest.raises(MasksDoNotCancelError):
             code.decode(total_of(sent), n)
@@ -311,9 +311,9 @@ def test_a_bare_message_missing_or_doubled_is_an_error():
 def test_more_bins_than_slots_are_an_error(field):
     code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
     rng = np.random.default_rng(4)
-    clients = [client_of(rng, code, 2) for _ in range(4)]
-    n = sum(int(counts.sum()) for _, counts in clients)
-    total = total_of([code.encode(*client) for client in clients])
+    parties = [client_of(rng, code, 2) for _ in range(4)]
+    n = sum(int(counts.sum()) for _, counts in parties)
+    total = total_of([code.encode(*party) for party in parties])
     with pytest.raises(TooManyBinsError, match="must hold at most 6 bins"):
         code.decode(total, n)
 
@@ -347,16 +347,16 @@ def test_two_bins_in_one_slot_are_an_error():
     """Two sums always fit one point: the hash tells that it is no bin."""
     code = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
     rng = np.random.default_rng(5)
-    clients = [client_of(rng, code, 1) for _ in range(2)]
-    n = sum(int(counts.sum()) for _, counts in clients)
+    parties = [client_of(rng, code, 1) for _ in range(2)]
+    n = sum(int(counts.sum()) for _, counts in parties)
     with pytest.raises(HashMismatchError, match="got 1 of 1 bins"):
-        code.decode(total_of([code.encode(*client) for client in clients]), n)
+        code.decode(total_of([code.encode(*party) for party in parties]), n)
 
 
 def test_another_key_is_an_error():
     code, other = small_code(), SparseSum(2, 3, 5, 100, key=bytes(16))
-    clients, n = three_clients(code)
-    total = total_of([code.encode(*client) for client in clients])
+    parties, n = three_clients(code)
+    total = total_of([code.encode(*party) for party in parties])
     with pytest.raises(HashMismatchError, match="got 6 of 6 bins"):
         other.decode(total, n)
 
@@ -393,8 +393,8 @@ def test_wrong_points_are_an_error(monkeypatch, wrong):
 @given(st.integers(0, 17), st.integers(1, MERSENNE_61 - 1))
 def test_a_changed_message_never_gives_another_sum(place, change):
     code = small_code()
-    clients, n = three_clients(code)
-    total = total_of([code.encode(*client) for client in clients])
+    parties, n = three_clients(code)
+    total = total_of([code.encode(*party) for party in parties])
     assert len(total) == 18
     difference = np.zeros_like(total)
     difference[place] = change
@@ -456,7 +456,7 @@ def test_points_are_uniform():
     ("change", "match"),
     [
         ({"n_clusters": 0}, "n_clusters must be at least 1, got 0"),
-        ({"n_clients": 0}, "n_clients must be at least 1, got 0"),
+        ({"n_parties": 0}, "n_parties must be at least 1, got 0"),
         ({"n_columns": -1}, "n_columns must be at least 1, got -1"),
         ({"n_values": 0}, "n_values must be at least 1, got 0"),
         ({"n_values": 2**32 + 1}, r"n_values must be at most 2\^32, got"),
@@ -472,7 +472,7 @@ def test_points_are_uniform():
 def test_settings_must_fit(change, match):
     with pytest.raises(ValueError, match=match):
         SparseSum(
-            **{"n_clusters": 2, "n_clients": 3, "n_columns": 5, "n_values": 100}
+            **{"n_clusters": 2, "n_parties": 3, "n_columns": 5, "n_values": 100}
             | {"key": KEY}
             | change
         )

@@ -326,7 +326,7 @@ def test_a_foreign_part(trained):
     folder, strategy, parties, model = trained
     other = train(folder).model.model
     (folder / "1" / f"{other}.npz").rename(folder / "1" / f"{model}.npz")
-    message = f"part of model {model} is one of model {other}: the file was renamed"
+    message = f"the part of model {model} at this party was written for model {other}"
     assert_refused(parties, strategy, message, "party 1")
 
 

@@ -575,7 +575,7 @@ def test_unknown_ids_change_nothing(parties, folder, private, caplog):
     text = failure(
         "south", "forget", lambda: forget(parties, folder, model, requests), "ids"
     )
-    assert "must be of rows of training" in text
+    assert "must belong to rows of training" in text
     assert "2 of 3 ids are not of rows of training" in caplog.text
     assert files(folder, south.state_dir) == before
     (south.state_dir / "forget.txt").unlink(missing_ok=True)
@@ -625,7 +625,7 @@ def test_new_rows_take_no_part(parties, folder):
     check(parties, folder, model, gone)
     assert result.metrics["rows"] == 27
     assert "new" not in predicted(north, model)
-    with pytest.raises(PartyFailed, match="rows of training: some are not"):
+    with pytest.raises(PartyFailed, match="belong to rows of training"):
         forget([more, *parties[1:]], folder, model, {"north": ["new"]})
 
 
@@ -921,7 +921,7 @@ def test_runs_that_forget_have_the_law_of_runs_without_the_row(memory):
 
 
 @pytest.mark.parametrize(
-    ("local", "n_clients", "d", "gamma", "field"),
+    ("local", "n_parties", "d", "gamma", "field"),
     [
         (40, 5, 10, 0.01, "hash"),
         (120, 3, 3, 0.01, "paper"),
@@ -929,19 +929,19 @@ def test_runs_that_forget_have_the_law_of_runs_without_the_row(memory):
         (5, 2, 784, 1e-3, "hash"),
     ],
 )
-def test_bytes_of_a_party(tmp_path, folder, local, n_clients, d, gamma, field):
+def test_bytes_of_a_party(tmp_path, folder, local, n_parties, d, gamma, field):
     """8 (2 K L + K L ceil(d bits / 61)) to 10 %, with 500 bytes that all messages have.
 
     In training and in a request.
     """
-    parties = federation(tmp_path, [local + 3] * n_clients, d)
+    parties = federation(tmp_path, [local + 3] * n_parties, d)
     settings = {"local_clusters": local, "gamma": gamma, "field": field}
     result = train(parties, folder, **settings)
     model = result.model.model
     again = forget(parties, folder, model, {"north": ["north.0"]})
     bits = int(np.ceil(np.log2(1 / gamma)))
     words = -(-d * bits // 61) if field == "hash" else 0
-    expected = 8 * (2 * local * n_clients + local * n_clients * words)
+    expected = 8 * (2 * local * n_parties + local * n_parties * words)
     for ledger, action in (
         (result.ledger, "mufc_train"),
         (again.ledger, "mufc_forget"),
@@ -1609,9 +1609,9 @@ def test_a_list_that_is_no_text(parties, folder):
 
 def test_the_party_is_told_which_lines_are_wrong(parties, folder, caplog):
     model = train(parties, folder).model.model
-    (parties[0].state_dir / "forget.txt").write_text("id\nnorth.3\nnorth.99\n")
+    (parties[0].state_dir / "forget.txt").write_text("id\n\nnorth.3\nnorth.99\n")
     refusal(lambda: forget(parties, folder, model))
-    assert "lines [1, 3] of forget.txt name no rows of training" in caplog.text
+    assert "lines [1, 4] of forget.txt name no rows of training" in caplog.text
 
 
 @pytest.mark.parametrize("here", [True, False])

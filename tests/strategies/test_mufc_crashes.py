@@ -161,8 +161,8 @@ def forget_client(folder):
 class Trials:
     """Runs of one task, each killed at another write of a copy of the folder."""
 
-    def __init__(self, top, act, before=None, left=()):
-        self.top, self.act, self.left = Path(top), act, left
+    def __init__(self, top, act, before=None, left=(), stride=1):
+        self.top, self.act, self.left, self.stride = Path(top), act, left, stride
         (self.top / "start").mkdir()
         if before:
             before(self.top / "start")
@@ -174,8 +174,8 @@ class Trials:
             self.end = final(federation(end), end / "server", the_model(end), not left)
 
     def all(self):
-        """Kill at each write, until a run is not killed."""
-        while self.one(self.kills + 1):
+        """Kill at each write, or at every few, until a run is not killed."""
+        while self.one(self.kills * self.stride + 1):
             self.kills += 1
 
     def one(self, k):
@@ -249,10 +249,12 @@ def main():
     # In memory where there is a place: what a kill leaves is the same, and sooner.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     found = {}
+    # Each operation on a file is killed at each of its writes in
+    # tests/clients/test_mufc_state.py: here it is the whole of a run that counts.
     for name, task in (
-        ("train", (train,)),
-        ("unlearn", (unlearn, prepare)),
-        ("forget-client", (forget_client, train, ["west"])),
+        ("train", (train, None, (), 4)),
+        ("unlearn", (unlearn, prepare, (), 2)),
+        ("forget-client", (forget_client, train, ["west"], 4)),
     ):
         with tempfile.TemporaryDirectory(dir=memory) as top:
             trials = Trials(top, *task)
@@ -278,7 +280,7 @@ TASKS = ["train", "unlearn", "forget-client"]
 def test_killed_at_any_write_the_next_run_completes(kills, task):
     """One version everywhere, the result of a run that nobody killed, no half of it."""
     assert kills[task]["wrong"] == []
-    assert kills[task]["kills"] >= 50
+    assert kills[task]["kills"] >= 13
 
 
 @pytest.mark.parametrize("task", TASKS[1:])

@@ -314,7 +314,7 @@ CHANGES = {
 REASONS = "|".join(
     [
         "the rows of the parties must add up to a number from 0 to 2.40: a message is",
-        *("counts of all clients must add up", "must hold at most"),
+        *("counts of all parties must add up", "must hold at most"),
         "must hash to its point",
     ]
 )

@@ -17,7 +17,7 @@ from vfl_flower.protocol.party import Party, PartyError
 
 
 def load_from_context(context: Context) -> Party:
-    """Load the party that node config (or, in a simulation, run config) describes."""
+    """Load the party that the node config (in a simulation: run config) describes."""
     try:
         source = party_source(context.node_config, context.run_config)
     except ValueError as error:
@@ -32,7 +32,7 @@ def load_from_context(context: Context) -> Party:
 
 
 def _encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
-    """Look at the ``state-dir``; return how new rows, if they are, must be encoded."""
+    """Check the ``state-dir``; for predictions, return how to encode the new rows."""
     try:
         if source.state_dir is not None:
             check_folder(source.state_dir)
@@ -41,7 +41,7 @@ def _encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
         if source.state_dir is None:
             raise PartyError("it has no state-dir, so it keeps no part of a model")
         part = load_part(source.state_dir, str(run_config.get("model", "")))
-    except PartyError as error:  # in the greeting the server has no name for it yet
+    except PartyError as error:  # when greeted, the party has not told its name yet
         raise PartyError(f"{who_of(source)}: {error}") from None
     return part.settings["encoding"]
 

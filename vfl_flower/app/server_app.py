@@ -51,7 +51,7 @@ def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
     Raises
     ------
     ValueError
-        The strategy is unknown, does not take a value, or is compared with none.
+        The strategy is unknown, does not take a value, or has nothing to compare with.
     """
     strategy = make_strategy(config)
     strategies = {strategy.variant: strategy}

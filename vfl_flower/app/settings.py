@@ -1,6 +1,6 @@
 """The run config's keys as text: for pyproject.toml, the documentation and the help.
 
-All are made from the declarations of the settings::
+Everything is made from the declarations of the settings::
 
     python -m vfl_flower.app.settings          # a table of Markdown
     python -m vfl_flower.app.settings --toml   # the sections of pyproject.toml
@@ -22,7 +22,7 @@ SECTION = "tool.flwr.app.config"
 
 
 def _sections() -> Iterator[tuple[str, list[Key]]]:
-    """Yield the package's own sections and their keys; "" is the common one."""
+    """Yield the package's sections and their keys; section "" has the common keys."""
     keys = list(run_keys().values())
     for section in ["", *ALGORITHMS]:
         yield section, [key for key in keys if key.section == section]
@@ -70,7 +70,7 @@ def help_text() -> str:
 
 
 def _meaning(key: Key) -> str:
-    """Return what a key means, after the words that it may be."""
+    """Return the allowed words of a key, if any, and its meaning."""
     choices = key.setting.choices
     if len(choices) > 1:
         return f"{', '.join(choices)}. {key.setting.text}"

@@ -41,12 +41,12 @@ def write_app(folder: Path) -> Path:
     Parameters
     ----------
     folder : Path
-        Made where it does not exist; its name becomes that of the app.
+        Created if it does not exist; its name becomes the name of the app.
 
     Returns
     -------
     Path
-        The file.
+        The file written.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """A party's side of coreset construction (Algorithms 1 to 3 of the paper).
 
-What is kept between messages is O(d^2) numbers for regression and O(k d) for k-means:
-enough to give the score of any row again without a pass over the data.
+A party keeps O(d^2) numbers between messages for regression and O(k d) for k-means:
+enough to compute the score of any row again without a pass over the data.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from vfl_flower.protocol.steps import step
 from vfl_flower.typing import Array
 
 MOST_ROWS = 2**24
-"""Rows of a coreset, or of its check, at most: no request exhausts a party's memory."""
+"""Most rows of a coreset, or of its check: no request exhausts a party's memory."""
 
 MOST_DISTANCES = 2**24
-"""Distances in one message at most, for the same reason."""
+"""Most distances in one message, for the same reason."""
 
 Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
 """Number of rows in a coreset, repeats counted."""
@@ -97,28 +97,28 @@ class WeightedRows:
 
 @dataclass
 class CoresetState:
-    """What a party keeps to give the score of any row again.
+    """What a party keeps to compute the score of any row again.
 
     Attributes
     ----------
     test_fraction : float
         Share of the rows held out.
-    intercept : bool
-        Whether the regression has an intercept.
     n : int
         Number of training rows.
+    intercept : bool or None
+        Whether the regression has an intercept; None: k-means.
     factor : Array, shape (d, r), or None
-        Of regression: what turns a row into its basis vector, whose squared length is
-        the leverage score.
+        For regression: maps a row to its basis vector, whose squared length is the
+        leverage score.
     summary : ClusterSummary or None
-        Of k-means: the party's own clustering.
+        For k-means: the party's own clustering.
     alpha : float
-        Of k-means: as in :class:`Clustering`.
+        For k-means: as in :class:`Clustering`.
     """
 
     test_fraction: float
-    intercept: bool
     n: int
+    intercept: bool | None = None
     factor: Array | None = None
     summary: ClusterSummary | None = None
     alpha: float = 1.0
@@ -166,13 +166,7 @@ class Distances(TypedDict):
 
 
 def training_rows(party: Party, test_fraction: float) -> Array | None:
-    """Return the numbers of the training rows, sorted; None: all rows.
-
-    Raises
-    ------
-    PartyError
-        There are none.
-    """
+    """Return the numbers of the training rows, sorted; None: all rows."""
     train = split_rows(party.n_rows, test_fraction, party.seed)[0]
     if train is not None and not len(train):
         raise PartyError(f"test_fraction must leave some of {party.n_rows} rows")
@@ -191,32 +185,27 @@ def check_labels(party: Party) -> None:
 
 
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
-    """Return what the scores are made of.
+    """Return the rows that the scores are computed from.
 
     Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
     unlike the paper, the ones of the intercept; k-means takes X alone.
     """
-    if state.summary is not None:
-        return RowBlocks(party.X, rows=rows)
-    return _labelled_blocks(party, state.intercept, rows)
-
-
-def _labelled_blocks(party: Party, intercept: bool, rows: Array | None) -> RowBlocks:
-    extra: list[Array | float] = [1.0] if intercept else []
-    extra += [] if party.y is None else [party.y]
+    extra: list[Array | float] = [1.0] if state.intercept else []
+    if state.intercept is not None and party.y is not None:
+        extra.append(party.y)
     return RowBlocks(party.X, *extra, rows=rows)
 
 
 def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
-    """Return g_i of this party for the rows of `blocks`, shape (len(blocks),)."""
+    """Return g_i of this party for the rows of `blocks`."""
     if state.summary is not None:
         parts = [vkmc_sensitivities(b, state.summary, state.alpha) for b in blocks]
         return np.concatenate(parts)
     assert state.factor is not None
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
-        # The leverage of [X, 1] is 1/n more than that of X about its mean: the ones
-        # are the label holder's, and count once.
+        # The leverage of [X, 1] is 1/n more than that of X about its mean. Only the
+        # label holder counts the ones.
         leverages -= 1 / state.n
     return vrlr_sensitivities(leverages, state.n)
 
@@ -232,19 +221,17 @@ def totals(
     """Line 2 of Algorithm 1: the total G_j; and line 5 at once, if `size` > 0.
 
     The scores are those of a regression with or without `intercept`, or those of a
-    `clustering`.
-
-    A party that draws `size` rows before it knows a_j lets the server use the first
-    a_j of them: they have the distribution of line 5, and a round trip is saved.
+    `clustering`. A party draws `size` rows before it knows a_j, and the server uses the
+    first a_j of them: they have the distribution of line 5, and a round trip is saved.
     """
     train = training_rows(party, test_fraction)
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
-    state = CoresetState(test_fraction, bool(intercept), n)
+    state = CoresetState(test_fraction, n, intercept)
+    blocks = _blocks(party, state, train)
     if clustering is None:
         check_labels(party)
-        blocks = _labelled_blocks(party, state.intercept, train)
         state.factor = leverage_factor(blocks)
     else:
         if clustering.n_clusters > n:
@@ -252,7 +239,6 @@ def totals(
                 f"n_clusters must be at most the {n} training rows, got "
                 f"{clustering.n_clusters}"
             )
-        blocks = RowBlocks(party.X, rows=train)
         state.summary = cluster_summary(
             blocks,
             clustering.n_clusters,
@@ -306,10 +292,7 @@ def pooled_rows(
     start: Count | None = None,
     stop: Count | None = None,
 ) -> Pooled:
-    """Send rows to the server: those in `rows`, or training rows `start` to `stop`.
-
-    How many is the server's choice within the party's ``share_rows``.
-    """
+    """Send rows to the server: those in `rows`, or training rows `start` to `stop`."""
     if rows is None:
         if start is None or stop is None:
             raise PartyError("either rows, or start and stop must be given")
@@ -340,10 +323,9 @@ def local_clusters(
     test_fraction: Fraction,
     coreset: WeightedRows | None = None,
 ) -> LocalClusters:
-    """Cluster the coreset's rows at the party; send centres and assignments.
+    """Cluster the coreset's rows, or all training rows; send centres and assignments.
 
-    Ding et al. (2016), with the rows of the coreset in the place of all rows; without
-    a coreset, all training rows.
+    Ding et al. (2016) with the rows of the coreset in the place of all rows.
     """
     rows, weights = training_rows(party, test_fraction), None
     if coreset is not None:
@@ -368,7 +350,7 @@ def distances(
     start: Count,
     stop: Count,
 ) -> Distances:
-    """Send squared distances over its columns to each centre, for a range of rows."""
+    """Send the squared distances of a range of rows to each centre, on its columns."""
     train = training_rows(party, test_fraction)
     rows = party.X[slice(start, stop) if train is None else train[start:stop]]
     if len(rows) * len(centers) > max(MOST_DISTANCES, len(centers)):

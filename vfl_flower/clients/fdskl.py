@@ -1,8 +1,8 @@
 """A party's side of federated doubly stochastic kernel learning (Algorithms 1 to 3).
 
-Between messages a party keeps the seed of its features; a label holder keeps with it,
-in the doubly stochastic form, its coefficients and the features of one block. Its part
-of the model is all that stays after the run.
+Between messages a party keeps the seed of its features. In the doubly stochastic form a
+label holder also keeps its coefficients and the features of one block. Only the party's
+part of the model outlives the run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -39,13 +39,7 @@ from vfl_flower.numerics.random_features import (
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.contract import SEALED, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError, Predictions
-from vfl_flower.protocol.settings import (
-    Count,
-    Fraction,
-    Natural,
-    NotNegative,
-    Positive,
-)
+from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import step
 from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
 from vfl_flower.typing import Array
@@ -54,34 +48,35 @@ PAIRS = 1000
 """Pairs of rows whose median distance gives the bandwidth."""
 
 MAX_CLASSES = 100
-"""More different labels than these are no classes."""
+"""Most classes that labels may have."""
 
 MOST_FEATURES = 2**24
-"""Features of a model at most, so that no request exhausts a party's memory."""
+"""Most features of a model, so that no request exhausts a party's memory."""
 
 MOST_BYTES = 2**31
-"""Bytes of one array of a reply at most: no message of Flower holds more."""
+"""Most bytes of one array in a reply: no message of Flower holds more."""
 
 Bits = Literal[16, 32, 64]
-"""Bits of an angle: a fraction of a turn as an integer, or turns in float64."""
+"""Bits of an angle: 16 or 32 of an integer fraction of a turn, or turns in float64."""
 
 Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
-"""C, the number of functions that the label holders learn: one a class, or one."""
+"""C, the number of functions that the label holders learn: one for each class, or one
+in all."""
 
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
-"""Size of labels, a power of two: 2^16 times it is still the bound of a sum."""
+"""Size of the labels, a power of two: 2^16 times as much bounds a sum of scores."""
 
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
 
 Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1)]
-"""Numbers of rows of which there are sealed angles; others than those of a request."""
+"""Rows whose angles arrive sealed, not those whose angles are asked for."""
 
 Opened = Annotated[Array, Reals("*"), SEALED]
-"""A sum over the parties that only this party can open, flat."""
+"""A sum over the parties that this party alone can open, flattened."""
 
 
 # -- what the server asks for ---------------------------------------------------------
@@ -91,14 +86,9 @@ Opened = Annotated[Array, Reals("*"), SEALED]
 class SharedFeatures:
     """Features that all parties know, as Algorithm 3 has them; for comparison only.
 
-    Attributes
-    ----------
-    seed : str
-        Of omega, hexadecimal.
-    widths : list of int
-        Number of columns of each party, in party order.
-    kept : list of int
-        For each label holder the party whose phase stays on its angles.
+    `seed` (hexadecimal) draws omega, `widths` are the numbers of columns in party
+    order, and `kept` names for each label holder the party whose phase stays on its
+    angles.
     """
 
     seed: str
@@ -112,10 +102,8 @@ class Setup:
 
     Attributes
     ----------
-    target : {"binary", "multiclass", "continuous"}
-        What the labels are.
-    kernel : {"gaussian", "laplacian"}
-        The kernel.
+    target, kernel : str
+        What the labels are, and the kernel.
     bandwidth : float
         In the unit of the columns.
     n_features : int
@@ -125,7 +113,7 @@ class Setup:
     block : int
         Feature j belongs to label holder number ``(j // block) % len(holders)``.
     shared : SharedFeatures or None
-        None: each party draws features of its own.
+        None: each party draws its own features.
     """
 
     target: Target
@@ -139,17 +127,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class AngleRequest:
-    """Which angles to give.
-
-    Attributes
-    ----------
-    rows : Array of int, shape (m,)
-        Rows, repeats allowed.
-    stop : int
-        Features 0 to stop - 1.
-    bits : {16, 32, 64}
-        Of an angle.
-    """
+    """Which angles to give: of `rows` and features 0 to `stop` - 1, `bits` each."""
 
     rows: Rows
     stop: Features
@@ -160,14 +138,8 @@ class AngleRequest:
 class Problem:
     """What the label holder solves; see ``numerics/kernel_solvers.py``.
 
-    Attributes
-    ----------
-    rows : Array of int, shape (m,)
-        The rows to train on, whose angles it gets.
-    loss : {"logistic", "smooth_hinge", "square"}
-        L.
-    regularization : float
-        lambda; 0: chosen by cross-validation.
+    It gets the angles of `rows`. `loss` is L, and `regularization` is lambda; with 0
+    cross-validation chooses it.
     """
 
     rows: Rows
@@ -185,12 +157,12 @@ class Training:
     Attributes
     ----------
     setup : Setup
-        The same in the whole run.
+        The same throughout the run.
     seed : str
-        Of the party's own features, hexadecimal; its secret.
+        Seed of the party's own features, hexadecimal; its secret.
     n_columns : int
-        Number of its columns.
-    classes : Array or None
+        Number of its columns, which must not change during the run.
+    classes : Array
         At a label holder the labels of the classes, in the order of the columns of f.
     alpha : Array, shape (M_l, C), or None
         At a label holder the coefficients so far.
@@ -199,13 +171,13 @@ class Training:
     labels : Array, shape (B, C), or None
         Labels of these instances.
     scale : float or None
-        Size of its labels, in the doubly stochastic form.
+        Size of the labels, in the doubly stochastic form.
     """
 
     setup: Setup
     seed: str
     n_columns: int
-    classes: Array | None = None
+    classes: Array = field(default_factory=lambda: np.zeros(0))
     alpha: Array | None = None
     phi: Array | None = None
     labels: Array | None = None
@@ -214,31 +186,24 @@ class Training:
 
 @dataclass
 class FDSKLState:
-    """What a party keeps between messages; its part of the model is apart.
+    """What a party keeps between messages, besides its part of the model.
 
     Attributes
     ----------
     training : Training or None
         None in a run that only predicts.
-    answers : Array, shape (n,), or None
-        At the receiver of the scores its answers so far.
-    rows : Array of int, shape (n,), or None
-        Rows that they are of.
+    answers : Array, shape (n,)
+        At the receiver of the scores, its answers so far.
+    rows : Array of int, shape (n,)
+        The rows that the answers are for.
     """
 
     training: Training | None = None
-    answers: Array | None = None
-    rows: Array | None = None
+    answers: Array = field(default_factory=lambda: np.zeros(0))
+    rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
 
 
 def _training(party: Party) -> Training:
-    """Return what the party keeps of the model in training.
-
-    Raises
-    ------
-    PartyError
-        The run has begun no training.
-    """
     training = party.recall(FDSKLState).training
     if training is None:
         raise PartyError("the step trains a model, and this run only predicts")
@@ -263,24 +228,22 @@ def _new_training(party: Party, setup: Setup) -> Training:
     _check_setup(party, setup)
     classes = _classes(party, setup.target)
     several = party.y is not None and len(setup.holders) > 1
-    if several and setup.target == "binary" and list(classes) not in _CODES:
+    codes = ([0.0, 1.0], [-1.0, 1.0])
+    if several and setup.target == "binary" and list(classes) not in codes:
         raise PartyError(
             "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
             "so that they mean the same at all of them"
         )
     seed = party.rng("features").bytes(16).hex()
-    training = Training(setup, seed, party.X.shape[1])
+    training = Training(setup, seed, party.X.shape[1], classes)
     if party.y is not None:
         C = len(classes) if setup.target == "multiclass" else 1
-        training.classes, training.alpha = classes, np.zeros((0, C))
+        training.alpha = np.zeros((0, C))
     return training
 
 
-_CODES = ([0.0, 1.0], [-1.0, 1.0])
-
-
 def _check_setup(party: Party, setup: Setup) -> None:
-    """Raise ``PartyError`` unless the values of a setup fit together and this party."""
+    """Raise ``PartyError`` unless a setup is consistent and fits this party."""
     holders, shared = setup.holders, setup.shared
     if len(set(holders) & set(range(party.n_parties))) < len(holders):
         raise PartyError("holders must be parties of the run, each once")
@@ -341,10 +304,11 @@ def _keep(
     coef: Array | None = None,
     intercept: Array | None = None,
 ) -> bool:
-    """Leave the party's part of the model; return whether it outlives the run."""
+    """Set the party's part of the model; return whether it outlives the run."""
     part = _part(party, training)
-    if coef is not None and intercept is not None and training.classes is not None:
-        part["coef"], part["intercept"] = coef, intercept
+    if coef is not None:
+        part["coef"] = coef
+        part["intercept"] = np.zeros(coef.shape[1]) if intercept is None else intercept
         part["target"], part["classes"] = training.setup.target, training.classes
     party.part = dict(part)
     return party.state_dir is not None
@@ -374,7 +338,7 @@ def _classes(party: Party, target: Target) -> Array:
 
 
 def _labels(party: Party, rows: Array) -> Array:
-    """Return the labels of rows, all of which this party must know, shape (n,)."""
+    """Return the labels of rows, shape (n,); the party must know all of them."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
@@ -383,9 +347,9 @@ def _labels(party: Party, rows: Array) -> Array:
     return y
 
 
-def _signs(y: Array, target: Target, classes: Array | None) -> Array:
+def _signs(y: Array, target: Target, classes: Array) -> Array:
     """Return labels as the losses take them, shape (n, C): -1 and +1, or real."""
-    if target == "continuous" or classes is None:
+    if target == "continuous":
         return y[:, None]
     columns = classes[1:] if target == "binary" else classes
     return np.where(y[:, None] == columns, 1.0, -1.0)
@@ -414,11 +378,11 @@ def distances(
     holder: Count,
     rows: Rows | None = None,
 ) -> Distances:
-    """Return limbs of this party's part of the distances of pairs of rows.
+    """Return this party's part of the distances between pairs of rows, as limbs.
 
-    The label holder `holder` gets their sum; `rows` are those to train on, None: all.
+    The label holder `holder` gets their sum. The pairs are among `rows`, default all.
     """
-    _classes(party, target)  # refuses before anything is sent
+    _classes(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     if len(rows) < 2:
         raise PartyError(f"rows must be at least two to make a pair, got {len(rows)}")
@@ -441,9 +405,9 @@ def bandwidth(
     kernel: Kernel,
     distances: Annotated[Array, Reals(f"{len(PLACES) * PAIRS}"), SEALED],
 ) -> Bandwidth:
-    """Return the bandwidth that the median of the summed distances gives.
+    """Return the bandwidth that follows from the median of the summed distances.
 
-    They are of exactly 1,000 pairs: the median of one pair would be its distance.
+    There must be exactly 1,000: the median of one would be the distance of one pair.
     """
     pairs = join_limbs(distances.reshape(len(PLACES), -1))
     resolution = party.n_parties * PLACES[-1]
@@ -457,7 +421,7 @@ def bandwidth(
 
 
 class PartialAngles(TypedDict):
-    """Reply of :func:`angles` and :func:`held_out_angles`, by label holder."""
+    """Reply of :func:`angles` and :func:`held_out_angles`, keyed by label holder."""
 
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
     offsets: NotRequired[Annotated[dict[int, Array], Reals("*"), SEALED]]
@@ -474,16 +438,14 @@ def angles(
 
     Parameters
     ----------
-    party : Party
-        The party.
     request : AngleRequest
-        Which.
+        Which rows and features.
     send : list of str, optional
-        Which arrays to give, where they travel from party to party: of label holder l
-        ``"angles_l"``, and with shared features ``"offsets_l"``, the phases that the
+        Which arrays to give, where they travel from party to party: ``"angles_l"`` for
+        label holder l, and with shared features ``"offsets_l"``, the phases that the
         second tree adds up (line 7). Default: all angles.
     setup : Setup, optional
-        Of the features, where no step before this one has had it.
+        What the features are made from, if no earlier step was told.
     """
     if setup is not None:
         _begin(party, setup)
@@ -494,7 +456,7 @@ def angles(
 def held_out_angles(
     party: Party, request: AngleRequest, send: list[str] | None = None
 ) -> PartialAngles:
-    """Give the same for rows that are not trained on."""
+    """Do the same for rows that are not trained on."""
     return _angles(party, request, send)
 
 
@@ -507,7 +469,7 @@ def _angles(
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
         raise PartyError("offsets must be of shared features")
     _check_request(part, request)
-    if holders != [party.index]:  # else no other party gets them
+    if holders != [party.index]:  # otherwise no other party gets them
         party.share(request.rows.astype(np.intp))
     reply: PartialAngles = {"angles": {}, "offsets": {}}
     summands = np.zeros(0)
@@ -532,7 +494,7 @@ def _check_request(part: Part, request: AngleRequest) -> None:
         )
     if "shared_seed" in part and bits != 64:
         raise PartyError(f"bits must be 64 with shared features, got {bits}")
-    # Shared features are made of the columns of all parties, at each of them.
+    # Each party makes the shared features from the columns of all parties.
     size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
     if size > MOST_BYTES:
         raise PartyError(f"angles must be at most {MOST_BYTES} bytes, got {size}")
@@ -548,13 +510,7 @@ def _partial_angles(party: Party, part: Part, request: AngleRequest) -> Array:
 
 
 def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
-    """Return the summed angles of rows, shape (n, M_l), without removed phases.
-
-    Raises
-    ------
-    PartyError
-        They are no angles, or not of the same features in each row.
-    """
+    """Return the summed angles of rows less the phases to remove, shape (n, M_l)."""
     if angles.dtype not in DTYPES.values():
         raise PartyError("angles must be fractions of a turn, or turns")
     if angles.size % len(rows):
@@ -582,7 +538,7 @@ def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
 
 
 class Fitted(TypedDict):
-    """Reply of :func:`fit`; all but `kept` of the label holder alone."""
+    """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
 
     kept: bool
     columns: NotRequired[Columns]
@@ -602,14 +558,12 @@ def fit(
 
     Parameters
     ----------
-    party : Party
-        The party.
     problem : Problem, optional
         Only at the label holder.
-    angles : dict of Array
-        The summed angles of the rows, in consecutive blocks by their numbers.
+    angles : dict of Array, optional
+        The summed angles of the rows, in consecutive numbered blocks.
     offsets : Array, shape (M,), optional
-        Phases to take off them.
+        Phases to subtract from the angles.
     """
     training = _training(party)
     if problem is None:
@@ -643,14 +597,9 @@ def fit(
         classes=setup.target != "continuous",
         folds=min(5, len(rows)),
     )
-    kept = _keep(
-        party,
-        training,
-        solution.coef / np.sqrt(setup.n_features),
-        solution.intercept,
-    )
+    coef = solution.coef / np.sqrt(setup.n_features)
     reply: Fitted = {
-        "kept": kept,
+        "kept": _keep(party, training, coef, solution.intercept),
         "columns": Y.shape[1],
         "regularization": solution.regularization,
         "converged": float(solution.converged),
@@ -661,7 +610,7 @@ def fit(
 
 
 def _joined(blocks: Mapping[int, Array]) -> Array:
-    """Return blocks of angles as one array, in the order of their numbers."""
+    """Join numbered blocks of angles in the order of their numbers."""
     if len({block.dtype for block in blocks.values()}) != 1:
         raise PartyError("angles must be blocks of one type, at least one")
     return np.concatenate([blocks[number].ravel() for number in sorted(blocks)])
@@ -671,7 +620,7 @@ def _joined(blocks: Mapping[int, Array]) -> Array:
 
 
 class Picked(TypedDict):
-    """Reply of :func:`start`: of a label holder all of it, of others nothing."""
+    """Reply of :func:`start`: a label holder gives all of it, the others nothing."""
 
     rows: NotRequired[Annotated[Array, Whole("iterations block", below="n_rows")]]
     columns: NotRequired[Columns]
@@ -690,7 +639,7 @@ class Iterated(TypedDict):
 def start(
     party: Party, iterations: Natural, test_fraction: Fraction, setup: Setup
 ) -> Picked:
-    """Line 2 of Algorithm 1, ahead for all iterations: pick local instances."""
+    """Line 2 of Algorithm 1 for all iterations at once: pick local instances."""
     if iterations * setup.block > MOST_FEATURES:
         raise PartyError(
             f"iterations times block must be at most {MOST_FEATURES}, got "
@@ -732,21 +681,19 @@ def iterate(
     request: AngleRequest | None = None,
     keep: bool = False,
 ) -> Iterated:
-    """Lines 6 to 10 of Algorithm 1, of up to three iterations that overlap.
+    """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
 
     In this order: the step of the iteration whose scores have come (lines 9 and 10);
-    this party's part of the scores of the instances of the next one (lines 6 and 7);
-    and the angles of the one after it (line 5). The only label holder has all of the
-    scores itself, and takes the step at once.
+    this party's part of the scores of the next iteration's instances (lines 6 and 7);
+    and the angles of the iteration after that (line 5). A sole label holder has all of
+    the scores itself, and takes the step at once.
 
     Parameters
     ----------
-    party : Party
-        The party.
     columns : int
         C.
     size : int
-        Of how many instances to send a part of the scores; 0: of none.
+        For how many instances to send a part of the scores; 0: none.
     loss : {"logistic", "smooth_hinge", "square"}
         L.
     regularization : float
@@ -754,14 +701,13 @@ def iterate(
     update : float
         Size of the step to take; 0: none.
     scores : Array, shape (B C,), optional
-        Summed scores of the instances of the last message, where they were this
-        party's own.
+        Summed scores of the last message's instances, if this party picked them.
     at : Array of int, shape (B,), optional
         The next instances, at a label holder.
     angles, offsets : Array, shape (B M_l,) and (M_l,), optional
-        Their summed angles, and the phases to take off them.
+        Their summed angles, and the phases to subtract.
     request : AngleRequest, optional
-        Of the iteration after that.
+        The angles of the iteration after that.
     keep : bool
         Keep the party's part of the model: the training ends.
     """
@@ -793,9 +739,7 @@ def iterate(
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if keep:
-        alpha = training.alpha
-        zero = None if alpha is None else np.zeros(alpha.shape[1])
-        reply["kept"] = _keep(party, training, alpha, zero)
+        reply["kept"] = _keep(party, training, training.alpha)
     return reply
 
 
@@ -812,9 +756,10 @@ def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Ar
         )
     phi = features(summed)
     if phi.shape[1] > count:  # this label holder's turn: the new features are its own
-        y = _labels(party, at)
         training.phi = phi[:, count:]
-        training.labels = _signs(y, training.setup.target, training.classes)
+        training.labels = _signs(
+            _labels(party, at), training.setup.target, training.classes
+        )
     return np.asarray(phi[:, :count] @ alpha)
 
 
@@ -848,7 +793,7 @@ def _check_scores(shape: tuple[int, ...], size: int, columns: int) -> None:
 
 
 def _no_scores(size: int, columns: int) -> Array:
-    """Return the scores of a party without coefficients."""
+    """Return what a party without coefficients adds to the scores."""
     if 8 * size * columns > MOST_BYTES:
         raise PartyError(f"scores must be at most {MOST_BYTES} bytes, got size {size}")
     return np.zeros((size, columns))
@@ -883,7 +828,7 @@ class Answered(TypedDict):
 
 @step
 def part(party: Party) -> PartInfo:
-    """Say which part of the model this party has, after a look at its new rows."""
+    """Check the new rows against the part of the model, and describe that part."""
     if not party.part:
         raise PartyError("this run has no model")
     model_part = cast(Part, party.part)
@@ -923,35 +868,33 @@ def answer(
     evaluate: bool = False,
     last: bool = False,
 ) -> Answered:
-    """Algorithm 2 for rows by blocks, of up to three blocks that overlap.
+    """Algorithm 2 for blocks of rows, up to three of which overlap.
 
     In this order: this party's part of the scores of one block; the answers of the
-    block before it, whose scores have come; the angles of the block after it. The only
-    label holder has all of the scores of a block itself.
+    block before, whose scores have come; the angles of the block after. A sole label
+    holder has all of the scores of a block itself.
 
     Parameters
     ----------
-    party : Party
-        The party.
     columns : int
         C.
     size : int
-        Of how many rows to send a part of the scores; 0: of none.
+        For how many rows to send a part of the scores; 0: none.
     scores : Array, shape (n C,), optional
         Summed scores of the rows `done`, at the receiver.
     done : Array of int, shape (n,), optional
-        Rows that are answered.
+        The rows whose scores have come.
     at : Array of int, shape (B,), optional
         Rows to score, at a label holder.
     angles, offsets : Array, shape (B M_l,) and (M_l,), optional
-        Their summed angles, and the phases to take off them.
+        Their summed angles, and the phases to subtract.
     request : AngleRequest, optional
-        Of the block after that.
+        The angles of the block after.
     evaluate : bool
-        Tell at the end the mean error on the rows whose labels the receiver knows;
-        else it keeps its answers as predictions.
+        Report at the end the mean error on the rows whose labels the receiver knows;
+        otherwise the receiver keeps its answers as predictions.
     last : bool
-        Whether the receiver has all answers now.
+        Whether the receiver now has all answers.
     """
     if not party.part:
         raise PartyError("this run has no model")
@@ -979,9 +922,9 @@ def answer(
         _answer(state, model_part, scores, done)
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
-    if last and state.answers is not None and state.rows is not None:
+    if last and len(state.rows):
         if evaluate:
-            _add_errors(party, model_part, state.rows, state.answers, reply)
+            reply |= _errors(party, model_part, state)
         else:
             everything = np.array_equal(state.rows, np.arange(party.n_rows))
             rows = None if everything else state.rows
@@ -997,37 +940,30 @@ def _coefficients(model_part: Part) -> tuple[Array, Array]:
 
 
 def _answer(state: FDSKLState, model_part: Part, scores: Array, done: Array) -> None:
-    """Keep the answers that summed scores of rows give."""
+    """Turn the summed scores of rows into answers, and keep them."""
     shape = len(done), len(_coefficients(model_part)[1])
     if scores.size != math.prod(shape):
         raise PartyError(
             f"scores must be {math.prod(shape)} numbers, got {scores.size}"
         )
     given = answers(scores.reshape(shape), model_part["target"], model_part["classes"])
-    earlier, rows = state.answers, state.rows
-    if earlier is None or rows is None:
-        earlier, rows = np.zeros(0), np.zeros(0, dtype=np.uint32)
-    state.answers = np.concatenate([earlier, given])
-    state.rows = np.concatenate([rows, done]).astype(np.uint32)
+    state.answers = np.concatenate([state.answers, given])
+    state.rows = np.concatenate([state.rows, done]).astype(np.uint32)
 
 
-def _add_errors(
-    party: Party, model_part: Part, rows: Array, given: Array, reply: Answered
-) -> None:
-    """Tell the error of answers on the rows whose labels this party knows."""
+def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
+    """Return the error of the answers for rows whose labels this party knows."""
     if party.y is None:
         raise PartyError("this party holds no labels")
-    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
+    y = np.asarray(party.y[state.rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
-    y, given = y[known], given[known]
-    reply["test_rows"] = len(y)
+    y, given = y[known], state.answers[known]
     if not len(y):
-        return
+        return {"test_rows": 0}
     if model_part["target"] != "continuous":
-        reply["test_error"] = float(np.mean(given != y))
-        return
+        return {"test_rows": len(y), "test_error": float(np.mean(given != y))}
     with np.errstate(over="ignore"):
         loss = float(np.mean((given - y) ** 2))
     if not math.isfinite(loss):
         raise PartyError("the mean squared error is not finite: steps are too large")
-    reply["test_loss"] = loss
+    return {"test_rows": len(y), "test_loss": loss}

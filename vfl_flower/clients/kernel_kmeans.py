@@ -1,11 +1,11 @@
 """A party's side of federated kernel k-means (Algorithm 1 of the paper).
 
 Between messages a party keeps B_t, shape (n_m, r) with r about the number of
-components, for Lanczos also a Gram matrix of D + r columns, and the map P from the
-features of all iterations to the embedding: a few MB for ten thousand rows. It does not
-keep A_t, which would be larger, but draws it again from the seed. Its part of the model
-is P, the centres, the seed of the features and the labels of its rows; with it the
-party labels new rows alone.
+components, the map P from the features of all iterations to the embedding, and for
+Lanczos a Gram matrix of D + r columns: a few MB for ten thousand rows. It does not keep
+A_t, which would be larger, but draws it again from the seed. Its part of the model is
+P, the centres, the seed of the features and the labels of its rows; with it the party
+labels new rows alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import (
     FeatureSetup,
     Kernel,
-    Part,
     bandwidth,
     feature_blocks,
 )
@@ -48,19 +47,19 @@ CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
 
 MOST_FEATURES = 2**14
-"""Features of an iteration at most: the Gram matrix of more fits in no message."""
+"""Most features of an iteration: the Gram matrix of more fits in no message."""
 
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
-"""Components, and clusters, at most: the first iteration has 4 (s + 5) features."""
+"""Most components, and most clusters: the first iteration has 4 (s + 5) features."""
 
 MOST_DEGREE = 1000
-"""Largest degree of the polynomial kernel: a feature multiplies as many numbers."""
+"""Largest degree of the polynomial kernel, whose features have as many factors."""
 
 MOST_BYTES = 2**31 - 1
-"""Bytes of angles in one message at most: protocol buffers hold no more."""
+"""Most bytes of angles in one message: protocol buffers hold no more."""
 
 LARGEST_COST = 1e300
-"""Largest cost of a party's own centres, so that the sum over parties is finite."""
+"""Largest cost of a party's own centres: the sum over parties must be finite."""
 
 Squares = Literal["", "column", "total"]
 AngleKernel = Literal["gaussian", "laplacian"]
@@ -80,10 +79,8 @@ class Setup:
     ----------
     kernel : {"gaussian", "laplacian", "polynomial"}
         The kernel.
-    gamma : float
-        Of the kernel.
-    degree, offset : int, float
-        Of the polynomial kernel.
+    gamma, degree, offset : float, int, float
+        Parameters of the kernel; the last two are of the polynomial kernel alone.
     D, D_1 : int
         Number of features of an iteration, and of the first one.
     shift, scale : Array, shape (d,), or None
@@ -100,7 +97,7 @@ class Setup:
     scale: Annotated[Array, Reals("n_columns")] | None = None
 
     def features(self, seed: str) -> FeatureSetup:
-        """Return which features they are with a seed, hexadecimal digits."""
+        """Return the setup with a seed, in hexadecimal digits."""
         features: FeatureSetup = {
             "kernel": self.kernel,
             "gamma": self.gamma,
@@ -121,19 +118,19 @@ class State:
     Attributes
     ----------
     seed : str
-        Of the features: 32 hexadecimal digits. The first party draws it, the others get
-        it with the first iteration.
+        Seed of the features, 32 hexadecimal digits. The first party draws it; the
+        others get it with the first iteration.
     setup : Setup or None
         Which features; from the first iteration on.
     t : int
-        Iterations begun.
+        Number of iterations begun.
     B : Array, shape (n_m, r), or None
         B_t of the party's rows; None: r = 0.
     P : Array, shape (features so far, r), or None
         Map from the features to B_t, in the end to H. None without the communication
         mechanism, which has no such map.
     G : Array, shape (D + r, D + r), or None
-        Of Lanczos: W_t[m]^T W_t[m].
+        W_t[m]^T W_t[m], for Lanczos.
     H : Array, shape (n_m, s), or None
         The embedding of the party's rows.
     clusters : ClusterSummary or None
@@ -246,7 +243,7 @@ class Labels(TypedDict):
 
 @contextmanager
 def _within_memory() -> Iterator[None]:
-    """Refuse what this machine has no memory for; look at overflows afterwards."""
+    """Refuse what does not fit in memory; the caller checks for overflow."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             yield
@@ -264,10 +261,10 @@ def begin(
     squares: Squares = "",
     shift: Annotated[Array, Reals("n_columns")] | None = None,
 ) -> Begin:
-    """Return sums that give gamma; the first party also the seed of the features.
+    """Return sums for gamma and the scaling; the first party also the features' seed.
 
-    `means`: the sums of the columns; `squares`: of their squares, by ``"column"`` or in
-    ``"total"``. They are of rows less `shift`, where they are asked for again.
+    With `means` the sums of the columns, with `squares` those of their squares, by
+    ``"column"`` or in ``"total"``; of rows less `shift` where the server asks again.
     """
     if _begun(party):
         raise PartyError("the iterations have begun: it is too late for this step")
@@ -307,26 +304,17 @@ def _limbs(values: Array) -> Array:
 # -- iterations (lines 6 to 15) -------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Cached:
-    """A_t of the last message, and what says that it is the one of the next."""
-
-    key: tuple[object, ...]
-    X: Array
-    blocks: list[Array]
-
-
 def _features(party: Party, state: State) -> Iterator[Array]:
-    """Yield A_t of this party by blocks (line 7); two messages need it."""
+    """Yield A_t of this party by blocks (line 7); two messages need the same one."""
     setup, X = state.known_setup, party.X
     start, stop = feature_range(state.t, setup.D, setup.D_1)
-    settings = {k: np.asarray(v).tobytes() for k, v in flat(setup).items()}
-    key = (state.t, state.seed, *settings.items())
-    cached = party.cache.get("kernel_kmeans")
-    if isinstance(cached, _Cached) and cached.key == key and cached.X is X:
-        yield from cached.blocks
+    settings = [np.asarray(value).tobytes() for value in flat(setup).values()]
+    key = (state.t, state.seed, *settings)
+    last_key, last_X, blocks = party.cache.get("kernel_kmeans", (None, None, []))
+    if last_key == key and last_X is X:
+        yield from blocks
         return
-    small, blocks = 8 * len(X) * (stop - start) <= CACHE_BYTES, list[Array]()
+    small, blocks = 8 * len(X) * (stop - start) <= CACHE_BYTES, []
     try:
         for A in feature_blocks(setup.features(state.seed), X, start, stop):
             if small:
@@ -338,7 +326,7 @@ def _features(party: Party, state: State) -> Iterator[Array]:
             "scale the columns"
         ) from None
     if small:
-        party.cache["kernel_kmeans"] = _Cached(key, X, blocks)
+        party.cache["kernel_kmeans"] = key, X, blocks
 
 
 def _W(party: Party, state: State) -> Iterator[Array]:
@@ -358,14 +346,7 @@ def _gram(party: Party, state: State) -> Array:
 
 @_within_memory()
 def _times(party: Party, state: State, R: Array) -> Array:
-    """Return W_t[m] R, if that can be: B_{t+1} or H; and let the map P follow.
-
-    Raises
-    ------
-    PartyError
-        R is not of the columns of W_t, has none or more of its own, or the product is
-        too large.
-    """
+    """Return W_t[m] R, which is B_{t+1} or H, and update the map P."""
     if len(R) != state.width or not 1 <= R.shape[1] <= len(R):
         raise PartyError(
             f"R must have {state.width} rows and from 1 to {state.width} columns, got "
@@ -381,9 +362,9 @@ def _times(party: Party, state: State, R: Array) -> Array:
 
 
 def _check_size(name: str, matrix: Array) -> None:
-    """Refuse a matrix whose squares would leave the range of float64."""
+    """Refuse a matrix whose sum of squares would overflow."""
     if not float(np.square(matrix).sum()) <= LARGEST_COST / 1e10:
-        raise PartyError(f"{name} must be of a size that gives finite squares")
+        raise PartyError(f"{name} must be small enough for its squares to be finite")
 
 
 def _advance(
@@ -397,23 +378,8 @@ def _advance(
 ) -> State:
     """Take the eigenpairs of iteration t - 1 (lines 12 and 13), or the setup at t = 1.
 
-    Parameters
-    ----------
-    party : Party
-        Whose state moves on; where `t` is asked again, it stays.
-    t : int
-        Iteration.
-    R : Array, shape (D_{t-1} + r_{t-1}, r_t), or None
-        R_{t-1}; None at t = 1, and without the communication mechanism.
-    setup, seed : Setup, bytes
-        At t = 1 which features, and for all parties but the first their seed.
-    mechanism : bool
-        Whether the communication mechanism is used, as at t = 1.
-
-    Raises
-    ------
-    PartyError
-        The request does not follow from what went before.
+    `R`, shape (D_{t-1} + r_{t-1}, r_t), is R_{t-1}: from t = 2 on, and only with the
+    communication `mechanism`. Where `t` is asked for again, the state stays as it is.
     """
     state = party.recall(State)
     if state.H is not None:
@@ -422,7 +388,7 @@ def _advance(
         raise PartyError(f"iteration {t} does not follow iteration {state.t}")
     if state.t and mechanism != (state.P is not None):
         raise PartyError("all iterations must use the communication mechanism, or none")
-    if state.t == t:  # asked again: with a wider bound, or for another product
+    if state.t == t:  # with a wider bound, or for another product
         return state
     if (R is not None) != (mechanism and t > 1):
         raise PartyError("R must come from the second iteration on, and only with cem")
@@ -440,7 +406,7 @@ def _advance(
 
 
 def _seed(seed: bytes | None) -> str:
-    """Return the seed that the first party has sent, 16 bytes as hexadecimal digits."""
+    """Return the seed that the first party sent, 16 bytes in hexadecimal digits."""
     text = (seed or b"").decode("ascii", "replace")
     if len(text) != 32 or not set(text) <= set("0123456789abcdef"):
         raise PartyError("the seed of the features must be 32 hexadecimal digits")
@@ -505,46 +471,36 @@ def project(
 ) -> Projection:
     """Step 2 of section 4.1: A_t[m]^T c[m]."""
     state = _advance(party, t, None, setup, seed, mechanism=False)
-    return {"projected": _projected(party, state, c)}
-
-
-@_within_memory()
-def _projected(party: Party, state: State, c: Array) -> Array:
-    c, projected, done = np.asarray(c, dtype=np.float64), np.zeros(0), 0
-    for A in _features(party, state):
-        part = A.T @ c[done : done + len(A)]
-        projected = projected + part if done else part
-        done += len(A)
-    return projected
+    projected, done = np.zeros(state.n_features), 0
+    with _within_memory():
+        c = np.asarray(c, dtype=np.float64)
+        for A in _features(party, state):
+            projected += A.T @ c[done : done + len(A)]
+            done += len(A)
+    return {"projected": projected}
 
 
 @step
 def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
-    """Step 4: A_t[m] A_t^T c, of which the server makes one vector.
+    """Step 4: A_t[m] A_t^T c, which the server puts together.
 
-    Raises
-    ------
-    PartyError
-        The run is not in one process: these are functions of the party's single rows.
+    Each entry is a function of a single row of the party, so only a run in one process
+    may ask for it.
     """
     if not party.allow_plain:
         raise PartyError("cem must be true: without it single rows reach the server")
     state = party.recall(State)
     if len(g) != state.n_features:
         raise PartyError(
-            f"g must be of the {state.n_features} features of the iteration, got "
-            f"{len(g)} numbers"
+            f"g must have a number for each of the {state.n_features} features of the "
+            f"iteration, got {len(g)}"
         )
-    rows = _expanded(party, state, g)
+    with _within_memory():
+        g = np.asarray(g, dtype=np.float64)
+        rows = np.concatenate([A @ g for A in _features(party, state)])
     if not np.isfinite(rows).all():
-        raise PartyError("g must be of a size whose products are finite")
+        raise PartyError("g must be small enough for its products to be finite")
     return {"rows": rows}
-
-
-@_within_memory()
-def _expanded(party: Party, state: State, g: Array) -> Array:
-    g = np.asarray(g, dtype=np.float64)
-    return np.concatenate([A @ g for A in _features(party, state)])
 
 
 # -- k-means (lines 16 to 20) ---------------------------------------------------------
@@ -559,8 +515,8 @@ def local(
 ) -> Local:
     """Lines 16 to 19: the embedding H[m], and the cost of this party's own centres.
 
-    The embedding is W_T R, with `R` from the server; without the communication
-    mechanism it is `H`, and no map of features gives it.
+    The embedding is W_T R with the server's `R`, or without the communication mechanism
+    the server's `H`.
     """
     state = party.recall(State)
     if not state.t or state.H is not None:
@@ -600,7 +556,7 @@ def sample(party: Party, count: Count) -> Sample:
         points, weights = distributed_kmeans.sample(
             RowBlocks(H), clusters, count, party.rng("sample")
         )
-    # Centres too, which are rows where a cluster has only one; no other points leave.
+    # The centres count too: a cluster of one row has that row as its centre.
     party.share(np.arange(min(len(points), party.n_rows)))
     return {"points": points, "weights": weights}
 
@@ -612,29 +568,22 @@ def assign(party: Party, centers: Centers) -> Clusters:
     H, setup = _embedded(state), state.known_setup
     if centers.shape[1] != H.shape[1]:
         raise PartyError(
-            f"centers must be of {H.shape[1]} numbers each, got {centers.shape[1]}"
+            f"centers must have {H.shape[1]} numbers each, got {centers.shape[1]}"
         )
     with _within_memory():
         centers = np.asarray(centers, dtype=np.float64)
         assigned = [kmeans.assign(rows, centers) for rows in RowBlocks(H)]
         labels = np.concatenate([part[0] for part in assigned])
         inertia = np.array([sum(part[1].sum() for part in assigned)])
-    part: Part = {
-        "kernel": setup.kernel,
-        "gamma": setup.gamma,
-        "degree": setup.degree,
-        "offset": setup.offset,
+    party.part = {
+        **setup.features(state.seed),
         "D": setup.D,
         "D_1": setup.D_1,
-        "seed": state.seed,
         "centers": centers,
         "labels": labels.astype(np.int32),
     }
-    if setup.shift is not None and setup.scale is not None:
-        part["shift"], part["scale"] = setup.shift, setup.scale
     if state.P is not None:
-        part["P"] = state.P
-    party.part = dict(part)
+        party.part["P"] = state.P
     party.predictions = Predictions(labels)
     return {
         "inertia": inertia,
@@ -668,15 +617,15 @@ def angles(
     kernel: AngleKernel,
     gamma: Positive,
 ) -> Angles:
-    """Return this party's part of the angles of its rows.
+    """Return this party's part of the angles of all rows.
 
-    They are of `count` features from number `start`. The server learns their sum over
-    the parties, for all rows.
+    They are the angles of `count` features from number `start` on. The server learns
+    their sum over the parties.
     """
     if party.n_rows * count * bits // 8 > MOST_BYTES:
         raise PartyError(
-            f"count must be of features whose angles take at most {MOST_BYTES} bytes, "
-            f"got {count}"
+            f"count must be a number of features whose angles take at most "
+            f"{MOST_BYTES} bytes, got {count}"
         )
     party.share(np.arange(party.n_rows))
     seed = int.from_bytes(party.rng("features").bytes(16))

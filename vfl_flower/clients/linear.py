@@ -2,8 +2,8 @@
 
 Party j holds A_j = V X_j on the rows of the coreset, V = diag(sqrt(w / n)), and the
 label holder t = V y / s with s such that ``|t| = 1``. With an intercept X_j and y are
-taken about their weighted means, so that no column resembles the ones: the best
-intercept is then 0, and that at the origin follows from the means, as a sum over
+taken about their weighted means, so that no column resembles the ones. The best
+intercept is then 0; the one at the origin follows from the means, as a sum over the
 parties. The server knows the residuals r = t - sum_j A_j theta_j and sends them to all;
 coefficients stay with their party until :func:`coefficients` is asked for.
 """
@@ -61,19 +61,21 @@ class LinearState:
     root : Array, shape (m,), or None
         sqrt(w / n); None: weights 1.
     mean, used : Array, shape (d,), or None
-        With an intercept the weighted means of the columns, and 0 for constant ones.
+        With an intercept, the weighted means of the columns, and 1 for each column but
+        0 for a constant one.
     y_mean, scale : float
         At the label holder the weighted mean and the scale s of the labels.
     F : Array, shape (d, r), or None
         Whitens the party's own normal matrix.
     phi, p, s : Array, shape (r,), or None
-        Of conjugate gradients: solution, direction and gradient in these coordinates.
+        For conjugate gradients: solution, direction and gradient in the coordinates of
+        F.
     R : Array, shape (r, d), or None
-        Of proximal steps: the metric of the block.
+        For proximal steps: the metric of the block.
     x, v : Array, shape (d,), or None
         Solution, and where the next proximal step is taken.
     D, average : Array, shape (d,), or None
-        Of SAGA: scale of the columns, and mean gradient.
+        For SAGA: scale of the columns, and mean gradient.
     batch : Array of int or None
         Rows of the last batch of SAGA.
     """
@@ -141,15 +143,7 @@ class Residuals(TypedDict):
 
 
 class Block:
-    """A_j of one party, read block by block.
-
-    Parameters
-    ----------
-    party : Party
-        The party.
-    state : LinearState
-        What :func:`start` has kept.
-    """
+    """A_j of one party, read block by block."""
 
     def __init__(self, party: Party, state: LinearState) -> None:
         self.rows = state.rows
@@ -187,10 +181,7 @@ class Block:
         return np.asarray(self.root[positions, None] * rows)
 
     def center(self) -> None:
-        """Take the columns about their weighted mean; zero those that are constant.
-
-        What rounding leaves of a constant column is not mistaken for a direction.
-        """
+        """Centre the columns; zero the constant ones, which rounding makes noise."""
         mass = self.root @ self.root
         self.mean = self.dot_transposed(self.root) / mass
         spread = np.sqrt(np.diag(self.gram()) / mass)
@@ -203,15 +194,12 @@ def _given(array: Array | None, default: Array) -> Array:
 
 
 def _needed(array: Array | None) -> Array:
-    """Return what another method of the solver would not have kept.
-
-    Raises
-    ------
-    PartyError
-        It is not there.
-    """
+    """Return what an earlier step of the same method has kept."""
     if array is None:
-        raise PartyError("the step is one of another method than the run began with")
+        raise PartyError(
+            "the step needs what an earlier step of its method keeps, and that one was "
+            "not asked"
+        )
     return array
 
 
@@ -242,9 +230,9 @@ def start(
     test_fraction: Fraction,
     coreset: WeightedRows | None = None,
 ) -> Start:
-    """Keep the rows and weights; send the first residual and, for SAGA, |a_i|^2.
+    """Keep the rows and weights; send the first residual or, for SAGA, |a_i|^2.
 
-    Without a coreset the rows are all training rows, with weight 1 each.
+    Without a coreset these are all training rows, with weight 1 each.
     """
     check_labels(party)
     state = LinearState(n, l2, test_fraction)
@@ -312,7 +300,7 @@ def cg(
 
 
 def _block(party: Party, state: LinearState, residual: Array) -> Block:
-    """Return the block, if a residual of its rows came."""
+    """Return the block, if the residual has its rows."""
     block = Block(party, state)
     if len(residual) != block.shape[0]:
         raise PartyError(
@@ -390,8 +378,7 @@ def saga(
 def coefficients(party: Party) -> Coefficients:
     """Send the party's block of the solution, in units of the label scale s.
 
-    The intercept at the origin is the mean of y less the sum over parties of
-    ``mean_j theta_j``.
+    The intercept at the origin is the mean of y less the sum of all mean_j theta_j.
     """
     state = party.recall(LinearState)
     if state.phi is not None:
@@ -415,10 +402,7 @@ def residuals(
     start: Count,
     stop: Count,
 ) -> Residuals:
-    """Send X_j theta_j, less y at the label holder, for rows `start` to `stop`.
-
-    Rows are counted among the test rows or the training rows.
-    """
+    """Send X_j theta_j, less y at the label holder, for some test or training rows."""
     train, held_out = split_rows(party.n_rows, test_fraction, party.seed)
     chosen = held_out if test else train
     rows = slice(start, stop) if chosen is None else chosen[start:stop]

@@ -2,17 +2,17 @@
 
 What a party, a "client" of the paper, must remember from run to run is in its
 ``state-dir`` (:mod:`vfl_flower.clients.mufc_state`): which rows it has trained on and
-which of them are its centroids, in the order drawn, as tags of their ids, and the sizes
+which of them are its centroids, in the order drawn, as tags of their ids; and the sizes
 of their clusters. No value of a row is in it.
 
-All that is clustered is in the cube to which the box scales the rows.
+Clustering happens in the cube to which the box scales the rows.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +47,10 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 REQUESTS = "forget.txt"
-"""File of a party's ``state-dir`` with the ids to forget, one a line."""
+"""File in a party's ``state-dir`` with the ids to forget, one on each line."""
 
 MOST_ROWS = 2**40
-"""Rows of all parties at most."""
+"""Most rows of all parties together."""
 
 Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
 Rows = Annotated[int, Ge(0), Le(MOST_ROWS)]
@@ -63,14 +63,12 @@ class MUFCState:
 
     Attributes
     ----------
-    model : str
-        Number of the model.
-    settings : TrainingSettings
-        What training has agreed on.
+    model, settings : str, TrainingSettings
+        Number of the model, and what training has agreed on.
     n_rows : int
         Rows of the party's data.
     stay : Array of uint8
-        Which of them take part, a bit for each.
+        Which of them take part, one bit for each.
     drawn : Array of int, shape (k',)
         Row numbers of its centroids, in the order drawn.
     leaves : bool
@@ -94,8 +92,8 @@ class MUFCState:
 class Counts(TypedDict):
     """What :func:`train` and :func:`forget` say of the party's centroids.
 
-    With privacy "scma" it is `message`, with "none" `centroids` and `sizes`. `totals`
-    is the number of rows, and 1 where the file with their clusters is missing.
+    With privacy "scma" that is `message`, with "none" `centroids` and `sizes`. `totals`
+    are the number of rows, and 1 if the file with their clusters is missing.
     """
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
@@ -140,7 +138,8 @@ def train(
 ) -> Trained:
     """Lines 1 to 4: draw centroids, and give their quantised counts.
 
-    What the run began before, and gave up with a party that failed, is removed.
+    The states of `abandoned` models, which the run began and gave up when a party
+    failed, are removed.
     """
     code = _code(party, settings, key)
     folder = party.state_dir if keep else None
@@ -150,7 +149,8 @@ def train(
             "run may be another party's in the next"
         )
     for number in abandoned or []:
-        _remove_unfinished(party, number)
+        if party.state_dir is not None:
+            ClientState(party.state_dir, number).remove_unfinished()
     _check_box(party, settings)
     with _refusing():
         drawn, sizes = seed_centroids(
@@ -164,20 +164,13 @@ def train(
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
     everything = np.packbits(np.ones(party.n_rows, dtype=bool))
-    kept = MUFCState(model, settings, party.n_rows, everything, drawn)
-    counts = _counts(party, kept, sizes, code)
-    totals = np.array([sizes.sum(), 0.0])
-    return {**counts, "totals": totals, "kept": folder is not None}
-
-
-class _Sent(TypedDict, total=False):
-    message: Array
-    centroids: Array
-    sizes: Array
+    party.remember(MUFCState(model, settings, party.n_rows, everything, drawn))
+    counts = _counts(party, sizes, code, [sizes.sum(), 0])
+    return {**counts, "kept": folder is not None}
 
 
 def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
-    """Return how counts are hidden; None: they leave in the clear."""
+    """Return the code that hides counts; None: they leave in the clear."""
     if settings.privacy == "none":
         return None
     with _refusing():
@@ -185,16 +178,12 @@ def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | N
 
 
 def _counts(
-    party: Party, state: MUFCState, sizes: Array, code: SparseSum | None
-) -> _Sent:
-    """Return the centroids and sizes as the settings say: hidden, or in the clear.
-
-    The party remembers for the rest of the run which rows take part, and the drawn
-    ones.
-    """
-    settings = state.settings
+    party: Party, sizes: Array, code: SparseSum | None, totals: Sequence[int]
+) -> Counts:
+    """Return the centroids and sizes as the settings say: hidden, or in the clear."""
+    state = party.recall(MUFCState)
+    settings, sums = state.settings, np.array(totals, dtype=np.float64)
     _check_box(party, settings, state.drawn)
-    party.remember(state)
     if settings.client_training == "full":
         _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
@@ -202,13 +191,14 @@ def _counts(
         centroids = BoxedRows(party.X, settings.box).take(state.drawn)
     if code is None:
         party.share(state.drawn)
-        return {"centroids": centroids, "sizes": sizes}
+        return {"centroids": centroids, "sizes": sizes, "totals": sums}
     with _refusing():
-        return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
+        message = code.encode(*settings.quantizer.count(centroids, sizes))
+        return {"message": message, "totals": sums}
 
 
 def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
-    """Return the rows that take part, the centroids, and each row's centroid."""
+    """Return the rows that take part, their centroids, and the labels of the rows."""
     rows = _taking_part(state)
     blocks = BoxedRows(party.X, state.settings.box, rows)
     places = np.searchsorted(rows, state.drawn)
@@ -218,7 +208,6 @@ def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
 
 
 def _taking_part(state: MUFCState) -> Array:
-    """Return the numbers of the rows that take part in the run."""
     return np.flatnonzero(np.unpackbits(state.stay, count=state.n_rows))
 
 
@@ -230,10 +219,11 @@ def commit(
     centers: Annotated[Array, Reals("k n_columns"), MinLen(1)],
     kept: bool = True,
 ) -> Committed:
-    """Line 9: rows take the global cluster of their centroid; forget what was before.
+    """Line 9: give each row the global cluster of its centroid; settle the version.
 
-    The induced objective and sizes go into sums over the parties. One that leaves keeps
-    its audit log and nothing else; where the model is not kept, none keeps anything.
+    The induced objective and sizes go into sums over the parties. A party that leaves
+    keeps its audit log and nothing else; if the model is not kept, no party keeps
+    anything.
     """
     state = party.recall(MUFCState)
     if party.n_rows != state.n_rows:
@@ -249,14 +239,14 @@ def commit(
     with _refusing():
         cost = split_limbs(np.array([contributions(blocks, scaled, labels).sum()]))
     if party.state_dir is not None:
-        kept_here = ClientState(party.state_dir, state.model)
+        client = ClientState(party.state_dir, state.model)
         _drop_predictions(party, state.model)
         if not kept:
-            kept_here.remove_unfinished()
+            client.remove_unfinished()
         elif not state.leaves:
-            kept_here.settle(version, run)
-        elif kept_here.exists:
-            kept_here.wipe()
+            client.settle(version, run)
+        elif client.exists:
+            client.wipe()
         if state.leaves:
             _remove(party.state_dir / REQUESTS)
         _finish_requests(party, state.asked)
@@ -290,11 +280,11 @@ def forget(
     kind: Kind = "unlearn",
     settings: TrainingSettings | None = None,
 ) -> Counts:
-    """Remove rows, redraw centroids if one of them is among these, and give counts.
+    """Remove rows, redraw centroids if one of them is removed, and give the counts.
 
     What leaves the party has the same form and size whatever is removed. A party that
-    leaves gives no counts; its state may be gone, so it is told the settings. The
-    others do nothing for themselves then: their own requests wait for ``unlearn``.
+    leaves gives empty counts; its state may be gone, so it is told the settings. The
+    others then keep their own requests for a later ``unlearn``.
     """
     if leaves:
         return _leave(party, model, settings, key)
@@ -304,8 +294,8 @@ def forget(
     if now is None:
         raise PartyError(f"training of model {model} was not finished here")
     _check_columns(party, state.facts)
-    requests = _requests(party) if kind == "unlearn" else []
-    asked = list(dict.fromkeys([*(ids or []), *requests]))
+    requests = _requests(party) if kind == "unlearn" else {}
+    asked = list(dict.fromkeys([*(ids or []), *requests.values()]))
     gone = _gone(state, asked, requests)
     if not gone:
         _finish_requests(party, asked)
@@ -325,10 +315,10 @@ def forget(
         )
         raise PartyError(
             "the data must hold the rows of training that were not forgotten, each "
-            "once: its own log says how many they hold"
+            "once: the party's log says how many they hold"
         )
-    places = [i for i, tag in enumerate(now.centroids) if tag in gone]
-    prefix = surviving(np.arange(len(now.centroids)), np.array(places, dtype=np.int64))
+    places = np.array([i for i, tag in enumerate(now.centroids) if tag in gone], int)
+    prefix = surviving(np.arange(len(now.centroids)), places)
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
     redrawn = len(prefix) < len(now.centroids)
     sizes = now.sizes
@@ -341,28 +331,23 @@ def forget(
             blocks = BoxedRows(party.X, settings.box)
             out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
             sizes = sizes - np.bincount(out, minlength=len(drawn))
-    else:  # the rows are gone from the data already: count those that stay
+    else:  # the data no longer hold the removed rows: count those that stay
         rng = party.rng("none")
         with _same_values():
             _, sizes = seed_centroids(
                 party.X, settings.box, len(drawn), rng, stay, drawn
             )
+    tagged = [tags[i] for i in drawn]
     state.stage(
-        version + 1,
-        [tags[i] for i in drawn],
-        sizes,
-        list(gone),
-        kind=kind,
-        redrawn=redrawn,
-        run=run,
+        version + 1, tagged, sizes, list(gone), kind=kind, redrawn=redrawn, run=run
     )
-    kept = MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn)
-    kept.asked = asked
-    counts = _counts(party, kept, sizes, code)
+    packed = np.packbits(stay)
+    party.remember(MUFCState(model, settings, party.n_rows, packed, drawn, asked=asked))
+    behind = _predictions(party.state_dir, model) is None
+    counts = _counts(party, sizes, code, [remaining, behind])
     if not np.all(stay):
         _drop_cache(party)
-    behind = _predictions(party.state_dir, model) is None
-    return {**counts, "totals": np.array([remaining, behind], dtype=np.float64)}
+    return counts
 
 
 def _leave(
@@ -378,31 +363,25 @@ def _leave(
     code = _code(party, settings, key)
     none = np.packbits(np.zeros(party.n_rows, dtype=bool))
     nothing = np.zeros(0, dtype=np.int64)
-    kept = MUFCState(model, settings, party.n_rows, none, nothing, leaves=True)
-    return {**_counts(party, kept, nothing, code), "totals": np.zeros(2)}
+    party.remember(MUFCState(model, settings, party.n_rows, none, nothing, leaves=True))
+    return _counts(party, nothing, code, [0, 0])
 
 
 def _gone(
-    state: ClientState, asked: Sequence[str], requests: Sequence[str]
+    state: ClientState, asked: Sequence[str], requests: Mapping[int, str]
 ) -> set[bytes]:
-    """Return the tags of the ids that are asked for and were not removed before.
-
-    Raises
-    ------
-    PartyError
-        An id is not of a row of training.
-    """
+    """Return the tags of the ids to forget that were not removed before."""
     tags = state.tag(asked)
     known = state.known(tags)
     if unknown := len(asked) - np.count_nonzero(known):
-        wrong = {value for value, there in zip(asked, known, strict=True) if not there}
-        lines = [i for i, v in enumerate(requests, start=1) if v in wrong]
+        wrong = {name for name, there in zip(asked, known, strict=True) if not there}
+        lines = [i for i, name in requests.items() if name in wrong]
         log.error("%d of %d ids are not of rows of training", unknown, len(asked))
         if lines:
             log.error("lines %s of %s name no rows of training", lines, REQUESTS)
         raise PartyError(
-            "ids to forget must be of rows of training: some are not, its own log says "
-            "how many"
+            "ids to forget must belong to rows of training: some do not, the party's "
+            "log says how many"
         )
     return set(tags) - state.removed()
 
@@ -426,7 +405,7 @@ def status(party: Party, model: str, version: Version, before: str) -> Status:
 
 
 def _state(party: Party, model: str, version: int, run: str) -> ClientState:
-    """Return the party's state, brought to the version that the server has."""
+    """Return the party's state, brought to the server's version."""
     if party.state_dir is None:
         raise PartyError("it has no state-dir, so it has nothing to forget from")
     state = ClientState(party.state_dir, model)
@@ -447,7 +426,6 @@ def _check_name(party: Party, facts: PartyFacts) -> None:
 
 
 def _check_columns(party: Party, facts: PartyFacts) -> None:
-    """Raise unless the columns are those of training."""
     count, names = _columns(party)
     if count != facts.n_columns:
         raise PartyError(
@@ -461,7 +439,7 @@ def _check_columns(party: Party, facts: PartyFacts) -> None:
 
 
 def _check_alone(party: Party, folder: Path, model: str) -> None:
-    """Raise where another party of the run has written to the same folder."""
+    """Raise if another party of the run has written to the same folder."""
     state = ClientState(folder, model)
     if state.exists and state.facts.name != party.name:
         raise PartyError("state-dir must be a folder of this party alone")
@@ -475,20 +453,14 @@ def _check_alone(party: Party, folder: Path, model: str) -> None:
         )
 
 
-def _remove_unfinished(party: Party, model: str) -> None:
-    """Remove the state of a training that the server has not kept."""
-    if party.state_dir is not None:
-        ClientState(party.state_dir, model).remove_unfinished()
-
-
 def _predictions(folder: Path | None, model: str) -> Path | None:
-    """Return the file with the clusters of the rows, if it is there."""
+    """Return the file with the clusters of the rows, if there is one."""
     path = None if folder is None else folder / f"predictions-{model}.csv"
     return path if path is not None and path.exists() else None
 
 
 def _drop_predictions(party: Party, model: str) -> None:
-    """Remove them until those of the next version are written."""
+    """Remove the clusters of the rows until those of the next version are written."""
     if path := _predictions(party.state_dir, model):
         _remove(path)
 
@@ -504,38 +476,39 @@ def _remove(path: Path) -> None:
 
 
 def _drop_cache(party: Party) -> None:
-    """Remove the copy of a data file that still has rows that were forgotten."""
+    """Remove the cached copy of a data file that still has forgotten rows."""
     if party.source is not None:
         party.source.drop_cache()
 
 
 def _columns(party: Party) -> tuple[int, str]:
-    """Return number and digest of the columns: a removal must find the same."""
+    """Return the number of the columns and the digest of their names."""
     names = digest_ids(np.array(party.columns)) if party.columns else ""
     return party.X.shape[1], names
 
 
-def _requests(party: Party) -> list[str]:
-    """Return the ids in the party's own list of requests."""
+def _requests(party: Party) -> dict[int, str]:
+    """Return the ids that the party itself wants to forget, by their lines."""
     path = None if party.state_dir is None else party.state_dir / REQUESTS
     if path is None or not path.exists():
-        return []
+        return {}
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         raise PartyError(
             f"{REQUESTS} must be a file of UTF-8 text, an id a line"
         ) from None
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    lines = enumerate(text.splitlines(), start=1)
+    return {number: line.strip() for number, line in lines if line.strip()}
 
 
 def _finish_requests(party: Party, asked: Sequence[str]) -> None:
-    """Take the ids that were asked for from the list, not what came meanwhile."""
+    """Remove these ids from the file of requests, and keep those that came since."""
     done = set(asked)
     if not done or party.state_dir is None:
         return
     path = party.state_dir / REQUESTS
-    more = [value for value in _requests(party) if value not in done]
+    more = [value for value in _requests(party).values() if value not in done]
     if more:
         write_private(path, "\n".join([*more, ""]).encode(), "the requests")
     else:
@@ -557,7 +530,7 @@ def _ids(party: Party) -> list[str]:
 def _check_box(
     party: Party, settings: TrainingSettings, rows: Array | None = None
 ) -> None:
-    """Raise where rows, by default all, are outside the box; no value is told."""
+    """Raise if rows, by default all, are outside the box."""
     blocks = RowBlocks(party.X) if rows is None else [party.X[rows]]
     with _refusing(party.columns):
         for block in blocks:
@@ -566,7 +539,7 @@ def _check_box(
 
 @contextmanager
 def _refusing(names: Sequence[str] | None = None) -> Iterator[None]:
-    """Turn errors, which name a rule or a column and no value, into refusals."""
+    """Turn errors, which name a rule or a column but no value, into refusals."""
     try:
         yield
     except ValueError as error:
@@ -579,7 +552,7 @@ def _refusing(names: Sequence[str] | None = None) -> Iterator[None]:
 
 @contextmanager
 def _same_values() -> Iterator[None]:
-    """Turn errors of rows that training has clustered into a refusal."""
+    """Turn errors about rows that training could cluster into a refusal."""
     try:
         yield
     except ValueError:

@@ -1,13 +1,13 @@
-"""The only reader and writer of what parties and the server keep to forget rows.
+"""What parties and the server keep on disk to forget rows: its only reader and writer.
 
 A clustering that can forget [1] lives in one SQLite file at each party, a "client" of
-[1], and one at the server. A version of it is committed in two phases, and the server
+[1], and one at the server. Its versions are committed in two phases, and the server
 decides: parties *stage* version v + 1, the server *saves* it, and then parties
-*settle*. Each message of a task carries the server's version, at which a party settles
+*settle*. Each message of a task carries the server's version, to which a party settles
 first. So whoever is killed, and at whichever write, the next task finds all at v or
 brings all to v + 1.
 
-No file of a party has an id, a value or a coordinate of a row: rows are known by tags
+No file of a party holds an id, a value or a coordinate of a row: rows are known by tags
 of their ids, under a key of that file. Deleted content is overwritten with zeros.
 
 References
@@ -36,12 +36,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from vfl_flower.numerics.mufc import Box, Quantizer
-from vfl_flower.protocol.contract import (
-    ContractError,
-    fields_of,
-    flat,
-    structure,
-)
+from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.settings import Natural, Positive
 from vfl_flower.secure_aggregation import SparseSum
@@ -51,20 +46,21 @@ from vfl_flower.version import __version__
 logger = logging.getLogger("vfl_flower")
 
 FORMAT = 1
-"""Of both files, in the ``user_version`` of SQLite."""
+"""Format of both files, in the ``user_version`` of SQLite."""
 
 TAG = 16
 """Bytes of a tag."""
 
 BUSY = 5.0
-"""Seconds to wait for another process that has the file."""
+"""Seconds to wait for another process that holds the file."""
 
 READ = "BEGIN"
 WRITE = "BEGIN IMMEDIATE"
-"""Of a transaction; what is read for a decision to write does not change before it."""
+"""How a transaction begins; after this one, what it reads cannot change before it
+writes."""
 
 MOST_NUMBERS = 2**26
-"""Numbers of a sparse sum at most, so that no request exhausts a party's memory."""
+"""Most numbers of a sparse sum, so that no request exhausts a party's memory."""
 
 ServerPoints = Literal["uniform", "weighted"]
 Training = Literal["init", "full"]
@@ -76,31 +72,13 @@ PointField = Literal["hash", "paper"]
 class TrainingSettings:
     """What server and parties agree on in training, for all tasks on the model.
 
-    Attributes
-    ----------
-    n_clusters : int
-        K, global clusters.
-    local_clusters : int
-        K', centroids of a party at most.
-    gamma : float
-        Quantisation step, in sides of the box.
-    lower, upper : Array, shape (d,) or ()
-        The box, in the unit of the columns.
-    server_points : {"uniform", "weighted"}
-        What a bin of rows becomes at the server.
-    client_training : {"init", "full"}
-        Whether Lloyd's iteration follows the draws of a party.
-    privacy : {"scma", "none"}
-        Whether counts are summed under masks, or centroids leave in the clear.
-    field : {"hash", "paper"}
-        How a bin becomes an element of a field.
-    n_init : int
-        Starts of k-means at the server.
+    They are those of :class:`vfl_flower.strategies.MUFC`, without "auto" or 0, and the
+    box by its `lower` and `upper` bounds, shape (d,) or (), in the unit of the columns.
 
     Raises
     ------
     ContractError
-        There is no such box or no such step.
+        The bounds make no box, or gamma no quantisation.
     """
 
     n_clusters: Natural
@@ -136,18 +114,13 @@ class TrainingSettings:
     def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
         """Return the code of Algorithm 2 for the counts of all parties.
 
-        Parameters
-        ----------
-        n_parties, n_columns : int
-            L and d.
-        key : bytes
-            Key of the hash.
+        `key` is that of the hash.
 
         Raises
         ------
         ValueError
-            The key is none, the numbers of the bins do not fit into the field of the
-            paper, or the sum is too large for a message.
+            The key has another length, the numbers of the bins do not fit into the
+            field of the paper, or the sum is too large for a message.
         """
         n_bins = self.quantizer.n_bins
         try:
@@ -170,20 +143,18 @@ class TrainingSettings:
         return code
 
     def stored(self) -> dict[str, Any]:
-        """Return what JSON can hold of the settings."""
-        return {
-            k: v.tolist() if isinstance(v, np.ndarray) else v
-            for k, v in flat(self).items()
-        }
+        """Return the settings as JSON can hold them."""
+        bounds = {"lower": self.lower.tolist(), "upper": self.upper.tolist()}
+        return flat(self) | bounds
 
     @classmethod
     def restored(cls, stored: dict[str, Any]) -> TrainingSettings:
-        """Return the settings of which `stored` gave the values.
+        """Return the settings from what :meth:`stored` returned.
 
         Raises
         ------
         ContractError
-            They are none.
+            These are not the values of settings.
         """
         bounds = {k: np.array(stored.get(k)) for k in ("lower", "upper")}
         return cls(**structure(fields_of(cls), stored | bounds, {}))
@@ -191,35 +162,26 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class PartyFacts:
-    """What a party knows of its training besides, and must find again to forget.
-
-    Attributes
-    ----------
-    name : str
-        Name of the party.
-    n_columns : int
-        Number of its columns.
-    columns : str
-        Digest of their names; "" where they have none.
-    """
+    """What a party must find again to forget, besides the settings of its training."""
 
     name: str
     n_columns: int
     columns: str
+    """Digest of the names of the columns; "" if they have none."""
 
 
 @dataclass(frozen=True, eq=False)
 class LocalClusters:
     """The clusters of one party in one version.
 
-    Parameters
+    Attributes
     ----------
     version : int
         Version of the clustering, from 1.
     centroids : list of bytes, length k'
         Tags of the rows that C^(l) was drawn from, in the order drawn.
-    sizes : Array of int64, shape (k',)
-        Rows of each cluster; fewer than k' where means have lost all their rows.
+    sizes : Array of int64, shape (at most k',)
+        Rows of each cluster, without means that have lost all their rows.
     """
 
     version: int
@@ -229,9 +191,9 @@ class LocalClusters:
 
 @dataclass(frozen=True, eq=False)
 class GlobalClusters:
-    """What the server keeps in one version.
+    """What the server keeps of one version.
 
-    Parameters
+    Attributes
     ----------
     version : int
         Version of the clustering; 0: training is not finished.
@@ -248,7 +210,7 @@ class GlobalClusters:
     settings : TrainingSettings
         What training agreed on.
     sizes : Array of int64, shape (K,)
-        Rows of each cluster; none before `ServerState.describe`.
+        Rows of each cluster; empty before `ServerState.describe`.
     inertia : float
         The induced objective; NaN before `ServerState.describe`.
     """
@@ -265,15 +227,7 @@ class GlobalClusters:
 
 
 class _StateFile:
-    """The file of one model, opened and closed in each call.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the file ``<model>.sqlite``.
-    model : str
-        Id of the model: 8 to 32 lower-case hexadecimal digits.
-    """
+    """The file ``<model>.sqlite`` of one model, opened and closed in each call."""
 
     kind: ClassVar[int]
     owner: ClassVar[str]
@@ -281,7 +235,7 @@ class _StateFile:
     tables: ClassVar[dict[str, str]]
 
     def __init__(self, folder: Path, model: str) -> None:
-        # The id comes from elsewhere: it must not lead out of the folder.
+        # The id comes in a message: it must not lead out of the folder.
         if not _is_id(model):
             raise self.error(
                 "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
@@ -292,7 +246,7 @@ class _StateFile:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a state, also one whose training was never finished."""
+        """Whether there is a state, even of a training that was never finished."""
         with self._errors():
             if not self._path.exists():
                 return False
@@ -306,11 +260,17 @@ class _StateFile:
             return self._version(db)
 
     def _about(self, db: sqlite3.Connection, columns: str) -> tuple[Any, ...]:
-        """Return values of the one row that is there in each state."""
+        """Return columns of the only row of table ``about``."""
         return tuple(db.execute(f"SELECT {columns} FROM about").fetchone())
 
     def _version(self, db: sqlite3.Connection) -> int:
         return int(self._about(db, "version")[0])
+
+    def _log(self, columns: str) -> list[dict[str, Any]]:
+        with self._open() as db:
+            entries = db.execute(f"SELECT {columns} FROM log ORDER BY rowid")
+            names = [name for name, *_ in entries.description]
+            return [dict(zip(names, values, strict=True)) for values in entries]
 
     def _check_next(self, db: sqlite3.Connection, version: int) -> None:
         present = self._version(db)
@@ -336,8 +296,8 @@ class _StateFile:
     def _new(self) -> Iterator[sqlite3.Connection]:
         """Make the file for one transaction, or empty that of an unfinished training.
 
-        In place, since another file under this name would meet the journal that a
-        killed process has left.
+        The file is not replaced: a new one under this name would meet the journal that
+        a killed process has left.
         """
         with self._errors():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -394,7 +354,7 @@ class _StateFile:
 
     @contextmanager
     def _legible(self) -> Iterator[None]:
-        """Turn what is not as it was written into one sentence."""
+        """Turn the errors of damaged contents into one sentence."""
         try:
             yield
         except (ValueError, TypeError, KeyError):  # JSON's errors among them
@@ -408,8 +368,8 @@ class _StateFile:
         return self.error(f"{self.owner} has no state of model {self.model}")
 
     def _check(self, db: sqlite3.Connection) -> None:
-        """Raise if the file is none of this class, this format and this model."""
-        if _is_empty(db):  # a `create` that was killed
+        """Raise unless the file is of this class, this format and this model."""
+        if _is_empty(db):  # left by a `create` that was killed
             raise self._missing()
         what = f"the state of model {self.model} at {self.owner}"
         (kind,) = db.execute("PRAGMA application_id").fetchone()
@@ -424,14 +384,12 @@ class _StateFile:
         (model,) = self._about(db, "model")
         if model != self.model:
             raise self.error(
-                f"{what} is one of model {model}: the file was renamed or copied"
+                f"{what} was written for model {model}: the file was renamed or copied"
             )
 
 
 class ClientState(_StateFile):
     """What one party keeps of one model, in its ``state-dir``.
-
-    Each method opens the file, and raises where it cannot.
 
     Parameters
     ----------
@@ -444,14 +402,14 @@ class ClientState(_StateFile):
     ------
     PartyError
         From each method but `exists`: there is no state of that model, it is of another
-        format, model or kind, or it cannot be read or written. From all but `log`,
-        `left`, `version` and `wipe` too: the party has left the model.
+        format, model or kind, or it cannot be read or written. Also from all but `log`,
+        `left`, `version` and `wipe`: the party has left the model.
 
     Notes
     -----
     A run is any text that no other run has, such as the number of its session. It keeps
-    apart what two runs have staged for one version: the one that the server did not
-    save is dropped.
+    apart what two runs have staged for one version: what the server did not save is
+    dropped.
     """
 
     kind = 0x76666C63  # "vflc"
@@ -460,8 +418,8 @@ class ClientState(_StateFile):
     tables: ClassVar[dict[str, str]] = {
         "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, tag_key BLOB, "
         "centroids BLOB, sizes BLOB",
-        # The sorted tags of training, apart by their first byte: a few of them are
-        # looked up in a small part of the file.
+        # The sorted tags of training, split by their first byte, so that a look-up of a
+        # few reads a small part of the file.
         "rows": "byte INTEGER PRIMARY KEY, tags BLOB",
         "removed": "tag BLOB PRIMARY KEY",
         "staged": "run TEXT PRIMARY KEY, version INTEGER, kind TEXT, redrawn INTEGER, "
@@ -478,31 +436,24 @@ class ClientState(_StateFile):
         settings: TrainingSettings,
         facts: PartyFacts,
     ) -> ClientState:
-        """Begin the state of a training, at version 0 and with a new key of tags.
+        """Begin the state of a training, at version 0 and with a new key for tags.
+
+        A missing folder is made, for its user alone. A state of the model at version 0
+        is replaced: its training was never finished.
 
         Parameters
         ----------
-        folder : Path
-            ``state-dir`` of the party; made for its user alone where it is missing.
-        model : str
-            Id of the model. A state of it at version 0 is replaced: its training was
-            never finished.
+        folder, model : Path, str
+            As for the class.
         ids : sequence, length n
             Distinct ids of all rows of training. Only their tags are kept.
-        settings : TrainingSettings
-            What training agrees on.
-        facts : PartyFacts
-            What the party knows besides.
-
-        Returns
-        -------
-        ClientState
-            The state, in which nothing is current or staged.
+        settings, facts : TrainingSettings, PartyFacts
+            What a removal must find again.
 
         Raises
         ------
         PartyError
-            An id stands twice, training was finished before, or the folder cannot be
+            An id occurs twice, training was finished before, or the folder cannot be
             written to.
         """
         state = cls(folder, model)
@@ -530,21 +481,22 @@ class ClientState(_StateFile):
 
     @property
     def settings(self) -> TrainingSettings:
-        """What training has agreed on."""
+        """What training agreed on."""
         return self._agreed()[0]
 
     @property
     def facts(self) -> PartyFacts:
-        """What the party knows of its training besides."""
+        """What else the party knows of its training."""
         return self._agreed()[1]
 
     def _agreed(self) -> tuple[TrainingSettings, PartyFacts]:
         with self._member() as db:
             (text,) = self._about(db, "settings")
+        fields = fields_of(PartyFacts)
         with self._legible():
             stored = dict(json.loads(text))
-            known = {name: stored.pop(name) for name in fields_of(PartyFacts)}
-            facts = PartyFacts(**structure(fields_of(PartyFacts), known, {}))
+            known = {name: stored.pop(name) for name in fields}
+            facts = PartyFacts(**structure(fields, known, {}))
             return TrainingSettings.restored(stored), facts
 
     @property
@@ -554,56 +506,27 @@ class ClientState(_StateFile):
             return self._left(db)
 
     def tag(self, ids: Sequence[Any]) -> list[bytes]:
-        """Return the tags of ids: HMAC-SHA256 under the key of the file, shortened.
+        """Return the tags of ids, 16 bytes of HMAC-SHA256 under the key of the file.
 
-        Parameters
-        ----------
-        ids : sequence, length r
-            Ids; 7 has the tag of "7".
-
-        Returns
-        -------
-        list of bytes, length r
-            Tags of 16 bytes. To whoever lacks the file they tell nothing of the ids.
+        7 has the tag of "7". Without the file, tags reveal nothing about the ids.
         """
         with self._member() as db:
             return _hmacs(self._about(db, "tag_key")[0], ids)
 
     def known(self, tags: Sequence[bytes]) -> Array:
-        """Return which tags are of rows of training, removed or not.
-
-        Parameters
-        ----------
-        tags : sequence of bytes, length r
-            Tags.
-
-        Returns
-        -------
-        Array of bool, shape (r,)
-            For each tag whether its row was in the training.
-        """
+        """Return which tags are of rows of training, removed or not, shape (r,)."""
         with self._member() as db:
             return _known(db, tags)
 
     def removed(self) -> set[bytes]:
-        """Return the tags of all rows that were removed, without those staged."""
+        """Return the tags of all removed rows, without those that are only staged."""
         with self._member() as db:
             return _removed(db)
 
     def keep(self, tags: Sequence[bytes], *, run: str | None = None) -> Array:
-        """Return which tags are of rows that are still in the clustering.
+        """Return which tags are of rows still in the clustering, shape (r,).
 
-        Parameters
-        ----------
-        tags : sequence of bytes, length r
-            Tags.
-        run : str, optional
-            Also leave out what this run has staged to be removed.
-
-        Returns
-        -------
-        Array of bool, shape (r,)
-            True for rows of training that were not removed.
+        With a `run`, the rows that it has staged for removal do not count either.
         """
         with self._member() as db:
             gone = _removed(db)
@@ -615,13 +538,13 @@ class ClientState(_StateFile):
             return np.asarray(there & _known(db, tags))
 
     def current(self) -> LocalClusters | None:
-        """Return the clusters of the committed version; None before the first."""
+        """Return the clusters of the committed version, if there is one."""
         with self._member() as db:
             version, *clusters = self._about(db, "version, centroids, sizes")
             return _clusters(version, *clusters) if version else None
 
     def staged(self, run: str = "") -> LocalClusters | None:
-        """Return the clusters that a run has staged; None: it has not."""
+        """Return the clusters that a run has staged, if any."""
         with self._member() as db:
             row = db.execute(
                 "SELECT version, centroids, sizes FROM staged WHERE run = ?", (run,)
@@ -648,7 +571,7 @@ class ClientState(_StateFile):
         centroids : sequence of bytes, length k'
             Tags of the drawn rows, in the order drawn.
         sizes : Array of int, shape (at most k',)
-            Rows of each cluster: together all rows that remain.
+            Rows of each cluster, which add up to all rows that remain.
         removed : sequence of bytes, length r
             Tags of X_R, rows of training.
         kind : str
@@ -656,13 +579,12 @@ class ClientState(_StateFile):
         redrawn : bool
             Whether a centroid was drawn, for the log.
         run : str
-            The run, of which an earlier staged version is replaced.
+            The run; what it has staged before is replaced.
 
         Raises
         ------
         PartyError
-            The version is not the next one, a tag to remove is not of the training, a
-            centroid is not of a row that remains, or the sizes do not add up to these.
+            A value breaks one of these rules.
         """
         removed, centroids = list(dict.fromkeys(removed)), list(centroids)
         with self._member(WRITE) as db:
@@ -695,21 +617,14 @@ class ClientState(_StateFile):
             )
 
     def settle(self, version: int, run: str = "") -> None:
-        """Bring the party to the server's version: commit what is staged, or drop it.
+        """Bring the party to the version that the server has saved in a run.
 
-        The audit log is written with it.
-
-        Parameters
-        ----------
-        version : int
-            The version that the server has saved.
-        run : str
-            The run that saved it.
+        What is staged is committed, with an entry in the audit log, or dropped.
 
         Raises
         ------
         PartyError
-            The version is neither the present nor the staged one of that run.
+            The version is neither the present one nor staged by that run.
         """
         version = int(version)  # SQLite takes no integer of NumPy
         with self._member(WRITE) as db:
@@ -739,7 +654,7 @@ class ClientState(_StateFile):
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
                     (_now(), kind, version, removed, redrawn),
                 )
-            # WHERE: else SQLite writes to the disk even if the table is empty.
+            # Without WHERE, SQLite writes to the disk even if the table is empty.
             db.execute("DELETE FROM staged WHERE true")
 
     def log(self) -> list[dict[str, Any]]:
@@ -751,23 +666,14 @@ class ClientState(_StateFile):
             ``time`` (ISO 8601, UTC) of the commit, ``kind``, ``version``, ``tags``
             (hexadecimal, of the rows removed) and ``redrawn``.
         """
-        with self._open() as db:
-            rows = db.execute(
-                "SELECT time, kind, version, tags, redrawn FROM log ORDER BY rowid"
-            ).fetchall()
-        return [
-            {
-                "time": time,
-                "kind": kind,
-                "version": version,
-                "tags": [tag.hex() for tag in _tags(tags)],
-                "redrawn": bool(redrawn),
-            }
-            for time, kind, version, tags, redrawn in rows
-        ]
+        log = self._log("time, kind, version, tags, redrawn")
+        for entry in log:
+            entry["tags"] = [tag.hex() for tag in _tags(entry["tags"])]
+            entry["redrawn"] = bool(entry["redrawn"])
+        return log
 
     def wipe(self) -> None:
-        """Leave the model: overwrite all but the audit log; again, change nothing.
+        """Leave the model: overwrite all but the audit log; the second time, nothing.
 
         The key goes too, so that the tags in the log can no longer be compared with
         ids.
@@ -787,13 +693,7 @@ class ClientState(_StateFile):
                 db.execute(f"DELETE FROM {table}")
 
     def remove_unfinished(self) -> None:
-        """Remove the file of a training that was not finished, at version 0, if any.
-
-        Raises
-        ------
-        PartyError
-            The file cannot be read or removed.
-        """
+        """Remove the file of a training that was not finished, at version 0, if any."""
         if not self.exists or self.version == 0:
             with self._errors():
                 self._path.unlink(missing_ok=True)
@@ -813,12 +713,10 @@ class ClientState(_StateFile):
 class ServerState(_StateFile):
     """What the server keeps of one model.
 
-    Each method opens the file, and raises where it cannot.
-
     Parameters
     ----------
     folder : Path
-        Folder of the states of the server.
+        Folder of the server's states.
     model : str
         Id of the model: 8 to 32 lower-case hexadecimal digits.
 
@@ -847,24 +745,10 @@ class ServerState(_StateFile):
         settings: TrainingSettings,
         parties: Sequence[str],
     ) -> ServerState:
-        """Begin the state of a training, at version 0.
+        """Begin the state of a training of these parties: version 0, with an empty q.
 
-        Parameters
-        ----------
-        folder : Path
-            Folder of the states; made for its user alone where it is missing.
-        model : str
-            Id of the model. A state of it at version 0 is replaced: its training was
-            never finished.
-        settings : TrainingSettings
-            What training agrees on.
-        parties : sequence of str, length L
-            Names of the parties.
-
-        Returns
-        -------
-        ServerState
-            The state, with an empty q.
+        A missing folder is made, for its user alone. A state of the model at version 0
+        is replaced: its training was never finished.
 
         Raises
         ------
@@ -892,31 +776,25 @@ class ServerState(_StateFile):
         named: Sequence[str] = (),
         run: str = "",
     ) -> None:
-        """Write the next version over the present one: from now on it is decided.
+        """Write the next version over the present one, which decides it.
 
         Parameters
         ----------
         version : int
             The present version plus 1.
-        bins : Array of int, shape (m, d)
-            Bins of q that have rows.
-        counts : Array of int, shape (m,)
-            Rows of each bin, at least 1.
-        centers : Array, shape (K, d)
-            C_s, in the unit of the data.
-        parties : sequence of str
-            Names of the parties whose rows are in q.
+        bins, counts, centers, parties : Array, Array, Array, sequence of str
+            See :class:`GlobalClusters`; the counts are at least 1.
         kind : str
             ``train``, ``unlearn`` or ``forget-client``.
         named : sequence of str
-            Names of the parties that the request names, for the log.
+            Names of the parties in the request, for the log.
         run : str
-            The run, which the parties settle at with the version.
+            The run, which the parties need to settle the version.
 
         Raises
         ------
         ValueError
-            The version is not the next one, or the shapes do not fit.
+            A value breaks one of these rules.
         """
         bins, counts = np.asarray(bins, np.int64), np.asarray(counts, np.int64)
         centers = np.asarray(centers, np.float64)
@@ -928,6 +806,8 @@ class ServerState(_StateFile):
             )
         if (counts < 1).any():
             raise ValueError(f"counts must be at least 1, got {counts.min()}")
+        packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
+        version = int(version)  # SQLite takes no integer of NumPy
         with self._open(WRITE) as db:
             self._check_next(db, version)
             before = self._load(db)
@@ -936,35 +816,22 @@ class ServerState(_StateFile):
                 "UPDATE about SET version = ?, run = ?, clients = ?, columns = ?, "
                 "bins = ?, counts = ?, centers = ?, sizes = x'', inertia = NULL",
                 (
-                    *(int(version), run, json.dumps(list(parties)), bins.shape[1]),
-                    *(bins.astype("<i8").tobytes(), counts.astype("<i8").tobytes()),
-                    centers.astype("<f8").tobytes(),
+                    *(version, run, json.dumps(list(parties)), d),
+                    *(array.tobytes() for array in packed),
                 ),
             )
             db.execute(
                 "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
-                (_now(), kind, int(version), json.dumps(list(named)), changed),
+                (_now(), kind, version, json.dumps(list(named)), changed),
             )
 
     def describe(self, version: int, sizes: Array, inertia: float) -> None:
-        """Add what the parties say of a version after it was saved.
-
-        Parameters
-        ----------
-        version : int
-            The present version; of another one nothing is written.
-        sizes : Array of int, shape (K,)
-            Rows of each cluster.
-        inertia : float
-            The induced objective.
-        """
+        """Add sizes and objective to a version, unless another one was saved since."""
+        packed = np.asarray(sizes).astype("<i8").tobytes()
         with self._open(WRITE) as db:
             db.execute(
                 "UPDATE about SET sizes = ?, inertia = ? WHERE version = ?",
-                (
-                    np.asarray(sizes).astype("<i8").tobytes(),
-                    *(float(inertia), int(version)),
-                ),
+                (packed, float(inertia), int(version)),
             )
 
     def load(self) -> GlobalClusters:
@@ -973,12 +840,9 @@ class ServerState(_StateFile):
             return self._load(db)
 
     def _load(self, db: sqlite3.Connection) -> GlobalClusters:
-        version, run, d, bins, counts, centers, parties, settings, *about = self._about(
-            db,
-            "version, run, columns, bins, counts, centers, clients, settings, sizes, "
-            "inertia",
-        )
-        sizes, inertia = about
+        version, run, d, inertia = self._about(db, "version, run, columns, inertia")
+        bins, counts, centers, sizes = self._about(db, "bins, counts, centers, sizes")
+        parties, settings = self._about(db, "clients, settings")
         with self._legible():
             return GlobalClusters(
                 version,
@@ -1001,39 +865,22 @@ class ServerState(_StateFile):
             ``time`` (ISO 8601, UTC), ``kind``, ``version``, ``parties`` (the names in
             the request; no ids) and ``changed``: whether q differs from the one before.
         """
-        with self._open() as db:
-            rows = db.execute(
-                "SELECT time, kind, version, clients, changed FROM log ORDER BY rowid"
-            ).fetchall()
-        return [
-            {
-                "time": time,
-                "kind": kind,
-                "version": version,
-                "parties": json.loads(parties),
-                "changed": bool(changed),
-            }
-            for time, kind, version, parties, changed in rows
-        ]
+        log = self._log("time, kind, version, clients AS parties, changed")
+        for entry in log:
+            entry["parties"] = json.loads(entry["parties"])
+            entry["changed"] = bool(entry["changed"])
+        return log
 
 
 def list_models(folder: Path) -> list[str]:
     """Return the ids of the models with a state in a folder, sorted.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of a party or of the server.
-
-    Returns
-    -------
-    list of str
-        The ids, also of trainings that were never finished.
+    These include trainings that were never finished.
 
     Raises
     ------
     ValueError
-        The folder may not be read.
+        The folder cannot be read.
     """
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]
@@ -1061,8 +908,8 @@ def _now() -> str:
 
 def _hmacs(key: bytes, ids: Sequence[Any]) -> list[bytes]:
     """Return HMAC-SHA256(key, id), shortened, of each id."""
-    # RFC 2104 by hand: copies of two started hashes take a third of the time that
-    # ``hmac.digest`` does.
+    # RFC 2104 by hand: copies of two prepared hashes take a third of the time of
+    # ``hmac.digest``.
     block = key.ljust(64, b"\0")
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
     outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
@@ -1085,19 +932,19 @@ def _removed(db: sqlite3.Connection) -> set[bytes]:
 
 def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
     """Return which tags are in the table of rows, Array of bool, shape (r,)."""
-    # NumPy ignores zeros at the end of bytes: no matter where all have one length.
+    # NumPy ignores zeros at the end of bytes: harmless, since all have one length.
     wanted = np.array(tags, f"S{TAG}")
     order = np.argsort(wanted)  # a search in order stays in the processor's cache
     wanted = wanted[order]
     known = np.zeros(len(tags), bool)
     parts = [
-        row
+        part
         for byte in np.unique(wanted.view(np.uint8)[::TAG]).tolist()
-        for row in db.execute("SELECT tags FROM rows WHERE byte = ?", (byte,))
+        for (part,) in db.execute("SELECT tags FROM rows WHERE byte = ?", (byte,))
     ]
     if not parts:
         return known
-    stored = np.frombuffer(b"".join(part for (part,) in parts), wanted.dtype)
+    stored = np.frombuffer(b"".join(parts), wanted.dtype)
     place = np.searchsorted(stored, wanted)
     known[order] = stored[np.minimum(place, len(stored) - 1)] == wanted
     return known
@@ -1109,7 +956,7 @@ def _clusters(version: int, centroids: bytes, sizes: bytes) -> LocalClusters:
 
 
 def _entries(bins: Array, counts: Array) -> dict[bytes, int]:
-    """Return q without its order."""
+    """Return the counts by bin, whatever the order of the bins."""
     rows = zip(bins, counts.tolist(), strict=True)
     return {place.tobytes(): count for place, count in rows}
 

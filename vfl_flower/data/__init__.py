@@ -23,7 +23,6 @@ are imported only by the step that needs them; a load from the cache needs none.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from vfl_flower.data.bundled import (
@@ -45,6 +44,9 @@ from vfl_flower.data.files import (
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.party import Party, PartyError
 
+IMPUTE = ("mean", "median", "none")
+"""What missing values become; none: they are an error."""
+
 
 def load_party(
     source: PartySource, seed: int = 0, encoding: Encoding | None = None
@@ -59,9 +61,9 @@ def load_party(
         Seed of a ``synthetic`` data set; nothing else is random.
     encoding : dict, optional
         ``Party.encoding`` of the rows that a model was trained on: these are new rows
-        for it and are encoded in the same way. Then the options ``columns``,
-        ``standardize``, ``one-hot`` and ``impute`` say nothing, and a party file needs
-        no label column.
+        for that model and are encoded in the same way. The options ``columns``,
+        ``standardize``, ``one-hot`` and ``impute`` are then ignored, and a party file
+        needs no label column.
 
     Returns
     -------
@@ -79,20 +81,24 @@ def load_party(
 
     Notes
     -----
-    Text and categorical columns become one 0/1 column for each level, ``carrier=UA``,
-    in sorted order; a bool column is one 0/1 column as it is. A missing number becomes
-    the mean or median of its column, a missing text that of each of its 0/1 columns.
-    Scaling comes last. Parquet keeps categories of text only: those of numbers are
-    numbers there. The arrays ``y`` and ``ids`` of an NPZ need no option. In a folder
-    all parties are given the same options, so a label column or a feature column may
-    be in another file, but must be in one of them. A missing label is another party's:
-    NaN in y.
+    A text or categorical column becomes one 0/1 column for each level, ``carrier=UA``,
+    in sorted order; a bool column becomes one 0/1 column. A missing number becomes the
+    mean or median of its column, a missing text the mean or median of each of its 0/1
+    columns. Scaling comes last. Parquet keeps only categories of text: categories of
+    numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ need no option.
+    In a folder all parties have the same options, so a label column or a feature column
+    may be in another file, but must be in one of them. A label that is missing belongs
+    to another party: NaN in y.
 
     With an encoding nothing is computed from the new rows: levels, fills, means and
-    scales are those of training. A level that training had not is 0 in each column of
-    its text, columns that training had not are left out, and both are logged.
+    scales are those of training. A level that training did not have becomes 0 in each
+    column of its source column; a column that training did not have is left out. Both
+    are logged.
     """
-    _check_choice("impute", source.impute, ("mean", "median", "none"))
+    if source.impute not in IMPUTE:
+        raise PartyError(
+            f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
+        )
     if source.data in BUNDLED:
         return from_bundled(source, encoding)
     if _is_synthetic(source):
@@ -112,13 +118,13 @@ def read_ids(source: PartySource) -> list[str] | None:
     Returns
     -------
     list of str, length n, or None
-        None where the data have no id column; of the split rows of a bundled or
-        generated set their numbers in the set.
+        None where the data have no id column. Where the rows of a bundled or generated
+        set are split, the ids are the row numbers in the set.
 
     Raises
     ------
     PartyError
-        As :func:`load_party`, as far as the file and its ids go.
+        As :func:`load_party`, for the file and its ids.
     """
     if source.data in BUNDLED or _is_synthetic(source):
         return ids_of_bundled(source)
@@ -179,11 +185,6 @@ def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
         f"folder or of a file that ends in {', '.join(FORMATS)}"
         + (f", got {source.data!r}" if word else "")
     )
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise PartyError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 __all__ = [

@@ -84,13 +84,13 @@ def split_columns(
         )
     return [
         Party(
-            X[:, own],
+            X[:, group],
             y=y if j == count - 1 else None,
             name=None if names is None else names[j],
-            columns=None if columns is None else list(columns[own]),
+            columns=None if columns is None else list(columns[group]),
             index=j,
         )
-        for j, own in enumerate(_group(d, j, count) for j in range(count))
+        for j, group in enumerate(_group(d, j, count) for j in range(count))
     ]
 
 
@@ -103,38 +103,48 @@ def _group(d: int, j: int, count: int) -> slice:
 
 def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:
     """Return the party's columns, or rows, of a data set of scikit-learn."""
-    import sklearn.datasets
-
     who = who_of(source)
     _refuse(source, "id_column", "label_column")
-    load = getattr(sklearn.datasets, BUNDLED[source.data])
-    fetched = BUNDLED[source.data].startswith("fetch_")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the retry of a download
-            bunch = load(n_retries=1, delay=0.1) if fetched else load()
-    except OSError:
-        if not fetched:
-            raise
-        raise PartyError(
-            f"data of {who}: scikit-learn could not download {source.data!r}; it "
-            "needs the internet once"
-        ) from None
+    bunch = _bunch(source)
     names = [str(name) for name in bunch.feature_names]
     if encoding is None:
         chosen = choose(names, source.columns, who)
-        own = chosen[_share(source, len(chosen))]
+        features = chosen[_share(source, len(chosen))]
     else:
-        own, _ = check_columns(names, encoding, who)
-    data, target = (_rows(source, whole) for whole in (bunch.data, bunch.target))
-    X = np.empty((len(data), len(own)))
-    for k, name in enumerate(own):
+        features, _ = check_columns(names, encoding, who)
+    data, target = _rows(source, bunch.data), _rows(source, bunch.target)
+    X = np.empty((len(data), len(features)))
+    for k, name in enumerate(features):
         X[:, k] = data[:, names.index(name)]
-    return _share_party(source, X, target.astype(np.float64), own, encoding)
+    return _share_party(source, X, target.astype(np.float64), features, encoding)
+
+
+def _bunch(source: PartySource) -> Any:
+    """Return the data set, which scikit-learn has or downloads.
+
+    Raises
+    ------
+    PartyError
+        It could not be downloaded.
+    """
+    import sklearn.datasets
+
+    load = getattr(sklearn.datasets, BUNDLED[source.data])
+    if not BUNDLED[source.data].startswith("fetch_"):
+        return load()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the retry of a download
+            return load(n_retries=1, delay=0.1)
+    except OSError:
+        raise PartyError(
+            f"data of {who_of(source)}: scikit-learn could not download "
+            f"{source.data!r}; it needs the internet once"
+        ) from None
 
 
 def _rows(source: PartySource, values: Array) -> Array:
-    """Return the party's rows where rows are split, or all."""
+    """Return the party's rows if rows are split, else all rows."""
     if not source.rows:
         return values
     index, count = _place(source)
@@ -147,13 +157,11 @@ def _rows(source: PartySource, values: Array) -> Array:
 
 
 def ids_of_bundled(source: PartySource) -> list[str] | None:
-    """Return the numbers of the party's rows in the set, where rows are split."""
+    """Return the numbers of the party's rows in the set; None if columns are split."""
     if not source.rows:
         return None
     if source.data in BUNDLED:
-        import sklearn.datasets
-
-        n = len(getattr(sklearn.datasets, BUNDLED[source.data])().data)
+        n = len(_bunch(source).data)
     else:
         n = _parse_synthetic(source).n
     return [str(number) for number in _rows(source, np.arange(n))]
@@ -176,8 +184,9 @@ def from_synthetic(
 
     Column j is :math:`x_j = \sqrt\rho f + \sqrt{1 - \rho} e_j`, so that any two columns
     have correlation :math:`\rho`, and :math:`y = \sum_j \theta_j x_j + \sigma e`, with
-    :math:`f, e_j, \theta, e` standard normal. Each has a stream of its own: a party
-    draws its columns alone, and the label holder adds up the others one at a time.
+    :math:`f, e_j, \theta, e` standard normal. Each has its own random stream: a party
+    draws only its columns; the label holder also draws the others, one at a time, for
+    y.
     """
     _refuse(source, "id_column", "label_column", "columns")
     p = _parse_synthetic(source)
@@ -188,20 +197,20 @@ def from_synthetic(
         return np.random.default_rng(sequence).standard_normal(size)
 
     share = _share(source, p.d)
-    own = range(share.start, share.stop)
-    labels = own.stop == p.d
+    columns = range(share.start, share.stop)
+    labels = columns.stop == p.d
     common = np.sqrt(p.correlation) * normal(p.n, 0) if p.correlation else 0.0
     theta = normal(p.d, 1)
     y = p.noise * normal(p.n, 2)
-    X = np.empty((len(_rows(source, y)), len(own)))
-    for j in range(p.d) if labels else own:
+    X = np.empty((len(_rows(source, y)), len(columns)))
+    for j in range(p.d) if labels else columns:
         x = np.sqrt(1 - p.correlation) * normal(p.n, 3, j) + common
-        if j in own:
-            X[:, j - own.start] = _rows(source, x)
+        if j in columns:
+            X[:, j - columns.start] = _rows(source, x)
         if labels:
             y += theta[j] * x
     y = _rows(source, y)
-    names = [f"x{j}" for j in own]
+    names = [f"x{j}" for j in columns]
     if encoding is not None:
         features, _ = check_columns(names, encoding, who_of(source))
         X, names = X[:, [names.index(name) for name in features]], features
@@ -252,7 +261,6 @@ def _share_party(
     columns: Sequence[str],
     encoding: Encoding | None,
 ) -> Party:
-    """Make the party of a data set that is split by index and count."""
     index, count = _place(source)
     encoding = encode_arrays(X, columns, source, who_of(source), encoding)
     party = Party(
@@ -267,7 +275,7 @@ def _share_party(
 
 
 def _place(source: PartySource) -> tuple[int, int]:
-    """Return index and count, which a split needs."""
+    """Return the index and count of the party, which a split needs."""
     if source.index is None or source.count is None:
         raise PartyError(
             f"data {source.data.partition(':')[0]!r} are split over the parties: "

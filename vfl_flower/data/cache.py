@@ -25,8 +25,8 @@ CACHE_FORMAT = 2
 class Converted:
     """A party file after conversion: float64, rows in the file's order.
 
-    X is finite; y is NaN where another party has the label; the encoding is what gave
-    X, see :mod:`vfl_flower.data.encoding`.
+    X is finite; y is NaN where another party has the label; the encoding says how X
+    was made, see :mod:`vfl_flower.data.encoding`.
     """
 
     X: Array
@@ -40,8 +40,8 @@ class Converted:
 class CacheEntry:
     """The converted form of one party file under one set of options.
 
-    Three files: ``.X.npy``, ``.y.npy`` and, written last, ``.json``: a reader sees a
-    complete entry or none.
+    An entry has three files, ``.X.npy``, ``.y.npy`` and ``.json``, which is written
+    last: a reader sees a complete entry or none.
     """
 
     folder: Path
@@ -58,16 +58,16 @@ class CacheEntry:
         in_folder: bool,
         encoding: dict[str, Any] | None,
     ) -> CacheEntry:
-        """Name the entry by all that its content depends on."""
+        """Return the entry, named by all that its content depends on."""
         root = os.environ.get("VFL_FLOWER_CACHE")
         if not root:
             import platformdirs
 
             root = platformdirs.user_cache_dir("vfl_flower")
-        where = os.path.abspath(path)
+        absolute = os.path.abspath(path)
         parts = [
             CACHE_FORMAT,
-            where,
+            absolute,
             *stamp,
             source.id_column,
             source.label_column,
@@ -80,16 +80,16 @@ class CacheEntry:
         ]
         return cls(
             folder=Path(root) / "parties",
-            file=hashlib.sha256(where.encode()).hexdigest()[:16],
+            file=hashlib.sha256(absolute.encode()).hexdigest()[:16],
             key=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
             stamp=stamp,
         )
 
     def drop(self) -> None:
-        """Remove all entries of the same file, whatever its state or the options."""
+        """Remove all entries of the file, whatever its state and the options."""
         for pattern in (f"{self.file}-*", f".{self.file}-*"):  # unfinished ones too
-            for old in self.folder.glob(pattern):
-                old.unlink(missing_ok=True)
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
 
     def _path(self, ending: str) -> Path:
         return self.folder / f"{self.file}-{self.key}{ending}"

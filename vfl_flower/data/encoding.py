@@ -1,4 +1,4 @@
-"""The columns of a party as numbers: features, labels, ids; and how they became so.
+"""The columns of a party as numbers: features, labels and ids, and their encoding.
 
 An *encoding* says for each source column what was done to it, so that new rows are
 encoded as those that a model was trained on. It is a dict that JSON can hold::
@@ -7,7 +7,7 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
                                "fill": [0.25, 0.75], "mean": [], "scale": []}, ...]}
 
 ``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
-have one number for each column that the source column became, in its unit, and none
+have one number, in its unit, for each column that the source column became, and none
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row.
 """
 
@@ -30,7 +30,7 @@ MAX_LEVELS = 100
 """A text column with more levels is refused: it is an id or free text."""
 
 FORMAT = 1
-"""Of an encoding."""
+"""Version of the format of an encoding."""
 
 Encoding = dict[str, Any]
 
@@ -42,31 +42,31 @@ def encode(
     who: str,
     encoding: Encoding | None = None,
 ) -> tuple[Array, Encoding]:
-    """Return the features as numbers, none missing, and how they became so.
+    """Return the features as numbers, none missing, and their encoding.
 
-    With an `encoding` it decides, and `names` and `source` say nothing.
+    If an `encoding` is given, it is used; `names` and `source` are ignored.
     """
     import pyarrow as pa
 
     fitted = encoding is None
     if encoding is None:
-        owns = [
+        entries = [
             _new(name, _levels(table[name], name, source.one_hot, who))
             for name in names
         ]
-        encoding = {"format": FORMAT, "columns": owns}
+        encoding = {"format": FORMAT, "columns": entries}
     else:
-        for own in encoding["columns"]:
-            _check_kind(table[own["name"]], own, who)
+        for entry in encoding["columns"]:
+            _check_kind(table[entry["name"]], entry, who)
     X = np.empty((table.num_rows, len(columns_of(encoding))))
     texts: list[str] = []
     filled: list[str] = []
-    bare: list[str] = []
-    strange: list[str] = []
+    unfilled: list[str] = []
+    unknown_levels: list[str] = []
     fill = f"its {source.impute}" if fitted else "its fill of training"
     k = 0
-    for own in encoding["columns"]:
-        name, levels = own["name"], own["levels"]
+    for entry in encoding["columns"]:
+        name, levels = entry["name"], entry["levels"]
         column = _decoded(table[name])
         if levels is None:
             values = column.cast(pa.float64(), safe=False).to_numpy()
@@ -88,25 +88,25 @@ def encode(
         for code in range(1 if levels is None else len(levels)):
             numbers = values if levels is None else (values == code).astype(np.float64)
             if fitted:
-                _fit(own, numbers, gaps, source)
-            X[:, k] = _applied(own, code, numbers, gaps, who)
+                _fit(entry, numbers, gaps, source)
+            X[:, k] = _applied(entry, code, numbers, gaps, who)
             k += 1
-        if missing and own["fill"]:
+        if missing and entry["fill"]:
             filled.append(f"{missing} missing values of column {name!r} became {fill}")
         elif missing:
-            bare.append(f"{missing} in column {name!r}")
+            unfilled.append(f"{missing} in column {name!r}")
         if levels is not None and (unknown := int((values == -1).sum())):
-            strange.append(
+            unknown_levels.append(
                 f"{unknown} values of column {name!r} were not in training and became "
                 "0 in each of its columns"
             )
-    if bare:
+    if unfilled:
         raise PartyError(
             f"{who} has missing values and impute "
-            f"{'is none' if fitted else 'was none in training'}: {', '.join(bare)}"
+            f"{'is none' if fitted else 'was none in training'}: {', '.join(unfilled)}"
         )
     # A warning, so that it is seen by default.
-    if done := [*(texts if fitted else ()), *filled, *strange]:
+    if done := [*(texts if fitted else ()), *filled, *unknown_levels]:
         logger.warning("%s: %s", who, "; ".join(done))
     return X, encoding
 
@@ -118,33 +118,33 @@ def encode_arrays(
     who: str,
     encoding: Encoding | None = None,
 ) -> Encoding:
-    """Fill and scale finite numbers in place, and return how: the encoding.
+    """Scale finite numbers in place, and return their encoding.
 
-    With an `encoding` of the columns `names` it decides, and `source` says nothing.
+    If an `encoding` of the columns `names` is given, it is used; `source` is ignored.
     """
     fitted = encoding is None
     if encoding is None:
         encoding = {"format": FORMAT, "columns": [_new(name, None) for name in names]}
     gaps = np.zeros(len(X), dtype=bool)
-    for k, own in enumerate(encoding["columns"]):
-        if own["levels"] is not None:
-            raise _other_kind(own, who)
+    for k, entry in enumerate(encoding["columns"]):
+        if entry["levels"] is not None:
+            raise _other_kind(entry, who)
         if fitted:
-            _fit(own, X[:, k], gaps, source)
-        X[:, k] = _applied(own, 0, X[:, k], gaps, who)
+            _fit(entry, X[:, k], gaps, source)
+        X[:, k] = _applied(entry, 0, X[:, k], gaps, who)
     return encoding
 
 
 def check_columns(
     names: Sequence[str], encoding: Encoding, who: str
 ) -> tuple[list[str], list[str]]:
-    """Return the columns of an encoding, all among `names`, and the other names."""
+    """Return an encoding's columns, which must be in `names`, and the other names."""
     if encoding["format"] != FORMAT:
         raise PartyError(
             f"the encoding of {who} must be of format {FORMAT}, got "
             f"{encoding['format']}: update vfl-flower"
         )
-    features = [own["name"] for own in encoding["columns"]]
+    features = [entry["name"] for entry in encoding["columns"]]
     for name in features:
         if name not in names:
             raise PartyError(
@@ -158,11 +158,11 @@ def columns_of(encoding: Encoding) -> list[str]:
     """Return the names of the encoded columns, ``carrier=AA`` for a level."""
     return [
         name
-        for own in encoding["columns"]
+        for entry in encoding["columns"]
         for name in (
-            [own["name"]]
-            if own["levels"] is None
-            else [f"{own['name']}={level}" for level in own["levels"]]
+            [entry["name"]]
+            if entry["levels"] is None
+            else [f"{entry['name']}={level}" for level in entry["levels"]]
         )
     ]
 
@@ -170,13 +170,13 @@ def columns_of(encoding: Encoding) -> list[str]:
 def text_columns(encoding: Encoding) -> list[str]:
     """Return the columns that few rows of a CSV may show as numbers or dates.
 
-    They hold text, and one of its levels alone would be read as something else.
+    They hold text, but a column of one of their levels alone would be misread.
     """
-    other = re.compile(r"\s*[-+.]?\d|(true|false|inf|infinity)$", re.IGNORECASE)
+    not_text = re.compile(r"\s*[-+.]?\d|(true|false|inf|infinity)$", re.IGNORECASE)
     return [
-        own["name"]
-        for own in encoding["columns"]
-        if any(other.match(level) for level in own["levels"] or ())
+        entry["name"]
+        for entry in encoding["columns"]
+        if any(not_text.match(level) for level in entry["levels"] or ())
     ]
 
 
@@ -184,62 +184,65 @@ def _new(name: str, levels: list[str] | None) -> dict[str, Any]:
     return {"name": name, "levels": levels, "fill": [], "mean": [], "scale": []}
 
 
-# Sums and squares of values of some 1e154 or more are infinite, and refused below.
+# Squares of values above about 1e154 are infinite, and `_applied` refuses them.
 @np.errstate(over="ignore", invalid="ignore")
-def _fit(own: dict[str, Any], numbers: Array, gaps: Array, source: PartySource) -> None:
-    """Add to a source column's encoding what one column that it became needs."""
+def _fit(
+    entry: dict[str, Any], numbers: Array, gaps: Array, source: PartySource
+) -> None:
+    """Add the fill, mean and scale of one encoded column to its source's entry."""
     if source.impute != "none":
         known = numbers[~gaps]
         fill = known.mean() if source.impute == "mean" else np.median(known)
-        own["fill"].append(float(fill))
+        entry["fill"].append(float(fill))
         numbers = np.where(gaps, fill, numbers)
     if source.standardize:
         constant = numbers.min() == numbers.max()
-        own["mean"].append(float(numbers.mean()))
-        own["scale"].append(0.0 if constant else float(numbers.std()))
+        entry["mean"].append(float(numbers.mean()))
+        entry["scale"].append(0.0 if constant else float(numbers.std()))
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _applied(
-    own: dict[str, Any], code: int, numbers: Array, gaps: Array, who: str
+    entry: dict[str, Any], code: int, numbers: Array, gaps: Array, who: str
 ) -> Array:
     """Return one column with its gaps filled and scaled; zeros where it is constant."""
-    found = [own[key][code] for key in ("fill", "mean", "scale") if own[key]]
-    if own["fill"]:
-        numbers = np.where(gaps, own["fill"][code], numbers)
-    if own["scale"] and own["scale"][code] == 0:
+    figures = [entry[key][code] for key in ("fill", "mean", "scale") if entry[key]]
+    if entry["fill"]:
+        numbers = np.where(gaps, entry["fill"][code], numbers)
+    if entry["scale"] and entry["scale"][code] == 0:
         numbers = np.zeros(len(numbers))
-    elif own["scale"]:
-        numbers = (numbers - own["mean"][code]) / own["scale"][code]
-    bare = gaps.any() and not own["fill"]  # which the caller refuses
-    if not (bare or (np.isfinite(found).all() and np.isfinite(numbers).all())):
+    elif entry["scale"]:
+        numbers = (numbers - entry["mean"][code]) / entry["scale"][code]
+    unfilled = gaps.any() and not entry["fill"]  # which the caller refuses
+    if not (unfilled or (np.isfinite(figures).all() and np.isfinite(numbers).all())):
         raise PartyError(
-            f"column {own['name']!r} of {who} has values too large to be filled or "
+            f"column {entry['name']!r} of {who} has values too large to be filled or "
             "scaled"
         )
     return numbers
 
 
 def _codes(column: Any, levels: Sequence[str]) -> Array:
-    """Return the place of each value in `levels`; NaN: missing, -1: in none."""
+    """Return the place of each value in `levels`; NaN: missing, -1: not a level."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     codes = np.full(len(column), np.nan)
     if pa.types.is_null(column.type):
         return codes
-    found = pc.unique(column).drop_null()
+    distinct = pc.unique(column).drop_null()
     # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
     place = {level: float(code) for code, level in enumerate(levels)}
-    code_of = np.array([place.get(str(value), -1.0) for value in found.to_pylist()])
-    index = pc.index_in(column, value_set=found).cast(pa.float64()).to_numpy()
+    texts = map(str, distinct.to_pylist())
+    code_of = np.array([place.get(text, -1.0) for text in texts])
+    index = pc.index_in(column, value_set=distinct).cast(pa.float64()).to_numpy()
     known = ~np.isnan(index)
     codes[known] = code_of[index[known].astype(np.intp)]
     return codes
 
 
-def _check_kind(column: Any, own: dict[str, Any], who: str) -> None:
-    """Refuse numbers in place of text and the reverse; a column may be all missing."""
+def _check_kind(column: Any, entry: dict[str, Any], who: str) -> None:
+    """Refuse numbers in place of text and the reverse; a column may have no values."""
     from pyarrow import types
 
     if types.is_null(column.type):
@@ -247,14 +250,14 @@ def _check_kind(column: Any, own: dict[str, Any], who: str) -> None:
     categorical = types.is_dictionary(column.type)
     column = _decoded(column)
     text = not types.is_temporal(column.type) and (categorical or _is_text(column))
-    if not (_is_number(column) if own["levels"] is None else text):
-        raise _other_kind(own, who)
+    if not (_is_number(column) if entry["levels"] is None else text):
+        raise _other_kind(entry, who)
 
 
-def _other_kind(own: dict[str, Any], who: str) -> PartyError:
-    kind = "numbers" if own["levels"] is None else "text"
+def _other_kind(entry: dict[str, Any], who: str) -> PartyError:
+    kind = "numbers" if entry["levels"] is None else "text"
     return PartyError(
-        f"column {own['name']!r} of {who} must hold {kind}, as its part of the model "
+        f"column {entry['name']!r} of {who} must hold {kind}, as its part of the model "
         "was trained on"
     )
 
@@ -284,15 +287,15 @@ def _levels(column: Any, name: str, one_hot: bool, who: str) -> list[str] | None
             f"column {name!r} of {who} holds text and one-hot is off: turn it into "
             "numbers, or leave it out by columns"
         )
-    found = pc.unique(column).drop_null()
-    if len(found) == 0:
+    distinct = pc.unique(column).drop_null()
+    if len(distinct) == 0:
         raise PartyError(f"column {name!r} of {who} has no value in any row")
-    if len(found) > MAX_LEVELS:
+    if len(distinct) > MAX_LEVELS:
         raise PartyError(
             f"column {name!r} of {who} must have at most {MAX_LEVELS} different texts "
-            f"to be one-hot encoded, got {len(found)}"
+            f"to be one-hot encoded, got {len(distinct)}"
         )
-    return [str(level) for level in sorted(found.to_pylist())]
+    return [str(level) for level in sorted(distinct.to_pylist())]
 
 
 def _is_number(column: Any) -> bool:
@@ -355,7 +358,7 @@ def labels(column: Any, name: str, who: str) -> Array | None:
 
 
 def row_ids(column: Any, name: str, who: str) -> list[int] | list[str]:
-    """Return the ids of the rows, after checks."""
+    """Return the ids of the rows: integers or text, none missing, all distinct."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

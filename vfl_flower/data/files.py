@@ -1,4 +1,4 @@
-"""Party files and folders of them: which file, which columns, read and checked."""
+"""Read and check party files, and choose the file and the columns of a party."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CSV_BLOCK = 2**24
 
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
-    """Return the party files of a folder, of which the ``index``-th is the party's."""
+    """Return the party files of a folder; the ``index``-th is that of the party."""
     files = sorted(
         (
             path
@@ -74,7 +74,7 @@ def from_file(
     folder: Sequence[Path] = (),
     encoding: Encoding | None = None,
 ) -> Party:
-    """Return the party of a file, from the cache where it is there."""
+    """Return the party of a file, from the cache if it is there."""
     name = source.name or path.stem
     who = f"party {name!r}"
     stamp = _stamp(path, who)
@@ -115,13 +115,13 @@ def ids_of_file(path: Path, source: PartySource) -> list[str] | None:
         return None
     with _reading(path, who):
         table = _table(path, source, ids, [ids])
-    found = [str(value) for value in row_ids(table[ids], ids, who)]
+    texts = [str(value) for value in row_ids(table[ids], ids, who)]
     _check_unchanged(path, who, stamp)
-    return found
+    return texts
 
 
 def _stamp(path: Path, who: str) -> tuple[int, int]:
-    """Return what changes when a file does: its size and its time of change."""
+    """Return what changes with a file: its size and its modification time."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -156,20 +156,19 @@ def _convert(
     if ids is not None and ids == label:
         raise PartyError(f"id-column and label-column of {who} are both {ids!r}")
     label = label if label in names else None
-    apart = {ids, label}
+    not_features = {ids, label}
     if encoding is None:
-        features = _features(path, names, apart, source, who, folder)
+        features = _features(path, names, not_features, source, who, folder)
     else:
-        own = [name for name in names if name not in apart]
-        features, others = check_columns(own, encoding, who)
-        if others:
+        candidates = [name for name in names if name not in not_features]
+        features, ignored = check_columns(candidates, encoding, who)
+        if ignored:
             logger.warning(
                 "%s: its part of the model was not trained on these columns, which "
                 "are left out: %s",
                 who,
-                ", ".join(map(repr, others)),
+                ", ".join(map(repr, ignored)),
             )
-
     texts = [] if encoding is None else text_columns(encoding)
     with _reading(path, who):
         wanted = [*features, *(name for name in (ids, label) if name is not None)]
@@ -209,28 +208,30 @@ def _names(path: Path, source: PartySource, who: str) -> tuple[list[str], str | 
 def _features(
     path: Path,
     names: Sequence[str],
-    apart: set[str | None],
+    not_features: set[str | None],
     source: PartySource,
     who: str,
     folder: Sequence[Path],
 ) -> list[str]:
-    """Return the feature columns that a party file is asked for; ids, labels `apart`.
+    """Return the feature columns to read from a party file.
 
-    In a folder every party is given the same options, so a column may be elsewhere.
+    In a folder every party has the same options, so a column that the options name may
+    be in another file. `not_features` are the columns of ids and labels.
     """
     elsewhere: set[str] = set()
     if not {source.label_column, *(source.columns or ())} - {None} <= set(names):
-        for other in folder:
-            if other != path:
-                with _reading(other, f"party {other.stem!r}"):
-                    elsewhere.update(_header(other, source, f"party {other.stem!r}"))
+        for file in folder:
+            if file != path:
+                owner = f"party {file.stem!r}"
+                with _reading(file, owner):
+                    elsewhere.update(_header(file, source, owner))
     if source.label_column not in (None, *names, *elsewhere):
         where = "the data folder" if folder else who
         raise PartyError(
             f"{where} has no column {source.label_column!r}, its label-column"
         )
-    own = [name for name in names if name not in apart]
-    features = choose(own, source.columns, who, elsewhere - set(names))
+    candidates = [name for name in names if name not in not_features]
+    features = choose(candidates, source.columns, who, elsewhere - set(names))
     for name in features:
         if name == "" or name.startswith("__index_level_"):
             raise PartyError(
@@ -294,7 +295,7 @@ def _table(
     wanted: Sequence[str],
     texts: Sequence[str] = (),
 ) -> Any:
-    """Return the wanted columns of a file as a pyarrow Table; of a CSV some as text."""
+    """Return wanted columns of a file as a pyarrow Table; in a CSV, `texts` as text."""
     import pyarrow as pa
 
     match path.suffix.lower():
@@ -318,7 +319,7 @@ def _table(
 def _read_csv(
     path: Path, texts: Sequence[str], wanted: Sequence[str], one_column: bool
 ) -> Any:
-    """Read a CSV; ids among others as text, so that "007" stays what it is."""
+    """Read a CSV; columns in `texts` are text, so that the id "007" stays "007"."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
@@ -368,7 +369,7 @@ def _npz(path: Path, source: PartySource, who: str) -> dict[str, Array]:
                 f"names, got {len(names)} with {len(set(names))} distinct"
             )
         arrays = {name: X[:, j] for j, name in enumerate(names)}
-        # One name for each array, the one the options use.
+        # Each array has the name that the options use.
         for key, name in (
             ("y", source.label_column or "y"),
             ("ids", source.id_column or "ids"),
@@ -414,7 +415,7 @@ def choose(
 
 
 def who_of(source: PartySource) -> str:
-    """Return what an error calls the party."""
+    """Return how an error names the party."""
     if source.name:
         return f"party {source.name!r}"
     return "the party" if source.index is None else f"party-{source.index}"

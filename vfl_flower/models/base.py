@@ -31,7 +31,7 @@ class Model:
 
     @property
     def note(self) -> str:
-        """What a report should say of the model besides, or nothing."""
+        """What else a report should say about the model, or ""."""
         return ""
 
     def arrays(self) -> Arrays:
@@ -57,7 +57,7 @@ class Model:
         Raises
         ------
         ValueError
-            One part alone labels no rows.
+            A part alone cannot label rows.
         """
         raise ValueError("this model labels no new rows at one party alone")
 
@@ -82,7 +82,7 @@ class Model:
         target = target if target.suffix else target.with_suffix(".npz")
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         arrays: Any = header | self.arrays()
-        # A model with parts may hold the secrets of parties.
+        # A model with parts may hold secrets of the parties.
         write_whole(
             target,
             lambda file: np.savez(file, **arrays),
@@ -97,7 +97,7 @@ class Model:
         Raises
         ------
         ValueError
-            The file holds another kind of model, or is of a later version.
+            The file holds another kind of model, or was written by a later version.
         """
         kind, arrays = _read(path)
         if kind != cls.kind:
@@ -116,8 +116,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     Raises
     ------
     ValueError
-        The file is no saved model, of a later version, or of a kind whose package is
-        not installed.
+        The file is no saved model, was written by a later version, or holds a kind of
+        model whose package is not installed.
     """
     from vfl_flower.strategies import algorithms
 
@@ -155,16 +155,16 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 
 
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
-    """Return one matrix a party as arrays, if they fit together and are finite.
+    """Return one matrix a party as arrays, after a check that they fit and are finite.
 
     Raises
     ------
     ValueError
-        They are not those of parties with so many columns.
+        The blocks do not have one row count, the `widths` and finite numbers.
     """
-    found = [np.asarray(block) for block in blocks]
-    shapes = [block.shape for block in found]
-    if len(found) != len(widths) or any(
+    arrays = [np.asarray(block) for block in blocks]
+    shapes = [array.shape for array in arrays]
+    if len(arrays) != len(widths) or any(
         len(shape) != 2 or shape[1] != width or shape[0] != shapes[0][0]
         for shape, width in zip(shapes, widths, strict=True)
     ):
@@ -172,10 +172,10 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
             "predict takes one matrix a party, in party order, with the same rows and "
             f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
         )
-    for place, block in enumerate(found):
-        if block.dtype.kind not in "biuf" or not np.isfinite(block).all():
+    for place, array in enumerate(arrays):
+        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
             raise ValueError(
                 "predict takes finite numbers, the matrix of the party at place "
                 f"{place}, from 0, has others"
             )
-    return found
+    return arrays

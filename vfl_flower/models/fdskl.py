@@ -18,9 +18,9 @@ from vfl_flower.typing import Array, Arrays
 class KernelModel(Model):
     """A kernel model whose parts lie at the parties.
 
-    What the server knows of it, and the parts themselves only where all of them are in
-    one process, as after ``simulate``. Saved with its parts, the file holds the
-    secrets of all parties.
+    It holds what the server knows, and the parts themselves only where all parties are
+    in one process, as after ``simulate``. A file saved with the parts holds the secrets
+    of all parties.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class KernelModel(Model):
         Returns
         -------
         Array, shape (n, C)
-            Of each class (binary: of the second), or the predicted value.
+            Scores of the classes (binary: of the second class), or predicted values.
 
         Raises
         ------
@@ -118,19 +118,21 @@ class KernelModel(Model):
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
-        found = plain(arrays)
+        stored = plain(arrays)
+        of_type_array = ("coef", "intercept", "classes")
         parts: list[dict[str, Any]] = []
-        for j in range(len(found["widths"])):
+        for j in range(len(stored["widths"])):
             head = f"part_{j}."
-            part = {k[len(head) :]: v for k, v in found.items() if k.startswith(head)}
-            array = ("coef", "intercept", "classes")
-            parts += [{k: v if k in array else v.tolist() for k, v in part.items()}]
+            part = {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
+            parts.append(
+                {k: v if k in of_type_array else v.tolist() for k, v in part.items()}
+            )
         return cls(
-            str(found["model"]),
-            str(found["kernel"]),
-            float(found["bandwidth"]),
-            int(found["n_features"]),
-            [int(width) for width in found["widths"]],
-            bool(found["kept"]),
+            str(stored["model"]),
+            str(stored["kernel"]),
+            float(stored["bandwidth"]),
+            int(stored["n_features"]),
+            [int(width) for width in stored["widths"]],
+            bool(stored["kept"]),
             [cast(Part, part) for part in parts] if all(parts) else None,
         )

@@ -25,21 +25,21 @@ class KernelKMeansModel(Model):
     kernel : str
         ``"gaussian"``, ``"laplacian"`` or ``"polynomial"``.
     gamma : float
-        Of the kernel.
+        Parameter of the kernel.
     n_columns : int
-        d, of the rows that it takes.
+        d, the number of columns of the rows that it takes.
     eigenvalues_ : Array, shape (s,)
         Estimates of the largest eigenvalues of the kernel matrix.
     cluster_centers_ : Array, shape (k, s)
-        In the space of the embedding, whose squared unit is the kernel's.
+        Centres in the space of the embedding, whose squared unit is the kernel's.
     inertia_ : float
-        Sum of the squared distances to the closest centre there.
+        Sum of the squared distances of the embedded rows to their closest centres.
     kept : bool
         Whether all parties have a ``state-dir`` and have kept their parts in it.
     missing : list of str
-        Parties that failed, without which it was trained.
+        Parties that failed, without which the model was trained.
     parts : list of dict, optional
-        One a party, where all are in one process: with split rows a
+        One a party, if all are in one process: with split rows a
         :class:`~vfl_flower.numerics.kernel_embedding.Part`, else only its ``labels``.
     """
 
@@ -74,14 +74,14 @@ class KernelKMeansModel(Model):
 
     @property
     def labels_(self) -> list[Array]:
-        """Clusters of the rows of training, an array of shape (n_m,) a party.
+        """Clusters of the training rows, an array of shape (n_m,) a party.
 
-        Only of the parties that took part, not of `missing` ones.
+        Only parties that took part have one, not those in `missing`.
 
         Raises
         ------
         ValueError
-            They are at the parties.
+            The labels are at the parties.
         """
         return [np.asarray(part["labels"]) for part in self._parts()]
 
@@ -91,7 +91,7 @@ class KernelKMeansModel(Model):
         Parameters
         ----------
         X : Array, shape (n, d)
-            Rows, of training or new ones; in the unit of those of training.
+            Training rows or new ones, in the unit of the training rows.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class KernelKMeansModel(Model):
         Raises
         ------
         ValueError
-            The part holds no map of rows.
+            The part has no map for rows.
         """
         return label_rows(_with_map(part), X)
 
@@ -175,13 +175,7 @@ class KernelKMeansModel(Model):
 
 
 def _with_map(part: Mapping[str, Any]) -> Part:
-    """Return a party's part of a model, if it maps rows to the embedding.
-
-    Raises
-    ------
-    ValueError
-        It does not.
-    """
+    """Return a party's part of a model; ValueError if it cannot map rows."""
     if "P" not in part:
         raise ValueError(
             "only a model of split rows, trained with cem, labels new rows"

@@ -31,16 +31,16 @@ class MUFCModel(Model):
         of their local centroids, in sides of the box squared; NaN where no party has
         been asked.
     sizes_ : Array of int, shape (K,)
-        Rows in each cluster; none where no party has been asked.
+        Rows in each cluster; empty where no party has been asked.
     kept : bool
         Whether parties and server have kept what they need to forget.
     missing : list of str
-        Names of parties that failed, without which it was trained.
+        Names of parties that failed, without which the model was trained.
     lower, upper : Array, shape (d,) or ()
-        The box that columns are scaled by.
+        The box by which the columns are scaled.
     labels_ : list of Array, optional
-        Clusters of the rows that were not forgotten, an array a party, where all are
-        in one process.
+        Clusters of the rows that were not forgotten, an array a party, if all are in
+        one process.
     """
 
     kind: ClassVar[str] = "mufc"
@@ -63,25 +63,25 @@ class MUFCModel(Model):
 
     @property
     def note(self) -> str:
-        """Say whether it can forget, and who is missing."""
-        can = (
+        """Say whether the model can forget, and who is missing."""
+        ability = (
             "can forget" if self.kept else "cannot forget: not all have a state folder"
         )
         without = f"; without {', '.join(self.missing)}" if self.missing else ""
-        return f"model {self.model}, version {self.version}, {can}{without}"
+        return f"model {self.model}, version {self.version}, {ability}{without}"
 
     def predict(self, X: Array) -> Array:
-        """Return the nearest centre of rows, shape (n,), in sides of the box.
+        """Return the nearest centre of each row, shape (n,), by distances in box sides.
 
         Parameters
         ----------
         X : Array, shape (n, d)
-            Rows in the unit of those of training; they may be outside the box.
+            Rows in the unit of the training rows; they may be outside the box.
 
         Raises
         ------
         ValueError
-            The rows have other columns, or values that are no finite numbers.
+            The rows have other columns, or values that are not finite numbers.
         """
         from vfl_flower.numerics.kmeans import assign
         from vfl_flower.numerics.mufc import Box

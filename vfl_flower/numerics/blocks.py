@@ -22,13 +22,13 @@ class RowBlocks:
         Rows of `X` to use, in this order, repeats allowed. Default: all.
     block_bytes : int
         Largest size of a block in bytes, except that a block has at least as many rows
-        as columns, so that a factorization block by block stays O(n d^2).
+        as columns, so that a factorisation block by block stays O(n d^2).
 
     Raises
     ------
     ValueError
         `X` is not a real matrix, an extra column has another length, `rows` is not
-        made of row numbers of `X`, or `block_bytes` is below 1.
+        a vector of row numbers of `X`, or `block_bytes` is below 1.
 
     Notes
     -----
@@ -64,8 +64,8 @@ class RowBlocks:
         for column in extra:
             if np.shape(column) not in ((), (len(X),)):
                 raise ValueError(
-                    f"an extra column must have {len(X)} values as X has rows, got "
-                    f"shape {np.shape(column)}"
+                    f"an extra column must have {len(X)} values, one for each row of "
+                    f"X, got shape {np.shape(column)}"
                 )
         if rows is not None and (
             rows.ndim != 1

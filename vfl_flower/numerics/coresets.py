@@ -59,7 +59,7 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
-    """What Algorithm 3 needs of a local clustering; every cluster has a row.
+    """What Algorithm 3 needs to know of a local clustering; no cluster is empty.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def cluster_summary(
     max_iter: int = 100,
     tol: float = 1e-4,
 ) -> ClusterSummary:
-    """Cluster a party's rows and sum the clusters up (Algorithm 3, lines 2-8).
+    """Cluster a party's rows and summarise the clusters (Algorithm 3, lines 2-8).
 
     Parameters
     ----------
@@ -103,12 +103,12 @@ def cluster_summary(
     Returns
     -------
     ClusterSummary
-        Of the clusters that have a row, k or fewer.
+        Of the clusters that are not empty, k or fewer.
 
     Raises
     ------
     ValueError
-        `method` is neither, `k` is below 1, or there is no row.
+        `method` is unknown, `k` is below 1, or there is no row.
     """
     if method not in ("lloyd", "seeding"):
         raise ValueError(f"method must be 'lloyd' or 'seeding', got {method!r}")
@@ -132,11 +132,11 @@ def vkmc_sensitivities(
     Parameters
     ----------
     rows : Array, shape (b, d)
-        One block of the rows that `summary` is of.
+        One block of the rows that `summary` describes.
     summary : ClusterSummary
         The local clustering.
     alpha : float
-        How far its cost may be above the optimum's, as a factor.
+        Its approximation factor: cost is at most alpha times the lowest cost.
 
     Returns
     -------
@@ -157,8 +157,8 @@ def vkmc_sensitivities(
     """
     labels, distances = assign(rows, summary.centers)
     cost = float(summary.costs.sum()) or 1.0  # at cost 0 the numerators are 0 too
-    of_cluster = summary.costs / (summary.sizes * cost) + 2 / summary.sizes
-    return np.asarray(alpha * (distances / cost + of_cluster[labels]))
+    of_each_cluster = summary.costs / (summary.sizes * cost) + 2 / summary.sizes
+    return np.asarray(alpha * (distances / cost + of_each_cluster[labels]))
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
@@ -181,7 +181,7 @@ def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
     Raises
     ------
     ValueError
-        As `draw`.
+        As for `draw`.
     """
     return np.bincount(draw(totals, size, rng), minlength=len(totals))
 
@@ -199,8 +199,8 @@ def coreset_weights(total: float, scores: Array) -> Array:
     Returns
     -------
     Array, shape (m,)
-        The weights; a weighted sum over S has the sum over all rows as its mean, so
-        the weights themselves sum to n in the mean.
+        The weights. The expectation of a weighted sum over S is the sum over all rows,
+        so that of the sum of the weights is n.
 
     Raises
     ------
@@ -309,7 +309,7 @@ def tau(
     -------
     float
         min_t max over the sampled pairs of the ratio; at least 1, and infinite where
-        for each party there is a pair that is equal there and differs elsewhere. Pairs
+        each party has a pair of rows that differ in other parties' columns alone. Pairs
         that are equal at all parties fulfil the assumption with any tau and count as 1.
 
     Raises
@@ -319,10 +319,10 @@ def tau(
 
     Notes
     -----
-    It is a lower bound of the true tau, and grows with `pairs` where the ratios have a
-    heavy tail. A large value proves that the assumption fails; a small one does not
-    prove that it holds for all pairs: with probability 0.95 at most a share 3 / pairs
-    of all pairs exceeds the value that a given party attains.
+    The estimate is a lower bound of the true tau, and grows with `pairs` where the
+    ratios have a heavy tail. A large value proves that the assumption fails; a small
+    one does not prove that it holds for all pairs: with probability 0.95 at most a
+    share 3 / pairs of all pairs exceeds the value that a given party attains.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-r"""k-means of rows that several parties hold, from one weighted sample of them all.
+r"""k-means of rows that several parties hold, from one weighted sample of all rows.
 
 The symbols are those of Algorithm 1 of [1]. Party m holds the rows P_m and finds
 centres B_m of its own. They cost c_m = sum_{p in P_m} m_p, where m_p is the smallest
@@ -164,7 +164,7 @@ def sample(
         w_q = r_q / (t_m p_q) for a row drawn r_q times, at most r_q n_m / (u t_m);
         w_b = |P_b| - sum_{q in S_m, q in P_b} w_q for a centre, which is negative where
         the draws of its cluster outweigh it. The sum is n_m up to rounding. All 1 where
-        t_m >= n_m. Without draws or without a spread only the centres and |P_b|.
+        t_m >= n_m. If t_m or c_m is 0, only the centres, each with weight |P_b|.
 
     Raises
     ------
@@ -173,8 +173,8 @@ def sample(
 
     Notes
     -----
-    With u = 0 a row near its centre is drawn rarely and then has a large weight, and
-    its centre as much less. The cost hardly changes, but a clustering that cannot use
+    With u = 0 a row near its centre is drawn rarely and then has a large weight, which
+    its centre loses. The cost hardly changes, but a clustering that cannot use
     negative weights sees only the large one. On mushrooms (8124 rows, k = 2,
     s = 4, M = 5, ten seeds) the negative weights are 40 % of n at t = 300 and 6 % at
     1000, against 6 % and 3 % with u = 0.5, and the cost of `combine` is 2.8 % and 0.9 %
@@ -183,7 +183,7 @@ def sample(
     Examples
     --------
     Rows 0, 2 and 9 with centres 1 and 9: m = (1, 1, 0), so p = (5, 5, 2) / 12. The
-    draw, row 2, has weight 12 / 5, and centre 1 what is left of its two rows.
+    draw, row 2, has weight 12 / 5, and centre 1 has 2 - 12 / 5.
 
     >>> blocks = RowBlocks(np.array([[0.0], [2.0], [9.0]]))
     >>> solution = ClusterSummary(
@@ -254,13 +254,13 @@ def combine(
     The mean of w_b is 0 where every row of P_b can be drawn, so about half of the local
     centres have a negative weight, of the order |P_b| / sqrt(t_b) with t_b draws in the
     cluster. The cost with signed weights is well defined all the same, but it is no
-    objective to descend: where the signed weight of a cluster is not positive, its mean
-    is a maximum, and its minimiser fits the noise of the draws. So only the points of
-    positive weight are clustered; the cost that this adds vanishes as draws grow.
-    On the kernel features of digits (1797 rows, k = 10, s = 20, M = 5, ten seeds, t =
-    300 and 1000) the cost is then 3.9 % and 1.3 % above that of k-means on all rows;
-    Lloyd's iteration with the signed weights, and the start of the least signed cost,
-    makes it 5.2 % and 1.5 %, and on mushrooms 1.1 % at t = 300 in place of 0.4 %.
+    objective to minimise: where the signed weight of a cluster is not positive, its
+    mean is a maximum, and its minimiser fits the noise of the draws. So only the points
+    of positive weight are clustered; the cost that this adds vanishes as draws grow. On
+    the kernel features of digits (1797 rows, k = 10, s = 20, M = 5, ten seeds, t = 300
+    and 1000) the cost is then 3.9 % and 1.3 % above that of k-means on all rows.
+    Lloyd's iteration with the signed weights, from the start of the least signed cost,
+    gives 5.2 % and 1.5 %, and on mushrooms 1.1 % at t = 300 instead of 0.4 %.
     """
     positive = weights > 0
     if not positive.any():
@@ -277,16 +277,16 @@ def first_of_equals(centers: Array) -> Array:
     Parameters
     ----------
     centers : Array, shape (k, d)
-        Of rows in a space of kernel features, about 0.
+        Centres of rows in a space of kernel features, around its origin.
 
     Returns
     -------
     Array, shape (k, d)
-        Centres no more than 1e-7 of the longest apart count as equal: rounding of K
-        shows to that share in the lengths of its eigenvectors. k-means that looks for
-        more clusters than there are distinct rows finds a row several times, and
-        rounding alone would decide which of equal rows is in which cluster. Now the
-        first of these centres gets them all.
+        Centres count as equal where they are apart by at most 1e-7 of the length of the
+        longest: rounding in K changes the lengths of its eigenvectors by up to that
+        share. k-means that looks for more clusters than there are distinct rows finds a
+        row several times, and rounding alone would decide which of the equal rows is in
+        which cluster. With equal centres, the first one gets all of them.
 
     Examples
     --------

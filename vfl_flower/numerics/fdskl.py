@@ -119,12 +119,12 @@ def step_sizes(step: float, schedule: str) -> Callable[[int], float]:
     step : float
         The first step, positive.
     schedule : {"constant", "diminishing"}
-        `step` for all t, as Theorem 4 has it, or ``step / t`` as the central method.
+        `step` for all t, as in Theorem 4, or ``step / t`` as in the central method.
 
     Raises
     ------
     ValueError
-        `step` is not positive and finite, or `schedule` is neither.
+        `step` is not positive and finite, or `schedule` is unknown.
 
     Examples
     --------
@@ -165,9 +165,9 @@ def theorem4_step(
 
     Notes
     -----
-    For the square loss there is no M: |L'| has no bound, and the theorem is silent
-    unless the scores are bounded. It bounds the error of reaching f_* only;
-    useful steps are orders of magnitude larger.
+    For the square loss there is no M: |L'| has no bound, and the theorem says nothing
+    unless the scores are bounded. The theorem bounds the distance to f_* alone; useful
+    steps are orders of magnitude larger.
     """
     _check_positive(
         slope=slope, kappa=kappa, phi=phi, regularization=regularization, eps=eps

@@ -24,28 +24,28 @@ Kernel = Literal["gaussian", "laplacian", "polynomial"]
 """exp(-gamma |x - x'|_2^2), exp(-gamma |x - x'|_1), (gamma x^T x' + offset)^degree."""
 
 KERNELS: tuple[Kernel, ...] = ("gaussian", "laplacian", "polynomial")
-"""All of them."""
+"""Names of the kernels."""
 
 BLOCK_BYTES = 2**25
-"""Largest size of a block of features, and of scaled rows: the weights are drawn anew
-for each block."""
+"""Largest size of a block of features or of scaled rows. It is large, since each block
+draws the weights of the features anew."""
 
 
 class FeatureSetup(TypedDict):
-    """Which random features.
+    """The settings that determine the random features.
 
     Attributes
     ----------
     kernel : str
         One of `KERNELS`.
     gamma : float
-        Of the kernel, above 0.
+        Parameter of the kernel, above 0.
     degree, offset : int, float
-        Of the polynomial kernel.
+        Parameters of the polynomial kernel.
     seed : str
         Hexadecimal digits, a secret of the parties, from which features are drawn.
     shift, scale : Array, shape (d,)
-        Where columns are standardized: a row x becomes (x - shift) * scale first.
+        Where columns are standardised: a row x becomes (x - shift) * scale first.
     """
 
     kernel: Kernel
@@ -68,9 +68,9 @@ class Part(FeatureSetup):
         Map from the features of all iterations to the embedding. Without the
         communication mechanism of the paper there is none.
     centers : Array, shape (k, s)
-        Of the clusters, in the space of the embedding.
+        Centres of the clusters, in the space of the embedding.
     labels : Array of int32, shape (n,)
-        Clusters of the party's rows of training.
+        Clusters of the party's training rows.
     """
 
     D: int
@@ -108,7 +108,7 @@ def default_gamma(
         One of `KERNELS`.
     N, sum_x, sum_squares, shift
         See :func:`kernel_kmeans.variances`; squares by column for "laplacian". Only the
-        squares count for "polynomial", and not shifted.
+        squares count for "polynomial", which takes no shift.
 
     Returns
     -------
@@ -142,7 +142,7 @@ def feature_blocks(
     Parameters
     ----------
     setup : FeatureSetup
-        Which features; a part of a model says so too.
+        The settings of the features; a `Part` has them too.
     X : Array, shape (n, d)
         Rows.
     start, stop : int
@@ -178,7 +178,7 @@ def feature_blocks(
 
 
 def embed_rows(part: Part, X: Array) -> Array:
-    """Return h(x) = [a_1(x) .. a_T(x)] P of rows, of training or new ones.
+    """Return h(x) = [a_1(x) .. a_T(x)] P of training rows or new ones.
 
     Parameters
     ----------
@@ -197,10 +197,10 @@ def embed_rows(part: Part, X: Array) -> Array:
     seen, t = 0, 1
     while seen < len(P):
         start, stop = feature_range(t, D, D_1)
-        of_iteration = P[seen : seen + stop - start]
+        P_t = P[seen : seen + stop - start]
         done = 0
         for A in feature_blocks(part, X, start, stop):
-            H[done : done + len(A)] += A @ of_iteration
+            H[done : done + len(A)] += A @ P_t
             done += len(A)
         seen, t = seen + stop - start, t + 1
     return H

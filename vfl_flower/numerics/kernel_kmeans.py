@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 CONSTANT = 1e-12
-"""A variance below this share of the column's mean square is nothing but rounding."""
+"""A variance up to this share of the column's mean square is nothing but rounding."""
 
 Rule = float | Literal["auto", "paper"]
 """lambda itself, or how the first iteration sets it."""
@@ -68,7 +68,7 @@ def first_features(D: int, s: int) -> int:
     Parameters
     ----------
     D : int
-        Number of features of the others.
+        Number of features of each later iteration.
     s : int
         Number of components.
 
@@ -108,7 +108,7 @@ def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
 
 
 def step_size(t: int, D: int, D_1: int) -> float:
-    """Return eta_t, the share of iteration t's features in all so far.
+    """Return eta_t, the share of iteration t's features in all features so far.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
     threshold : float
         eta_t lambda.
     at_least : int
-        How many to return even if they are not above it: s, for `embed`.
+        How many to return even if they are not above the threshold: s, for `embed`.
 
     Returns
     -------
@@ -245,7 +245,7 @@ def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Arra
 
 
 def compose(P: Array, R: Array, eta: float) -> Array:
-    """Carry the map from features on: [A_1 .. A_t] P' = W_t R if [A_1 ..] P = B_t.
+    """Extend the map from features: [A_1 .. A_t] P' = W_t R if [A_1 ..] P = B_t.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def compose(P: Array, R: Array, eta: float) -> Array:
     -------
     Array of float64, shape (D_1 + .. + D_t, m)
         P'. With `embed`'s R' it embeds any row x by its features alone: h(x) =
-        [a_1(x) .. a_T(x)] P'. For a row of training that is its row of H.
+        [a_1(x) .. a_T(x)] P'. For a training row that is its row of H.
     """
     D = len(R) - P.shape[1]
     return np.vstack([math.sqrt(1 - eta) * P @ R[D:], math.sqrt(eta / D) * R[:D]])
@@ -281,13 +281,13 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
     eta : float
         eta_t.
     s : int
-        Number of components; the first min(s, r, j) of both are compared.
+        Number of components; the first min(s, r, j) of both iterations are compared.
 
     Returns
     -------
     float
         sin of the largest principal angle between the spans of u_1 .. u_s of iterations
-        t - 1 and t, from 0 to 1; 1 if there is none to compare.
+        t - 1 and t, from 0 to 1; 1 if there is nothing to compare.
 
     Notes
     -----
@@ -296,10 +296,10 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
     (1/2), where V_B are the rows of V that belong to B_t.
 
     A step moves the subspace by eta_t times the error of one iteration's features,
-    while the error of their mean is still sqrt(eta_t) times that. So the result over
-    sqrt(eta_t), not the result alone, tells how far the subspace may be from that of K:
-    on digits and mushrooms (D = 50, t = 10 .. 50) it was 1.6 to 2.4 times the sine of
-    that angle.
+    while the error of the mean over all iterations is sqrt(eta_t) times that error. So
+    the result over sqrt(eta_t), not the result alone, tells how far the subspace may be
+    from that of K: on digits and mushrooms (D = 50, t = 10 .. 50) it was 1.6 to 2.4
+    times the sine of that angle.
     """
     r = len(scale)
     s = min(s, r, len(values))
@@ -329,7 +329,7 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     Returns
     -------
     float
-        lambda_{s+1} less the mean of the D - s - 1 eigenvalues behind it; from 0.
+        lambda_{s+1} less the mean of the D - s - 1 smaller ones; at least 0.
 
     Raises
     ------
@@ -338,27 +338,27 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
 
     Notes
     -----
-    D random features overstate an eigenvalue with many small ones behind it by about
-    their sum over D, as a sample covariance of D samples does; [2] subtracts it. Only
-    eigenvalues above lambda are learned, so lambda must be below the s-th eigenvalue:
-    if it is too low, messages grow (a larger rank r_t); if it is too high, components
-    are lost. No round trip is added: the eigenvalues are those of iteration 1. Over 40
-    draws of D = 4 (s + 5) features on digits and mushrooms (s = 2 .. 20) its mean is
-    0.81 to 0.98 of the eigenvalue of K, that of the plain lambda_{s+1} 1.08 to 1.35,
-    both with deviations of 5 to 22 %.
+    Where many small eigenvalues follow a large one, D random features overstate it by
+    about their sum over D, as a sample covariance of D samples does; [2] subtracts it.
+    Only eigenvalues above lambda are learned, so lambda must be below the s-th
+    eigenvalue: if it is too low, messages grow (a larger rank r_t); if it is too high,
+    components are lost. No round trip is added: the eigenvalues are those of iteration
+    1. Over 40 draws of D = 4 (s + 5) features on digits and mushrooms (s = 2 .. 20) its
+    mean is 0.81 to 0.98 of the eigenvalue of K, that of the plain lambda_{s+1} 1.08 to
+    1.35, both with deviations of 5 to 22 %.
 
     Differs from [1], where lambda is the (k + 2)-th eigenvalue of iteration 1 for k
     clusters: with s > k + 1 components those beyond it are never learned.
     """
-    behind = D - s - 1
-    if behind < 1:
+    n_smaller = D - s - 1
+    if n_smaller < 1:
         raise ValueError(
             f"the threshold of {s} components needs {s + 2} features, got {D}"
         )
     if len(values) <= s:
         return 0.0
-    rest = (trace - values[: s + 1].sum()) / behind
-    return max(0.0, float(values[s] - max(rest, 0.0)))
+    mean_smaller = (trace - values[: s + 1].sum()) / n_smaller
+    return max(0.0, float(values[s] - max(mean_smaller, 0.0)))
 
 
 def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
@@ -404,14 +404,14 @@ def variances(
     sum_squares : Array of float64, shape (d,) or (1,)
         Sums of their squares, by column or over all.
     shift : Array of float64, shape (d,), or float
-        That of the sums.
+        The one that the sums were made with.
 
     Returns
     -------
     Array of float64, shape (d,) or (1,)
         By column, or their sum. 0 for a variance of at most 1e-12 of the mean square,
-        of which float64 has no digit left, and for a deviation that is not above the
-        rounding of `shift`.
+        in which float64 leaves no correct digit, and for a deviation that is not above
+        the rounding of `shift`.
     """
     square, mean = sum_squares / N, np.square(sum_x / N)
     rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))
@@ -499,7 +499,7 @@ class Subspace:
 
     @property
     def eta(self) -> float:
-        """eta_t; 1 before the first."""
+        """eta_t; 1 before the first iteration."""
         return step_size(max(self.t, 1), self.D, self.D_1)
 
     @property
@@ -524,7 +524,7 @@ class Subspace:
 
     @property
     def wanted(self) -> tuple[float, int]:
-        """Threshold of the next eigenpairs, and how many are wanted in any case."""
+        """Threshold of the next eigenpairs, and how many to find in any case."""
         if self.t == 0 and self.rule == "auto":
             return math.inf, self.s + 1
         if self.t == 0 and self.rule == "paper":
@@ -542,7 +542,7 @@ class Subspace:
         return self.dimension > self.s and self.moved < tol
 
     def step(self, values: Array, vectors: Array, trace: float) -> None:
-        """Lines 11 to 13: take the eigenpairs of iteration t + 1."""
+        """Take the eigenpairs of iteration t + 1 (lines 11 to 13)."""
         self.t += 1
         count = above_rounding(values, self.D + len(values))
         values, vectors = values[:count], vectors[:, :count]

@@ -14,7 +14,7 @@ Target = Literal["binary", "multiclass", "continuous"]
 """What labels are: two values, several, or real numbers."""
 
 BLOCK_NUMBERS = 2**19
-"""Numbers of a block of features: 4 MB."""
+"""How many numbers a block of features has: 4 MB."""
 
 
 class Part(TypedDict):
@@ -23,9 +23,9 @@ class Part(TypedDict):
     Attributes
     ----------
     kernel, bandwidth, n_features : str, float, int
-        The model's; the bandwidth in the unit of the columns.
+        Settings of the model; the bandwidth in the unit of the columns.
     n_columns : int
-        Number of the party's columns.
+        Number of columns of the party.
     n_parties : int
         How many parties trained the model.
     index : int
@@ -86,7 +86,7 @@ def own_features(part: Part) -> RandomFeatures:
         part["n_columns"],
         part["bandwidth"],
         int(part["seed"], 16),
-        orthogonal=False,  # blocks would tell one party's columns from another's
+        orthogonal=False,  # orthogonal blocks would show whose column is whose
     )
 
 
@@ -121,14 +121,14 @@ def partial_angles(
     private = own_features(part)
     if "shared_seed" not in part:
         return private.angles(X, 0, stop, bits, rows)
-    every = RandomFeatures(
+    shared = RandomFeatures(
         part["kernel"],
         part["all_columns"],
         part["bandwidth"],
         int(part["shared_seed"], 16),
         orthogonal=False,
     )
-    omega, _ = every.weights(0, stop)
+    omega, _ = shared.weights(0, stop)
     first = part["first_column"]
     X = X if rows is None else X[rows]
     turns = X @ (omega[:, first : first + part["n_columns"]].T / (2 * np.pi))
@@ -136,7 +136,7 @@ def partial_angles(
 
 
 def owned(part: Part, stop: int, holder: int) -> Array:
-    """Return which of the features 0 .. stop - 1 belong to a holder, shape (stop,)."""
+    """Return which features 0 .. stop - 1 belong to a label holder, shape (stop,)."""
     turn = np.arange(stop) // part["block"] % len(part["holders"])
     return np.asarray(np.asarray(part["holders"])[turn] == holder)
 
@@ -168,12 +168,13 @@ def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
         )
         total: float | Array = 0.0
         for place, holder in enumerate(parts[0]["holders"]):
-            mine = owned(parts[0], M, holder)
-            angles = turns[:, mine]
+            of_holder = owned(parts[0], M, holder)
+            angles = turns[:, of_holder]
             if shared:
-                others = [p for k, p in enumerate(parts) if k != p["kept"][place]]
-                for part in others:
-                    angles = angles - own_features(part).weights(0, M)[1][mine]
+                for k, part in enumerate(parts):
+                    if k != part["kept"][place]:
+                        _, phases = own_features(part).weights(0, M)
+                        angles = angles - phases[of_holder]
             total = total + linear_scores(angles % 1.0, parts[holder]["coef"])
             total = total + parts[holder]["intercept"]
         scores.append(total)
@@ -213,7 +214,7 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
     target : {"binary", "multiclass", "continuous"}
         What the labels are.
     classes : Array, shape (2,) or (C,)
-        Labels of the classes, in the order of the columns; binary: of -1 and +1.
+        Labels of the classes, in the order of the columns; binary: those of -1 and +1.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-r"""Kernel machines on random features that come as angles: losses and exact solvers.
+r"""Kernel machines on random features given as angles: losses and exact solvers.
 
 All solvers minimise, for each column y of the labels and for a strength :math:`\lambda`
 that the columns share,
@@ -57,7 +57,7 @@ CV_TOL, CV_ITER = 3e-2, 30
 """`tol` and `max_iter` of the fits that only rank strengths; see `fit`."""
 
 Score = tuple[float, float]
-"""Of rows left out: what decides, and what decides between equals; small is good."""
+"""Of the rows left out: the deciding figure and the tie-breaker; smaller is better."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ LOSSES = {
 
 
 def named(loss: str) -> Loss:
-    """Return the loss of a name of `LOSSES`; ValueError for another one."""
+    """Return the loss of this name; ValueError unless it is a key of `LOSSES`."""
     if loss not in LOSSES:
         raise ValueError(f"loss must be one of {tuple(LOSSES)}, got {loss!r}")
     return LOSSES[loss]
@@ -227,20 +227,20 @@ def fit(
         L of Table 1.
     regularization : float or None
         :math:`\lambda`, positive; None: the best of `GRID` by exact leave-one-out for
-        the square loss, of `PATH` by folds for the others. For classes, best is the
-        smallest share of misclassified rows, and of equals the smallest mean loss; for
-        real labels, the smallest squared error.
+        the square loss, of `PATH` by folds for the others. For classes, the best has
+        the smallest share of misclassified rows, with ties broken by the mean loss; for
+        real labels, it has the smallest squared error.
     rng : numpy.random.Generator
         Draws the folds; the square loss draws nothing.
     classes : bool, optional
-        Whether `Y` are classes; default: where all of it is -1 or +1.
+        Whether `Y` are classes; default: whether all values are -1 or +1.
     folds : int
         From 2 to n; more cost little, since all share the features.
     tol : float
         The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
-        objective, for each column: g is the gradient, and B the Hessian were the
-        curvature of the loss the same in each row. It is about twice the gap to the
-        optimum. From some 1e-8 down rounding ends the iteration first.
+        objective, for each column: g is the gradient, and B would be the Hessian if the
+        curvature of the loss were the same in each row. That product is about twice the
+        gap to the optimum. Below about 1e-8, rounding ends the iteration first.
     max_iter : int
         Largest number of steps, of two passes over the features each.
     block_bytes : int
@@ -254,27 +254,26 @@ def fit(
     Raises
     ------
     ValueError
-        Shapes do not fit, a column of labels is constant or not finite, the labels are
-        no classes and the loss wants them, or `regularization` or `folds` is out of
-        range.
+        Shapes do not fit, a column of labels is constant or not finite, the loss needs
+        classes and the labels are none, or `regularization` or `folds` is out of range.
 
     Notes
     -----
     Leave-one-out keeps the factor n of the penalty :math:`n \lambda |w|^2 / 2` of the
     summed loss, as scikit-learn's ``RidgeCV`` does.
 
-    `PATH` is left where neither the errors nor the loss of rows left out got better
-    in two strengths on end, or in one whose fits took `CV_ITER` steps and were not at
-    the optimum: smaller ones take the most steps.
+    The search along `PATH` ends after two strengths in a row that improved neither the
+    errors nor the loss of the rows left out, or after one whose fits also missed the
+    optimum in `CV_ITER` steps: smaller strengths take the most steps.
 
     Memory beyond the angles: two square matrices of the smaller of n and M, another
     two while their eigenvectors are computed, and some columns of n for each class
     and fold.
     """
-    losses = named(loss)
+    chosen_loss = named(loss)
     if classes is None:
         classes = bool((np.abs(Y) == 1).all())
-    _check(angles, Y, losses, regularization, folds, classes)
+    _check(angles, Y, chosen_loss, regularization, folds, classes)
     center, scale = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
     if not classes:
         center = Y.mean(axis=0)
@@ -288,10 +287,12 @@ def fit(
     else:
         start, path = None, {}
         if regularization is None:
-            start, path = _cross_validate(axes, Y, losses, folds, rng)
+            start, path = _cross_validate(axes, Y, chosen_loss, folds, rng)
         lam = regularization or min(path, key=path.__getitem__)
         mean = np.full_like(Y, 1 / len(Y))
-        X, _, converged = _minimise(axes, Y, mean, losses, lam, start, tol, max_iter)
+        X, _, converged = _minimise(
+            axes, Y, mean, chosen_loss, lam, start, tol, max_iter
+        )
     coef = axes.coefficients(X[:-1])
     return Fit(
         coef=coef * scale,
@@ -312,7 +313,6 @@ def _check(
     folds: int,
     classes: bool,
 ) -> None:
-    """Raise ``ValueError`` if anything is out of range."""
     if angles.ndim != 2 or Y.ndim != 2 or len(Y) != len(angles):
         raise ValueError(
             "angles and Y must be matrices with the same rows, got shapes "
@@ -366,7 +366,8 @@ class _Axes:
         for _, Z in self._columns() if self._dual else self._rows():
             gram = dsyrk(1.0, Z.T, beta=1.0, c=gram, lower=1, overwrite_c=1)
         s, V = eigh(gram, lower=True, overwrite_a=True, driver="evd")
-        # Ascending; what rounding leaves of a direction without spread is no axis.
+        # Ascending. A direction without spread, of which rounding alone is left, is no
+        # axis.
         noise = len(s) * np.finfo(np.float64).eps * s[-1]
         first = int(np.searchsorted(s, noise, side="right"))
         self.s, self._V = s[first:], V[:, first:]
@@ -439,7 +440,7 @@ def _blocks(angles: Array, M: int, block_bytes: int) -> Iterator[tuple[slice, Ar
 
 def _wrong(scores: Array, Y: Array) -> Array:
     """Return which rows are misclassified; the last axis is the columns."""
-    if Y.shape[-1] == 1:  # a score of 0 is of the class -1, as in the answers
+    if Y.shape[-1] == 1:  # a score of 0 means the class -1, as in `answers`
         return np.asarray(((scores > 0) != (Y > 0))[..., 0])
     return np.asarray(scores.argmax(axis=-1) != Y.argmax(axis=-1))
 
@@ -536,8 +537,9 @@ def _minimise(
 
     L-BFGS on all columns at once, since they share the passes over the features, each
     column as a share of its objective at the start. The variable is scaled by the root
-    of B, the Hessian were the curvature of the loss the same in each row. It begins
-    anew where that curvature has become another: it goes to 0 with the loss.
+    of B, which would be the Hessian if the curvature of the loss were the same in each
+    row. L-BFGS starts anew where that curvature has changed by a factor of 4: it goes
+    to 0 with the loss.
 
     Parameters
     ----------
@@ -557,7 +559,7 @@ def _minimise(
     F : Array, shape (n, K)
         f.
     converged : bool
-        Of all columns.
+        Whether all columns have reached the optimum.
     """
     from scipy.optimize import minimize
 
@@ -572,7 +574,7 @@ def _minimise(
         G = np.vstack([axes.backward(R), R.sum(axis=0)]) + penalty * X
         value = (W * loss.value(F, Y)).sum(axis=0) + (penalty * X**2).sum(axis=0) / 2
         curvature = (W * loss.second(F, Y)).sum(axis=0)
-        # No less than one row's: a hinge may have none.
+        # No less than the curvature of one row: a hinge may have none in any row.
         B = np.maximum(curvature, loss.curvature / axes.n) * spread + penalty
         return value, G, F, B
 
@@ -592,8 +594,8 @@ def _minimise(
         return float((now[0] / unit).sum()), (now[1] / unit / root).ravel()
 
     def stop(intermediate_result: object) -> None:
-        other = np.abs(np.log(now[3][-1] / B[-1])).max() > math.log(4)
-        if other or calls >= max_iter or close():
+        changed = np.abs(np.log(now[3][-1] / B[-1])).max() > math.log(4)
+        if changed or calls >= max_iter or close():
             raise StopIteration
 
     while not close() and calls < max_iter:

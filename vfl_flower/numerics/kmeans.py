@@ -32,8 +32,8 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     Returns
     -------
     Array of int64, shape (size,)
-        Row numbers, independent of one another; the first a of them are what a call
-        with size a draws from an equal state of `rng`.
+        Row numbers, independent of one another; the first a are those that a call with
+        size a draws from the same state of `rng`.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def seed_centers(
 
     Notes
     -----
-    Besides the data and one block, it holds (5 + ln k) n numbers.
+    Besides the data and one block, the function holds (5 + ln k) n numbers.
 
     Distances are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large
     common offset of the data costs no accuracy.
@@ -149,7 +149,7 @@ def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
     Returns
     -------
     labels : Array of int64, shape (b,)
-        pi(i) = argmin_l |x_i - c_l|; the lowest l of equal ones.
+        pi(i) = argmin_l |x_i - c_l|, the lowest such l.
     squared_distances : Array, shape (b,)
         |x_i - c_pi(i)|^2 from the differences: exactly 0 for a row that is a centre.
 
@@ -191,8 +191,8 @@ def lloyd(
     Returns
     -------
     Array, shape (k, d)
-        The centres; one that has no row stays where it is. Their cost is never above
-        that of the first ones, up to rounding.
+        The centres; one without rows stays where it is. Their cost is never above that
+        of the initial centres, up to rounding.
     """
     k = len(centers)
     previous = np.inf
@@ -323,7 +323,7 @@ def distdim(
     rng : numpy.random.Generator
         Source of the server's clustering.
     n_init : int
-        Number of its starts.
+        Number of starts of that clustering.
 
     Returns
     -------

@@ -80,15 +80,15 @@ def lanczos(
     matvec : callable
         c of shape (n,) to g = R c of shape (n,) (line 5), R symmetric.
     start : Array, shape (n,)
-        c_1, of any length but 0.
+        c_1, not 0; its length does not matter.
     threshold : float
         Eigenvalues above it are wanted: eta_t lambda in [1].
     rng : numpy.random.Generator
-        Source of new vectors after a breakdown; untouched without one.
+        Source of new vectors after a breakdown; not used without a breakdown.
     at_least : int
-        How many of the largest are wanted even if they are not above it.
+        How many of the largest are wanted even if they are not above the threshold.
     max_steps : int, optional
-        Most products. Default: n.
+        Largest number of products. Default: n.
     tol : float
         A Ritz value has converged when its residual is at most `tol` times the largest
         Ritz value in size.
@@ -96,28 +96,28 @@ def lanczos(
     Returns
     -------
     Lanczos
-        See there.
+        The eigenpairs, and how they were found.
 
     Raises
     ------
     ValueError
-        `start` is no finite vector other than 0, `max_steps` is below 1, `tol` is not
-        positive, or a product is not finite or of another shape.
+        `start` is not a finite vector or is 0, `max_steps` is below 1, `tol` is not
+        positive, or a product is not finite or has another shape.
 
     Notes
     -----
-    It stops when every Ritz value above the threshold has converged and the largest of
-    the others is settled below: its residual is at most sqrt(`tol`) times the threshold
-    (its error is of the order of the square) and no more than its distance from the
-    threshold. Ritz values converge from the ends of the spectrum inwards, so
-    that none above is missed as far as c_1 sees them. It sees neither a second copy of
-    a multiple eigenvalue nor an eigenvector to which c_1 is orthogonal, before a
-    breakdown: use `block_lanczos` where there may be some.
+    The iteration stops when every Ritz value above the threshold has converged and the
+    largest of the others is settled below it: its residual is at most sqrt(`tol`) times
+    the threshold (its error is of the order of the square) and no more than its
+    distance from the threshold. Ritz values converge from the ends of the spectrum
+    inwards, so none above the threshold is missed that c_1 can reach. Before a
+    breakdown it reaches neither a second copy of a multiple eigenvalue nor an
+    eigenvector to which c_1 is orthogonal: use `block_lanczos` where there may be some.
 
     At a breakdown (beta_q = 0, line 9) the Lanczos vectors span an invariant space and
-    all Ritz values are exact. It then goes on from a random vector orthogonal to them,
-    and ends where such a vector has shown no eigenvalue above the threshold, or where
-    the space is exhausted (q = n).
+    all Ritz values are exact. The iteration then goes on from a random vector
+    orthogonal to them, and ends where such a vector has shown no eigenvalue above the
+    threshold, or where the space is exhausted (q = n).
 
     Differs from [1] in: 1. the breakdown, where Algorithm 2 ends. 2. Each vector is
     orthogonalised twice against *all* before it, which contains line 7.
@@ -157,12 +157,12 @@ def block_lanczos(
     threshold, rng, at_least, tol
         As for `lanczos`.
     max_steps : int, optional
-        Most products with a block. Default: n / p, rounded up.
+        Largest number of products with a block. Default: n / p, rounded up.
 
     Returns
     -------
     Lanczos
-        See there.
+        The eigenpairs, and how they were found.
 
     Raises
     ------
@@ -171,18 +171,19 @@ def block_lanczos(
 
     Notes
     -----
-    The rule to stop is that of `lanczos`. A multiple eigenvalue is found up to p times.
-    Columns of a block that turn out to depend on the others are replaced by random
-    ones, the breakdown of `lanczos` column by column. It does not stop before these
-    have had a product: they may see a copy of an eigenvalue that no other column does.
+    The stopping rule is that of `lanczos`. A multiple eigenvalue is found up to p
+    times. Columns of a block that turn out to depend on the others are replaced by
+    random ones, the breakdown of `lanczos` column by column. The iteration does not
+    stop before these have had a product: they may show a copy of an eigenvalue that no
+    other column shows.
     """
     if start.ndim != 2 or not 1 <= start.shape[1] <= start.shape[0]:
         raise ValueError(
             f"start must be of shape (n, p), 1 <= p <= n, got {start.shape}"
         )
     n, p = start.shape
-    most = -(-n // p) if max_steps is None else max_steps
-    if most < 1:
+    limit = -(-n // p) if max_steps is None else max_steps
+    if limit < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
     if not tol > 0:
         raise ValueError(f"tol must be positive, got {tol}")
@@ -194,7 +195,7 @@ def block_lanczos(
     beta = np.empty((p, 0))
     begin = 0  # the first vector since the last breakdown
     steps, done = 0, False
-    while steps < most and not done:
+    while steps < limit and not done:
         steps += 1
         G = np.array(matmat(C), dtype=np.float64)
         if G.shape != C.shape or not np.isfinite(G).all():
@@ -211,12 +212,12 @@ def block_lanczos(
         scale = max(scale, float(np.abs(sigma).max()))
         C, beta = _next_block(G, Q, n * EPS * scale, rng)
         rho = np.linalg.norm(beta @ P[-b:], axis=0)
-        whole = np.linalg.eigvalsh(T)[::-1]
+        ritz_values = np.linalg.eigvalsh(T)[::-1]
         bound = threshold
-        if np.count_nonzero(whole > threshold) < at_least:
-            # halfway between the last that is wanted and the next
-            two = whole[at_least - 1 : at_least + 1]
-            bound = float(two.mean()) if len(two) == 2 else -math.inf
+        if np.count_nonzero(ritz_values > threshold) < at_least:
+            # halfway between the last Ritz value that is wanted and the next
+            pair = ritz_values[at_least - 1 : at_least + 1]
+            bound = float(pair.mean()) if len(pair) == 2 else -math.inf
         settled = math.sqrt(tol) * min(scale, abs(bound))
         gap = bound - sigma
         above = gap < 0
@@ -242,8 +243,8 @@ def _next_block(
 ) -> tuple[Array, Array]:
     """Return C of min(p, n - q) orthonormal columns, orthogonal to Q, and beta = C^T G.
 
-    Columns of G, (n, p), that are at most `tiny` beside Q and the others are left out;
-    random ones, with rows of 0 in beta, stand in for them.
+    Columns of G, (n, p), of which Q and the other columns leave at most `tiny` are left
+    out; random ones, with rows of 0 in beta, take their places.
     """
     n, p = G.shape
     size = min(p, n - Q.shape[1])
@@ -262,6 +263,6 @@ def _next_block(
             add(G[:, j], tiny)
     beta = np.triu(basis[:, Q.shape[1] :].T @ G)
     while basis.shape[1] < Q.shape[1] + size:
-        add(rng.standard_normal((n,)), n * EPS)  # of another unit than `tiny`
+        add(rng.standard_normal((n,)), n * EPS)  # without a unit, unlike `tiny`
     C = basis[:, Q.shape[1] :]
     return C, np.pad(beta, ((0, size - len(beta)), (0, 0)))

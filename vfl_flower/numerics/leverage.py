@@ -22,8 +22,8 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
         X, or [X, y] at the label holder.
     method : {"auto", "gram", "qr"}
         "gram" takes the eigenvectors of the Gram matrix, "qr" the singular vectors of R
-        from a QR factorization block by block; "auto" is "gram" where that is accurate
-        and else "qr", which costs about twice as much.
+        from a QR factorisation block by block; "auto" is "gram" where that is accurate,
+        else "qr", which costs about twice as much.
 
     Returns
     -------
@@ -33,15 +33,15 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
     Raises
     ------
     ValueError
-        `method` is none of these, X has a missing or infinite value, or `method` is
-        "gram" and squares of X overflow.
+        `method` is unknown, X has a missing or infinite value, or `method` is "gram"
+        and a square of a value overflows.
 
     Notes
     -----
     Columns are first scaled to length 1, so units do not matter: Z = X D^-1. Columns of
     zeros are left out. With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above
-    max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``. "gram" sees S^2 only,
-    so its rank counts those with S^2 above max(n, d) eps S_1^2.
+    max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``. "gram" sees only S^2,
+    so its rank counts the singular values with S^2 above max(n, d) eps S_1^2.
 
     *When "auto" trusts the Gram matrix.* Summed in blocks of b rows, each entry of
     C = Z^T Z has an error of at most (b + n / b) u, u = eps / 2 [2, section 3.1], hence
@@ -80,8 +80,8 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
         finite = bool(np.isfinite(G).all())
         if method == "gram" and not finite:
             raise ValueError(
-                "X must have no missing or infinite value, and no squares that "
-                "overflow where method is 'gram'"
+                "X must have no missing or infinite value and, for method 'gram', no "
+                "value whose square overflows"
             )
         if finite:
             scale = 1 / np.sqrt(squares[kept])
@@ -111,10 +111,10 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
 
 
 def _embed(kept: Array, scale: Array, F: Array) -> Array:
-    """Undo the scaling of the columns and give the left-out ones rows of zeros."""
-    whole = np.zeros((len(kept), F.shape[1]))
-    whole[kept] = scale[:, None] * F
-    return whole
+    """Undo the scaling of the columns; columns that were left out get rows of 0."""
+    unscaled = np.zeros((len(kept), F.shape[1]))
+    unscaled[kept] = scale[:, None] * F
+    return unscaled
 
 
 def leverage_scores(blocks: RowBlocks, F: Array) -> Array:

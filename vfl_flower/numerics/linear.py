@@ -39,7 +39,7 @@ class Penalty:
 
     @classmethod
     def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
-        """Return the penalty of a regularizer's name.
+        """Return the penalty that a regularizer stands for.
 
         Parameters
         ----------
@@ -76,14 +76,14 @@ def solve_pooled(
     n : int
         Number of rows that the weights stand for.
     penalty : Penalty
-        Of the objective above.
+        l1 and l2 of the objective above.
     fit_intercept : bool
-        Whether b is free, or 0.
+        Whether b is free; if not, it is 0.
 
     Returns
     -------
     theta : Array, shape (d,)
-        Coefficients. Where X lacks rank and nothing is penalised: those of smallest
+        Coefficients. Where X lacks rank and nothing is penalised: those of the smallest
         norm for columns scaled to the same size.
     intercept : float
         b.
@@ -121,7 +121,7 @@ def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float
 
 
 def center(X: Array, weights: Array) -> Array:
-    """Return columns about their weighted mean, those that are constant as zeros.
+    """Centre columns at their weighted mean; constant columns become zeros.
 
     Parameters
     ----------
@@ -133,7 +133,8 @@ def center(X: Array, weights: Array) -> Array:
     Returns
     -------
     Array, shape (m, d)
-        What rounding leaves of a constant column is not mistaken for a direction.
+        The centred columns. What rounding leaves of a constant column is set to 0, and
+        not mistaken for a direction.
     """
     mean = weights @ X / weights.sum()
     centered = X - mean

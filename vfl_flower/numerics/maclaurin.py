@@ -6,8 +6,8 @@ f(x^T y), since E[w^T x w^T y] = x^T y. Here
 
     (x^T y + c)^g = ([x, sqrt(c)]^T [y, sqrt(c)])^g,
 
-a series of the one term n = g, which is drawn with probability 1: no variance is spent
-on the order, and phi(x) = prod_{j=1..g} w_j^T [x, sqrt(c)].
+a series whose one term, n = g, is drawn with probability 1: the order adds no variance,
+and phi(x) = prod_{j=1..g} w_j^T [x, sqrt(c)].
 
 References
 ----------
@@ -39,9 +39,9 @@ class MaclaurinFeatures:
     degree : int
         g, at least 1.
     offset : float
-        c, from 0, in the unit of x^T y.
+        c, at least 0, in the unit of x^T y.
     seed : int
-        From 0, below 2^128. Who knows it knows all signs.
+        From 0 to 2^128 - 1. Whoever knows the seed knows all signs.
 
     Raises
     ------
@@ -52,8 +52,9 @@ class MaclaurinFeatures:
     Notes
     -----
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
-    and c in the second word of its counter, bit j of each word for feature 64 c + j:
-    any range, in any order, costs no more than itself (rounded up to 64).
+    and c in the second word of its counter, bit j of each word for feature 64 c + j.
+    So ranges can be made in any order, each at the cost of its features alone (rounded
+    up to 64).
 
     Examples
     --------
@@ -109,13 +110,13 @@ class MaclaurinFeatures:
         -------
         Array of float64, shape (n, stop - start)
             E[phi_j(x) phi_j(y)] = (x^T y + c)^g, without the factor 1 / sqrt(D) of a
-            mean over D features. Memory beyond it is a few MB and 64 g (d + 1) signs.
+            mean over D features. Other memory: a few MB and 64 g (d + 1) signs.
 
         Raises
         ------
         ValueError
-            `X` is no real matrix of d columns, the range is empty or begins below 0, or
-            a feature is not finite.
+            `X` is not a real matrix of d columns, the range is empty or begins below 0,
+            or a feature is not finite.
         """
         if X.ndim != 2 or X.shape[1] != self.n_columns:
             raise ValueError(
@@ -137,5 +138,5 @@ class MaclaurinFeatures:
                     part *= rows @ w[:-1] + math.sqrt(self.offset) * w[-1]
                 begin += len(rows)
         if not np.isfinite(out).all():
-            raise ValueError("X must be finite, and so must its features be")
+            raise ValueError("X must be finite, and so must its features")
         return out

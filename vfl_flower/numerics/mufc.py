@@ -1,10 +1,10 @@
 """Clusters that can forget: local seeding, redraw, quantisation, global clusters.
 
-The symbols are those of [1]: party l, a "client" there, holds n^(l) rows and its
-centroids C^(l); gamma is the quantisation step, B the number of bins of a column, q the
-number of rows in each bin, X_s the server's points, C_s its K centres, X_R the rows to
-remove and X' the others. All of them are in the cube [-1/2, 1/2]^d, to which `Box`
-scales the data.
+The symbols are those of [1], whose *clients* are our parties: party l holds n^(l) rows
+and has centroids C^(l); gamma is the quantisation step, B the number of bins of a
+column, q the number of rows in each bin, X_s the server's points, C_s its K centres,
+X_R the rows to remove and X' the others. All of them are in the cube [-1/2, 1/2]^d, to
+which `Box` scales the data.
 
 References
 ----------
@@ -23,10 +23,10 @@ from vfl_flower.numerics.kmeans import assign, draw, lloyd, weighted_kmeans
 from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
-"""Largest size of X_s drawn at random, but for one point a bin; then points weigh."""
+"""Largest size of random points X_s. Beyond it, bins have fewer points with weights."""
 
 MAX_BINS = 2**32
-"""Most bins of a column: what a sparse sum takes."""
+"""Largest number of bins of a column that a sparse sum takes."""
 
 POINTS = ("uniform", "weighted")
 """How a bin's rows become points of X_s."""
@@ -41,8 +41,8 @@ def initialise(
     """Draw centroids among the rows by k-means++, in an order that is kept.
 
     Line 2 of Algorithm 1: the first is a uniform row, each further one is row x with
-    probability d^2(x, C) / phi_c(X; C). With a prefix, lines 5-14 of Algorithm 3: these
-    come first, and only the others are drawn.
+    probability d^2(x, C) / phi_c(X; C). With a prefix, lines 5-14 of Algorithm 3: its
+    centroids come first, and only the others are drawn.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ def initialise(
         Numbers of the centroids in the order drawn, no two of equal values:
         k' = min(k, number of rows at a squared distance above 0 from one another).
     labels : Array of int64, shape (n,)
-        Nearest centroid of each row, the first of equally near ones; each has a row.
+        Nearest centroid of each row, ties to the first; each centroid has a row.
 
     Raises
     ------
     ValueError
-        `k` is below 1; `prefix` is longer than k, names no row or two equal ones; or
-        distances are not finite.
+        `k` is below 1; `prefix` is longer than k, or names a row that is not there or
+        two equal rows; or distances are not finite.
 
     Notes
     -----
@@ -79,12 +79,12 @@ def initialise(
     has the law of a fresh run on X'. Several requests one after another are exact too,
     and so is a removed row with an equal twin.
 
-    It does not hold for a set X_R chosen after a look at the centroids, such as "the
-    first one", nor for the rows of highest cost under the present C_s, as in Section 6
-    of [1]: such a set tells something of the draws. No removed row is a centroid then
-    either, but given X_R the law is not that of a fresh run.
+    The lemma does not hold for a set X_R chosen after a look at the centroids, such as
+    "the first one", nor for the rows of highest cost under the present C_s, as in
+    Section 6 of [1]: such a set says something about the draws. No removed row is a
+    centroid then either, but given X_R the law is not that of a fresh run.
 
-    It is exact up to rounding: a probability is off by about n 2^-53 of itself.
+    Unlearning is exact up to rounding: a probability is off by about n 2^-53 of itself.
 
     Examples
     --------
@@ -156,14 +156,14 @@ def local_labels(rows: Array, centroids: Array) -> Array:
     Parameters
     ----------
     rows : Array, shape (r, d)
-        Rows, such as X_R. It holds r k' d numbers.
+        Rows, such as X_R. The function holds r k' d numbers.
     centroids : Array, shape (k', d)
         C^(l), at least one.
 
     Returns
     -------
     Array of int64, shape (r,)
-        The labels, the first of equally near centroids.
+        Nearest centroid of each row, ties to the first.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def seed_centroids(
     stay : Array of bool, shape (n,), optional
         Which rows were not removed. Default: all.
     prefix : Array of int, shape (i,), optional
-        Row numbers of the centroids to keep, as of `initialise`; each of a row that
+        Row numbers of the centroids to keep, as for `initialise`; each is a row that
         stays.
 
     Returns
@@ -270,7 +270,7 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     Returns
     -------
     centroids : Array, shape (k'', d)
-        The means, without those that no row is nearest to.
+        The means, without those that are nearest to no row.
     labels : Array of int64, shape (n,)
         Nearest centroid of each row; each has a row.
     """
@@ -292,13 +292,14 @@ class Box:
     Parameters
     ----------
     lower, upper : Array, shape (d,) or ()
-        Bounds of each column, or one pair for all, in the unit of the data. They must
-        be agreed and not be taken from the rows: else they tell of removed ones.
+        Bounds of each column, or one pair for all, in the unit of the data. The parties
+        must agree on them and not take them from the rows, where they would depend on
+        removed rows.
 
     Raises
     ------
     ValueError
-        The bounds are of other shapes, or a width is no normal, finite number above 0.
+        The bounds have other shapes, or a width is not a normal, finite number above 0.
 
     Examples
     --------
@@ -316,8 +317,8 @@ class Box:
         """Check the bounds."""
         if np.shape(self.lower) != np.shape(self.upper) or np.ndim(self.lower) > 1:
             raise ValueError(
-                "lower and upper must have one value or one a column, got shapes "
-                f"{np.shape(self.lower)} and {np.shape(self.upper)}"
+                "lower and upper must have one value or one for each column, got "
+                f"shapes {np.shape(self.lower)} and {np.shape(self.upper)}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
             width = self._width
@@ -338,13 +339,13 @@ class Box:
         Parameters
         ----------
         rows : Array, shape (m, d)
-            Rows: all of a party, so that it does not depend on the draws.
+            All rows of a party, so that the outcome does not depend on the draws.
 
         Raises
         ------
         ValueError
             The number of columns differs from the box's, or a column has a value that
-            is missing or outside; the message has the column, not the value.
+            is missing or outside; the message names the column, not the value.
         """
         if np.ndim(self.lower) == 1 and rows.shape[1] != len(self.lower):
             raise ValueError(
@@ -354,7 +355,7 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Return points of the data in the cube; themselves where the box is the cube.
+        """Map points from the box to the cube; nothing to do where the box is the cube.
 
         Parameters
         ----------
@@ -364,15 +365,15 @@ class Box:
         Returns
         -------
         Array, shape (m, d)
-            Points in sides of the box. Those in the box are in the cube, not only up
-            to rounding.
+            Points, in sides of the box. Points in the box are in the cube exactly, not
+            only up to rounding.
         """
         if self._is_cube:
             return points
         return np.asarray((points - self.lower) / self._width - 0.5)
 
     def restore(self, points: Array) -> Array:
-        """Return points of the cube in the unit of the data; the inverse of `scale`."""
+        """Map points from the cube to the box; the inverse of `scale`."""
         if self._is_cube:
             return points
         return np.asarray(self.lower + (points + 0.5) * self._width)
@@ -413,8 +414,7 @@ class Quantizer:
     Parameters
     ----------
     gamma : float
-        Step, in (0, 1]; [1] takes 1 / sqrt(n), n the rows of all parties at the
-        training.
+        Step, in (0, 1]; [1] takes 1 / sqrt(n), with n rows at all parties in training.
 
     Raises
     ------
@@ -470,15 +470,15 @@ class Quantizer:
         Raises
         ------
         ValueError
-            A column has a value that is missing or outside the cube; the message has
-            the column, not the value.
+            A column has a value that is missing or outside the cube; the message
+            names the column, not the value.
         """
         _check_inside(points, np.asarray(-0.5), np.asarray(0.5), "the cube of the box")
         a = np.clip(np.rint(points / self.gamma), -self._top, self._top)
         return a.astype(np.int64) + self._top
 
     def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
-        """Return the bins that hold points, and how many rows these stand for.
+        """Return the bins that hold points, and how many rows the points stand for.
 
         Parameters
         ----------
@@ -499,9 +499,9 @@ class Quantizer:
         ValueError
             As from `bins`.
         """
-        bins, which = np.unique(self.bins(points), axis=0, return_inverse=True)
+        bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
         counts = np.zeros(len(bins), dtype=np.int64)
-        np.add.at(counts, which.ravel(), sizes)
+        np.add.at(counts, places.ravel(), sizes)
         return bins, counts
 
     def centers(self, bins: Array) -> Array:
@@ -563,13 +563,15 @@ class Quantizer:
         return low, high - low
 
 
-def _check_inside(points: Array, lower: Array, upper: Array, what: str) -> None:
+def _check_inside(points: Array, lower: Array, upper: Array, region: str) -> None:
     inside = ((points >= lower) & (points <= upper)).all(axis=0)
     if not inside.all():
         column = int(inside.argmin())
-        low, high = (np.broadcast_to(e, inside.shape)[column] for e in (lower, upper))
+        low, high = (
+            np.broadcast_to(bound, inside.shape)[column] for bound in (lower, upper)
+        )
         raise ValueError(
-            f"column {column}, counted from 0, must have values inside {what}, from "
+            f"column {column}, counted from 0, must have values inside {region}, from "
             f"{low:g} to {high:g}"
         )
 
@@ -598,21 +600,21 @@ def server_points(
         q_j uniform points inside bin j, each of weight 1; or its middle with weight
         q_j.
     max_bytes : int
-        Largest size of the uniform points, but for one a bin. Where q_j points a bin
-        would need more, each bin has fewer, a share of q_j rounded up, and they weigh
-        q_j together.
+        Largest size of the uniform points, except that each bin has at least one. Where
+        q_j points a bin would take more, bin j has a share of q_j, rounded up, and the
+        weights of its points add up to q_j.
 
     Returns
     -------
     X_s : Array, shape (m', d)
         The points, in the cube.
     weights : Array, shape (m',)
-        Their weights, in rows; the sum is that of q.
+        Their weights, in rows; their sum is that of q.
 
     Raises
     ------
     ValueError
-        `points` is none of these, a count is below 1, or a bin is not from 0 to B - 1.
+        `points` is unknown, a count is below 1, or a bin is not from 0 to B - 1.
     """
     if points not in POINTS:
         raise ValueError(f"points must be one of {', '.join(POINTS)}, got {points!r}")
@@ -635,7 +637,7 @@ def server_centroids(
     X_s : Array, shape (m, d)
         Points, from `server_points`; in Algorithm 5 the parties' centroids themselves.
     weights : Array, shape (m,)
-        Positive weight of each, in rows.
+        Positive weight of each point, in rows.
     k : int
         K, the number of global clusters.
     rng : numpy.random.Generator

@@ -20,10 +20,10 @@ MERSENNE_61 = 2**61 - 1
 """The prime whose products need no division: 2^61 = 1 modulo it."""
 
 _LIMB = 21
-"""Bits of a part of an element: three parts make 61 bits."""
+"""Bits of one limb of an element: three limbs hold 61 bits."""
 
 _INNER = 1 << 11
-"""Terms of a float64 sum of products of two parts, which stays below 2^53: exact."""
+"""Terms of a float64 sum of products of two limbs: it stays below 2^53, so exact."""
 
 _POINTS = 1 << 10
 """Points at a time, so that tables of powers stay small."""
@@ -57,7 +57,7 @@ class PrimeField:
     p: int = MERSENNE_61
 
     def __post_init__(self) -> None:
-        """Check that `p` is a prime which the arithmetic can do."""
+        """Check that the arithmetic can work modulo `p`."""
         p = operator.index(self.p)
         small = 2 <= p < 2**32 and all(p % q for q in range(2, math.isqrt(p) + 1))
         if not small and p != MERSENNE_61:
@@ -68,7 +68,7 @@ class PrimeField:
         """Sum ``a + b`` modulo p, elementwise; into `out`, which may be `a`."""
         with np.errstate(over="ignore"):
             total = np.add(a, b, out=out)
-            # Where total < p, total - p wraps round to a number above it.
+            # Where total < p, total - p wraps round to a larger number.
             return np.asarray(np.minimum(total, total - np.uint64(self.p), out=out))
 
     def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
@@ -86,11 +86,7 @@ class PrimeField:
         """
         if self.p != MERSENNE_61:
             return np.asarray(a * b % np.uint64(self.p))
-        low_32, low_29, p = (
-            np.uint64(2**32 - 1),
-            np.uint64(2**29 - 1),
-            np.uint64(self.p),
-        )
+        low_32, low_29, p = map(np.uint64, (2**32 - 1, 2**29 - 1, self.p))
         a_1, a_0, b_1, b_0 = a >> 32, a & low_32, b >> 32, b & low_32
         middle = a_1 * b_0 + a_0 * b_1
         low = a_0 * b_0
@@ -153,7 +149,7 @@ class PrimeField:
         return total
 
     def _limbs(self, a: Array) -> list[Array]:
-        """Return the parts of `_LIMB` bits of the elements, lowest first, float64."""
+        """Return the limbs of the elements, lowest first, as float64."""
         mask = np.uint64(2**_LIMB - 1)
         shifts = range(0, self.p.bit_length(), _LIMB)
         return [(a >> shift & mask).astype(np.float64) for shift in shifts]
@@ -186,14 +182,14 @@ class PrimeField:
     def power_sums(self, points: Array, values: Array, count: int) -> Array:
         """Return S_i = sum_j v_j x_j^i for i = 0 .. count - 1.
 
-        Index i is that of S_(i+1) in [1], Algorithm 2, line 2.
+        S_i here is S_(i+1) in [1], Algorithm 2, line 2.
 
         Parameters
         ----------
         points : Array, shape (m,)
-            The x_j, elements; repeats are allowed.
+            The x_j, elements; values may repeat.
         values : Array, shape (m,) or (m, c)
-            The v_j, elements; each column by itself.
+            The v_j, elements; each column has its own sums.
         count : int
             Number of sums, at least 1.
 
@@ -271,8 +267,8 @@ class PrimeField:
         -------
         Array of shape (m,), or None
             At most N different x_j in increasing order, none of which is 0; None if
-            there are no such points. The sums may still be of no values at them: see
-            whether `power_sums` of what `values_at` returns gives `sums` back.
+            there are no such points. No values at these points may give the sums, even
+            so: check that `power_sums` of what `values_at` returns gives `sums` back.
         """
         ring = self._polynomials()
         minimal = ring.minpoly(sums.tolist())
@@ -346,5 +342,5 @@ def _step(count: int, width: float) -> int:
 
 def _fill(column: Array, polynomial: Any) -> None:
     """Write the coefficients of a polynomial to a column of zeros, lowest first."""
-    found = [int(coefficient) for coefficient in polynomial.coeffs()]
-    column[: len(found)] = found
+    coefficients = [int(coefficient) for coefficient in polynomial.coeffs()]
+    column[: len(coefficients)] = coefficients

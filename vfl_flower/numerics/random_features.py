@@ -5,9 +5,10 @@ drawn from its Fourier transform and phases b_j uniform on a turn, eq. 2 and 3 a
 
     phi_j(x) = sqrt(2) cos(omega_j^T x + b_j),    E[phi_j(x) phi_j(x')] = k(x - x').
 
-Both kernels here are products over the columns, so party l draws its own columns' part
-of omega_j, and a b_j of its own. Only the angle modulo a turn matters to the cosine:
-the parties' angles, as fractions of a turn, add up modulo 1 to the angle of the row.
+Both kernels here are products over the columns, so party l draws the part of omega_j
+for its own columns, and a b_j of its own. Only the angle modulo a turn matters to the
+cosine: the parties' angles, as fractions of a turn, add up modulo 1 to the angle of the
+row.
 
 References
 ----------
@@ -46,11 +47,11 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 """exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
 
 CHUNK = 64
-"""Features that are generated together. To change it changes what each seed gives."""
+"""Features that are generated together. Another number changes what each seed gives."""
 
 TILE = 2**20
-"""Numbers in a tile of partial products. A smaller one is no faster, and its products
-too many where the threads of several processes wait for a core."""
+"""Numbers in a tile of partial products. Smaller tiles are no faster, and make too many
+products where the threads of several processes wait for a core."""
 
 DTYPES: dict[int, np.dtype[Any]] = {
     16: np.dtype(np.uint16),
@@ -75,7 +76,7 @@ class RandomFeatures:
     bandwidth : float
         s, in the unit of the columns; the same at all parties.
     seed : int
-        From 0, below 2^128. Who knows it knows all of the party's omega_j and b_j.
+        From 0 to 2^128 - 1. Whoever knows the seed knows the party's omega_j and b_j.
     orthogonal : bool
         Draw the Gaussian omega_j in blocks of min(d, 64) orthogonal directions [2];
         each omega_j is N(0, I / s^2) all the same. Laplacian ones are independent.
@@ -89,10 +90,11 @@ class RandomFeatures:
     Notes
     -----
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
-    and c in the second word of its counter: any range, in any order, costs no more than
-    itself (rounded up to 64), and no state is kept. Normal and Cauchy numbers are made
-    here of the generator's raw words, whose stream NumPy guarantees; it does not
-    guarantee that of its own normal numbers, and a model outlives a NumPy version.
+    and c in the second word of its counter. So ranges can be made in any order, each at
+    the cost of its features alone (rounded up to 64), and no state is kept. Normal and
+    Cauchy numbers are made here from the generator's raw words, whose stream NumPy
+    guarantees; it does not guarantee the stream of its own normal numbers, and a model
+    outlives a NumPy version.
 
     Orthogonal directions lower the root mean square error of the kernel (Gaussian rows,
     median bandwidth, 512 features) by 13 % for one party of 8 columns and 11 % for one
@@ -162,7 +164,7 @@ class RandomFeatures:
         first, last = start // CHUNK, -(-stop // CHUNK)
         d = self.n_columns
         p = min(d, CHUNK) if self.orthogonal else 1
-        rows = -(-CHUNK // p) * p  # whole blocks; what is beyond the chunk is dropped
+        rows = -(-CHUNK // p) * p  # whole blocks; rows beyond the chunk are dropped
         count = rows * d + rows * d % 2
         raw = np.stack(
             [
@@ -208,22 +210,23 @@ class RandomFeatures:
         Raises
         ------
         ValueError
-            `X` is no real matrix of d columns, one of its values or of its products
-            with the frequencies is not finite, or `bits`, the range or `rows` is none
-            of the above.
+            `X` is not a real matrix of d columns, one of its values or of its products
+            with the frequencies is not finite, or `bits`, the range or `rows` is not as
+            above.
 
         Notes
         -----
-        Made in tiles of 4 or 8 MiB at most: memory beyond the result is some 20 MB,
-        whatever the rows, features and columns.
+        The result is made in tiles of at most 4 or 8 MiB: other memory is about 20 MB,
+        whatever the numbers of rows, features and columns.
 
         At 16 bits the products are in float32 where the largest of the block cannot
         pass 2^20 units (16 turns): an angle is then off by half a unit and some
-        hundredths at most for standardised columns, and a row may differ by a unit
-        beside other rows. All others are in float64, and nearest to it. There a
-        product has the relative precision of float64: where it is above 2^51 units
-        (2^35 turns at 16 bits, 2^19 at 32; the far tail of the Cauchy frequencies, or
-        columns far from standardised) its angle is that of the rounded product.
+        hundredths at most for standardised columns, and the angles of a row may differ
+        by a unit when other rows are computed with it. All other products are in
+        float64, whose result is rounded to the nearest angle. A product has the
+        relative precision of float64: above 2^51 units (2^35 turns at 16 bits, 2^19 at
+        32; the far tail of the Cauchy frequencies, or columns far from standardised)
+        its angle is that of the rounded product.
         """
         if bits not in DTYPES:
             raise ValueError(f"bits must be 16, 32 or 64, got {bits}")
@@ -235,9 +238,9 @@ class RandomFeatures:
         _check_range(start, stop)
         n, d = len(RowBlocks(X, rows=rows)), self.n_columns
         unit = 1.0 if bits == 64 else 2.0**bits  # of angles, in a turn
-        most = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
-        r = max(1, min(2048, most, n))
-        c = max(1, min(TILE // r, most) // CHUNK) * CHUNK
+        limit = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
+        r = max(1, min(2048, limit, n))
+        c = max(1, min(TILE // r, limit) // CHUNK) * CHUNK
         buffers = [
             (np.ones((r, d + 1), dtype=real), np.empty(r * c, dtype=real))
             for real in (np.float32, np.float64)
@@ -265,7 +268,7 @@ class RandomFeatures:
                 raise ValueError(
                     "X must be of a size whose products with the frequencies are finite"
                 )
-            # Neither may leave the range of float32, even where their product is small.
+            # No factor may leave the range of float32, even where products are small.
             factors = max(largest.max(), np.abs(W).max())
             single = bits == 16 and bound < 2**20 and factors < 2**60
             A, P = buffers[0 if single else 1]
@@ -292,7 +295,7 @@ def features(
     dtype : numpy.float64 or numpy.float32
         Type of the features, unless `out` is given.
     out : Array of float64 or float32, shape of `angles`, optional
-        Where to put them.
+        Where to put the features.
 
     Returns
     -------
@@ -361,7 +364,7 @@ def pair_distances(X: Array, pairs: Array, kernel: str) -> Array:
     pairs : Array of int, shape (2, P)
         Row numbers of the pairs.
     kernel : {"gaussian", "laplacian"}
-        Whose distance: squared Euclidean, or L1.
+        Squared Euclidean distances for the first, L1 for the second.
 
     Returns
     -------
@@ -371,8 +374,8 @@ def pair_distances(X: Array, pairs: Array, kernel: str) -> Array:
     Raises
     ------
     ValueError
-        The kernel is unknown, `X` is no real matrix, `pairs` are no pairs of its row
-        numbers, or a distance is not finite.
+        The kernel is unknown, `X` is not a real matrix, `pairs` are not pairs of its
+        row numbers, or a distance is not finite.
     """
     _check_kernel(kernel)
     if pairs.ndim != 2 or len(pairs) != 2:
@@ -405,7 +408,7 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
     kernel : {"gaussian", "laplacian"}
         The kernel.
     resolution : float
-        Step of the distances, where a sum in fixed point gave them, in their unit.
+        Step of the distances, in their unit, where they come from a fixed-point sum.
 
     Returns
     -------
@@ -448,7 +451,7 @@ def _check_range(start: int, stop: int) -> None:
 
 
 def _normal(uniform: Array) -> Array:
-    """Return normal numbers by Box and Muller of (chunks, m) uniform ones, m even."""
+    """Return Box-Muller normal numbers from uniform ones, (chunks, m) with m even."""
     half = uniform.shape[1] // 2
     radius = np.sqrt(-2 * np.log(uniform[:, :half]))
     turn = 2 * np.pi * uniform[:, half:]
@@ -458,9 +461,9 @@ def _normal(uniform: Array) -> Array:
 def _orthogonal(G: Array) -> Array:
     """Return blocks of orthogonal rows, each with the length of the row it came from.
 
-    The length of a row g of G, (blocks, p, d), is independent of its direction, and
-    Gram and Schmidt use directions alone: |g| q is N(0, I) as g is. A factor R with a
-    positive diagonal is theirs.
+    The length of a row g of G, (blocks, p, d), is independent of its direction, and the
+    Gram-Schmidt process uses directions alone: |g| q is N(0, I) as g is. QR gives the
+    result of that process where the diagonal of R is positive; else signs differ.
     """
     Q, R = np.linalg.qr(G.transpose(0, 2, 1))
     signs = np.sign(np.diagonal(R, axis1=1, axis2=2))
@@ -471,16 +474,16 @@ def _orthogonal(G: Array) -> Array:
 def _wrap(product: Array, out: Array, small: bool) -> None:
     """Round products in units to whole ones modulo a turn, or turns to [0, 1).
 
-    `small` says that all are below 2^51 in size, of float32 2^22. Overwrites `product`.
+    `small`: all are below 2^51 in size (2^22 for float32). `product` is overwritten.
     """
     if out.dtype.kind == "f":
         np.floor(product, out=out)
         np.subtract(product, out, out=out)
-        out[out == 1] = 0  # of a product just below 0
+        out[out == 1] = 0  # from a product just below 0
     elif small:
         product += ROUND[product.itemsize]
-        whole = product.view(f"i{product.itemsize}")
-        np.copyto(out, whole, casting="unsafe")  # keeps the low bits
+        integers = product.view(f"i{product.itemsize}")
+        np.copyto(out, integers, casting="unsafe")  # keeps the low bits
     else:
         np.rint(product, out=product)
         out[...] = np.remainder(product, 2.0 ** (8 * out.itemsize))

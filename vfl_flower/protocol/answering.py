@@ -17,12 +17,7 @@ from annotated_types import Ge, Len, MaxLen
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from vfl_flower.protocol.contract import (
-    ContractError,
-    fields_of,
-    flatten,
-    structure,
-)
+from vfl_flower.protocol.contract import ContractError, fields_of, flatten, structure
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
@@ -46,7 +41,7 @@ log = logging.getLogger("vfl_flower")
 Load = Callable[[Context], Party]
 
 MOST_OF_NAME = 100
-"""Characters in the name of a party at most."""
+"""Most characters in the name of a party."""
 
 Text = Annotated[str, MaxLen(200)]
 
@@ -118,21 +113,21 @@ def answer(
     start = time.perf_counter()
     name = context.node_config.get("party-name")
     try:
-        values, frame = unpack(message.content)
+        values, packed = unpack(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
         memory = Memory(context.state)
         party = _loaded(load, context)
         name = party.name or name
         clipped = 0
         if step is hello:
-            greeting = Greeting(**structure(fields_of(Greeting), frame, {}))
+            greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
             reply = flatten(step(party, **_arguments(step, values, party)))
             reply["public_key"] = memory.open(greeting.session)
         else:
-            # What was asked, and of which step: two have the same content.
-            frame["digest"] += step.action.encode()
-            asked = Frame.parse(frame)
-            reply, clipped = _run(step, values, asked, party, memory, allow_plain)
+            # Requests of two steps may have the same content.
+            packed["digest"] += step.action.encode()
+            frame = Frame.parse(packed)
+            reply, clipped = _run(step, values, frame, party, memory, allow_plain)
         seconds = time.perf_counter() - start
         content = pack(reply, {"seconds": seconds, "clipped": clipped})
         return Message(content, reply_to=message)
@@ -217,17 +212,17 @@ def recall_part(party: Party, step: Step[..., Any], model: str) -> None:
 
 def keep_predictions(party: Party, run: str, model: str | None) -> None:
     """Write the party's predictions to a CSV file in its ``state-dir``."""
-    made = party.predictions
-    if made is None or party.state_dir is None:
+    predictions = party.predictions
+    if predictions is None or party.state_dir is None:
         return
-    number = model or made.model or run
+    number = model or predictions.model or run
     ids = party.read_ids()
-    if made.rows is not None:
-        rows = made.rows.tolist()
+    if predictions.rows is not None:
+        rows = predictions.rows.tolist()
         ids = rows if ids is None else [ids[row] for row in rows]
     write_predictions(
         party.state_dir / f"predictions-{number}{f'-{run}' if model else ''}.csv",
         ids,
-        made.values,
+        predictions.values,
         f"the predictions of model {number}",
     )

@@ -58,7 +58,7 @@ Sizes = dict[str, int]
 """Sizes of dimensions, and whole numbers of a request, by name."""
 
 MOST_DIGITS = 6
-"""Digits of the number of an array among those of one name."""
+"""Most digits of the number in ``name_0``, ``name_1``, .."""
 
 
 class ContractError(ValueError):
@@ -89,7 +89,7 @@ class Whole:
     least : int
         The smallest value.
     below : int or str, optional
-        What all values are below; a size by its name, as ``"n_rows"``.
+        Upper bound, itself excluded, or the name of a size: ``"n_rows"``.
     """
 
     shape: str
@@ -132,9 +132,9 @@ class Field:
         ``np.ndarray``, ``dict`` of arrays, a dataclass, or ``object`` for a value that
         `annotation` checks.
     annotation : type
-        Of a value that is none of these: its type with its bounds.
+        Type and bounds of any other value.
     array : Reals, Whole or None
-        What an array holds, or each of a dictionary.
+        What an array, or each array of a dictionary, holds.
     lengths : tuple of MinLen or MaxLen
         Bounds of the first dimension of an array.
     leaves : Leaves or None
@@ -142,7 +142,7 @@ class Field:
     required : bool
         Whether it must be there.
     default : int or None
-        What a whole number is where it is left out.
+        Value of a whole number that is left out.
     """
 
     kind: Any
@@ -199,7 +199,7 @@ def parse(annotation: Any) -> Field:
 def _array_rules(
     rules: list[Any],
 ) -> tuple[Reals | Whole | None, tuple[MinLen | MaxLen, ...]]:
-    """Return what an array holds, and the bounds of its length."""
+    """Split the rules of an array into what it holds and the bounds of its length."""
     array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
     lengths = tuple(rule for rule in rules if isinstance(rule, MinLen | MaxLen))
     for rule in rules:
@@ -209,7 +209,7 @@ def _array_rules(
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Return whether pydantic checks a value as a message carries it."""
+    """Return whether a message can carry such a value and pydantic can check it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Annotated, list):
         return _is_plain(arguments[0])
@@ -229,7 +229,7 @@ def fields_of(declaration: Any) -> Mapping[str, Field]:
     return _fields_of(declaration)
 
 
-@cache
+@cache  # apart from `fields_of`, since mypy takes no class of any kind for hashable
 def _fields_of(declaration: Any) -> Mapping[str, Field]:
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
@@ -242,17 +242,6 @@ def _fields_of(declaration: Any) -> Mapping[str, Field]:
             f.default is f.default_factory is dataclasses.MISSING,
         )
         for f in dataclasses.fields(declaration)
-    }
-
-
-def parameters_of(function: Callable[..., Any]) -> Mapping[str, Field]:
-    """Return the fields of a step's parameters, without the party."""
-    hints = get_type_hints(function, include_extras=True)
-    _, *parameters = inspect.signature(function).parameters.values()
-    empty = inspect.Parameter.empty
-    return {
-        p.name: _with_default(parse(hints[p.name]), p.default, p.default is empty)
-        for p in parameters
     }
 
 
@@ -352,11 +341,10 @@ def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None)
     value: Any = left.pop(name, None)
     if sizes is None:
         return value
-    if kind is np.ndarray:
-        if value is not None:
-            _check_array(name, declared, value, sizes)
-        return value
     if value is not None:
+        if kind is np.ndarray:
+            _check_array(name, declared, value, sizes)
+            return value
         value = _checked(name, declared, value)
     size = declared.default if value is None else value
     if type(size) is int:
@@ -381,7 +369,7 @@ def flat(value: Any) -> dict[str, Any]:
 
 
 def restore(kind: type[S], kept: Mapping[str, Any]) -> S:
-    """Return the dataclass of which :func:`flat` gave these values."""
+    """Return the dataclass from the values that :func:`flat` gave."""
     return kind(**structure(fields_of(kind), kept))
 
 
@@ -394,13 +382,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _checked(name: str, declared: Field, value: object) -> Any:
-    """Return a value that is no array, of its type: a float where 1 is one.
-
-    Raises
-    ------
-    ContractError
-        It is not what its annotation says.
-    """
+    """Return a value that is no array as its declared type: a float for the int 1."""
     try:
         return _adapter(declared.annotation).validate_python(value)
     except ValidationError:
@@ -409,13 +391,7 @@ def _checked(name: str, declared: Field, value: object) -> Any:
 
 
 def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> None:
-    """Raise unless a value is the array that is declared; learn sizes from it.
-
-    Raises
-    ------
-    ContractError
-        The text names the value and the rule.
-    """
+    """Raise unless a value is the array that is declared; learn sizes from it."""
     if not isinstance(array, np.ndarray):
         raise ContractError(f"{name!r} must be an array")
     rule = declared.array
@@ -469,9 +445,9 @@ def check_shape(name: str, shape: str, given: tuple[int, ...], sizes: Sizes) -> 
 def learn_sizes(
     fields: Mapping[str, Field], values: Mapping[str, Any], sizes: Sizes
 ) -> None:
-    """Add the sizes that the values of a request give, as its own sender has them.
+    """Add the sizes of the values of a request, as far as its sender knows them.
 
-    What is sealed for a party has no size that the sender could know.
+    The sender does not know the size of what is sealed for a party.
 
     Raises
     ------
@@ -492,7 +468,7 @@ def learn_sizes(
 
 
 def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
-    """Return what is declared of the value under a flat name, if anything is."""
+    """Return the field that a flat name belongs to, if any."""
     if name in fields:
         return fields[name]
     head, _, number = name.rpartition("_")
@@ -525,4 +501,9 @@ class Contract:
             An annotation has no meaning in a message.
         """
         hints = get_type_hints(function, include_extras=True)
-        return cls(parameters_of(function), fields_of(hints["return"]))
+        _, *parameters = inspect.signature(function).parameters.values()
+        request = {
+            p.name: _with_default(parse(hints[p.name]), p.default, p.default is p.empty)
+            for p in parameters
+        }
+        return cls(request, fields_of(hints["return"]))

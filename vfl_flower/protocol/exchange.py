@@ -32,10 +32,10 @@ RETRIES = 2
 _TRANSIENT = frozenset({3, 4, 5, 8, DAMAGED})
 
 MOST_OF_REASON = 500
-"""Characters in a party's reason at most."""
+"""Most characters of a party's reason."""
 
 FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
-"""Seconds until the first look for replies, at most between looks, and growth."""
+"""Seconds before the first look for replies, most seconds between two, and growth."""
 
 
 class _ReplyFrame(TypedDict):
@@ -82,11 +82,12 @@ def _reason(error: Error) -> str:
 class Exchange:
     """Sends messages and waits for one reply each, polling often at first.
 
-    Flower's own ``send_and_receive`` looks for replies every 3 s; this one after 10 ms
-    and then ever more seldom, to every 0.5 s. A message of which Flower says that it,
-    its reply or its node was lost, or that arrived damaged, is sent again: steps give
-    the same reply when they are asked twice. Silence is no reason to ask again: the
-    party may be at work, and a second process for the same step would hold up the next.
+    Flower's own ``send_and_receive`` looks for replies every 3 s; this one looks after
+    10 ms, and then less and less often, down to every 0.5 s. If Flower says that a
+    message, its reply or its node was lost, or if the message arrived damaged, it is
+    sent again: steps give the same reply when they are asked twice. Silence is no
+    reason to ask again: the party may be at work, and a second process for the same
+    step would hold up the next.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ class Exchange:
     def __call__(
         self, action: str, contents: Mapping[int, RecordDict], names: Mapping[int, str]
     ) -> list[dict[str, Any]]:
-        """Send one message a node and return exactly one reply from each.
+        """Send each node one message and return exactly one reply from each.
 
         Parameters
         ----------
@@ -182,8 +183,8 @@ class Exchange:
             entry.messages += 1
             entry.bytes_down += n_bytes(contents[node])
             entry.units_down += n_units(contents[node])
-            # One at a time: of a message that is not taken, some grids give None as
-            # its number and some none, so that nobody could tell which one it was.
+            # One at a time: for a message that is not taken some grids give None and
+            # some give nothing, so that its place in the answer would be unknown.
             number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
                 raise PartyFailed(

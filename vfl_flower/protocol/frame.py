@@ -15,8 +15,8 @@ from annotated_types import Ge, Le
 
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.seals import Seal
+from vfl_flower.protocol.settings import Count, Natural
 
-Count = Annotated[int, Ge(0)]
 Place = Annotated[int, Ge(0), Le(2**20)]
 
 KEY_BYTES = 32
@@ -30,7 +30,7 @@ class SumRequest:
     Attributes
     ----------
     sum : int
-        Number of the sum: above those of all sums of this name before it.
+        Number of the sum: above that of any earlier sum of this name.
     bound : float
         Bound of an addend.
     group : str
@@ -41,7 +41,7 @@ class SumRequest:
         The party to which this one sends its part, encrypted.
     """
 
-    sum: Annotated[int, Ge(1)]
+    sum: Natural
     bound: float
     group: str
     to: Place | None = None
@@ -94,7 +94,7 @@ class RunFrame:
     seed: Count
     private_draws: bool
     masking: Literal["ring", "plain"]
-    round: Annotated[int, Ge(1)]
+    round: Natural
     previous: Count
     parties: Annotated[int, Ge(1), Le(2**20)]
     index: Place
@@ -182,10 +182,6 @@ def _seals(name: str, texts: Any) -> list[Seal]:
 
 def _places(frame: Frame) -> list[int]:
     """Return the places of parties that a frame names."""
-    receivers = [place for wanted in frame.sums.values() for place in _goals(wanted)]
+    receivers = [place for s in frame.sums.values() for place in (s.to, s.relay)]
     senders = [seal.sender for seals in frame.sealed.values() for seal in seals]
-    return [frame.index, *senders, *receivers]
-
-
-def _goals(wanted: SumRequest) -> list[int]:
-    return [place for place in (wanted.to, wanted.relay) if place is not None]
+    return [frame.index, *senders, *(place for place in receivers if place is not None)]

@@ -55,7 +55,7 @@ class Ledger:
     entries : dict
         One :class:`Entry` for each (action, party), in the order of the first message.
     waits : dict
-        For each action the seconds that the server waited, a number a round trip.
+        For each action the seconds that the server waited in each round trip.
     """
 
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Ledger:
         self.waits.setdefault(action, []).append(seconds)
 
     def drop_clipped(self, action: str) -> None:
-        """Count no values clipped in an action whose replies are not used."""
+        """Set the clipped values of an action to 0: its replies are not used."""
         for entry in self.of(action).entries.values():
             entry.clipped = 0
 
@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def units(self) -> int:
-        """Scalars in both directions, to be put beside a paper's column."""
+        """Scalars in both directions, to compare with a paper's column."""
         return int(self._sum("units_up") + self._sum("units_down"))
 
     @property

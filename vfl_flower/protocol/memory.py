@@ -17,17 +17,17 @@ from vfl_flower.secure_aggregation import new_private_key, public_key
 from vfl_flower.typing import Array
 
 SHARED = "shared"
-"""Where the session has the rows of which more than sums has left the party."""
+"""Key in the session of the rows that :meth:`Party.share` has counted."""
 
 
 class Memory:
     """What a party keeps in ``Context.state`` from one message of a run to the next.
 
-    These are the run's private key and the public keys of all; the last round, with
-    the digests of what it asked and of the reply; which rows were shared; and what the
-    steps remember, before and after that round. A round that is asked again is answered
-    from the state before it, so it gets the same reply. A round that went before, or
-    another question under the same number, is refused: its mask has been used.
+    These are the run's private key and the public keys of all parties; the last round,
+    with the digests of its request and its reply; which rows were shared; and what the
+    steps remembered before and after that round. A round that is asked again is
+    answered from the state before it, so it gets the same reply. An earlier round, or
+    another request under the same number, is refused: its mask has been used.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Memory:
         Parameters
         ----------
         frame : Frame
-            Of the message.
+            The frame of the message.
         party : Party
             It gets its place in the run, its memory and its part of the model.
 

@@ -92,7 +92,7 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, array in records["arrays"].items():
         try:
             values[name] = array.numpy()
-        except Exception:  # whatever NumPy raises on bytes that are no array
+        except Exception:  # NumPy raises many kinds on bytes that are no array
             raise CorruptMessage(f"{name!r} is no array of NumPy") from None
     return values, frame
 

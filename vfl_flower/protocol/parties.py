@@ -44,9 +44,9 @@ from vfl_flower.version import __version__
 log = logging.getLogger("vfl_flower")
 
 WIDER = 2.0**20
-"""How much larger a bound is that clipped a value, when the step is asked again."""
+"""Factor by which a bound that clipped a value grows when the step is asked again."""
 MOST_BOUND = 1e200
-"""No value that a party computes in floats is clipped to a bound above it."""
+"""A bound above this one clips no value that a party computes in floats."""
 
 
 class Parties(Sequence[PartyInfo]):
@@ -73,10 +73,10 @@ class Parties(Sequence[PartyInfo]):
     n_parties : int
         How many parties to wait for; 0: those that are connected, at least `least`.
     least : int
-        The fewest parties that make a run.
+        Fewest parties that the run needs.
     partition : {"vertical", "horizontal"}
-        What parties hold: other columns of the same rows, or other rows of the same
-        columns.
+        Whether parties hold different columns of the same rows, or different rows of
+        the same columns.
     without : sequence of int
         Nodes that do not take part, although they are connected.
     model : str, optional
@@ -144,7 +144,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holders(self) -> list[int]:
-        """Indices of the parties that know labels, each of other rows than the others.
+        """Indices of the parties that know labels, no two of the same row.
 
         Raises
         ------
@@ -192,7 +192,7 @@ class Parties(Sequence[PartyInfo]):
         Raises
         ------
         FederationError
-            There are two parties, and it is not allowed.
+            There are two parties, and that is not allowed.
         """
         if len(self) > 2:
             return
@@ -225,7 +225,7 @@ class Parties(Sequence[PartyInfo]):
         Returns
         -------
         Replies
-            Exactly one a party, in party order, with the sums.
+            Exactly one per party, in party order, with the sums.
 
         Raises
         ------
@@ -247,9 +247,9 @@ class Parties(Sequence[PartyInfo]):
     def ask_exactly(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask where no bound is known: the sums have guesses, made wider on clips.
+        """Ask where no bound is known: those of the sums are first guesses.
 
-        A first guess is nearly always right; where it clips a value, the step is asked
+        A guess is nearly always wide enough; where one clips a value, the server asks
         again with bounds 2^20 times as large. See :meth:`ask`.
         """
         _check_named(args)
@@ -287,7 +287,13 @@ class Parties(Sequence[PartyInfo]):
         for name, spec in sums.items():
             adding = self._group(spec)
             addends = [reply.hidden[name] for reply in replies.values()]
-            self._check_shapes(step, name, addends)
+            for j, addend in enumerate(addends):
+                if addend.shape != addends[0].shape:
+                    reason = (
+                        f"{name!r} has shape {addend.shape}, that of {self[0].name!r} "
+                        f"has {addends[0].shape}"
+                    )
+                    raise self.failure(j, step, reason)
             if spec.to is None:
                 result.sums[name] = unmask_sum(addends, adding)
             else:
@@ -299,7 +305,7 @@ class Parties(Sequence[PartyInfo]):
         return result
 
     def _values_for(self, j: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a request, those of party j where each has its own."""
+        """Return the values of the request to party j."""
         for name, value in values.items():
             if isinstance(value, Each) and len(value.values) != len(self):
                 raise ValueError(
@@ -313,9 +319,9 @@ class Parties(Sequence[PartyInfo]):
 
     def _secrets(
         self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]
-    ) -> dict[str, list[Sealed | None]]:
+    ) -> dict[str, list[Any]]:
         """Return what parties have for others, encrypted, a list over the receivers."""
-        secrets: dict[str, list[Sealed | None]] = {}
+        secrets: dict[str, list[Any]] = {}
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
                 if name in secrets:
@@ -336,10 +342,10 @@ class Parties(Sequence[PartyInfo]):
         *args: P.args,
         **values: P.kwargs,
     ) -> dict[str, Sealed]:
-        """Let sums travel from party to party, encrypted between them.
+        """Let sums travel from party to party, encrypted on the way.
 
-        One hop of all trees is one round trip, since messages pass through the server.
-        The root keeps its own part in a message to itself.
+        One hop along all trees is one round trip, since messages pass through the
+        server. The root sends its own part to itself.
 
         Parameters
         ----------
@@ -347,7 +353,7 @@ class Parties(Sequence[PartyInfo]):
             The step. Its parameter ``send`` gets the names of the arrays that a party
             must send; what the caller gives for it is not used.
         sums : mapping of str to (Sum, Tree)
-            What to add, and along which tree; only parties of the tree take part.
+            What to add, and along which tree; only parties in the tree take part.
         **values
             The other parameters of the step.
 
@@ -480,34 +486,26 @@ class Parties(Sequence[PartyInfo]):
         sums: Mapping[str, SumRequest],
         reply: dict[str, Any],
     ) -> _Reply[R]:
-        """Return what a party has sent, if it is what its step declares.
-
-        Raises
-        ------
-        PartyFailed
-            It is not.
-        """
+        """Return what a party has sent, if it is what its step declares."""
         fields = step.contract.reply
         secrets: dict[str, dict[int, Array]] = {}
         try:
-            hidden = {name: _masked(name, reply) for name in sums}
+            hidden = {name: reply.pop(name, None) for name in sums}
             for name, declared in fields.items():
                 if declared.leaves == SECRET:
                     secrets |= self._for_others(j, name, reply)
-            clear = {
-                n: declared for n, declared in fields.items() if not declared.leaves
-            }
+            clear = {n: field for n, field in fields.items() if not field.leaves}
             values = structure(clear, reply, sizes)
             for name, wanted in sums.items():
                 adding = group(wanted.group, wanted.bound, len(self))
-                if hidden[name].dtype != adding.dtype:
+                array = hidden[name]
+                if not isinstance(array, np.ndarray) or array.dtype != adding.dtype:
                     raise ContractError(f"it lacks the masked array {name!r}")
                 if wanted.relay is None:  # otherwise it is encrypted
-                    _check_elements(name, hidden[name], adding)
+                    _check_elements(name, array, adding)
                     shaped = declared_as(fields, name)
                     if shaped is not None and shaped.array is not None:
-                        shape = hidden[name].shape
-                        check_shape(name, shaped.array.shape, shape, sizes)
+                        check_shape(name, shaped.array.shape, array.shape, sizes)
         except ContractError as error:
             reason = f"its reply is malformed: {error}"
             raise self.failure(j, step, reason) from None
@@ -517,36 +515,20 @@ class Parties(Sequence[PartyInfo]):
         self, sender: int, name: str, reply: dict[str, Any]
     ) -> dict[str, dict[int, Array]]:
         """Take a secret out of a reply, encrypted for each other party; or nothing."""
-        parts = {
-            j: reply.pop(f"{name}.{j}")
-            for j in range(len(self))
-            if f"{name}.{j}" in reply
-        }
-        others = set(range(len(self))) - {sender}
+        parties = range(len(self))
+        parts = {j: reply.pop(f"{name}.{j}") for j in parties if f"{name}.{j}" in reply}
         if not parts:
             return {}
-        if set(parts) != others:
+        if parts.keys() != set(parties) - {sender}:
             raise ContractError(f"it must have {name!r} for each other party")
         if not all(isinstance(part, np.ndarray) for part in parts.values()):
             raise ContractError(f"{name!r} must be encrypted")
         return {name: parts}
 
-    def _check_shapes(
-        self, step: Step[Any, Any], name: str, addends: Sequence[Array]
-    ) -> None:
-        for j, addend in enumerate(addends):
-            if addend.shape != addends[0].shape:
-                raise self.failure(
-                    j,
-                    step,
-                    f"{name!r} has shape {addend.shape}, that of {self[0].name!r} has "
-                    f"{addends[0].shape}",
-                )
-
     # -- hello ----------------------------------------------------------------------
 
     def _wait_for_nodes(self, n_parties: int, source: str = "") -> list[int]:
-        """Wait for so many nodes; `source` says who wants them."""
+        """Wait for a number of nodes; `source` says where it comes from."""
         wanted = max(self._least, n_parties)
         deadline = time.monotonic() + self.timeout
         poll = FIRST_POLL
@@ -647,17 +629,8 @@ def _name_of(reply: Mapping[str, Any]) -> str:
     return str(name) if shown else ""
 
 
-def _masked(name: str, reply: dict[str, Any]) -> Array:
-    """Take a masked array out of a reply."""
-    array = reply.pop(name, None)
-    if not isinstance(array, np.ndarray):
-        raise ContractError(f"it lacks the masked array {name!r}")
-    return array
-
-
 def _check_elements(name: str, array: Array, adding: Group) -> None:
-    """Raise ``ContractError`` unless an array has elements of a group."""
-    # In the other groups whatever has the type is an element.
+    """Raise unless an array has elements of a group; elsewhere any number is one."""
     if isinstance(adding, Field) and (array >= adding.p).any():
         raise ContractError(f"{name!r} must hold elements below {adding.p}")
     if not adding.protects and not np.isfinite(array).all():

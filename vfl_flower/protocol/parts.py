@@ -30,10 +30,10 @@ from vfl_flower.version import __version__
 logger = logging.getLogger("vfl_flower")
 
 FORMAT = 1
-"""Of the file; every format ends in the checksum and says its number in ``about``."""
+"""Format of the file. Each ends in the checksum and has its number in ``about``."""
 
 CHECKSUM = 64
-"""Bytes of the checksum at the end of a file: a SHA-256 as hexadecimal digits."""
+"""Bytes of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class ModelPart:
     strategy : str
         Name of the strategy that trained it.
     settings : dict
-        What JSON can hold, nested as it likes: seeds, sizes, the encoding of the
+        Anything that JSON can hold, nested or not: seeds, sizes, the encoding of the
         party's columns. Integers have no bound and floats keep each bit.
     arrays : dict of str to Array
         Named arrays of any shape and any type that NumPy stores without pickle.
@@ -73,7 +73,7 @@ def save_part(folder: Path, part: ModelPart) -> None:
     Raises
     ------
     PartyError
-        The id of the model is not one, or the folder cannot be written to.
+        The id of the model is not valid, or the folder cannot be written to.
     TypeError, ValueError
         The settings are not what JSON holds, or an array needs pickle.
     """
@@ -83,7 +83,7 @@ def save_part(folder: Path, part: ModelPart) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make a ``state-dir`` where it is missing, before any work whose result it holds.
+    """Make a ``state-dir`` if it is missing, before any work whose result it holds.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def write_private(
     data : bytes
         Its content.
     what, where : str
-        What the error calls it and its folder.
+        What an error calls the file and its folder.
 
     Raises
     ------
@@ -130,11 +130,7 @@ def write_private(
 
 
 def write_predictions(
-    target: Path,
-    ids: Iterable[Any] | None,
-    predictions: Array,
-    what: str,
-    **where: str,
+    target: Path, ids: Iterable[Any] | None, predictions: Array, what: str, **where: str
 ) -> None:
     """Write predictions to a CSV file; see :func:`write_private`.
 
@@ -147,7 +143,7 @@ def write_predictions(
     predictions : Array, shape (n,)
         Labels or values.
     what, where : str
-        What the error calls the file and its folder.
+        What an error calls the file and its folder.
     """
     text = io.StringIO()
     rows = csv.writer(text)
@@ -178,10 +174,10 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
     Raises
     ------
     PartyError
-        The id is not one, there is no part of that model, or its file cannot be read,
-        is damaged, was written for another model or strategy, or by a later version.
+        The id is not valid, there is no part of that model, or its file cannot be read,
+        is damaged, or was written for another model or strategy or by a later version.
     """
-    path = _path(folder, model)
+    path, what = _path(folder, model), f"the part of model {model} at this party"
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -192,36 +188,28 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
         ) from None
     except OSError as error:
         logger.error("cannot read %s: %s", path, error.strerror)
-        raise PartyError(
-            f"the part of model {model} at this party cannot be read: {error.strerror}"
-        ) from None
+        raise PartyError(f"{what} cannot be read: {error.strerror}") from None
     if data[-CHECKSUM:] != _checksum(data[:-CHECKSUM]):
         logger.error("wrong checksum: %s", path)
-        raise PartyError(
-            f"the part of model {model} at this party is damaged: its checksum is wrong"
-        )
+        raise PartyError(f"{what} is damaged: its checksum is wrong")
     try:
         part, written = _unpacked(data)
-    except Exception as error:  # the checksum fits, whatever the content is
+    except Exception as error:  # a right checksum proves nothing about the content
         logger.error("%s on reading %s", type(error).__name__, path)
-        raise PartyError(
-            f"the part of model {model} at this party is no file of a model's part"
-        ) from None
+        raise PartyError(f"{what} is no file of a model's part") from None
     if part is None:
         raise PartyError(
-            f"the part of model {model} at this party is of format {written}, and "
-            f"vfl-flower {__version__} reads format {FORMAT}: update it"
+            f"{what} is of format {written}, and vfl-flower {__version__} reads format "
+            f"{FORMAT}: update it"
         )
     if part.model != model:
         logger.error("part of model %s in %s", part.model, path)
         raise PartyError(
-            f"what this party has as its part of model {model} is one of model "
-            f"{part.model}: the file was renamed or copied"
+            f"{what} was written for model {part.model}: the file was renamed or copied"
         )
     if strategy not in (None, part.strategy):
         raise PartyError(
-            f"the part of model {model} at this party must be one of strategy "
-            f"{strategy!r}, got {part.strategy!r}"
+            f"{what} must be one of strategy {strategy!r}, got {part.strategy!r}"
         )
     return part
 

@@ -88,15 +88,15 @@ class Party:
     secret : int
         The party's own part of the seed of its streams; 0 where the run repeats.
     share_rows : int or None
-        Of how many rows it sends the values, or what is nearly as good, in one run at
-        most; None: any number.
+        Most rows whose values, or what is nearly as good, leave the party in one run;
+        None: any number.
     allow_plain : bool
         Whether the party takes part in protocols that do not protect it.
     encoding : dict or None
         How the columns of its file became those of `X`; kept with its part of a model.
     cache : dict
-        What a step computes for the next one of the same process, to be computed again
-        where it is not there.
+        What a step computes for the next one in the same process, which computes it
+        again where it is gone.
     part : dict
         The party's part of a model: a new one that a training step puts here is kept,
         and is here again when the model predicts.
@@ -196,7 +196,7 @@ class Party:
         return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
 
     def share(self, rows: Array) -> None:
-        """Count rows of which more than sums leaves the party in this run.
+        """Count rows whose values leave the party in this run other than in sums.
 
         Raises
         ------
@@ -222,8 +222,8 @@ class Party:
         Parameters
         ----------
         state : dataclass
-            Of the algorithm's own class, small, since it crosses a process with each
-            message. What was kept before is gone.
+            Of the algorithm's own class; small, since it travels between processes with
+            each message. It replaces what was kept before.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class Party:
         return {"kind": _name_of(type(self._state)), **flat(self._state)}
 
     def read_ids(self) -> Sequence[Any] | Array | None:
-        """Return the ids of the rows, from the data file where they are not here."""
+        """Return the ids of the rows, from the data file if there is one."""
         return self.ids if self.source is None else self.source.read_ids()
 
     def rng(self, stream: str) -> np.random.Generator:
@@ -292,8 +292,8 @@ def _name_of(kind: type) -> str:
 def _check_real(values: Array, what: str) -> None:
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{what} must hold real numbers, got dtype {values.dtype}")
-    # One pass without a mask of n x d: a sum is finite only if each value is, and
-    # where it is not (it may have overflowed) the rows are looked at in blocks.
+    # One pass without a mask of n x d: a sum is finite only if each value is. Where it
+    # is not, it may have overflowed, so the rows are looked at in blocks.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum(dtype=np.float64)):
             return

@@ -37,7 +37,7 @@ class PartyInfo:
 
 @dataclass(frozen=True)
 class Replies(Sequence[R]):
-    """One reply a party, in party order, and the sums that only all of them give.
+    """One reply per party, in party order, and the sums over all parties.
 
     Attributes
     ----------
@@ -46,21 +46,21 @@ class Replies(Sequence[R]):
     sums : dict of Array
         Sums over parties of what they sent under masks.
     sealed : dict of Sealed
-        The same, where only a party may learn the sum.
+        Sums over parties that only one party can open.
     secrets : dict of list
-        What one party has for all others, encrypted for each: a value for
+        What one party has for all others, encrypted for each: an argument of
         :func:`~vfl_flower.protocol.steps.each`. The sender's place has None.
     clipped : int
         Values that were clipped to the bound of their sum.
     failure : callable
-        Makes the error that says of a party why its reply is not what it must be.
+        Makes the error that says what is wrong with a party's reply.
     """
 
     values: list[R]
     failure: Callable[[int, str], PartyFailed] = field(repr=False)
     sums: Arrays = field(default_factory=dict)
     sealed: dict[str, Sealed] = field(default_factory=dict)
-    secrets: dict[str, list[Sealed | None]] = field(default_factory=dict)
+    secrets: dict[str, list[Any]] = field(default_factory=dict)
     clipped: int = 0
 
     @overload
@@ -156,57 +156,39 @@ def check_alike(
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
-    if partition == "horizontal":
-        _check_columns(first, others, names, replies)
+    horizontal = partition == "horizontal"
+    if horizontal:
+        amount, size, items, digest = (
+            "columns",
+            "n_columns",
+            "columns",
+            "columns_digest",
+        )
+        hint = " (a text column becomes one for each of its levels)"
     else:
-        _check_rows(first, others, names, replies)
-
-
-def _check_columns(
-    first: int,
-    others: list[int],
-    names: Mapping[int, str],
-    replies: Mapping[int, Mapping[str, Any]],
-) -> None:
-    named = [node for node in (first, *others) if replies[node]["columns_digest"]]
+        amount, size, items, digest = (
+            "number of rows",
+            "n_rows",
+            "row ids",
+            "ids_digest",
+        )
+        hint = ""
     for node in others:
-        columns = [replies[n]["n_columns"] for n in (first, node)]
-        if columns[0] != columns[1]:
+        if replies[node][size] != replies[first][size]:
             raise FederationError(
-                f"all parties must hold the same columns: {names[first]!r} has "
-                f"{columns[0]}, {names[node]!r} has {columns[1]} (a text column "
-                "becomes one for each of its levels)"
+                f"all parties must hold the same {amount}: {names[first]!r} has "
+                f"{replies[first][size]}, {names[node]!r} has {replies[node][size]}"
+                f"{hint}"
             )
-    for node in named[1:]:
-        if replies[node]["columns_digest"] != replies[named[0]]["columns_digest"]:
+    with_digest = [node for node in order if replies[node][digest]]
+    without = [node for node in order if node not in with_digest]
+    if with_digest and without and not horizontal:
+        raise FederationError(
+            f"give ids to all parties or to none: {names[without[0]]!r} has none"
+        )
+    for node in with_digest[1:]:
+        if replies[node][digest] != replies[with_digest[0]][digest]:
             raise FederationError(
-                "all parties must hold the same columns in the same order: the names "
-                f"of {names[node]!r} differ from those of {names[named[0]]!r} (a text "
-                "column becomes one for each of its levels)"
-            )
-
-
-def _check_rows(
-    first: int,
-    others: list[int],
-    names: Mapping[int, str],
-    replies: Mapping[int, Mapping[str, Any]],
-) -> None:
-    for node in others:
-        rows = [replies[n]["n_rows"] for n in (first, node)]
-        if rows[0] != rows[1]:
-            raise FederationError(
-                f"all parties must hold the same number of rows: {names[first]!r} has "
-                f"{rows[0]}, {names[node]!r} has {rows[1]}"
-            )
-        digests = [replies[n]["ids_digest"] for n in (first, node)]
-        if bool(digests[0]) != bool(digests[1]):
-            without = names[node] if digests[0] else names[first]
-            raise FederationError(
-                f"give ids to all parties or to none: {without!r} has none"
-            )
-        if digests[0] != digests[1]:
-            raise FederationError(
-                "all parties must hold the same row ids in the same order: those of "
-                f"{names[node]!r} differ from those of {names[first]!r}"
+                f"all parties must hold the same {items} in the same order: those of "
+                f"{names[node]!r} differ from those of {names[with_digest[0]]!r}{hint}"
             )

@@ -26,7 +26,7 @@ def describe(annotation: Any) -> str:
     Parameters
     ----------
     annotation : type
-        Of a setting, or of a value of a message. What it says in ``Annotated`` besides
+        The type of a setting or of a value in a message. Anything in ``Annotated`` but
         bounds is left out.
 
     Returns

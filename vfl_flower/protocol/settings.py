@@ -72,7 +72,7 @@ class InRunConfig:
     default : bool, int, float or str
         The default of the run config.
     folder : str
-        Where an empty value stands for a folder of this name in ``output-dir``.
+        Name of the folder in ``output-dir`` that an empty value stands for, if any.
     """
 
     default: bool | int | float | str
@@ -186,7 +186,7 @@ def settings_of(strategy: type) -> list[Setting]:
 
 
 def _text(strategy: type, name: str) -> str:
-    """Return the docstring of a field, of the class that declares it."""
+    """Return the docstring of a field from the class that declares it."""
     for base in strategy.__mro__:
         info = vars(base).get("__pydantic_fields__", {}).get(name)
         if info is not None and info.description:
@@ -213,7 +213,7 @@ def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
     names : sequence of str
         Settings that have no effect.
     where : str
-        With what they have none: ``"kernel 'gaussian'"``.
+        Where they have none: ``"kernel 'gaussian'"``.
     """
     declared = {setting.name: setting for setting in settings_of(type(strategy))}
     for name in names:

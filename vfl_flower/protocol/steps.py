@@ -68,7 +68,7 @@ def each(values: Sequence[T | None]) -> T:
     Parameters
     ----------
     values : sequence
-        One a party, in party order; None leaves the parameter out.
+        One per party, in party order; None leaves the parameter out.
 
     Returns
     -------
@@ -107,14 +107,19 @@ class Step(Question[P, R]):
         Takes the party and the values of the message by name; returns a typed dict.
     action : str, optional
         What the messages call it; default: its module's last name and its own.
+
+    Attributes
+    ----------
+    algorithm : str
+        Last name of the module that the step is in.
     """
 
     def __init__(
         self, function: Callable[Concatenate[Party, P], R], action: str = ""
     ) -> None:
-        module = function.__module__.rpartition(".")[2]
         self.function = function
-        self.action = action or f"{module}_{function.__name__}"
+        self.algorithm = function.__module__.rpartition(".")[2]
+        self.action = action or f"{self.algorithm}_{function.__name__}"
         functools.update_wrapper(self, function)
         super().__init__(self, {})
 
@@ -146,11 +151,6 @@ class Step(Question[P, R]):
     def contract(self) -> Contract:
         """What its annotations declare."""
         return Contract.of(self.function)
-
-    @property
-    def algorithm(self) -> str:
-        """Last name of the module that the step is in."""
-        return self.function.__module__.rpartition(".")[2]
 
 
 def _step_of(module: str, action: str) -> Step[..., Any]:
@@ -184,13 +184,4 @@ def step(function: Callable[Concatenate[Party, P], R]) -> Step[P, R]:
     return declared
 
 
-__all__ = [
-    "STEPS",
-    "Question",
-    "Sealed",
-    "Step",
-    "Sum",
-    "each",
-    "opened",
-    "step",
-]
+__all__ = ["STEPS", "Question", "Sealed", "Step", "Sum", "each", "opened", "step"]

@@ -6,12 +6,12 @@ import logging
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -20,13 +20,7 @@ from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.settings import (
-    Count,
-    Seed,
-    settings,
-    settings_of,
-    values_of,
-)
+from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step
 
 log = logging.getLogger("vfl_flower")
@@ -72,10 +66,10 @@ class Run:
     missing : list of str
         Parties that failed, without which the run has begun again.
     begun : list of str
-        Numbers of the models that the run has begun, those it has given up included; a
+        Numbers of the models that the run has begun, including those given up. Only a
         protocol that needs them adds the number of its model.
     final : bool
-        Set by a protocol that must not begin again, although `allow_missing` says so.
+        Set by a protocol that must not begin again even with `allow_missing`.
     """
 
     def __init__(
@@ -133,9 +127,9 @@ class ProtocolStrategy(Strategy):
     n_parties: Count = 0
     """How many parties to wait for; 0: those that are connected, at least two."""
     seed: Seed | None = None
-    """Seed of all draws, so that the run repeats. The server and the other parties know
-    it, so the rows that a party draws tell more of its scores; by default the parties
-    draw from their operating system. Keys and masks never depend on it."""
+    """Seed of all draws, with which the run repeats. The server and the other parties
+    know it, so the rows that a party draws tell more of its scores. Without one the
+    parties draw from their operating systems. Keys and masks never depend on it."""
 
     task: ClassVar[str] = "train"
     """Which task of its algorithm this strategy is, as the run config calls it."""
@@ -189,8 +183,8 @@ class ProtocolStrategy(Strategy):
         grid : Grid
             Where the parties are.
         initial_arrays, num_rounds, train_config, evaluate_config : None
-            A protocol has its own start, rounds and settings; anything else than None
-            (or an empty record) raises.
+            A protocol has its own start, rounds and settings; anything but None (or an
+            empty record) raises.
         timeout : float
             Seconds that one round trip may take, and that parties may take to connect.
         evaluate_fn : callable, optional
@@ -212,11 +206,11 @@ class ProtocolStrategy(Strategy):
             An argument that a protocol cannot honour, a timeout <= 0, or a setting that
             was changed to what its constructor refuses.
         """
-        for name, value in (
-            ("initial_arrays", initial_arrays),
-            ("train_config", train_config),
-            ("evaluate_config", evaluate_config),
-        ):
+        for name, value in {
+            "initial_arrays": initial_arrays,
+            "train_config": train_config,
+            "evaluate_config": evaluate_config,
+        }.items():
             if value:
                 raise ValueError(
                     f"{name} must be None: {type(self).__name__} takes its settings as "
@@ -229,7 +223,7 @@ class ProtocolStrategy(Strategy):
             )
         if isinstance(timeout, str) or not timeout > 0:
             raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
-        self.replace()  # raises where a setting was changed to what it must not be
+        self.replace()  # raises if a setting was changed to an invalid value
         self.summary()
         self.check()
         seed = secrets.randbits(63) if self.seed is None else self.seed
@@ -319,27 +313,19 @@ class ProtocolStrategy(Strategy):
         shown = ", ".join(f"{k}={v!r}" for k, v in values_of(self).items())
         log.info("%s(%s)", type(self).__name__, shown)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: a protocol has no rounds that Flower could configure."""
         self._no_hook("configure_train")
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: a protocol has no rounds that Flower could aggregate."""
         self._no_hook("aggregate_train")
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: a protocol has no rounds that Flower could configure."""
         self._no_hook("configure_evaluate")
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    def aggregate_evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: a protocol has no rounds that Flower could aggregate."""
         self._no_hook("aggregate_evaluate")
 

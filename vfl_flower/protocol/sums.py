@@ -22,10 +22,10 @@ T = TypeVar("T")
 class PartySums:
     """The sums of one message, at one party.
 
-    The server names each sum that it wants in the frame, with its group and bound, and
-    where it goes: nowhere else, so that masks cancel at the server; ``to`` a party,
-    whose pad stays on the sum; or by ``relay`` to a party, to which this one sends its
-    part encrypted, with what others have sent to this one under the same name.
+    The server names in the frame each sum that it wants, with its group, its bound and
+    its goal: the server itself, where the masks cancel; ``to`` a party, whose pad stays
+    on the sum; or by ``relay`` to a party, for which this one encrypts its part and
+    what other parties have sent it under the same name.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class PartySums:
         Raises
         ------
         PartyError
-            What another party sent was altered on its way, or is of another step; or
+            What another party sent was altered on its way or is of another step, or
             what must come from a party came in the clear, or the other way round.
         """
         request = step.contract.request
@@ -176,9 +176,9 @@ class PartySums:
         self, step: Step[..., Any], name: str, wanted: SumRequest, addend: Any
     ) -> tuple[Array, int]:
         adding = self._adding(wanted.group, wanted.bound)
-        # Masks that cancel only where all were told of the same receiver.
+        # The masks cancel only if all parties were told of the same receiver.
         goal = name if wanted.to is None else f"{name} to {wanted.to}"
-        # One party of a run without masks has nobody to share any with.
+        # A single party, in a run without masks, has nobody to share masks with.
         alone = not adding.protects and self.frame.parties == 1
         masks = None if alone else self.masks
         try:
@@ -205,13 +205,7 @@ class PartySums:
                 reply[f"{name}.{j}"] = np.frombuffer(data, dtype=np.uint8)
 
     def _adding(self, name: str, bound: float) -> Group:
-        """Return the group of a sum, if this party adds there.
-
-        Raises
-        ------
-        PartyError
-            There is none, its bound is out of range, or it does not protect the party.
-        """
+        """Return the group of a sum, if it is valid and protects this party."""
         try:
             adding = group(name, bound, self.frame.parties)
         except ValueError as error:
@@ -228,7 +222,7 @@ class PartySums:
         hidden: Array,
         receiver: int,
     ) -> Array:
-        """Return the sum so far, encrypted for the next party on its way."""
+        """Return the sum so far, encrypted for the next party on the way."""
         if name in self._received:
             hidden = _added(adding, name, hidden, self._received[name])
         data = self.relay.seal(
@@ -244,7 +238,7 @@ def _is_hidden(declared: Field | None) -> bool:
 def _part(values: dict[str, Any], name: str) -> Array:
     part = values.pop(name, None)
     if not isinstance(part, np.ndarray):
-        raise PartyError(f"the message lacks {name!r}, of which it has the seal")
+        raise PartyError(f"the message lacks {name!r}, whose seal it has")
     return part
 
 

@@ -51,8 +51,7 @@ class Group(Protocol):
     def encode(self, values: Array) -> tuple[Array, int]:
         """Elements of the same shape, and how many values were clipped.
 
-        The elements may be the array of `values` itself, so they are not to be
-        changed in place.
+        The elements may be the array of `values` itself: do not change them in place.
         """
 
     def decode(self, total: Array) -> Array:
@@ -74,7 +73,7 @@ class Group(Protocol):
 
 
 def _checked(values: Array, bound: float) -> tuple[Array, int]:
-    """Clip finite `values` to ``[-bound, bound]`` in a new float64 array; count."""
+    """Clip to ``[-bound, bound]`` in a new float64 array; count what was clipped."""
     exact = np.asarray(values, dtype=np.float64)
     if not np.isfinite(exact).all():
         raise ValueError("values must be finite, got NaN or infinity")
@@ -206,7 +205,7 @@ class Circle:
 
     A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
     fall away, and nothing is ever clipped. Integers of `bits` bits wrap, so the sum of
-    any number of elements is exact modulo a turn, and what T of them add up to differs
+    any number of elements is exact modulo a turn, and the sum of T elements differs
     from the sum of their values by at most ``T / 2^(bits + 1)`` turns.
 
     Parameters
@@ -283,8 +282,8 @@ class Circle:
         if values.dtype == self.dtype:
             return values, 0
         if values.dtype.kind != "f":
-            # Whole numbers are whole turns: elements of another width would all
-            # become 0 without a word.
+            # Whole numbers are whole turns: elements of another width would silently
+            # become 0.
             raise ValueError(
                 f"values must be floats in turns or {self.dtype} elements, "
                 f"got {values.dtype}"
@@ -392,8 +391,8 @@ def group(name: str, bound: float, parties: int) -> Group:
     name : {"ring", "plain", "circle16", "circle32", "field"}
         `Ring`, `Plain`, `Circle` with 16 or 32 bits a turn, or `Field`.
     bound : float
-        Largest size of a value; larger ones are clipped and counted. On a circle it
-        has no meaning, since angles have no size, and is ignored, whatever it is.
+        Largest size of a value; larger ones are clipped and counted. A circle ignores
+        it, since angles have no size.
     parties : int
         Largest number of encodings in a sum, at least 1.
 

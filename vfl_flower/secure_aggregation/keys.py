@@ -11,7 +11,7 @@ KEY_BYTES = 32
 def new_private_key() -> bytes:
     """Return a private key from the operating system's random source, 32 bytes.
 
-    It never depends on the seed of an experiment. It stays with its party: neither
+    The key never depends on the seed of an experiment. It stays with its party: neither
     messages nor logs may carry it.
     """
     return X25519PrivateKey.generate().private_bytes_raw()
@@ -44,15 +44,15 @@ def shared_secret(private: bytes, public: bytes) -> bytes:
     Parameters
     ----------
     private : bytes
-        Own private key, 32 bytes.
+        The party's private key, 32 bytes.
     public : bytes
         The other party's public key, 32 bytes.
 
     Returns
     -------
     bytes
-        The same 32 bytes at both parties; not uniform, so only input to a key
-        derivation.
+        The same 32 bytes at both parties. They are not uniform: use them only as input
+        to a key derivation.
 
     Raises
     ------
@@ -62,9 +62,9 @@ def shared_secret(private: bytes, public: bytes) -> bytes:
     """
     if len(public) != KEY_BYTES:
         raise ValueError(f"public key must have 32 bytes, got {len(public)}")
-    own = _private(private)
+    private_key = _private(private)
     try:
-        return own.exchange(X25519PublicKey.from_public_bytes(public))
+        return private_key.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise ValueError("public key must not give an all-zero shared secret") from None
 

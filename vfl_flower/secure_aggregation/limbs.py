@@ -1,7 +1,7 @@
-"""Sums of numbers of any size: exact, where one bound for all would lose the small.
+"""Exact sums of numbers of any size, where one bound for all would lose small ones.
 
-The fixed point of a sum has one resolution for all its entries, that of its bound. Sums
-of columns differ by any factor, and nobody knows by which before they are added. So a
+A sum in fixed point has one resolution for all its entries, which its bound sets. Sums
+of columns may differ by any factor, which nobody knows before they are added. So a
 number is cut into limbs at fixed places, like digits, and each limb is a small integer
 that is added exactly.
 """
@@ -25,12 +25,12 @@ def split_limbs(values: Array) -> Array:
     Parameters
     ----------
     values : Array of float64, any shape
-        Below 2^120 in size.
+        Numbers below 2^120 in size.
 
     Returns
     -------
     Array of float64, shape (5, ...)
-        Integers below 2^40 in size, such that their sum, times `PLACES`, is the number
+        Integers below 2^40 in size. Their sum with the weights `PLACES` is the number,
         cut off at 2^-80.
 
     Raises
@@ -45,10 +45,10 @@ def split_limbs(values: Array) -> Array:
     """
     if not (np.abs(values) < PLACES[0] * LIMB).all():
         raise ValueError("values must be finite and below 2^120 in size")
-    rest, limbs = np.asarray(values, dtype=np.float64), []
+    remainder, limbs = np.asarray(values, dtype=np.float64), []
     for place in PLACES:
-        limbs.append(np.trunc(rest / place))
-        rest = rest - limbs[-1] * place  # exact: it only takes bits away
+        limbs.append(np.trunc(remainder / place))
+        remainder = remainder - limbs[-1] * place  # exact: this only removes bits
     return np.stack(limbs)
 
 

@@ -1,11 +1,11 @@
 """Pairwise masks that cancel in the sum.
 
 Parties i < j share a secret s_ij and expand it, for each context, to the same uniform
-elements r_ij. Party i sends x_i + sum_{j > i} r_ij - sum_{j < i} r_ji: one message is
+elements r_ij. Party i sends x_i + sum_{j > i} r_ij - sum_{j < i} r_ji: each message is
 uniform, and the sum over all parties is sum_i x_i (Bonawitz et al., "Practical secure
 aggregation for privacy-preserving machine learning", CCS 2017, section 4; without its
 recovery from drop-outs, since here every party must answer). A sum that is meant for
-one party also carries that party's own pad, which nobody else can take off.
+one party also carries that party's own pad, which nobody else can remove.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vfl_flower.secure_aggregation.keys import KEY_BYTES, public_key, shared_sec
 from vfl_flower.typing import Array
 
 LABEL = b"vfl_flower pairwise mask 1"
-"""Protocol and version; a change to the key derivation or the stream counts it up."""
+"""Protocol and version: count up when the key derivation or the stream changes."""
 
 PAD_LABEL = b"vfl_flower own pad 1"
 """The same for a party's own pad."""
 
 _BLOCK = 1 << 16
-"""Bytes at a time: they fit in a processor's cache, and an allocator keeps blocks of
-this size for the next time (above 128 kB some ask the system for new pages)."""
+"""Bytes at a time: they fit in a processor's cache, and allocators keep blocks of this
+size for reuse (above 128 kB some ask the system for new pages)."""
 
 _NONCE = bytes(16)
 
@@ -45,24 +45,24 @@ class PairwiseMasks:
     setting, count and run. So all but one of the other parties and the server together
     learn no more than the sum of the inputs of the remaining two.
 
-    **Contract of the caller**: a context never comes back with other values. Two
+    **Contract of the caller**: never use a context again with other values. Two
     messages under one mask give away the difference of their values. Let `round`
     strictly grow within a run for the same action and name, and make new keys for each
     run. The same values may be sent again (a retry): the message is then the same, bit
     for bit.
 
-    Public keys reach a party through the server. A server that passes on other keys
-    than the parties' own can read their inputs: the masks protect against one that
+    Public keys reach a party through the server. A server that passes on
+    forged keys can read the inputs of parties: the masks protect against a server that
     follows the protocol and is curious, not against one that forges keys.
 
     Parameters
     ----------
     private_key : bytes
-        Own private key, 32 bytes; see `new_private_key`.
+        The party's private key, 32 bytes; see `new_private_key`.
     public_keys : sequence of bytes
-        The public keys of all parties, own one included, in party order; at least two.
+        The public keys of all parties, this one included, in party order; at least two.
     index : int
-        Own place in `public_keys`.
+        Place of this party in `public_keys`.
     run_id : int
         Id of the run, the same at all parties.
 
@@ -70,7 +70,7 @@ class PairwiseMasks:
     ------
     ValueError
         If there are fewer than two keys, a key does not have 32 bytes, two are equal,
-        the own one is not at `index`, or one gives an all-zero shared secret.
+        the party's own is not at `index`, or one gives an all-zero shared secret.
 
     Examples
     --------
@@ -140,10 +140,10 @@ class PairwiseMasks:
     ) -> Array:
         """Return the party's own pad of one context.
 
-        It stays on a sum that is meant for this party alone: the party adds it to its
-        message, the server adds the messages of all, gets the sum plus the pad, which
-        is uniform to it, and passes that on; the party subtracts the pad. The pad
-        comes from the party's private key alone, so it is independent of the masks,
+        The pad stays on a sum that is meant for this party alone: the party adds it to
+        its message; the server adds the messages of all parties, gets the sum plus the
+        pad, which looks uniform, and passes that on; the party subtracts the pad. The
+        pad comes from the party's private key alone, so it is independent of the masks,
         and nobody else can make it.
 
         Parameters
@@ -153,8 +153,8 @@ class PairwiseMasks:
         count : int
             Number of elements, at least 0.
         action, name, round : str, str, int
-            Context, which never comes back with other values: the contract of the
-            class holds for pads too.
+            Context, never used again with other values: the contract of the class
+            holds for pads too.
 
         Returns
         -------
@@ -167,10 +167,11 @@ class PairwiseMasks:
             If `count` or `round` is negative.
         """
         _check_count(count)
-        own = self._index
+        index = self._index
         parts = context(self._run_id, action, name, round)
         parts += [group.label.encode(), str(operator.index(count)).encode()]
-        take = _stream(self._secrets[own], [PAD_LABEL, *parts, self._public_keys[own]])
+        parts = [PAD_LABEL, *parts, self._public_keys[index]]
+        take = _stream(self._secrets[index], parts)
         return _add_streams(np.zeros(count, group.dtype), group, [(True, take)])
 
     def _hide(
@@ -206,15 +207,15 @@ def masked(
     group : Group
         The group of the sum.
     masks : PairwiseMasks or None
-        The party's masks; None sends the encoding bare.
+        The party's masks; None: the encoding is sent as it is.
     action, name, round : str, str, int
         Context of the mask, never used again with other values; see `PairwiseMasks`.
 
     Returns
     -------
     Array
-        Elements of the group, the shape of `values`: under a mask a new array; bare,
-        where `masks` is None or the group is `Plain`, what ``group.encode`` returns.
+        Elements of the group, the shape of `values`: a new array under a mask, else
+        (`masks` is None, or the group is `Plain`) what ``group.encode`` returns.
     int
         How many values were clipped.
 
@@ -240,8 +241,8 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
     Parameters
     ----------
     arrays : sequence of Array
-        One array of elements a party, all of one shape. Without the message of one
-        party the result is noise: nothing here can tell.
+        One array of elements a party, all of one shape. If the message of a party is
+        missing, the result is noise, which this function cannot detect.
     group : Group
         The group of the sum.
 
@@ -284,23 +285,23 @@ def shared_secrets(
     Parameters
     ----------
     private_key : bytes
-        Own private key, 32 bytes.
+        The party's private key, 32 bytes.
     public_keys : sequence of bytes
-        The public keys of all parties, own one included, in party order; at least two.
+        The public keys of all parties, this one included, in party order; at least two.
     index : int
-        Own place in `public_keys`.
+        Place of this party in `public_keys`.
 
     Returns
     -------
     list of bytes
-        In party order, the X25519 secret shared with each party; in the own place the
-        private key, the secret shared with nobody. Only input to a key derivation.
+        In party order, the X25519 secret shared with each party; in this party's place
+        its private key, which it shares with nobody. Use only to derive keys.
 
     Raises
     ------
     ValueError
         If there are fewer than two keys, a key does not have 32 bytes, two are equal,
-        the own one is not at `index`, or one gives an all-zero shared secret.
+        the party's own is not at `index`, or one gives an all-zero shared secret.
     """
     if len(public_keys) < 2:
         raise ValueError(

@@ -11,10 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from vfl_flower.secure_aggregation.masks import context, derive_key, shared_secrets
 
 LABEL = b"vfl_flower relayed message 1"
-"""Protocol and version; a change to the key derivation or the cipher counts it up."""
-
-TAG_BYTES = 16
-"""By how much a sealed message is longer than its content."""
+"""Protocol and version: count up when the key derivation or the cipher changes."""
 
 _NONCE = bytes(12)
 
@@ -31,8 +28,8 @@ class Relay:
     plaintexts; no key seals a second message, so the nonce may be the same each time:
     zero.
 
-    **Contract of the caller**: a context (action, name, round, receiver) never comes
-    back with other data. Two messages under one key give away where they differ, and
+    **Contract of the caller**: never use a context (action, name, round, receiver)
+    again with other data. Two messages under one key give away where they differ, and
     let the server forge a third. The same data may be sealed again (a retry): the
     message is then the same, bit for bit.
 
@@ -43,11 +40,11 @@ class Relay:
     Parameters
     ----------
     private_key : bytes
-        Own private key, 32 bytes; see `new_private_key`.
+        The party's private key, 32 bytes; see `new_private_key`.
     public_keys : sequence of bytes
-        The public keys of all parties, own one included, in party order; at least two.
+        The public keys of all parties, this one included, in party order; at least two.
     index : int
-        Own place in `public_keys`.
+        Place of this party in `public_keys`.
     run_id : int
         Id of the run, the same at all parties.
 
@@ -55,7 +52,7 @@ class Relay:
     ------
     ValueError
         If there are fewer than two keys, a key does not have 32 bytes, two are equal,
-        the own one is not at `index`, or one gives an all-zero shared secret.
+        the party's own is not at `index`, or one gives an all-zero shared secret.
 
     Examples
     --------
@@ -86,12 +83,12 @@ class Relay:
         Parameters
         ----------
         to : int
-            Index of the receiver. It may be the own one: the key then comes from the
+            Index of the receiver. It may be this party: the key then comes from the
             private key alone, and nobody else can open the message.
         data : bytes
             Content, any length.
         action, name, round : str, str, int
-            Context, which never comes back with other data; see the class.
+            Context, never used again with other data; see the class.
 
         Returns
         -------
@@ -114,7 +111,7 @@ class Relay:
         Parameters
         ----------
         sender : int
-            Index of the party that sealed it; it may be the own one.
+            Index of the party that sealed it; it may be this party.
         data : bytes
             Sealed message.
         action, name, round : str, str, int
@@ -150,10 +147,10 @@ class Relay:
         round: int,
     ) -> ChaCha20Poly1305:
         last = len(self._public_keys) - 1
-        # The party at the other end; the own place where the two are the same.
-        other = receiver if sender == self._index else sender
-        if not 0 <= other <= last:
-            raise ValueError(f"{argument} must be between 0 and {last}, got {other}")
+        # The party at the other end, which may be this party itself.
+        peer = receiver if sender == self._index else sender
+        if not 0 <= peer <= last:
+            raise ValueError(f"{argument} must be between 0 and {last}, got {peer}")
         parts = [
             LABEL,
             *context(self._run_id, action, name, round),
@@ -162,4 +159,4 @@ class Relay:
             self._public_keys[sender],
             self._public_keys[receiver],
         ]
-        return ChaCha20Poly1305(derive_key(self._secrets[other], parts))
+        return ChaCha20Poly1305(derive_key(self._secrets[peer], parts))

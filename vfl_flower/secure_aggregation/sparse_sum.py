@@ -1,22 +1,23 @@
 """Secure sums of sparse vectors: counts of bins, as power sums over a prime field.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
-Federated Clusters", ICLR 2023, Algorithm 2 (SCMA). A client's vector q^(l) has an entry
-for each of B^d bins and at most K that are not zero. Instead of q^(l) it sends 2 K L
-power sums of its bins, which the masks of `Field` hide; their sum over the L clients
-tells the server q = sum_l q^(l), and nothing else of a client.
+Federated Clusters", ICLR 2023, Algorithm 2 (SCMA), whose *clients* are our parties. The
+vector q^(l) of party l has an entry for each of B^d bins, at most K of them not zero.
+Instead of q^(l) the party sends 2 K L power sums of its bins, which masks in `Field`
+hide; the sum of these messages over the L parties tells the server q = sum_l q^(l), and
+nothing else about a party.
 
 Differs from [1] in:
 
 1. The point of a bin is a keyed hash of its coordinates in the field of 2^61 - 1, and
    not its number, which takes a prime above B^d: thousands of bits for d = 784. Beside
    the counts, K L more power sums for each 60 bits of coordinates carry the bin itself,
-   weighted with its count; the server divides by the count, and hashes what it finds to
-   check it. ``field="paper"`` has the points of [1], for B^d below 2^61 - 1.
-2. Every decoded sum is checked: what is not the sum of the clients' vectors is an
+   weighted with its count; the server divides by the count, and checks the hash of the
+   result. ``field="paper"`` has the points of [1], for B^d below 2^61 - 1.
+2. Every decoded sum is checked: what is not the sum of the parties' vectors is an
    error that says why, and not another vector.
-3. The prime is 2^61 - 1 in both, even where a smaller one would do: then all but a
-   negligible part of what is not a sum of vectors fails the checks.
+3. The prime is 2^61 - 1 for both kinds of points, even where a smaller one would do:
+   then all but a negligible part of what is not a sum of vectors fails the checks.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class HashMismatchError(SparseSumError):
 
 
 class PointCollisionError(SparseSumError):
-    """Two different bins of one client have the same point."""
+    """Two different bins of one party have the same point."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Field(PrimeField):
         Raises
         ------
         ValueError
-            If `values` are not uint64, or one is not below p.
+            If `values` are not uint64, or a value is not below p.
         """
         return _elements(values, self), 0
 
@@ -121,24 +122,24 @@ class Field(PrimeField):
         Raises
         ------
         ValueError
-            If `total` is not uint64, or one is not below p.
+            If `total` is not uint64, or a value is not below p.
         """
         return _elements(total, self)
 
     def random(self, take: Callable[[int], bytes], count: int) -> Array:
         """Return `count` uniform elements, by rejection.
 
-        Each is the lowest bits of eight bytes, little endian, as many as p has. Those
-        that are p or more are left out, and the next eight bytes are read for them.
+        Each element is the lowest bits of eight bytes, little endian, as many as p has.
+        Values of p or more are dropped, and the next eight bytes are read instead.
         """
         mask = np.uint64(2 ** self.p.bit_length() - 1)
-        found = np.zeros(0, dtype=self.dtype)
-        while len(found) < count:
+        elements = np.zeros(0, dtype=self.dtype)
+        while len(elements) < count:
             # One word for each element that is missing: never one too many.
-            words = take(8 * (count - len(found)))
+            words = take(8 * (count - len(elements)))
             drawn = np.frombuffer(words, dtype=self.dtype) & mask
-            found = np.concatenate([found, drawn[drawn < self.p]])
-        return found
+            elements = np.concatenate([elements, drawn[drawn < self.p]])
+        return elements
 
 
 def _elements(values: Array, group: PrimeField) -> Array:
@@ -152,31 +153,31 @@ def _elements(values: Array, group: PrimeField) -> Array:
 
 @dataclass(frozen=True)
 class SparseSum:
-    """Code of a sparse sum: what a client sends, and what the server reads from it.
+    """Code of a sparse sum: what a party sends, and what the server reads from the sum.
 
-    All clients and the server make it with the same arguments.
+    All parties and the server make it with the same arguments.
 
     Parameters
     ----------
     n_clusters : int
-        K, largest number of bins of one client, at least 1.
-    n_clients : int
-        L, number of clients, at least 1.
+        K, largest number of bins of one party, at least 1.
+    n_parties : int
+        L, number of parties, at least 1.
     n_columns : int
         d, coordinates of a bin, at least 1.
     n_values : int
         B, values of a coordinate: the integers 0 .. B - 1; from 1 to 2^32.
     key : bytes
         Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing, since
-        the server learns every bin of the sum: it may be known to all, but is to be
+        the server learns every bin of the sum. The key may be known to all, but must be
         drawn at random for each run, after the data are fixed. Then nobody can prepare
-        bins with the same hash, and any two of m bins have one with a probability
+        bins with the same hash, and some two of m bins share a hash with a probability
         below m^2 / 2^62. If they do, decoding fails.
     field : {"hash", "paper"}
         Point of a bin: a hash of its coordinates, or its number from 1 to B^d as in
         [1].
     p : int
-        The prime, above B^d and n; another than 2^61 - 1 for ``field="paper"`` alone.
+        The prime, above B^d and n; only ``field="paper"`` takes another than 2^61 - 1.
 
     Attributes
     ----------
@@ -187,7 +188,7 @@ class SparseSum:
     n_words : int
         Elements that hold a bin, ceil(d bits / 60); 0 for ``field="paper"``.
     size : int
-        Elements of a message, 2 K L + K L n_words; of eight bytes each.
+        Elements of a message, 2 K L + K L n_words, of eight bytes each.
 
     Raises
     ------
@@ -196,17 +197,16 @@ class SparseSum:
 
     Notes
     -----
-    A message alone tells a client's bins: it is the input of a secure sum in the group
-    `Field`. Its size does not depend on them, nor on how many they are.
+    A message alone tells the bins of a party: it must be the input of a secure sum in
+    the group `Field`. Its size does not depend on the bins, nor on their number.
 
     A sum is decoded only if the sum of all counts, the number of bins, each count,
     every power sum and each hash fit. Noise, as a missing mask leaves, passes the first
-    of them with a probability of 2^-61, or n 2^-61 where n is only a bound. Nothing can
-    tell what a client that breaks the protocol adds: true are the bins of those that
-    keep it. With ``field="paper"`` no hash tells more than K L bins from K L others,
-    which happens by chance where K L is small: that each client has at most K is
-    checked by the clients, in `encode`. With a small prime, as in the example of [1],
-    noise may pass as well.
+    of these checks with a probability of 2^-61, or n 2^-61 where n is only a bound. No
+    check detects bins that a party adds against the protocol. With ``field="paper"``
+    there is no hash, and the sum of more than K L bins may look like a sum of others,
+    by chance, where K L is small: each party checks in `encode` that it has at most K
+    bins. With a small prime, as in the example of [1], noise may pass as well.
 
     Examples
     --------
@@ -220,7 +220,7 @@ class SparseSum:
     """
 
     n_clusters: int
-    n_clients: int
+    n_parties: int
     n_columns: int
     n_values: int
     key: bytes = b""
@@ -229,8 +229,8 @@ class SparseSum:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name in ("n_clusters", "n_clients", "n_columns", "n_values", "p"):
-            # As Python's integers, whose powers do not wrap.
+        for name in ("n_clusters", "n_parties", "n_columns", "n_values", "p"):
+            # Python integers: their powers do not wrap.
             value = operator.index(getattr(self, name))
             object.__setattr__(self, name, value)
             if value < 1:
@@ -246,7 +246,7 @@ class SparseSum:
             if self.p != MERSENNE_61:
                 raise ValueError(f'p must be 2^61 - 1 for field="hash", got {self.p}')
         elif self.field == "paper":
-            # Bits first: B^d of many columns would be a huge number.
+            # Bits first: with many columns, B^d would be a huge number.
             bits = self.n_columns * math.log2(self.n_values)
             if bits > 61 or self.n_values**self.n_columns >= self.p:
                 raise ValueError(
@@ -264,7 +264,7 @@ class SparseSum:
     @property
     def n_slots(self) -> int:
         """K L, largest number of bins in a sum."""
-        return self.n_clusters * self.n_clients
+        return self.n_clusters * self.n_parties
 
     @property
     def n_words(self) -> int:
@@ -277,7 +277,7 @@ class SparseSum:
         return self.n_slots * (2 + self.n_words)
 
     def encode(self, bins: Array, counts: Array) -> Array:
-        """Return one client's message, before its mask.
+        """Return one party's message, before its mask.
 
         [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L; then, for i =
         1 .. K L, the same sums with q_j times each word of the bin's coordinates in the
@@ -286,8 +286,8 @@ class SparseSum:
         Parameters
         ----------
         bins : Array of int, shape (k, d)
-            Coordinates of the client's bins, 0 .. B - 1; k at most K, and 0 for a
-            client without rows. Repeats are allowed, and their counts add up.
+            Coordinates of the party's bins, 0 .. B - 1; k is at most K, and 0 for a
+            party without rows. Bins may repeat; their counts then add up.
         counts : Array of int, shape (k,)
             q_j, rows in each bin, at least 1.
 
@@ -299,15 +299,15 @@ class SparseSum:
         Raises
         ------
         ValueError
-            If bins or counts are of another shape or type or out of range.
+            If bins or counts have another shape or type or are out of range.
         PointCollisionError
-            If two different bins have one point.
+            If two different bins have the same point.
         """
         bins, counts = self._checked(bins, counts)
         field, points = PrimeField(self.p), self._points(bins)
         if len(np.unique(points)) < len(np.unique(bins, axis=0)):
             raise PointCollisionError(
-                "bins must have different points, got two with one: take a new key"
+                "bins must have different points, got two with the same: take a new key"
             )
         sums = field.power_sums(points, counts, 2 * self.n_slots)
         if self.field == "paper":
@@ -324,24 +324,24 @@ class SparseSum:
         Parameters
         ----------
         total : Array of uint64, shape (size,)
-            Sum of the messages of all clients, without masks; elements of the field.
+            Sum of the messages of all parties, without masks; elements of the field.
         n : int
-            Sum of all counts: the number of rows of all clients, below p.
+            Sum of all counts: the number of rows of all parties, below p.
         exact : bool
             False: `n` is only an upper bound of the sum of all counts.
 
         Returns
         -------
         bins : Array of int64, shape (m, d)
-            The bins with a count, each once, in the order of their coordinates, the
-            first one first.
+            The bins with a count, each once, in the order of their coordinates, by the
+            first coordinate first.
         counts : Array of int64, shape (m,)
             q_j, at least 1.
 
         Raises
         ------
         ValueError
-            If `total` is of another shape or type, an element is out of range, or `n`
+            If `total` has another shape or type, an element is out of range, or `n`
             is negative or not below p.
         MasksDoNotCancelError
             If the sum of all counts is not `n`, or above it where not `exact`.
@@ -360,7 +360,7 @@ class SparseSum:
         if sums[0] > n or (exact and sums[0] < n):
             bound = f"{n}" if exact else f"at most {n}"
             raise MasksDoNotCancelError(
-                f"the counts of all clients must add up to {bound}, got another "
+                f"the counts of all parties must add up to {bound}, got another "
                 "sum: a message is missing, doubled or changed"
             )
         points, counts = self._solve(field, sums, n)
@@ -370,7 +370,7 @@ class SparseSum:
         else:
             weighted = field.values_at(points, payload.reshape(self.n_slots, -1))
             words = field.multiply(weighted, field.inverse(counts)[:, None])
-            bins = self._opened(words, points)
+            bins = self._checked_bins(words, points)
         order = np.lexsort(bins.T[::-1])
         return bins[order], counts.astype(np.int64)[order]
 
@@ -380,9 +380,9 @@ class SparseSum:
         if points is not None:
             counts = field.values_at(points, sums[:, None])[:, 0]
             last = self.p if self.field == "hash" else self.n_values**self.n_columns
-            # At most K L points that give all 2 K L sums are the only ones ([1],
-            # Appendix J). Their number is known by now; that the decoder found them
-            # is not left to its proof. The first sum is at most n.
+            # No other set of at most K L points gives the same 2 K L sums ([1],
+            # Appendix J). The number of points has been checked; check here that they
+            # give the sums. The first sum is at most n.
             if (
                 np.all((points <= last) & (counts >= 1))
                 and int(counts.sum(dtype=object)) == int(sums[0])
@@ -391,7 +391,7 @@ class SparseSum:
                 return points, counts
         raise TooManyBinsError(
             f"the sum must hold at most {self.n_slots} bins, each with a count from 1 "
-            f"to {n}, got another one: a client sent too many, or a message is changed"
+            f"to {n}, got another one: a party sent too many, or a message is changed"
         )
 
     def _checked(self, bins: Array, counts: Array) -> tuple[Array, Array]:
@@ -461,20 +461,21 @@ class SparseSum:
         coordinates[:, :, : packed.shape[2]] = packed
         return coordinates.view("<u4")[:, :, 0].astype(np.int64)
 
-    def _opened(self, words: Array, points: Array) -> Array:
+    def _checked_bins(self, words: Array, points: Array) -> Array:
         """Return the bins in `words`, each checked by its point."""
         bins = np.zeros((len(words), self.n_columns), dtype=np.int64)
         wrong = 0
         for start in range(0, len(words), _ROWS):
             rows = slice(start, start + _ROWS)
-            bins[rows] = found = self._unpack(words[rows])
-            fits = np.all(found < self.n_values, axis=1)
-            fits &= np.all(self._pack(found) == words[rows], axis=1)
-            wrong += int(np.sum(~fits | (self._points(found) != points[rows])))
+            bins[rows] = block = self._unpack(words[rows])
+            fits = np.all(block < self.n_values, axis=1)
+            fits &= np.all(self._pack(block) == words[rows], axis=1)
+            fits &= self._points(block) == points[rows]
+            wrong += int(np.sum(~fits))
         if wrong:
             raise HashMismatchError(
                 f"the coordinates of each bin must hash to its point, got {wrong} of "
-                f"{len(words)} bins whose do not: two bins with one point, which a new "
-                "key cures, or a changed message"
+                f"{len(words)} bins that do not: two bins have the same point, which a "
+                "new key cures, or a message is changed"
             )
         return bins

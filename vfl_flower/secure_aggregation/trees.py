@@ -1,7 +1,7 @@
 """How a sum travels from party to party: chains, binary trees, and pairs of trees.
 
 Algorithm 3 of [1] adds hidden terms x_j + b_j along one tree and then terms b_j, which
-hid them, along another one. Somebody who holds sum_S (x_j + b_j) and sum_S b_j for one
+hid them, along another one. Whoever holds sum_S (x_j + b_j) and sum_S b_j for the same
 set S of parties has sum_S x_j, so the two trees must have no such set in common.
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
@@ -19,10 +19,10 @@ TOPOLOGIES = ("star", "ring", "tree")
 """Star: each party sends its term to the server. Ring and tree: from party to party."""
 
 _EXHAUSTIVE = 6
-"""Up to this many leaves all orders are tried: 720."""
+"""Up to this many leaves, all 720 orders are tried."""
 
 _SHUFFLES = 200
-"""Orders of more leaves that are tried: one fits with a chance of about a half."""
+"""Orders that are tried of more leaves: each fits with a chance of about a half."""
 
 Hops = tuple[tuple[tuple[int, int], ...], ...]
 
@@ -31,7 +31,8 @@ Hops = tuple[tuple[tuple[int, int], ...], ...]
 class Tree:
     """A tree along which the terms of some parties, its leaves, are added.
 
-    Each leaf but the root sends one message: its own term and all that it received.
+    Each leaf but the root sends one message: the sum of its own term and of all that it
+    received.
 
     Parameters
     ----------
@@ -44,8 +45,8 @@ class Tree:
     Raises
     ------
     ValueError
-        If the root sends, a party sends twice, or one receives when or after it sends,
-        or receives and neither sends nor is the root.
+        If the root sends, a party sends twice, or a party receives when or after it
+        sends, or receives and neither sends nor is the root.
     """
 
     root: int
@@ -86,7 +87,7 @@ class Tree:
         """Leaf sets, of more than one leaf, of all partial sums on the way.
 
         Each party is a leaf; each sum that forms at a party, the last one included, is
-        a subtree, which that party and the one that it sends to have seen.
+        a subtree, which that party and its receiver have seen.
         """
         return {leaves for _, _, leaves in self._sums()}
 
@@ -112,7 +113,7 @@ def ring(order: Sequence[int]) -> Tree:
     Raises
     ------
     ValueError
-        If there is no party, or one comes twice.
+        If there is no party, or a party comes twice.
     """
     _check_order(order)
     return Tree(order[-1], tuple((edge,) for edge in pairwise(order)))
@@ -121,18 +122,18 @@ def ring(order: Sequence[int]) -> Tree:
 def binary(order: Sequence[int], root: int | None = None) -> Tree:
     """Return the tree of Figure 2 of [1], with ceil(log2 q) hops for q parties.
 
-    In each hop those that still hold a sum are paired in order, and one of each pair
-    sends to the other: while ``order[0]`` adds the term of ``order[1]``, ``order[2]``
-    adds that of ``order[3]``; then ``order[0]`` adds the sum of ``order[2]``. One that
-    has nobody left to be paired with waits.
+    In each hop the parties that still hold a sum are paired in order, and one of each
+    pair sends to the other: while ``order[0]`` adds the term of ``order[1]``,
+    ``order[2]`` adds that of ``order[3]``; then ``order[0]`` adds the sum of
+    ``order[2]``. A party without a partner waits.
 
     Parameters
     ----------
     order : sequence of int
         The q parties, at least one.
     root : int, optional
-        The party that receives in each of its pairs, in place of the first in the
-        pair; ``order[0]`` where it is not given.
+        The party that receives in each of its pairs, even where it is the second;
+        default: ``order[0]``.
 
     Returns
     -------
@@ -142,21 +143,21 @@ def binary(order: Sequence[int], root: int | None = None) -> Tree:
     Raises
     ------
     ValueError
-        If there is no party, one comes twice, or `root` is none of them.
+        If there is no party, a party comes twice, or `root` is none of them.
     """
     _check_order(order)
     root = order[0] if root is None else root
     if root not in order:
         raise ValueError(f"root must be one of the parties {list(order)}, got {root}")
-    hops, left = [], list(order)
-    while len(left) > 1:
+    hops, waiting = [], list(order)
+    while len(waiting) > 1:
         hop = [
             (a, b) if b == root else (b, a)
-            for a, b in zip(left[::2], left[1::2], strict=False)
+            for a, b in zip(waiting[::2], waiting[1::2], strict=False)
         ]
         hops.append(tuple(hop))
         senders = {sender for sender, _ in hop}
-        left = [party for party in left if party not in senders]
+        waiting = [party for party in waiting if party not in senders]
     return Tree(root, tuple(hops))
 
 
@@ -166,8 +167,8 @@ def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
     Parameters
     ----------
     topology : {"ring", "tree"}
-        The chain through the others in this order, or the binary tree that pairs the
-        parties in this order. In a star the server adds: it has no such tree.
+        The chain through the other parties in this order, or the binary tree that pairs
+        the parties in this order. A star has no such tree: the server adds.
     order : sequence of int
         The parties, `root` included.
     root : int
@@ -181,7 +182,7 @@ def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
     Raises
     ------
     ValueError
-        If the topology is another one, a party comes twice, or `root` is none of them.
+        If the topology is unknown, a party comes twice, or `root` is none of them.
     """
     if topology not in TOPOLOGIES[1:]:
         raise ValueError(f"topology must be ring or tree, got {topology!r}")
@@ -197,19 +198,19 @@ def totally_different(a: Tree, b: Tree) -> bool:
     """Return whether no subtree with more than one leaf belongs to both trees.
 
     Definition 2 of [1]. Subtrees are compared by their sets of leaves, whatever their
-    shape inside: what gives sum_S x_j away is sum_S (x_j + b_j) in one tree and
-    sum_S b_j in the other, and a sum over S is the same in any order.
+    inner shape: sum_S (x_j + b_j) of one tree and sum_S b_j of the other give sum_S x_j
+    away, and a sum over S is the same in any order.
     """
     return a.subtrees().isdisjoint(b.subtrees())
 
 
 def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
-    """Return the sums of x that a party alone learns from two trees.
+    """Return the sums of x that single parties learn from two trees.
 
-    Definition 2 of [1] is not enough against it: it passes over single leaves, which
-    a party sends bare in both trees (to one receiver, that has x_j = (x_j + b_j) -
-    b_j), and over a receiver that adds its messages up (it has {a} and {b, c} from one
-    tree, {a, b} and {c} from the other, so the sum over {a, b, c}).
+    Definition 2 of [1] does not prevent this. It ignores single leaves: a party that
+    sends its bare term to the same receiver in both trees gives x_j = (x_j + b_j) - b_j
+    away. It also ignores that a receiver may add up its messages: from {a} and {b, c}
+    of one tree and {a, b} and {c} of the other it has the sum over {a, b, c}.
 
     Parameters
     ----------
@@ -222,26 +223,26 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
         A party p and the smallest sets S such that p can compute sum_S x_j, p not in S,
         from the messages that it receives.
     """
-    found: set[tuple[int, frozenset[int]]] = set()
-    others = second.received()
+    learned: set[tuple[int, frozenset[int]]] = set()
+    of_second = second.received()
     for party, messages in first.received().items():
-        # The messages of one tree are sums over disjoint sets. A sum of some of each
-        # tree over the same S is a union of components of overlapping sets.
-        pairs = [(leaves, True) for leaves in messages]
-        pairs += [(leaves, False) for leaves in others.get(party, [])]
+        # The messages of one tree are sums over disjoint sets. Where some messages of
+        # each tree sum over the same S, S is a union of components of overlapping sets.
+        pairs = [(leaves, 1) for leaves in messages]
+        pairs += [(leaves, 2) for leaves in of_second.get(party, [])]
         while pairs:
             component, _ = pairs[0]
             while more := [s for s, _ in pairs if s & component and not s <= component]:
                 component = component.union(*more)
             inside = [pair for pair in pairs if pair[0] <= component]
             pairs = [pair for pair in pairs if pair not in inside]
-            if all(
-                component
-                == frozenset[int]().union(*(s for s, of in inside if of is which))
-                for which in (True, False)
-            ):
-                found.add((party, component))
-    return found
+            in_first, in_second = (
+                frozenset[int]().union(*(s for s, tree in inside if tree == number))
+                for number in (1, 2)
+            )
+            if in_first == component == in_second:
+                learned.add((party, component))
+    return learned
 
 
 def different_tree(
@@ -251,7 +252,7 @@ def different_tree(
 
     T2 of Algorithm 3 of [1], for its T1. The search is the same each time: all orders
     of up to six leaves, 200 shuffles of more. A tree from which no party alone learns
-    anything (see `exposed`) goes before one that only keeps Definition 2.
+    anything (see `exposed`) is preferred to one that only keeps Definition 2.
 
     Parameters
     ----------
@@ -273,7 +274,7 @@ def different_tree(
     ------
     ValueError
         If there is no such tree (see `two_trees`, which also chooses T1 and always
-        finds a pair), `root` is none of the leaves, or the topology is another one.
+        finds a pair), `root` is none of the leaves, or the topology is unknown.
     """
     fallback = None
     for order in _orders(leaves):
@@ -295,11 +296,12 @@ def two_trees(
 ) -> tuple[Tree, Tree]:
     """Return T1 and T2 of Algorithm 3 of [1] for l and l'.
 
-    Differs from [1] in that T1 is chosen for l', which is public in any case: some
-    trees T1 have no T2. A chain in which l' sends to l has none from four parties on:
-    every chain over the others has its last message to l, over all but l and l', in
-    common with it. A binary tree has none where all but l' are added first. And where
-    l' sends to l nothing but its own term, l can always take off what it should not.
+    Differs from [1] in that T1 is chosen to suit l', which is public in any case, since
+    some trees T1 have no T2. With four parties or more, a chain in which l' sends to l
+    has none: it shares its sum over all but l and l' with every chain over the other
+    parties, which sends it to l at the end. A binary tree has none where all parties
+    but l' are added first. And where l' sends only its own term to l, l can subtract it
+    and so learn a sum of x.
 
     Parameters
     ----------
@@ -324,7 +326,7 @@ def two_trees(
     ------
     ValueError
         If `root` or `without` is no party, or they are the same; a party comes twice;
-        or the topology is another one.
+        or the topology is unknown.
     """
     leaves = [party for party in parties if party != without]
     if without not in parties or root == without:

@@ -20,7 +20,7 @@ ALGORITHMS: dict[str, Tasks] = {
     "fk-kmeans": (FKKMeans,),
     "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus),
 }
-"""The strategies of each algorithm, one a task, by the name in the run config."""
+"""The strategies of each algorithm, one per task, by its name in the run config."""
 
 GROUP = "vfl_flower.algorithms"
 """Entry points of other packages: a strategy, or a tuple of one for each task."""
@@ -35,13 +35,13 @@ def algorithms() -> dict[str, Tasks]:
     ValueError
         Two algorithms have one name.
     """
-    found = dict(ALGORITHMS)
+    table = dict(ALGORITHMS)
     for entry in entry_points(group=GROUP):
-        if entry.name in found:
+        if entry.name in table:
             raise ValueError(f"two algorithms are called {entry.name!r}")
-        given = entry.load()
-        found[entry.name] = given if isinstance(given, tuple) else (given,)
-    return found
+        loaded = entry.load()
+        table[entry.name] = loaded if isinstance(loaded, tuple) else (loaded,)
+    return table
 
 
 def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
@@ -54,7 +54,7 @@ def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
     name : str
         Name in the run config, and of the section of its settings there.
     *strategies : type
-        One a task.
+        One per task.
     """
     algorithms()[name] = strategies
 

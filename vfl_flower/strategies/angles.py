@@ -21,29 +21,23 @@ from vfl_flower.typing import Array
 T = TypeVar("T")
 
 Masking = Literal["circle", "paper", "plain"]
-"""Angles modulo a turn under masks; Algorithm 3 of the paper; or bare."""
+"""How angles are hidden: modulo a turn under masks, as in Algorithm 3, or not."""
 
 Topology = Literal["star", "ring", "tree"]
 """How sums travel: to the server, along a chain of parties, or along a tree of them."""
 
 _SCORE_BOUND = 2.0**16
-"""Largest score of a row in a sum of several label holders, in their largest label."""
+"""Largest score of a row that label holders may add up, relative to their largest
+label."""
 
 _REAL = Sum(bound=2.0**60, group="plain")
 
 
 @dataclass(frozen=True)
 class SummedAngles:
-    """The summed angles of some rows, for each label holder those of its features.
+    """The summed angles of `rows` for each label holder, of that holder's features.
 
-    Attributes
-    ----------
-    rows : Array of int, shape (m,)
-        The rows.
-    angles : dict of int to Sealed
-        By label holder.
-    offsets : dict of int to Sealed
-        The phases to take off them, where the features are shared.
+    Where the features are shared, `offsets` are the phases to subtract from them.
     """
 
     rows: Array
@@ -57,19 +51,17 @@ class Angles:
 
     Attributes
     ----------
-    parties : Parties
-        All of them.
-    holders : list of int
-        The label holders.
+    parties, holders : Parties, list of int
+        All parties, and those of them that hold labels.
     bits : {16, 32, 64}
-        Of an angle: added on the circle of as many bits; 64: bare real turns.
+        Of an angle, added on a circle of as many bits; 64: real turns without masks.
     topology : {"star", "ring", "tree"}
         How sums travel.
     kept : tuple of int
-        For each label holder the party whose phase stays, where the features are
-        shared and phases are taken off along a second tree, as in the paper; or none.
+        With shared features, whose phases a second tree removes as in the paper: for
+        each label holder the party whose phase stays. Otherwise empty.
     scale : float
-        Size of labels, where several label holders add up their scores.
+        Size of the labels, where several label holders add up their scores.
     """
 
     parties: Parties
@@ -89,12 +81,8 @@ class Angles:
         """Whether there is one label holder, which then has all of the scores."""
         return len(self.holders) == 1
 
-    def request(self, rows: Array, stop: int) -> party.AngleRequest:
-        """Return the request for the angles of rows and features 0 to stop - 1."""
-        return party.AngleRequest(rows, stop, self.bits)
-
     def sums(self) -> dict[str, Sum]:
-        """Return the sums of angles that a star asks for, one a label holder."""
+        """Return the sums of angles that a star asks for, one for each label holder."""
         return {f"angles_{j}": Sum(1.0, self._group, to=j) for j in self.holders}
 
     def scores(self, holder: int) -> dict[str, Sum]:
@@ -102,14 +90,11 @@ class Angles:
         return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
 
     def each(self, values: Mapping[int, T]) -> T:
-        """Give some parties a value of a parameter, and tell the others nothing."""
+        """Give some parties a value of a parameter, and the others none."""
         return each([values.get(j) for j in range(len(self.parties))])
 
     def delivered(self, summed: SummedAngles | None) -> tuple[Array, Array, Array]:
-        """Return for each label holder the rows, its angles of them, and its offsets.
-
-        They are the parameters ``at``, ``angles`` and ``offsets`` of a step.
-        """
+        """Return the parameters ``at``, ``angles`` and ``offsets`` of a step."""
         if summed is None:
             summed = SummedAngles(np.zeros(0), {}, {})
         return (
@@ -152,16 +137,9 @@ class Angles:
     def relay(
         self, request: party.AngleRequest, setup: party.Setup | None = None
     ) -> SummedAngles:
-        """Let angles to train on travel from party to party: T1, and T2."""
+        """Let angles to train on travel from party to party, along T1 and T2."""
         sealed = self.parties.relay_sums(
             party.angles, self._trees(), request=request, setup=setup
-        )
-        return self.summed(request.rows, sealed)
-
-    def relay_held_out(self, request: party.AngleRequest) -> SummedAngles:
-        """Let the angles of other rows travel from party to party: T1, and T2."""
-        sealed = self.parties.relay_sums(
-            party.held_out_angles, self._trees(), request=request
         )
         return self.summed(request.rows, sealed)
 
@@ -174,9 +152,8 @@ class Angles:
         trees: dict[str, tuple[Sum, Tree]] = {}
         for place, holder in enumerate(self.holders):
             if self.kept:
-                first, second = two_trees(
-                    self.topology, everyone, holder, self.kept[place]
-                )
+                kept = self.kept[place]
+                first, second = two_trees(self.topology, everyone, holder, kept)
                 trees[f"angles_{holder}"] = (_REAL, first)
                 trees[f"offsets_{holder}"] = (_REAL, second)
             else:
@@ -185,31 +162,28 @@ class Angles:
         return trees
 
     def answers(
-        self,
-        rows: Array,
-        n_features: int,
-        columns: int,
-        block_bytes: int,
-        evaluate: bool,
+        self, rows: Array, M: int, columns: int, block_bytes: int, evaluate: bool
     ) -> party.Answered:
-        """Algorithm 2 for `rows`, by blocks; return the last reply of the receiver.
+        """Algorithm 2 for `rows`, in blocks; return the last reply of the receiver.
 
         The first label holder receives the scores. In a star two blocks overlap, or
-        three with several label holders: while angles of one are asked for, scores of
-        the one before are, and answers of the one before that come in.
+        three with several label holders: a message asks for the angles of one block and
+        the scores of the block before, and brings the summed scores of the one before.
         """
         receiver = self.holders[0]
         pending: SummedAngles | None = None
         scored: tuple[Array, Sealed] | None = None
-        blocks = list(row_blocks(rows, n_features, self.bits, block_bytes))
-        last: party.Answered = {}
+        blocks = list(row_blocks(rows, M, self.bits, block_bytes))
         trips = len(blocks) + self.star + (not self.alone)
         for k in range(trips):
             request: party.AngleRequest | None = None
             if k < len(blocks):
-                request = self.request(blocks[k], n_features)
+                request = party.AngleRequest(blocks[k], M, self.bits)
                 if not self.star:
-                    pending, request = self.relay_held_out(request), None
+                    sealed = self.parties.relay_sums(
+                        party.held_out_angles, self._trees(), request=request
+                    )
+                    pending, request = self.summed(blocks[k], sealed), None
             at, angles, offsets = self.delivered(pending)
             sums = self.sums() if request is not None else {}
             size = 0
@@ -234,12 +208,11 @@ class Angles:
             pending = None
             if request is not None:
                 pending = self.summed(request.rows, replies.sealed)
-            last = replies[receiver]
-        return last
+        return replies[receiver]
 
 
 def row_blocks(rows: Array, M: int, bits: int, block_bytes: int) -> Iterator[Array]:
-    """Cut rows into ceil(bytes of their angles / block) pieces of nearly one size.
+    """Cut rows into ceil(bytes of their angles / block) pieces of nearly equal size.
 
     So a piece has at most one row more than the block holds.
     """
@@ -259,7 +232,7 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
 
 
 def check_topology(topology: Topology, masking: Masking) -> None:
-    """Raise ``ValueError`` unless sums under `masking` can travel so."""
+    """Raise ``ValueError`` unless sums under `masking` can travel along `topology`."""
     if masking == "paper" and topology == "star":
         raise ValueError(
             "topology must be 'ring' or 'tree' with masking 'paper', whose phases "

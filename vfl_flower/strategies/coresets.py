@@ -16,18 +16,9 @@ from pydantic import Field
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
 from vfl_flower.models.coresets import KMeansModel, LinearModel
-from vfl_flower.numerics.coresets import (
-    importance_estimate,
-    sigma_min,
-    tau,
-)
+from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
-from vfl_flower.numerics.linear import (
-    Penalty,
-    center,
-    mean_squared_error,
-    solve_pooled,
-)
+from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -105,31 +96,31 @@ class CoresetVRLR(CoresetStrategy):
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
-    """Strength of R / n: ``alpha |theta|^2`` for ridge (0.1 is the paper's),
-    ``alpha |theta|_1`` for lasso (2 is the paper's)."""
+    """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and
+    ``alpha |theta|_1`` for lasso (the paper has 2)."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Elastic net: share of the l1 part, ``alpha * l1_ratio * |theta|_1 +
-    alpha * (1 - l1_ratio) * |theta|^2`` (3 and 2/3 are the paper's)."""
+    """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
+    alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
     solver: Literal["central", "cg", "saga"] = "central"
-    """"central": the rows of the coreset are pooled at the server. In the others no row
-    leaves a party, and labels only within residuals: conjugate gradients (proximal
-    steps with an l1 part) on secure sums, one round trip a step; or SAGA, the paper's
-    baseline."""
+    """"central": the rows of the coreset are pooled at the server. With the others no
+    row leaves a party, and labels leave only within residuals. "cg": conjugate
+    gradients on secure sums (proximal steps with an l1 part), one round trip per step;
+    "saga": the paper's baseline."""
     fit_intercept: bool = True
     """Fit b. Its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
     """Iterations of cg; passes over the coreset of saga."""
     tol: NotNegative = 1e-6
-    """Where cg and saga stop, relative to the standard deviation of the labels (without
-    an intercept to their root mean square)."""
+    """Tolerance at which cg and saga stop, relative to the standard deviation of the
+    labels (without an intercept, to their root mean square)."""
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
-    """Share of the rows held out; their mean squared error is computed by a secure sum
-    in one more round trip for each million rows."""
+    """Share of the rows held out. A secure sum gives their mean squared error, in one
+    more round trip for each million rows."""
     allow_two_parties: bool = False
-    """Let cg and saga run between two parties, where the residuals that both receive
-    show each the other's part of the predictions."""
+    """Let cg and saga run between two parties, each of which then learns the other's
+    part of the predictions from the residuals."""
 
     model_class = LinearModel
     labelled = True
@@ -154,12 +145,8 @@ class CoresetVRLR(CoresetStrategy):
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
-        coreset = self.draw(
-            parties,
-            run,
-            pool=self.solver == "central",
-            scoring=Scoring(bound=2.0, intercept=self.fit_intercept),
-        )
+        scoring = Scoring(bound=2.0, intercept=self.fit_intercept)
+        coreset = self.draw(parties, run, scoring)
         w = coreset.weights
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None and coreset.y is not None:
@@ -179,11 +166,7 @@ class CoresetVRLR(CoresetStrategy):
             solution = solve(
                 parties,
                 Problem(
-                    coreset.weighted,
-                    n,
-                    penalty,
-                    self.fit_intercept,
-                    self.test_fraction,
+                    coreset.weighted, n, penalty, self.fit_intercept, self.test_fraction
                 ),
                 self.solver,
                 max_iter=self.max_iter,
@@ -216,7 +199,7 @@ class CoresetVRLR(CoresetStrategy):
     def _basis_blocks(
         self, X: list[Array], y: Array, w: Array, holder: int
     ) -> list[Array]:
-        """Return what the parties took their bases of; see ``coresets.totals``."""
+        """Return the blocks whose bases the parties took in ``totals``."""
         if not self.fit_intercept:
             return [*X[:holder], np.column_stack([X[holder], y]), *X[holder + 1 :]]
         blocks = [center(block, w) for block in X]
@@ -276,10 +259,10 @@ class CoresetVKMC(CoresetStrategy):
     """How a party clusters its columns: k-means++ and Lloyd's iteration, or the seeding
     alone, which is two to five times cheaper."""
     approximation: party.Approximation = 2.0
-    """alpha of Algorithm 3: how far the local clustering may be above the optimum; 2 in
-    the published code."""
+    """alpha of Algorithm 3: the factor by which the cost of a local clustering may
+    exceed the optimum; 2 in the published code."""
     n_init: Natural = 10
-    """How often the server's k-means starts anew; the best result is kept."""
+    """Starts of the server's k-means, of which the best is kept."""
 
     model_class = KMeansModel
     labelled = False
@@ -310,18 +293,9 @@ class CoresetVKMC(CoresetStrategy):
                 f"{k} for {sum(widths)}: use check_size"
             )
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
-        pool = self.solver == "central"
-        coreset = self.draw(
-            parties,
-            run,
-            pool=pool,
-            scoring=Scoring(
-                bound=4 * self.approximation,
-                clustering=party.Clustering(
-                    k, self.local_clustering, self.approximation
-                ),
-            ),
-        )
+        clustering = party.Clustering(k, self.local_clustering, self.approximation)
+        scoring = Scoring(4 * self.approximation, clustering=clustering)
+        coreset = self.draw(parties, run, scoring)
         w, rng = coreset.weights, run.rng("cluster")
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None:
@@ -367,7 +341,7 @@ class CoresetVKMC(CoresetStrategy):
 
 
 def _local_labels(replies: Replies[party.LocalClusters], m: int) -> list[Array]:
-    """Return the clusters of m rows at each party, of which it sent the centres."""
+    """Return the clusters of m rows at each party, all with a centre."""
     for j, reply in enumerate(replies):
         if len(reply["labels"]) != m:
             raise replies.failure(j, f"its reply must have the clusters of {m} rows")

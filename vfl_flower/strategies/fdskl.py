@@ -39,7 +39,7 @@ from vfl_flower.protocol.settings import (
     check_unused,
     settings,
 )
-from vfl_flower.protocol.steps import Step, Sum, opened
+from vfl_flower.protocol.steps import Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies.angles import (
@@ -59,34 +59,22 @@ LEAST_ROWS = 20
 """Rows below which a budget is refused rather than spent."""
 
 MOST_FEATURES = 2048
-"""Features that the budget is spent on at most: the solver takes their third power."""
+"""Most features to spend the budget on: the solver's time grows with their cube."""
 
 _OF_SOLVER = {
     "direct": ("budget", "rows", "features"),
     "doubly-stochastic": ("iterations", "block", "step", "schedule"),
 }
-"""Settings that have an effect with one solver alone."""
+"""Settings that have an effect with one of the solvers only."""
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """What training tells the server.
+    """What training tells the server."""
 
-    Attributes
-    ----------
-    columns : int
-        C, the number of functions that the label holders have learned.
-    kept : bool
-        Whether all parties keep their parts of the model.
-    scale : float
-        Size of labels, where several label holders add up their scores.
-    metrics : dict
-        To report.
-    """
-
-    columns: int
-    kept: bool
-    scale: float = 1.0
+    columns: int  # C
+    kept: bool  # whether all parties keep their parts of the model
+    scale: float = 1.0  # of the labels of several label holders
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -109,8 +97,8 @@ class FDSKL(ProtocolStrategy):
                    instances, columns of f, and the
                    scale of labels (a power of two)
                    (``doubly-stochastic``)
-    iterate        angles; of several label holders its   nothing
-                   part of scores; masked
+    iterate        angles; one of several label holders   nothing
+                   also its part of the scores; masked
     answer         the same for rows held out; then the   the mean error
                    first label holder: their mean error
                    and number
@@ -118,23 +106,24 @@ class FDSKL(ProtocolStrategy):
     training
     =============  =====================================  ==========================
 
-    The label holder learns the model, and from the summed angles the other parties'
-    columns of these rows up to a linear map that it does not know: nearly a rotation.
-    Of several label holders each learns f(x) of the rows that it picks, so of exactly
-    two the other's part of it; all parties learn the picked rows and the largest scale.
+    The label holder learns the model. From the summed angles it also learns the other
+    parties' columns of these rows up to a linear map that it does not know, nearly a
+    rotation. With several label holders each learns f(x) of the rows that it picks, so
+    with exactly two the other's part of it; all parties learn the picked rows and the
+    largest scale.
 
     Notes
     -----
-    Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, private
+    Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, with private
     features; 3. an intercept in the direct solver; 4. blocks of instances and
-    features; 5. with ``masking="paper"`` the party whose phase stays is picked once a
-    holder, not at each call: a feature whose phase changes is another feature.
+    features; 5. with ``masking="paper"`` the party whose phase stays is picked once for
+    each label holder, not at each call: a feature whose phase changes is another one.
 
-    Who knows the seed of a run knows the features of all parties: give a seed to
+    Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only.
 
-    ``result.model`` predicts where all parts are in one process (``simulate``);
-    otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
+    ``result.model`` predicts where all parts are in one process (``simulate``).
+    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
 
     Examples
     --------
@@ -150,60 +139,65 @@ class FDSKL(ProtocolStrategy):
     """
 
     loss: LossName = "logistic"
-    """The loss L, of the paper's Table 1."""
+    """The loss L, from Table 1 of the paper."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
     solver: Literal["direct", "doubly-stochastic"] = "direct"
-    """"direct": angles of a sample of rows once, and the exact solution at the label
-    holder. "doubly-stochastic": the paper's Algorithm 1, for one or several label
-    holders, each of whom knows other rows' labels."""
+    """"direct": the label holder gets the angles of a sample of rows once, and solves
+    exactly. "doubly-stochastic": the paper's Algorithm 1, for one or several label
+    holders, each with the labels of different rows."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
-    learned against the rest. "continuous": real numbers, for the square loss."""
+    learned against the rest. "continuous": real numbers, with the square loss only."""
     bandwidth: Positive | Literal["median"] = "median"
-    """Of the kernel, in the unit of the columns. "median": from the median distance of
-    1,000 pairs of rows, in two round trips more: gamma = 1 / median(distance^2)."""
+    """Bandwidth of the kernel, in the unit of the columns. "median": from the median
+    distance of 1,000 pairs of rows, in two more round trips:
+    gamma = 1 / median(distance^2)."""
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda of ``mean loss + lambda / 2 |f|^2``. "auto": by cross-validation at the
-    label holder, from what it has; with the doubly stochastic solver 1 / n."""
+    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
+    the label holder, without further messages; 1 / n with the doubly stochastic
+    solver."""
     budget: Natural = 64_000_000
     """Bytes of angles that a party sends to train the direct solver."""
     rows: Count = 0
-    """Rows of the direct solver; 0: what the budget pays for, eight a feature."""
+    """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
+    for each feature."""
     features: Count = 0
-    """Random features of the direct solver; 0: one for each eight rows, and more where
+    """Random features of the direct solver; 0: one for every eight rows, and more if
     the budget pays for them, up to 2,048."""
     bits: Bits = 16
     """Bits of an angle on the circle."""
     block_bytes: Natural = 16_000_000
-    """Bytes of angles that a party sends in one round trip, to within a row."""
+    """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
-    """How sums travel: to the server, or from party to party along a chain or a binary
-    tree. In Flower each hop is a round trip, so a star is the fastest; in the others
-    the parties encrypt their messages to each other."""
+    """How sums travel. "star": to the server. "ring", "tree": from party to party along
+    a chain or a binary tree, encrypted between them. In Flower each hop is a round
+    trip, so a star is the fastest."""
     iterations: Natural = 32
     """Iterations of the doubly stochastic solver."""
     block: Natural = 64
-    """New instances and new features in one of its iterations; 1 is the paper's."""
+    """New instances and new features in each iteration of the doubly stochastic solver;
+    1 in the paper."""
     step: Positive = 1.0
-    """gamma, the size of its first step."""
+    """gamma, the size of the first step of the doubly stochastic solver."""
     schedule: Schedule = "constant"
-    """How large its step t is. "constant": ``step``. "diminishing": ``step / t``."""
+    """Size of step t of the doubly stochastic solver. "constant": ``step``.
+    "diminishing": ``step / t``."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
     """Share of the rows held out. As many of them as a quarter of the budget pays for
-    (with the doubly stochastic solver all) estimate the error, in round trips of their
-    own."""
+    (all with the doubly stochastic solver) serve to estimate the error, in extra round
+    trips."""
     allow_two_parties: bool = False
-    """Allow two parties, where the label holder gets the other's angles."""
-    # Other words than the base's, which masks sums with all of them but "plain".
+    """Allow two parties, although the label holder then gets the other's angles."""
+    # Not the words of the base class, which masks sums with any word but "plain".
     masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
     """"circle": each party's features are its secret, and angles are summed under masks
-    modulo a turn. "paper": the paper's Algorithm 3, in which all know omega and phases
-    hide the sums along two totally different trees; the label holder can compute
-    differences of the others' columns. "plain": no masks, angles in float64. Parties
-    take part in the last two in one process only, for comparison."""
+    modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
+    and phases hide the sums along two totally different trees; the label holder can
+    compute differences between rows of the others' columns. "plain": no masks, angles
+    in float64. The last two are for comparison, and run in one process only."""
 
     model_class = KernelModel
     evaluation_steps = (party.answer, party.held_out_angles)
@@ -233,7 +227,7 @@ class FDSKL(ProtocolStrategy):
             )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Choose a bandwidth, train, and measure the error on rows held out."""
+        """Choose a bandwidth, train, and measure the error on the rows held out."""
         direct = self.solver == "direct"
         holders = parties.label_holders
         if direct and [parties[j].n_labels for j in holders] != [parties.n_rows]:
@@ -287,15 +281,14 @@ class FDSKL(ProtocolStrategy):
         )
         run.record(0, model.to_record())
         log.info("model %s", model.number)
-        kept = setup.shared.kept if setup.shared else ()
-        angles = Angles(parties, holders, self._bits, self.topology, tuple(kept))
+        kept = tuple(setup.shared.kept) if setup.shared else ()
+        angles = Angles(parties, holders, self._bits, self.topology, kept)
         if direct:
             trained = self._direct(angles, train, setup)
         else:
             trained = self._doubly_stochastic(angles, len(train), setup)
         model.kept = trained.kept
-        metrics: dict[str, Any] = {**trained.metrics}
-        metrics |= {"features": M, "bandwidth": bandwidth}
+        metrics = trained.metrics | {"features": M, "bandwidth": bandwidth}
         if len(test):
             if direct:
                 most = max(1, self.budget // 4 // (M * self._bits // 8))
@@ -308,7 +301,7 @@ class FDSKL(ProtocolStrategy):
         return model.to_record()
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the parts of the model, where all parties are in this process."""
+        """Add the parts of the model if all parties are in this process."""
         assert isinstance(model, KernelModel)
         kept = [memory.part for memory in memories if memory.run == model.model]
         if len(kept) == len(model.widths) and all(kept):
@@ -317,7 +310,7 @@ class FDSKL(ProtocolStrategy):
     # -- settings --------------------------------------------------------------------
 
     def _warn(self, parties: Parties, holders: list[int]) -> None:
-        """Say where the label holder learns more than columns mixed by a linear map."""
+        """Warn where the label holder learns more than linearly mixed columns."""
         if self.seed is not None:
             log.warning(
                 "the run has a seed: who knows it knows the features of all parties"
@@ -338,18 +331,11 @@ class FDSKL(ProtocolStrategy):
 
     @property
     def _bits(self) -> party.Bits:
-        """Bits of an angle."""
         return self.bits if self.masking == "circle" else 64
 
     def _setup(
-        self,
-        parties: Parties,
-        run: Run,
-        holders: list[int],
-        M: int,
-        bandwidth: float,
+        self, parties: Parties, run: Run, holders: list[int], M: int, bandwidth: float
     ) -> party.Setup:
-        """Return what the parties must know to make their features."""
         shared = None
         if self.masking == "paper":
             rng = run.rng("kept")
@@ -372,10 +358,10 @@ class FDSKL(ProtocolStrategy):
         )
 
     def _bandwidth(self, parties: Parties, holder: int, rows: Array | None) -> float:
-        """Return the bandwidth: given, or of the median distance of pairs of rows.
+        """Return the bandwidth: as given, or from the median distance between rows.
 
-        Of `rows`, those whose angles are asked for, so that none leaves besides; in
-        the doubly stochastic form these are not known yet.
+        The pairs are among `rows`, whose angles are asked for too, so that no other row
+        is shared. The doubly stochastic form does not know its rows yet: None.
         """
         if self.bandwidth != "median":
             return float(self.bandwidth)
@@ -392,7 +378,7 @@ class FDSKL(ProtocolStrategy):
         return float(reply["bandwidth"])
 
     def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
-        """Return the rows to train on, and the number of features."""
+        """Return the rows to train on, and M."""
         size = self._bits // 8
         n, products = len(train), self.budget // size
         M = self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
@@ -421,7 +407,7 @@ class FDSKL(ProtocolStrategy):
         blocks: dict[int, Array] = {}
         offsets: dict[int, Array] = {}
         for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
-            request = angles.request(block, M)
+            request = party.AngleRequest(block, M, angles.bits)
             if angles.star:
                 question = party.angles.summing(**angles.sums())
                 replies = angles.ask(question, request=request, setup=setup)
@@ -439,10 +425,7 @@ class FDSKL(ProtocolStrategy):
             offsets=angles.each(offsets),
         )
         solution = fitted[holder]
-        if not {"columns", "regularization", "converged"} <= set(solution):
-            reason = "its reply lacks columns, regularization or converged"
-            raise parties.failure(holder, party.fit, reason)
-        self._check_columns(parties, holder, party.fit, solution["columns"])
+        self._check_learned(fitted, holder, "regularization", "converged")
         metrics = {
             "regularization": solution["regularization"],
             "converged": solution["converged"],
@@ -456,11 +439,11 @@ class FDSKL(ProtocolStrategy):
     def _doubly_stochastic(
         self, angles: Angles, n: int, setup: party.Setup
     ) -> _Trained:
-        """Algorithm 1, the label holders taking turns.
+        """Algorithm 1, with the label holders taking turns.
 
-        In a star iterations overlap, one a round trip: the angles of iteration t are
-        asked for together with the step of t - 1; with several label holders with the
-        scores of t - 1 and the step of t - 2.
+        In a star the iterations overlap, one to a round trip: a message asks for the
+        angles of iteration t and the step of t - 1, or with several label holders for
+        the angles of t, the scores of t - 1 and the step of t - 2.
         """
         parties, holders = angles.parties, angles.holders
         picked = parties.ask(
@@ -469,20 +452,23 @@ class FDSKL(ProtocolStrategy):
             test_fraction=self.test_fraction,
             setup=setup,
         )
-        instances, columns, scale = self._instances(parties, holders, picked)
+        for j in holders:
+            self._check_learned(picked, j, "rows", "scale")
+        instances = {j: picked[j]["rows"] for j in holders}
+        columns = picked[holders[0]]["columns"]
+        scale = max(picked[j]["scale"] for j in holders)
         angles = replace(angles, scale=scale)
         step = step_sizes(self.step, self.schedule)
         regularization = _number(self.regularization, 1 / n)
         pending: SummedAngles | None = None
-        turn = 0  # the iteration that `pending` is of
+        turn = 0  # the iteration of `pending`
         scored: tuple[int, Sealed] | None = None
-        kept = False
         trips = self.iterations + angles.star + (not angles.alone)
         for t in range(trips):
             request: party.AngleRequest | None = None
             if t < self.iterations:
                 rows = instances[holders[t % len(holders)]][t]
-                request = angles.request(rows, (t + 1) * self.block)
+                request = party.AngleRequest(rows, (t + 1) * self.block, angles.bits)
                 if not angles.star:
                     pending, turn, request = angles.relay(request), t, None
             at, summed, offsets = angles.delivered(pending)
@@ -514,27 +500,12 @@ class FDSKL(ProtocolStrategy):
             pending = None
             if request is not None:
                 pending, turn = angles.summed(request.rows, replies.sealed), t
-            if t == trips - 1:
-                kept = all(replies.each("kept"))
-        return _Trained(columns, kept, scale)
-
-    def _instances(
-        self, parties: Parties, holders: list[int], picked: Replies[party.Picked]
-    ) -> tuple[dict[int, Array], int, float]:
-        """Return the rows that label holders have picked, C, and the largest scale."""
-        for j in holders:
-            if not {"rows", "columns", "scale"} <= set(picked[j]):
-                reason = "its reply lacks rows, columns or scale"
-                raise parties.failure(j, party.start, reason)
-            self._check_columns(parties, j, party.start, picked[j]["columns"])
-        rows = {j: picked[j]["rows"] for j in holders}
-        scale = max(picked[j]["scale"] for j in holders)
-        return rows, picked[holders[0]]["columns"], scale
+        return _Trained(columns, all(replies.each("kept")), scale)
 
     def _evaluate(
         self, angles: Angles, test: Array, M: int, columns: int
     ) -> dict[str, float]:
-        """Return the error on rows held out, and on how many."""
+        """Return the error on the rows held out, and the number of them used."""
         parties, receiver = angles.parties, angles.holders[0]
         rows = test.astype(np.uint32)
         reply = angles.answers(rows, M, columns, self.block_bytes, evaluate=True)
@@ -547,13 +518,15 @@ class FDSKL(ProtocolStrategy):
             raise parties.failure(receiver, party.answer, reason)
         return {"test_rows": count} | ({error: reply[error]} if count else {})
 
-    def _check_columns(
-        self, parties: Parties, j: int, asked: Step[..., Any], columns: int
-    ) -> None:
-        """Raise unless party j has learned as many functions as the target has."""
+    def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
+        """Raise unless label holder j gives these values and as many columns as fit."""
+        for name in ("columns", *names):
+            if name not in replies[j]:
+                raise replies.failure(j, f"its reply lacks {name!r}")
+        columns = replies[j]["columns"]
         if (columns > 1) != (self.target == "multiclass"):
             reason = f"its reply must have columns of {self.target!r}, got {columns}"
-            raise parties.failure(j, asked, reason)
+            raise replies.failure(j, reason)
 
 
 def _number(value: float | str, default: float) -> float:

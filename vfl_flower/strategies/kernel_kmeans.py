@@ -54,7 +54,6 @@ from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.kernel_kmeans_columns import AngleColumns
 from vfl_flower.strategies.kernel_kmeans_setup import (
     Start,
-    Wanted,
     begin,
     check_sum,
     decomposed,
@@ -66,8 +65,8 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_ROWS_WITHOUT_CEM = 2**24
-"""Rows of all parties at most without the communication mechanism: the server then has
-vectors of as many numbers."""
+"""Most rows of all parties without the communication mechanism: the server then holds
+vectors of that length."""
 
 
 @settings
@@ -105,7 +104,7 @@ class FKKMeans(ProtocolStrategy):
 
     Notes
     -----
-    Differs from [1] in: 1. one message an iteration (``"gram"``), which carries the
+    Differs from [1] in: 1. one message per iteration (``"gram"``), which carries the
     eigenvectors of the one before; 2. sums over parties under masks; 3. the seed of the
     features is a secret of the parties; 4. the first iteration and `threshold`; 5. the
     early stop; 6. the coreset: see ``numerics/distributed_kmeans.py``; 7. a map for new
@@ -133,65 +132,67 @@ class FKKMeans(ProtocolStrategy):
     """
 
     n_clusters: Natural = 10
-    """k. Some clusters are empty where there are fewer distinct rows."""
+    """k. Some clusters stay empty if there are fewer distinct rows."""
     n_components: Annotated[int, Ge(1), Le(party.MOST_COMPONENTS)] = 20
-    """s, eigenvectors of the kernel matrix, on which k-means runs; from n_clusters."""
+    """s, the number of eigenvectors of the kernel matrix on which k-means runs; at
+    least n_clusters."""
     n_features: party.Features = 50
-    """D, random features of an iteration."""
+    """D, the number of random features of an iteration."""
     iterations: Natural = 20
-    """T, at most."""
+    """T, the largest number of iterations."""
     kernel: Kernel = "gaussian"
-    """exp(-gamma |x - x'|_2^2), exp(-gamma |x - x'|_1), or for "polynomial"
-    (gamma x^T x' + offset)^degree."""
+    """"gaussian": exp(-gamma |x - x'|_2^2); "laplacian": exp(-gamma |x - x'|_1);
+    "polynomial": (gamma x^T x' + offset)^degree."""
     gamma: Positive | Literal["auto"] = "auto"
-    """Of the kernel. "auto": from sums over the parties; for the Gaussian kernel the
-    paper's, N^2 / (2 sum_ij |x_i - x_j|^2)."""
+    """gamma of the kernel. "auto": from sums over the parties; for the Gaussian kernel
+    the paper's value, N^2 / (2 sum_ij |x_i - x_j|^2)."""
     eigensolver: Literal["gram", "lanczos", "block-lanczos"] = "gram"
-    """"gram": the upper triangle of the Gram matrix in one message an iteration.
-    "lanczos": the paper's, a message for each product with a vector; "block-lanczos":
-    with block_size vectors at once."""
+    """"gram": the upper triangle of the Gram matrix in one message per iteration;
+    "lanczos": as in the paper, a message for each product with a vector;
+    "block-lanczos": a message for each product with block_size vectors."""
 
     _: KW_ONLY
     partition: Literal["horizontal", "vertical"] = "horizontal"
-    """What parties hold: other rows of the same columns, or other columns of the same
-    rows."""
+    """What parties hold: "horizontal": different rows of the same columns; "vertical":
+    different columns of the same rows."""
     threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: smaller eigenvalues are not learned; in the unit of those of the kernel
-    matrix K. "paper": the (k + 2)-th eigenvalue of the first iteration; "auto": an
-    estimate of the (s + 1)-th of K, for which the first iteration has at least
-    4 (s + 5) features."""
+    """lambda: smaller eigenvalues of the kernel matrix K are not learned. "paper": the
+    (k + 2)-th eigenvalue of the first iteration; "auto": an estimate of the (s + 1)-th
+    of K, for which the first iteration has at least 4 (s + 5) features."""
     subspace_tol: NotNegative = 0.01
-    """Ends the iterations when the subspace turns by less: the sine of the largest
-    angle over the root of the step, about twice its distance from that of K. 0: never.
-    Noisy data rarely get there before the last iteration; a kernel matrix of rank s or
-    less never does, since its subspace does not turn at all."""
+    """Tolerance at which the iterations end: the sine of the largest angle by which the
+    subspace turns, over the root of the step; about twice its distance from that of K.
+    0: all iterations run. Noisy data rarely get there before the last iteration; a
+    kernel matrix of rank s or less never does, since its subspace does not turn at
+    all."""
     coreset_size: Natural = 1000
-    """Points that all parties together send for k-means, besides their centres; where
-    that is no fewer than the rows, all rows."""
+    """Points that all parties together send for k-means, besides their centres. A party
+    whose share is its number of rows or more sends all of its rows."""
     degree: Annotated[int, Ge(1), Le(party.MOST_DEGREE)] = 3
-    """Of the polynomial kernel."""
+    """Degree of the polynomial kernel."""
     offset: NotNegative = 1.0
-    """Of the polynomial kernel."""
+    """Constant term of the polynomial kernel."""
     standardize: bool = False
-    """Scale each column to mean 0 and deviation 1 over the rows of all parties, from
-    the sums. With split columns each party does it: standardize of its data."""
+    """Scale each column to mean 0 and standard deviation 1 over the rows of all
+    parties. With split columns each party does so on its own, with standardize in its
+    node config."""
     cem: bool = True
-    """False: without the paper's communication mechanism, Lanczos on all N rows as in
-    its section 4.1; in one process only, for comparison."""
+    """Whether to use the paper's communication mechanism. False: Lanczos on all N rows
+    as in section 4.1 of the paper; in one process only, for comparison."""
     block_size: Natural = 8
-    """Vectors of "block-lanczos"."""
+    """Number of vectors of "block-lanczos"."""
     n_init: Natural = 30
-    """Starts of k-means at the server."""
+    """Starts of the server's k-means, of which the best is kept."""
     bits: Bits = 16
     """Bits of an angle, with split columns."""
     block_bytes: Annotated[int, Ge(1), Le(party.MOST_BYTES)] = 16_000_000
     """Bytes of angles that a party sends in one round trip, with split columns."""
     allow_missing: bool = False
-    """Begin again without a party that fails or is silent for the timeout; the result
-    says so. The server then has sums with and without that party, so their difference.
-    By default the run fails."""
+    """Begin again without a party that fails or does not answer in time; the result
+    says so. The server then has sums with and without that party, and so their
+    difference. By default the run fails."""
     allow_two_parties: bool = False
-    """Train with two parties, of which each can compute sums of the other from the
+    """Train with two parties, although each can then compute sums of the other from the
     eigenvectors."""
 
     model_class = KernelKMeansModel
@@ -296,7 +297,7 @@ class FKKMeans(ProtocolStrategy):
         gamma: float,
         products: int = 1,
     ) -> None:
-        """Keep the metrics of an iteration, if there is a subspace to go on with."""
+        """Keep the metrics of an iteration; raise where no subspace is left."""
         if not len(space.values):
             names = ", ".join(repr(info.name) for info in parties)
             raise FederationError(
@@ -315,7 +316,7 @@ class FKKMeans(ProtocolStrategy):
     def _model(
         self, parties: Parties, run: Run, space: Subspace, gamma: float
     ) -> KernelKMeansModel:
-        """Return the model as far as it is known."""
+        """Return the model so far."""
         columns = [info.n_columns for info in parties]
         return KernelKMeansModel(
             f"{parties.session:016x}",
@@ -353,21 +354,22 @@ class FKKMeans(ProtocolStrategy):
         space = self._subspace()
         start = begin(
             parties,
-            Wanted(
-                self.kernel,
-                self.gamma,
-                self.degree,
-                self.offset,
-                self.standardize,
-                space.D,
-                space.D_1,
-            ),
+            kernel=self.kernel,
+            gamma=self.gamma,
+            degree=self.degree,
+            offset=self.offset,
+            standardize=self.standardize,
+            D=space.D,
+            D_1=space.D_1,
         )
         gamma = start.setup.gamma
         run.record(0, self._model(parties, run, space, gamma).to_record())
         H = None if self.cem else self._without_cem(parties, run, space, start)
-        while self.cem and not self._ends(space):
-            self._iterate(parties, run, space, start)
+        solve = self._by_gram if self.eigensolver == "gram" else self._by_products
+        while self.cem and not self._ends(space):  # lines 6 to 15
+            bound = space.next_eta * start.scale * parties.n_rows + space.mass
+            products = solve(parties, run, space, start, bound)
+            self._record(run, parties, space, gamma, products)
         # Lines 16 and 17.
         replies = parties.ask(
             party.local,
@@ -387,22 +389,8 @@ class FKKMeans(ProtocolStrategy):
         sizes = self._assign(parties, model, start.scale)
         return self._finish(run, model, space, sizes)
 
-    def _iterate(
-        self, parties: Parties, run: Run, space: Subspace, start: Start
-    ) -> None:
-        """Lines 6 to 15 for one t."""
-        bound = space.next_eta * start.scale * parties.n_rows + space.mass
-        solve = self._by_gram if self.eigensolver == "gram" else self._by_products
-        products = solve(parties, run, space, start, bound)
-        self._record(run, parties, space, start.setup.gamma, products)
-
     def _by_gram(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        start: Start,
-        bound: float,
+        self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
     ) -> int:
         """Line 10 in one message; return 1."""
         first, size = space.t == 0, space.next_size
@@ -428,14 +416,9 @@ class FKKMeans(ProtocolStrategy):
         return 1
 
     def _by_products(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        start: Start,
-        bound: float,
+        self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
     ) -> int:
-        """Line 10 by Lanczos, a message a product; return their number."""
+        """Line 10 by Lanczos, one message per product; return their number."""
         first, size, begun, trace = space.t == 0, space.next_size, False, math.nan
         traced = first and self.threshold == "auto"
 
@@ -457,7 +440,10 @@ class FKKMeans(ProtocolStrategy):
                 ).sums
                 product, begun = sums["product"], True
                 if traced:
-                    trace = _trace(parties, sums["trace"])
+                    check_sum(parties, party.product, sums["trace"])
+                    if (trace := float(sums["trace"][0])) < 0:
+                        rule = "the trace of a Gram matrix"
+                        raise faulty_sum(parties, party.product, rule)
             check_sum(parties, party.product, product)
             if start.bounded and np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"
@@ -490,9 +476,8 @@ class FKKMeans(ProtocolStrategy):
                     rng=rng,
                     at_least=least,
                 )
-                # W_t^T u_i / sqrt(lambda_i) are the v_i: here are their rows that
-                # belong to B_t, and `movement` needs no others. The trace of A A^T / D
-                # is N in the mean.
+                # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
+                # rows that belong to B_t. The trace of A A^T / D is N in the mean.
                 count = above_rounding(pairs.values, N)
                 values, U = pairs.values[:count], pairs.vectors[:, :count]
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
@@ -564,7 +549,7 @@ class FKKMeans(ProtocolStrategy):
             gamma,
             bits=64 if self.masking == "plain" else self.bits,
             block_bytes=self.block_bytes,
-            last=space.D_1 + (self.iterations - 1) * space.D,
+            most=space.D_1 + (self.iterations - 1) * space.D,
         )
         B: Array | None = None
         while True:
@@ -592,23 +577,15 @@ class FKKMeans(ProtocolStrategy):
 
 
 def split_rows(parties: Parties, rows: Array) -> list[Array]:
-    """Cut what is known of all rows into the parts of the parties."""
+    """Split an array over all rows into the parts of the parties."""
     ends = np.cumsum([info.n_rows for info in parties])
     return np.split(rows, ends[:-1])
 
 
 def _largest(values: Array) -> float:
-    """Return the largest size of any value, of whatever type of numbers."""
+    """Return the largest absolute value, for any type of number."""
     with np.errstate(over="ignore"):
         return float(np.abs(values.astype(np.float64)).max())
-
-
-def _trace(parties: Parties, sums: Array) -> float:
-    check_sum(parties, party.product, sums)
-    trace = float(sums[0])
-    if trace < 0:
-        raise faulty_sum(parties, party.product, "the trace of a Gram matrix")
-    return trace
 
 
 class _RowLanczos:
@@ -641,7 +618,7 @@ class _RowLanczos:
         replies = parties.ask(party.expand, g=g)
         rows = replies.each("rows")
         for j, products in enumerate(rows):
-            # |a_i| |A^T c|, of which neither is above the root of 2 D or 2 D N.
+            # At most |a_i| |A^T c|, and these are at most sqrt(2 D) and sqrt(2 D N).
             if _largest(products) > 2.01 * D * math.sqrt(N):
                 raise replies.failure(j, "its products are larger than features allow")
         eta = space.next_eta

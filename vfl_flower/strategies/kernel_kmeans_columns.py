@@ -12,20 +12,20 @@ from vfl_flower.typing import Array
 
 
 class AngleColumns:
-    """Angles of all rows, feature by feature, in as few messages as hold them.
+    """Angles of all rows, feature by feature, in as few messages as can hold them.
 
     Parameters
     ----------
     parties : Parties
         Each adds the part of its columns.
     kernel, gamma : {"gaussian", "laplacian"}, float
-        Of the features.
+        The kernel of the features.
     bits : {16, 32, 64}
-        Of an angle; 64 only without masks.
+        Bits of an angle; 64 only without masks.
     block_bytes : int
         Bytes of angles that a party sends in one message.
-    last : int
-        Number of features that the run asks for at most.
+    most : int
+        Most features that the run asks for.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class AngleColumns:
         gamma: float,
         bits: party.AngleBits,
         block_bytes: int,
-        last: int,
+        most: int,
     ) -> None:
-        self._parties, self._last = parties, last
+        self._parties, self._most = parties, most
         self._kernel, self._gamma, self._bits = kernel, gamma, bits
         plain = bits == 64
         self._sum = Sum(2.0**60, "plain") if plain else Sum(1.0, f"circle{bits}")
@@ -48,13 +48,13 @@ class AngleColumns:
     def take(self, count: int) -> Array:
         """Return the angles of the next features, shape (N, count)."""
         while self._left is None or self._left.shape[1] < count:
-            more = self._ask()
-            self._left = more if self._left is None else np.hstack([self._left, more])
+            block = self._ask()
+            self._left = block if self._left is None else np.hstack([self._left, block])
         taken, self._left = self._left[:, :count], self._left[:, count:]
         return taken
 
     def _ask(self) -> Array:
-        count = min(self._block, self._last - self._asked)
+        count = min(self._block, self._most - self._asked)
         angles = self._parties.secure_sum(
             party.angles.summing(angles=self._sum),
             start=self._asked,

@@ -1,6 +1,6 @@
-"""Before the iterations of federated kernel k-means: gamma, scaling, and the seed.
+"""What precedes the iterations of federated kernel k-means: gamma, scaling, the seed.
 
-Also the checks of sums over the parties, of which nobody can say whose part is wrong.
+Also the checks of sums over the parties, where nobody can say whose part is wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 
-# -- sums that cannot be ---------------------------------------------------------------
+# -- impossible sums -------------------------------------------------------------------
 
 
 def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationError:
@@ -34,12 +34,10 @@ def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationE
 
     Parameters
     ----------
-    parties : Parties
-        They have sent the parts.
-    step : Step
-        In which.
+    parties, step : Parties, Step
+        Who sent the parts, and in which step.
     rule : str
-        What the sum is not, as "a matrix of finite numbers".
+        What the sum must be: "finite numbers".
     """
     names = ", ".join(repr(info.name) for info in parties)
     return FederationError(
@@ -61,23 +59,16 @@ def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except np.linalg.LinAlgError:
-        rule = "a matrix that has eigenvalues"
-        raise faulty_sum(parties, step, rule) from None
+        raise faulty_sum(parties, step, "a matrix that has eigenvalues") from None
 
 
 def check_sum(
     parties: Parties, step: Step[..., Any], sums: Array, bound: float = math.inf
 ) -> None:
-    """Raise unless the sums are finite, and of parts that are within a bound.
-
-    Raises
-    ------
-    FederationError
-        They are not.
-    """
+    """Raise ``FederationError`` unless sums of bounded parts are finite and bounded."""
     largest = float(np.abs(sums).max(initial=0.0))
     if not (largest < math.inf and largest <= bound * len(parties)):
-        raise faulty_sum(parties, step, "finite numbers of a size that can be")
+        raise faulty_sum(parties, step, "finite numbers within their bound")
 
 
 # -- split rows ------------------------------------------------------------------------
@@ -92,9 +83,10 @@ class Start:
     setup : Setup
         Which features, for all parties.
     seed : bytes
-        Their seed for each party but the first, as ``each`` gives it, encrypted.
+        The seed, encrypted for each party but the first, as ``each`` gives it.
     scale : float
-        Size of a squared feature: the largest, or of products 16 times the mean.
+        Size of a squared feature: the largest one of a cosine, 16 times the mean of the
+        polynomial kernel.
     """
 
     setup: party.Setup
@@ -107,45 +99,30 @@ class Start:
         return self.setup.kernel != "polynomial"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The kernel that the settings ask for.
-
-    Attributes
-    ----------
-    kernel : {"gaussian", "laplacian", "polynomial"}
-        The kernel.
-    gamma : float or "auto"
-        Its gamma, or that of the sums.
-    degree, offset : int, float
-        Of the polynomial kernel.
-    standardize : bool
-        Whether columns are scaled.
-    D, D_1 : int
-        Number of features of an iteration, and of the first one.
-    """
-
-    kernel: Kernel
-    gamma: float | Literal["auto"]
-    degree: int
-    offset: float
-    standardize: bool
-    D: int
-    D_1: int
-
-
-def begin(parties: Parties, wanted: Wanted) -> Start:
+def begin(
+    parties: Parties,
+    *,
+    kernel: Kernel,
+    gamma: float | Literal["auto"],
+    degree: int,
+    offset: float,
+    standardize: bool,
+    D: int,
+    D_1: int,
+) -> Start:
     """Ask for the sums that gamma and the scaling need, and for the seed.
+
+    The arguments are the settings of the strategy, and the number of features of an
+    iteration and of the first one.
 
     Raises
     ------
     FederationError
         The columns do not vary, or not in a range that the kernel can use.
     """
-    N, kernel, auto = parties.n_rows, wanted.kernel, wanted.gamma == "auto"
-    polynomial = kernel == "polynomial"
-    by_column = wanted.standardize or (auto and kernel == "laplacian")
-    means = by_column or (auto and not polynomial)
+    N, polynomial = parties.n_rows, kernel == "polynomial"
+    by_column = standardize or (gamma == "auto" and kernel == "laplacian")
+    means = by_column or (gamma == "auto" and not polynomial)
     squares_by: party.Squares = "column" if by_column else ""
     if not by_column and (means or polynomial):
         squares_by = "total"
@@ -157,7 +134,7 @@ def begin(parties: Parties, wanted: Wanted) -> Start:
             shift = np.where(lost, sum_x / N, 0.0)
             seed, sum_x, squares = _sums(parties, means, squares_by, shift)
     moved = scale = None
-    if wanted.standardize:
+    if standardize:
         deviation = np.sqrt(variances(N, sum_x, squares, shift))
         if left_out := np.flatnonzero(deviation == 0).tolist():
             log.warning(
@@ -172,13 +149,13 @@ def begin(parties: Parties, wanted: Wanted) -> Start:
         kernel=kernel,
         gamma=(
             _auto_gamma(kernel, N, sum_x, squares, shift)
-            if wanted.gamma == "auto"
-            else float(wanted.gamma)
+            if gamma == "auto"
+            else float(gamma)
         ),
-        degree=wanted.degree,
-        offset=float(wanted.offset),
-        D=wanted.D,
-        D_1=wanted.D_1,
+        degree=degree,
+        offset=float(offset),
+        D=D,
+        D_1=D_1,
         shift=moved,
         scale=scale,
     )
@@ -194,7 +171,7 @@ def _sums(
     squares: party.Squares,
     shift: Array | float | None = None,
 ) -> tuple[bytes, Array, Array]:
-    """Return the seed for each party, and sums of columns and squares, or zeros."""
+    """Return the seed for each party, and the sums asked for, or zeros."""
     names = {"sum_x": means, "sum_squares": bool(squares)}
     replies = parties.ask(
         party.begin.summing(**{name: LIMB for name, used in names.items() if used}),
@@ -213,11 +190,10 @@ def _sums(
         sender = sealed.index(None) if len(sealed) == len(parties) else 0
         reason = "the first party, and it alone, must draw the seed of the features"
         raise parties.failure(sender, party.begin, reason)
-    seed = each(cast("list[bytes | None]", sealed))  # they are opened at the parties
     sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
     if (sum_squares < 0).any():
         raise faulty_sum(parties, party.begin, "squares")
-    return seed, sum_x, sum_squares
+    return each(sealed), sum_x, sum_squares
 
 
 def _auto_gamma(
@@ -244,7 +220,7 @@ def _mean_power(mean: float, degree: int) -> float:
 
 
 def _check_spread(total: float) -> None:
-    """Raise where sums, which are cut off at 2^-80, have lost their digits."""
+    """Raise where a sum, whose digits end at 2^-80, has too few of them."""
     if total < 2.0**-50:
         raise FederationError(
             "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "

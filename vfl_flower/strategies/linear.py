@@ -23,9 +23,12 @@ from vfl_flower.typing import Array, Arrays
 
 log = logging.getLogger("vfl_flower")
 
-# |t| = 1 and the objective never grows, so no entry that conjugate gradients send is
-# larger than 1; the other solvers have no such bound and are watched for clipping.
+# |t| = 1 and the objective never grows, so conjugate gradients send no entry above 1.
+# The other solvers have no such bound; a warning says where it clips their entries.
 _BOUND, _LOOSE_BOUND = 2.0, 2.0**12
+
+# Rows that one round trip evaluates.
+_BLOCK_ROWS = 2**20
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Problem:
     n : int
         Number of rows that the weights stand for.
     penalty : Penalty
-        Of the mean squared error.
+        Added to the mean squared error.
     fit_intercept : bool
         Whether b is free, or 0.
     test_fraction : float
@@ -60,7 +63,7 @@ class Solution:
     Attributes
     ----------
     coefficients : list of Array, shape (d_j,)
-        Of each party, in the unit of y.
+        Those of each party, in the unit of y.
     intercept : float
         In the unit of y.
     iterations : int
@@ -68,7 +71,7 @@ class Solution:
     scale : float
         Standard deviation of y on the rows; without an intercept its root mean square.
     metrics : dict
-        More to report.
+        Further metrics.
     """
 
     coefficients: list[Array]
@@ -117,8 +120,9 @@ def solve(
         have settled: where columns lack rank, an l1 penalty may still move the
         coefficients.
     """
-    method: party.Method = "proximal" if problem.penalty.l1 else "cg"
-    method = "saga" if solver == "saga" else method
+    method: party.Method = "saga"
+    if solver == "cg":
+        method = "proximal" if problem.penalty.l1 else "cg"
     replies = parties.ask(
         party.start.summing(residual=_BOUND, norms=_LOOSE_BOUND),
         method=method,
@@ -162,7 +166,7 @@ def _check_sums(
 def _conjugate_gradients(
     parties: Parties, r: Array, max_iter: int, tol: float
 ) -> tuple[int, dict[str, float]]:
-    """Minimise |r|^2 + penalty by conjugate gradients, one round trip an iteration.
+    """Minimise |r|^2 + penalty by conjugate gradients, one round trip per iteration.
 
     The parties send A s for the gradient s; A p for the direction p = s + beta p_old
     follows without asking, and so does the energy of the penalty.
@@ -191,8 +195,8 @@ def _conjugate_gradients(
         if curvature <= 0:  # the directions of the parties cancel, up to rounding
             break
         alpha = gamma / curvature
-        # The Lanczos matrix of the same iteration: its smallest eigenvalue is that of
-        # the whitened normal matrix, seen from the right-hand side.
+        # The Lanczos matrix of the iteration: its smallest eigenvalue is that of the
+        # whitened normal matrix on the Krylov space of the right-hand side.
         diagonal.append(1 / alpha + (beta / step_size if step_size else 0.0))
         if step_size:
             off_diagonal.append(beta**0.5 / step_size)
@@ -200,9 +204,8 @@ def _conjugate_gradients(
         step_size, shrink, gamma_old = alpha, beta, gamma
     metrics = {"converged": float(converged)}
     if diagonal:
-        lanczos = (
-            np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        )
+        # eigvalsh reads the lower triangle alone.
+        lanczos = np.diag(diagonal) + np.diag(off_diagonal, -1)
         smallest = np.linalg.eigvalsh(lanczos)[0]
         metrics["sigma_min_x"] = float(np.sqrt(max(smallest, 0.0)))
     return len(diagonal), metrics
@@ -244,7 +247,7 @@ def _saga(
     """SAGA (Defazio et al. 2014); the step of a batch as Gazagnadou et al. (2019)."""
     m = len(norms)
     b = min(batch_size, m)
-    # Smoothness of one row, of all rows (trace), and of a batch drawn without return.
+    # Smoothness of one row, of all rows (the trace), and of a batch without repeats.
     of_row, of_all = 2 * m * float(norms.max()), 2 * float(norms.sum())
     smoothness = of_row
     if m > 1:
@@ -285,11 +288,10 @@ def mean_squared_residual(
     test: bool,
     test_fraction: float,
     scale: float,
-    block_rows: int = 2**20,
 ) -> float:
     """Return the mean squared error over all test (or training) rows.
 
-    The server learns the residual of each row, and nothing of any party's own part.
+    The server learns the residual of each row, and no party's own part of it.
 
     Parameters
     ----------
@@ -303,12 +305,10 @@ def mean_squared_residual(
         Which rows.
     scale : float
         Size of a usual label; it sets the resolution.
-    block_rows : int
-        Rows a round trip.
     """
     coefficients, intercept = solution
     total = 0.0
-    for start in range(0, n_rows, block_rows):
+    for start in range(0, n_rows, _BLOCK_ROWS):
         replies = parties.ask_exactly(
             party.residuals.summing(residual=2.0**20 * scale),
             coefficients=each(coefficients),
@@ -316,7 +316,7 @@ def mean_squared_residual(
             test=test,
             test_fraction=test_fraction,
             start=start,
-            stop=min(start + block_rows, n_rows),
+            stop=min(start + _BLOCK_ROWS, n_rows),
         )
         residual = replies.sums["residual"]
         total += float(residual @ residual)

@@ -1,4 +1,4 @@
-"""Federated clusters that can forget: training. See ``mufc_tasks`` for what follows.
+"""Federated clusters that can forget: training. Later tasks are in ``mufc_tasks``.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
     federated clusters", ICLR 2023.
@@ -32,12 +32,7 @@ from vfl_flower.clients.mufc_state import (
 )
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.numerics.mufc import (
-    Box,
-    Quantizer,
-    server_centroids,
-    server_points,
-)
+from vfl_flower.numerics.mufc import Box, Quantizer, server_centroids, server_points
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -51,7 +46,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 Bounds = str | pydantic.SkipValidation[tuple[Any, Any]]
-"""A box: text, or lower and upper bounds."""
+"""A box: text, or its lower and upper bounds."""
 
 StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
 """Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
@@ -61,7 +56,7 @@ Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
 @contextmanager
 def naming_parties(parties: Parties) -> Iterator[None]:
-    """Name the parties in an error about sums: it cannot be known which is at fault."""
+    """Name all parties in an error about their sums: nobody knows which is at fault."""
     try:
         yield
     except PartyFailed:
@@ -82,7 +77,7 @@ class MUFCTask(ProtocolStrategy):
     encodes = False
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the clusters of the rows of each party, where all have said them."""
+        """Add the clusters of the rows of each party, if all parties are here."""
         labels = [memory.remembered("labels") for memory in memories]
         known = [clusters for clusters in labels if clusters is not None]
         if isinstance(model, MUFCModel) and len(known) == len(labels):
@@ -96,18 +91,7 @@ class MUFCTask(ProtocolStrategy):
         agreed: TrainingSettings,
         key: bytes,
     ) -> tuple[Array, Array, Array]:
-        """Lines 4 to 7 of Algorithm 1.
-
-        Parameters
-        ----------
-        parties, run : Parties, Run
-            As given to the protocol.
-        replies : Replies
-            Of the parties.
-        agreed : TrainingSettings
-            What training has agreed on.
-        key : bytes
-            Key of the hash.
+        """Lines 4 to 7 of Algorithm 1: cluster the counts in the parties' replies.
 
         Returns
         -------
@@ -121,7 +105,7 @@ class MUFCTask(ProtocolStrategy):
         Raises
         ------
         PartyFailed, FederationError
-            What the parties sent is no sum of counts.
+            The messages do not add up to counts.
         """
         rng = run.rng("k-means")
         if agreed.privacy == "none":
@@ -150,24 +134,12 @@ class MUFCTask(ProtocolStrategy):
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
-        """Line 9: tell the parties the version that holds, and the centres.
+        """Line 9: tell the parties the version that holds, and its centres.
 
-        Parameters
-        ----------
-        parties, run : Parties, Run
-            As given to the protocol.
-        model : MUFCModel
-            The version; it gets the sizes and the objective.
-        n_rows : int
-            Rows that it has.
-        state : ServerState, optional
-            Where the server keeps the version.
-        leaving : sequence of str
-            Names of the parties that leave the model.
-        run_id : str
-            The run that has saved the version; default: this one.
-        **metrics
-            What to record besides.
+        Sets the sizes and the objective of `model`, which has `n_rows` rows, and adds
+        them to the server's `state`. `leaving` names the parties that leave the model,
+        `run_id` is the run that saved the version, by default this one, and `metrics`
+        are further values to record.
         """
         replies = parties.ask(
             party.commit.summing(cost=Sum(LIMB), sizes=Sum(float(MOST_ROWS))),
@@ -197,13 +169,13 @@ class ClusterTraining(MUFCTask):
     """Training, of MUFC or of what it is compared with."""
 
     n_clusters: Natural = 4
-    """K, global clusters."""
+    """K, the number of global clusters."""
     local_clusters: Count = pydantic.Field(default=0, kw_only=True)
-    """K', centroids of a party at most; 0 stands for K."""
+    """K', the most centroids that a party has; 0: K."""
     box: Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
-    """Bounds of the columns, agreed and public and not taken from the rows: one pair
-    "lower,upper" for all, or one a column, "0,1;18,120". They set the scale of each
-    column."""
+    """Bounds of the columns, which are public and must not be taken from the rows: one
+    pair "lower,upper" for all columns, or a pair for each, "0,1;18,120". They set the
+    scale of each column."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -212,7 +184,7 @@ class ClusterTraining(MUFCTask):
 
     @abstractmethod
     def agree(self, parties: Parties) -> TrainingSettings:
-        """Return what server and parties agree on."""
+        """Return what server and parties agree on; see :meth:`settled`."""
 
     @property
     def folder(self) -> Path | None:
@@ -229,7 +201,7 @@ class ClusterTraining(MUFCTask):
         field: PointField = "hash",
         n_init: int = 10,
     ) -> TrainingSettings:
-        """Return the settings for the data of the parties.
+        """Return all settings of training, with those that depend on the data.
 
         Raises
         ------
@@ -283,7 +255,7 @@ class ClusterTraining(MUFCTask):
             keep=self.folder is not None,
             abandoned=abandoned,
         )
-        # The server knows q. A second q, of all parties but one, would show that one's.
+        # The server knows q. A second q without one party would reveal that party's.
         run.final = True
         with naming_parties(parties):
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
@@ -315,7 +287,7 @@ class ClusterTraining(MUFCTask):
 
 @settings
 class MUFC(ClusterTraining):
-    """Clusters of the rows of many parties, from the counts of quantised centroids.
+    """Clusters of the rows of many parties, from counts of their quantised centroids.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -323,30 +295,30 @@ class MUFC(ClusterTraining):
     hello          name, sizes, digest of column names,   all of it
                    key
     train          power sums of its quantised centroids  the sum: which bins hold
-                   and their cluster sizes, masked        centroids, and of how many
-                                                          rows; not of whom
+                   and their cluster sizes, masked        centroids, and for how many
+                                                          rows; not whose
     commit         induced objective and sizes, masked    the sums over parties
     =============  =====================================  ==========================
 
-    With ``privacy="none"`` the server learns each party's centroids, which are rows of
-    it, and sizes.
+    With ``privacy="none"`` the server learns each party's centroids, which are some of
+    its rows, and their cluster sizes.
 
-    Rows are scaled by a box to the cube [-1/2, 1/2]^d, in which all is clustered: no
+    Clustering happens in the cube [-1/2, 1/2]^d, to which a box scales the rows: no
     column counts more than another because of its unit. Centres are in the unit of the
-    data, the objective in sides of the box squared. A seed makes draws that can be
-    foreseen: it is for experiments.
+    data, the objective in squared sides of the box. A seed makes the draws predictable:
+    give one in experiments only.
 
     Raises
     ------
     PartyFailed
-        A party failed. Where that was in the last round trip, the model is saved, and
-        its number is in the text.
+        A party failed. If it failed in the last round trip, the model is saved, and the
+        text has its number.
 
     Notes
     -----
-    Differs from [1], whose "clients" are the parties, in: 1. bins are hashed to points
-    of one field, so that d can be large; 2. counts are updated by a removal; 3. state
-    on disk.
+    Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
+    one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
+    disk.
 
     Examples
     --------
@@ -362,27 +334,28 @@ class MUFC(ClusterTraining):
     """
 
     gamma: Gamma = "auto"
-    """Quantisation step, in sides of the box, in (0, 1] and at least about 2^-32;
-    "auto": 1 / sqrt(n). With a small one a bin shows a row."""
+    """Quantisation step, in sides of the box, from about 2^-32 to 1; "auto":
+    1 / sqrt(n). With a small step a bin reveals a row."""
     server_points: ServerPoints = "uniform"
-    """What a bin of q_j rows becomes: q_j uniform points, or its middle of weight
-    q_j."""
+    """What a bin of q_j rows becomes at the server. "uniform": q_j uniform points in
+    it. "weighted": its middle, with weight q_j."""
     client_training: Training = "init"
-    """A party draws centroids by k-means++ among its rows, or goes on with Lloyd's
-    iteration to means (Appendix M.3), which runs anew at each removal."""
+    """How a party finds centroids. "init": k-means++ draws them among its rows. "full":
+    Lloyd's iteration then moves them to means (Appendix M.3), anew at each removal."""
     privacy: Privacy = "scma"
-    """Sums of sparse counts under masks (Algorithm 2), or all in the clear (5)."""
+    """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
+    centroids and their cluster sizes leave in the clear (Algorithm 5)."""
     field: PointField = pydantic.Field(default="hash", kw_only=True)
-    """How a bin becomes an element of a field: by a hash, or as in the paper by its
-    number, for few columns."""
+    """How a bin becomes an element of a field. "hash": by a hash. "paper": by its
+    number, as in the paper, for few columns only."""
     n_init: Natural = pydantic.Field(default=10, kw_only=True)
     """Starts of k-means at the server."""
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
-    """Folder in which the server keeps what it needs to forget later. Each party needs
-    a ``state-dir`` and a name of its own for that."""
+    """Folder in which the server keeps what it needs to forget later. For that each
+    party also needs a ``state-dir`` and a name of its own."""
     allow_missing: bool = pydantic.Field(default=False, kw_only=True)
-    """Begin again without a party that fails before the server has the sum. After it
-    the run ends: a second sum without that party would show its counts."""
+    """Begin again without a party that fails before the server has the sum. Afterwards
+    the run ends: a second sum without that party would reveal its counts."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -409,12 +382,12 @@ class MUFC(ClusterTraining):
 
 
 def parse_box(box: Bounds) -> tuple[Array, Array]:
-    """Return lower and upper bounds, one each or one a column.
+    """Return the lower and upper bounds of a box, each of shape () or (d,).
 
     Raises
     ------
     ValueError
-        It is none.
+        There is no such box.
     """
     try:
         if isinstance(box, str):
@@ -435,7 +408,7 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
 
 
 def new_key(agreed: TrainingSettings) -> bytes:
-    """Return a key for the hash of bins, where there is one."""
+    """Return a key for the hash of bins; empty if they are not hashed."""
     return secrets.token_bytes(16) if agreed.field == "hash" else b""
 
 
@@ -453,7 +426,7 @@ def code_of(parties: Parties, agreed: TrainingSettings, key: bytes) -> SparseSum
     Raises
     ------
     FederationError
-        There is none for these data and settings.
+        The data and settings allow none.
     """
     try:
         return agreed.code(len(parties), parties[0].n_columns, key)
@@ -471,13 +444,7 @@ def version_of(
 
 
 def _total_rows(replies: Replies[Any]) -> int:
-    """Return the number of rows of all parties.
-
-    Raises
-    ------
-    FederationError
-        The sum is none.
-    """
+    """Return the number of rows of all parties."""
     rows, behind = replies.sums["totals"].tolist()
     if not (0 <= rows <= MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
@@ -488,7 +455,7 @@ def _total_rows(replies: Replies[Any]) -> int:
 
 
 def _inertia(replies: Replies[Any], most: float) -> float:
-    """Return the objective: rows and centres are in the cube, but for rounding."""
+    """Return the objective: rows and centres are in the cube, to within rounding."""
     inertia = float(join_limbs(replies.sums["cost"])[0])
     if not 0 <= inertia <= 1.01 * most:
         raise FederationError(
@@ -511,12 +478,12 @@ def _sizes(replies: Replies[Any], n_rows: int) -> Array:
 def in_the_clear(
     replies: Replies[Any], agreed: TrainingSettings
 ) -> tuple[list[Array], list[Array]]:
-    """Return the centroids of each party and their sizes (Algorithm 5).
+    """Return the centroids of each party and their cluster sizes (Algorithm 5).
 
     Raises
     ------
     PartyFailed
-        What a party has sent is none.
+        A party has sent too many centroids, or some outside the box.
     """
     points, sizes = [], []
     pairs = zip(replies.each("centroids"), replies.each("sizes"), strict=True)
@@ -539,7 +506,7 @@ def decoded(
     Raises
     ------
     PartyFailed, FederationError
-        What the parties have sent is no sum of counts.
+        The messages do not add up to counts.
     """
     message, code = replies.sums["message"], code_of(parties, agreed, key)
     if message.shape != (code.size,):

@@ -1,4 +1,4 @@
-"""Federated clusters that can forget: what is done with a model after training.
+"""Federated clusters that can forget: the tasks on a model after training.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
     federated clusters", ICLR 2023.
@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -40,17 +41,23 @@ Requests = Mapping[str, Sequence[object]]
 
 @settings
 class LaterTask(MUFCTask):
-    """What the tasks after training have in common: a state at the server."""
+    """What the tasks after training have in common: the server's state of the model."""
 
     model: str
     """Number of the model, as its training printed it."""
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
-    """Folder in which training has kept the server's state."""
+    """Folder in which training kept the server's state."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        _check_model(self.model)
+        if not self.model:
+            raise ValueError("model must be the number of a trained model, got none")
+        if not re.fullmatch("[0-9a-f]{8,32}", self.model):
+            raise ValueError(
+                "model must be 8 to 32 lower-case hexadecimal digits, as its training "
+                f"printed them (result.model.model), got {self.model!r}"
+            )
         if not self.server_state:
             raise ValueError(
                 "server_state must be the folder in which training kept the server's "
@@ -63,12 +70,12 @@ class LaterTask(MUFCTask):
         return ServerState(Path(self.server_state or ""), self.model)
 
     def check(self) -> None:
-        """Raise before any message where the server has no such model."""
+        """Raise, before any message, if the server has no such model."""
         super().check()
         self.state.load()
 
     def known(self, now: GlobalClusters) -> MUFCModel:
-        """Return the version of the model that the server has."""
+        """Return the model in the version that the server has."""
         model = version_of(self.model, now.version, now.centers, now.settings, True)
         model.sizes_, model.inertia_ = now.sizes, now.inertia
         return model
@@ -83,21 +90,14 @@ class LaterTask(MUFCTask):
     ) -> ArrayRecord:
         """Algorithms 3 and 4: the next version, without rows or without parties.
 
-        Parameters
-        ----------
-        parties, run : Parties, Run
-            As given to the protocol.
-        requests : mapping of str to sequence of str
-            Ids to forget, by the name of their party.
-        leaving : sequence of str
-            Names of the parties to forget.
-        lazy_counts : bool
-            Keep the centres where counts change and no bin does.
+        `requests` are the ids to forget by the name of their party, and `leaving` the
+        names of parties to forget. With `lazy_counts` the centres stay if counts change
+        but no bin does.
         """
         state, run_id = self.state, f"{parties.session:016x}"
         before = state.load()
         names = [info.name for info in parties]
-        # A party that was forgotten may not have heard of it.
+        # A party that was forgotten before may not know it yet.
         past = {
             name
             for entry in state.log()
@@ -147,36 +147,25 @@ class LaterTask(MUFCTask):
             centers = before.centers
         if not removed and not set(leaving) & set(before.parties):
             log.warning("nothing to forget was asked for, or it was forgotten before")
-            model = self.known(before)
-            # A run that was killed has left parties without their clusters or the
-            # server without their sizes, or one that was forgotten did not hear of it.
+            model, nothing = self.known(before), {"removed": 0, "changed": 0}
+            # Commit again if a killed run has left parties without their clusters or
+            # the server without their sizes, or if a forgotten party may not know it.
             if behind or not len(before.sizes) or set(leaving) & set(names):
                 return self.commit(
-                    *(parties, run, model, rows, state, leaving, before.run),
-                    removed=0,
-                    changed=0,
+                    parties, run, model, rows, state, leaving, before.run, **nothing
                 )
             record = model.to_record()
             counted = {"version": before.version, "clients": len(parties)}
-            counted |= {"rows": rows, "removed": 0, "changed": 0}
+            counted |= {"rows": rows, **nothing}
             run.record(1, record, counted | {"inertia": before.inertia})
             return record
-        state.save(
-            before.version + 1,
-            bins,
-            counts,
-            centers,
-            [name for name in before.parties if name not in leaving],
-            kind,
-            named=list(leaving or requests),
-            run=run_id,
-        )
-        model = version_of(self.model, before.version + 1, centers, agreed, True)
-        return self.commit(
-            *(parties, run, model, n_rows, state, leaving),
-            removed=removed,
-            changed=int(changed),
-        )
+        version = before.version + 1
+        stay = [name for name in before.parties if name not in leaving]
+        named = list(leaving or requests)
+        state.save(version, bins, counts, centers, stay, kind, named=named, run=run_id)
+        model = version_of(self.model, version, centers, agreed, True)
+        changes: dict[str, Any] = {"removed": removed, "changed": int(changed)}
+        return self.commit(parties, run, model, n_rows, state, leaving, **changes)
 
 
 @settings
@@ -193,9 +182,9 @@ class MUFCUnlearn(LaterTask):
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
-    A party whose rows are not asked for, one that loses rows and one that loses a
-    centroid send messages of one form and size. The server has the counts before and
-    after, thus their difference: forget several rows in one run.
+    Messages have the same form and size whether a party keeps all its rows, loses some
+    or loses a centroid. The server has the counts before and after, and so their
+    difference: forget several rows in one run.
 
     Raises
     ------
@@ -203,21 +192,21 @@ class MUFCUnlearn(LaterTask):
         From `start`, before any message: the folder has no state of that model, or
         `lazy_counts` has no effect.
     FederationError
-        Other parties than those of the model take part.
+        The parties that take part are not those of the model.
     PartyFailed
-        An id is not of a row of training, or rows of training are gone from the data
-        and were not forgotten. Then nothing is changed.
+        An id is not of a row of training, or the data lack rows of training that were
+        not forgotten. Nothing is changed then.
     """
 
     forget: str | pydantic.SkipValidation[Requests] = pydantic.Field(
         default="", repr=False
     )
-    """Ids to forget by the name of their party, "clinic-a:17,23;clinic-b:4". Parties
-    forget besides what stands in ``forget.txt`` in their ``state-dir``, which nobody
-    else sees."""
+    """Ids to forget, by the name of their party: "clinic-a:17,23;clinic-b:4". Parties
+    also forget the ids in ``forget.txt`` in their ``state-dir``, which nobody else
+    sees."""
     lazy_counts: bool = pydantic.Field(default=False, kw_only=True)
-    """Keep the centres where the counts change and no bin does (Algorithm 4); not with
-    privacy "none", where centroids are no bins."""
+    """Keep the centres if counts change but no bin does (Algorithm 4); not with privacy
+    "none", where centroids are not quantised."""
 
     task = "unlearn"
 
@@ -227,7 +216,7 @@ class MUFCUnlearn(LaterTask):
         parse_requests(self.forget)
 
     def check(self) -> None:
-        """Raise before any message where the server has no such model."""
+        """Raise, before any message, if the model cannot be unlearned like this."""
         super().check()
         if self.lazy_counts and self.state.load().settings.privacy == "none":
             raise ValueError("lazy_counts has no effect with privacy='none', got True")
@@ -242,8 +231,8 @@ class MUFCUnlearn(LaterTask):
 class MUFCForgetClient(LaterTask):
     """Forget whole parties of a trained model, connected or not.
 
-    A party, a "client" of [1], that is connected removes its state; without one that is
-    gone the others' counts do. Rows that the others want to forget wait for
+    A connected party, a "client" of [1], removes its own state. If it is gone, the
+    counts of the others suffice. Rows that the others want to forget wait for
     :class:`MUFCUnlearn`.
     """
 
@@ -260,15 +249,15 @@ class MUFCForgetClient(LaterTask):
             raise ValueError("clients must name those to forget, got none")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Let their counts become 0."""
+        """Algorithms 3 and 4, without any row of these parties."""
         return self.forget_rows(parties, run, {}, parse_names(self.clients))
 
 
 @settings
 class MUFCStatus(LaterTask):
-    """Say how much of a model was forgotten; bring parties up to date after a crash.
+    """Report how much of a model was forgotten; bring parties up to date after a crash.
 
-    The centres, sizes and objective are those that the server has kept.
+    Centres, sizes and objective are as the server keeps them.
     """
 
     task = "status"
@@ -279,7 +268,7 @@ class MUFCStatus(LaterTask):
         check_unused(self, ["seed"], "task 'status', which draws nothing")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Ask each party, in one round trip."""
+        """Ask all parties in one round trip."""
         now = self.state.load()
         names = [info.name for info in parties]
         _check_parties(names, now.parties, (), (), ())
@@ -288,22 +277,20 @@ class MUFCStatus(LaterTask):
         )
         for name, reply in zip(names, replies, strict=True):
             log.info("%s: %s", name, ", ".join(f"{v} {k}" for k, v in reply.items()))
-        sums = {
-            name: sum(replies.each(name))
-            for name in ("rows", "removed", "pending", "requests")
-        }
+        counted = ("rows", "removed", "pending", "requests")
+        sums = {name: sum(replies.each(name)) for name in counted}
         record = self.known(now).to_record()
         run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
         return record
 
 
 def parse_requests(forget: str | Requests) -> dict[str, list[str]]:
-    """Return the ids to forget by the name of their party.
+    """Return the ids to forget, by the name of their party.
 
     Raises
     ------
     ValueError
-        A part has no name or no id; the error has none of them.
+        The request is malformed; the text has no id of it.
     """
     if not isinstance(forget, str):
         if not isinstance(forget, Mapping):
@@ -344,7 +331,7 @@ def parse_names(clients: str | Sequence[str]) -> list[str]:
     Raises
     ------
     ValueError
-        They are none.
+        These are no names.
     """
     listed = clients.split(",") if isinstance(clients, str) else clients
     if not isinstance(listed, Iterable) or not all(
@@ -361,8 +348,8 @@ def _check_parties(
     leaving: Sequence[str],
     past: Iterable[str],
 ) -> None:
-    """Raise unless those of the model take part, but for those who leave."""
-    if not set(asked) <= set(parties):  # what is no name may be an id
+    """Raise unless the parties of the model take part; those that leave need not."""
+    if not set(asked) <= set(parties):  # the text must not have it: it may be an id
         raise FederationError(
             "forget must name parties of the model, and has another name: they are "
             f"{', '.join(parties)}"
@@ -378,14 +365,4 @@ def _check_parties(
         raise FederationError(
             f"the {len(parties)} parties of the model, and no others, must take part: "
             f"{wrong}"
-        )
-
-
-def _check_model(model: str) -> None:
-    if not model:
-        raise ValueError("model must be the number of a trained model, got none")
-    if not re.fullmatch("[0-9a-f]{8,32}", model):
-        raise ValueError(
-            "model must be 8 to 32 lower-case hexadecimal digits, as its training "
-            f"printed them (result.model.model), got {model!r}"
         )

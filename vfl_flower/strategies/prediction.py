@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import KW_ONLY
-from typing import Literal
 
 import numpy as np
 import pydantic
@@ -21,15 +20,13 @@ from vfl_flower.strategies.angles import Angles, Masking, Topology, check_topolo
 
 log = logging.getLogger("vfl_flower")
 
-_COMMON: tuple[
-    Literal["parties", "n_features", "holders", "kernel", "bandwidth", "kept"], ...
-] = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
-"""What all parts of a model say alike."""
+_COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
+"""What is the same in all parts of a model."""
 
 
 @settings
 class FDSKLPrediction(ProtocolStrategy):
-    """Predictions for new rows by a model whose parts lie at the parties.
+    """Predictions for new rows by a model whose parts stay with the parties.
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -37,8 +34,8 @@ class FDSKLPrediction(ProtocolStrategy):
     hello          name, sizes, key                       all of it
     part           place, kernel, bandwidth, sizes,       all of it
                    label holders, scale of labels
-    answer         angles; of several label holders its   nothing
-                   part of scores; masked
+    answer         angles; one of several label holders   nothing
+                   also its part of the scores; masked
     =============  =====================================  ==========================
 
     The first label holder of training, in party order, writes the predictions to a file
@@ -47,26 +44,27 @@ class FDSKLPrediction(ProtocolStrategy):
     Raises
     ------
     FederationError
-        A party has another place than in training, or does not take part.
+        A party is in another place than in training, or does not take part.
     PartyFailed
-        A party has no part of this model, or one of another, or other columns.
+        A party has no part of this model, a part that does not fit the others, or other
+        columns than in training.
     """
 
     model: str
-    """The number of the model, which its training gave: ``result.model.model``."""
+    """The number of the model, which its training reported: ``result.model.model``."""
     _: KW_ONLY
     bits: Bits = 16
     """Bits of an angle on the circle."""
     block_bytes: Natural = 16_000_000
-    """Bytes of angles that a party sends in one round trip, to within a row."""
+    """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
     """How sums travel; see :class:`FDSKL`."""
     allow_two_parties: bool = False
-    """Allow two parties, where the label holder gets the other's angles."""
-    # Other words than the base's, which masks sums with all of them but "plain".
+    """Allow two parties, although the label holder then gets the other's angles."""
+    # Not the words of the base class, which masks sums with any word but "plain".
     masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
-    """How angles are hidden: "paper" where the model was trained so, else "circle" or,
-    in one process only, "plain"; see :class:`FDSKL`."""
+    """How angles are hidden: "paper" if the model was trained with it, otherwise
+    "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
     task = "predict"
     model_class = KernelModel
@@ -83,11 +81,11 @@ class FDSKLPrediction(ProtocolStrategy):
 
     @property
     def works_with(self) -> str:
-        """Number of the model of which the parties load their parts."""
+        """Number of the model whose parts the parties load."""
         return self.model
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Look at the parts, then answer for all rows in blocks."""
+        """Check the parts, then predict all rows in blocks."""
         parties.refuse_two("FDSKL", self.allow_two_parties)
         replies = parties.ask(party.part)
         self._check_parts(parties, replies)
@@ -123,7 +121,7 @@ class FDSKLPrediction(ProtocolStrategy):
         return model.to_record()
 
     def _check_parts(self, parties: Parties, replies: Replies[party.PartInfo]) -> None:
-        """Raise unless the parts are all those of one model, each at its place."""
+        """Raise unless these are all the parts of one model, each in its place."""
         first = replies[0]
         for j, reply in enumerate(replies):
             if reply["index"] != j:
@@ -131,8 +129,10 @@ class FDSKLPrediction(ProtocolStrategy):
                     f"{parties[j].name!r} must have the place of training, "
                     f"{reply['index']}, got {j}: set partition-id"
                 )
-            for name in _COMMON:
-                if reply[name] != first[name]:
+        for name in _COMMON:
+            values = replies.each(name)
+            for j, value in enumerate(values):
+                if value != values[0]:
                     reason = f"its part must have the {name} of {parties[0].name!r}"
                     raise parties.failure(j, party.part, reason)
         if first["parties"] != len(parties):
@@ -145,9 +145,8 @@ class FDSKLPrediction(ProtocolStrategy):
         if len(set(holders) & everyone) < len(holders):
             reason = "its part must name label holders of the run, each once"
             raise parties.failure(0, party.part, reason)
-        pairs = list(zip(kept, holders, strict=False))
         if len(kept) not in (0, len(holders)) or any(
-            k == j or k not in everyone for k, j in pairs
+            k == j or k not in everyone for k, j in zip(kept, holders, strict=False)
         ):
             reason = "its part must name another party for each label holder"
             raise parties.failure(0, party.part, reason)

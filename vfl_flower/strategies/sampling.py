@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MESSAGE_NUMBERS = 2**22
-"""Numbers of a party in one message when it sends or evaluates all rows: 32 MB."""
+"""Numbers in one message of a party that sends or evaluates all rows: 32 MB."""
 
 LARGEST = 1e50
 """Largest absolute value of a number that a party may send in the clear: neither its
@@ -71,9 +71,9 @@ class Scoring:
     bound : float
         Largest score of a row at one party.
     intercept : bool or None
-        Of regression: whether it has an intercept.
+        For regression: whether it has an intercept.
     clustering : Clustering or None
-        Of k-means: how a party clusters its columns.
+        For k-means: how a party clusters its columns.
     """
 
     bound: float
@@ -87,20 +87,21 @@ class CoresetStrategy(ProtocolStrategy):
 
     _: KW_ONLY
     size: Annotated[party.Size, InRunConfig(200)] = 2000
-    """m, the number of rows in the coreset, repeats counted; well below the number of
+    """m, the number of rows in the coreset, counting repeats; well below the number of
     all rows."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
-    """The paper's coreset, uniform rows without replacement, or all rows."""
+    """"coreset": that of the paper; "uniform": rows drawn uniformly without
+    replacement; "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"
     """"fused": three round trips in all where rows are pooled; "paper": the rounds of
-    Algorithm 1 one by one. The same seed gives the same coreset."""
+    Algorithm 1 one by one. With the same seed both give the same coreset."""
     evaluate: Literal["coreset", "full"] = "coreset"
-    """"coreset": judge the model on the coreset, which costs nothing; "full": also on
-    all training rows, by secure sums."""
+    """"coreset": evaluate the model on the coreset, which costs nothing; "full": also
+    on all training rows, by secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Where rows are pooled: number of further rows, drawn apart from the coreset in
-    the same messages, that estimate the loss on all training rows with its standard
-    error."""
+    """Number of extra rows to pool, besides those of the coreset, from which the loss
+    on all training rows and its standard error are estimated. They come in the same
+    messages. 0: none."""
 
     labelled: ClassVar[bool]
     """Whether the labels of pooled rows are needed."""
@@ -110,8 +111,7 @@ class CoresetStrategy(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        drawn = self.sampling == "coreset" and self.solver == "central"
-        if self.check_size and not drawn:
+        if self.check_size and not (self.sampling == "coreset" and self.pools):
             raise ValueError(
                 "check_size must be 0 unless sampling is 'coreset' and solver "
                 f"'central', got {self.check_size}"
@@ -120,54 +120,51 @@ class CoresetStrategy(ProtocolStrategy):
             raise ValueError("check_size must be 0 or at least 2, got 1")
 
     @property
+    def pools(self) -> bool:
+        """Whether the values of the rows come to the server."""
+        return self.solver == "central"
+
+    @property
     def variant(self) -> str:
         """The sampling, which a report compares with the others."""
         return self.sampling
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
         """Return the other samplings."""
-        others = [n for n in ("coreset", "uniform", "full") if n != self.sampling]
-        return {
-            name: self.replace(
-                sampling=name, check_size=self.check_size if name == "coreset" else 0
-            )
-            for name in others
+        return {  # `check_size` is 0 unless this is the coreset itself
+            name: self.replace(sampling=name, check_size=0)
+            for name in ("coreset", "uniform", "full")
+            if name != self.sampling
         }
 
-    def draw(self, parties: Parties, run: Run, pool: bool, scoring: Scoring) -> Coreset:
+    def draw(self, parties: Parties, run: Run, scoring: Scoring) -> Coreset:
         """Return a coreset (Algorithm 1), a uniform sample, or all rows.
 
         Parameters
         ----------
         parties, run : Parties, Run
             As given to the protocol.
-        pool : bool
-            Whether the values of the rows come to the server.
         scoring : Scoring
             How the parties compute the scores.
         """
         n = self.n_train(parties)
         if self.sampling == "full":
-            return self._all_rows(parties, n, pool)
+            return self._all_rows(parties, n)
         if self.sampling == "uniform":
             rows, weights = uniform(n, self.size, run.rng("uniform"))
             train = split_rows(parties.n_rows, self.test_fraction, run.seed)[0]
             rows = (rows if train is None else train[rows]).astype(np.uint32)
-            if not pool:
+            if not self.pools:
                 return Coreset(rows, weights)
             return Coreset(rows, weights, *self._pool_rows(parties, rows))
-        return self._importance_sample(parties, run, pool, scoring)
+        return self._importance_sample(parties, run, n, scoring)
 
     def _importance_sample(
-        self,
-        parties: Parties,
-        run: Run,
-        pool: bool,
-        scoring: Scoring,
+        self, parties: Parties, run: Run, n: int, scoring: Scoring
     ) -> Coreset:
-        """DIS(m, g), Algorithm 1; and ``check_size`` more rows, drawn apart."""
+        """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows."""
         fused, m, more = self.rounds == "fused", self.size, self.check_size
-        if pool and m >= self.n_train(parties):
+        if self.pools and m >= n:
             log.warning(
                 "size is %d, not below the number of training rows: nearly all "
                 "rows come to the server",
@@ -181,10 +178,10 @@ class CoresetStrategy(ProtocolStrategy):
             intercept=scoring.intercept,
             clustering=scoring.clustering,
         )
-        G = _totals(replies, scoring.bound * self.n_train(parties))
+        G = _totals(replies, scoring.bound * n)
         a = allocate(G, m, run.rng("allocate"))
         b = allocate(G, more, run.rng("check"))
-        # Round 2, lines 5-6; fused: each party drew m rows with its total.
+        # Round 2, lines 5-6; fused: each party sent its rows with its total.
         if fused:
             drawn = _drawn(replies, [m + more] * len(parties))
         else:
@@ -198,7 +195,9 @@ class CoresetStrategy(ProtocolStrategy):
         rows = np.concatenate(S)
         # Round 3, lines 7-8.
         scored = parties.ask(
-            party.scores.summing(scores=scoring.bound), rows=rows, pool=pool and fused
+            party.scores.summing(scores=scoring.bound),
+            rows=rows,
+            pool=self.pools and fused,
         )
         g, total = scored.sums["scores"], float(G.sum())
         check_sum(parties, party.scores, g, rows.shape, 0, scoring.bound)
@@ -207,28 +206,28 @@ class CoresetStrategy(ProtocolStrategy):
                 f"the scores of {_names(parties)} must add up to more than 0 for each "
                 "row that they drew"
             )
-        w = coreset_weights(total, g[:m])
-        if not pool:
-            return Coreset(rows, w)
+        if not self.pools:
+            return Coreset(rows, coreset_weights(total, g))
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
             X, y = self._pool_rows(parties, rows)
-        check = None
-        if more:
-            check = Coreset(
-                rows[m:],
-                coreset_weights(total, g[m:]),
-                [block[m:] for block in X],
-                None if y is None else y[m:],
+
+        def part(chosen: slice) -> Coreset:
+            return Coreset(
+                rows[chosen],
+                coreset_weights(total, g[chosen]),
+                [block[chosen] for block in X],
+                None if y is None else y[chosen],
             )
-        X, y = [block[:m] for block in X], None if y is None else y[:m]
-        return Coreset(rows[:m], w, X, y, check)
+
+        check = part(slice(m, None)) if more else None
+        return replace(part(slice(m)), check=check)
 
     def _pool_rows(
         self, parties: Parties, rows: Array
     ) -> tuple[list[Array], Array | None]:
-        """Return these rows of all parties, and their labels for regression."""
+        """Ask for these rows of all parties, and for their labels where needed."""
         replies = parties.ask(
             party.pooled_rows,
             test_fraction=self.test_fraction,
@@ -243,7 +242,7 @@ class CoresetStrategy(ProtocolStrategy):
         replies: Replies[party.Scores] | Replies[party.Pooled],
         count: int,
     ) -> tuple[list[Array], Array | None]:
-        """Return the rows that came with replies, and the labels where needed."""
+        """Return the rows in the replies, and their labels where needed."""
         for j, X_j in enumerate(replies.each("X")):
             if len(X_j) != count:
                 raise replies.failure(j, f"its reply must have {count} rows")
@@ -255,8 +254,8 @@ class CoresetStrategy(ProtocolStrategy):
             raise replies.failure(holder, "its reply lacks 'y', the labels of the rows")
         return X, as_floats(replies, holder, "y")
 
-    def _all_rows(self, parties: Parties, n: int, pool: bool) -> Coreset:
-        if not pool:
+    def _all_rows(self, parties: Parties, n: int) -> Coreset:
+        if not self.pools:
             return Coreset(None, np.ones(n))
         block = max(1, MESSAGE_NUMBERS // max(p.n_columns for p in parties))
         parts = []
@@ -301,7 +300,7 @@ class CoresetStrategy(ProtocolStrategy):
 
 
 def _totals(replies: Replies[party.Totals], most: float) -> Array:
-    """Return G_j of each party, shape (T,), from above 0 to `most`."""
+    """Return G_j of each party, above 0 and at most `most`."""
     totals = [float(total[0]) for total in replies.each("total")]
     for j, total in enumerate(totals):
         if not 0 < total <= 1.01 * most:
@@ -311,7 +310,7 @@ def _totals(replies: Replies[party.Totals], most: float) -> Array:
 
 
 def _drawn(replies: Replies[Any], counts: list[int]) -> list[Array]:
-    """Return the rows that each party drew, as many as it was asked for."""
+    """Return the rows that each party drew; refuse another number of them."""
     drawn = replies.each("rows")
     for j, rows in enumerate(drawn):
         if len(rows) != counts[j]:
@@ -320,13 +319,7 @@ def _drawn(replies: Replies[Any], counts: list[int]) -> list[Array]:
 
 
 def as_floats(replies: Replies[Any], j: int, name: str) -> Array:
-    """Return an array of the reply of party j as float64.
-
-    Raises
-    ------
-    PartyFailed
-        A number is larger than :data:`LARGEST`.
-    """
+    """Return an array of party j's reply as float64, no number above `LARGEST`."""
     exact = np.asarray(replies[j][name], dtype=np.float64)
     if np.abs(exact).max(initial=0.0) > LARGEST:
         reason = f"{name!r} must hold numbers of at most {LARGEST:g} in size"
@@ -342,25 +335,18 @@ def check_sum(
     least: float,
     most: float,
 ) -> None:
-    """Raise unless a sum over parties is one of addends from `least` to `most`.
+    """Raise ``FederationError`` unless a sum of masked addends is one that can be.
 
     Parameters
     ----------
-    parties : Parties
-        Whose addends they were.
-    step : Step
-        That gave them.
+    parties, step : Parties, Step
+        Who sent the addends, and in which step.
     values : Array
         The sum.
     shape : tuple of int
         What its shape must be.
     least, most : float
-        What each addend must be; less or more by rounding.
-
-    Raises
-    ------
-    FederationError
-        It is not: a party has sent something else than its own masked addend.
+        Between what each addend must be, up to rounding.
     """
     T = len(parties)
     slack = 1e-9 * max(-least, most)

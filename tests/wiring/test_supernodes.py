@@ -1,0 +1,184 @@
+"""Three organisations with files and SuperNodes: train, predict, and forget later.
+
+One deployment serves all tests, which put other files in the place of those before.
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vfl_flower.app.config import check_run_config, party_source
+from vfl_flower.app.flower_run import (
+    Processes,
+    start_superlink,
+    start_supernodes,
+    submit,
+)
+from vfl_flower.app.server_app import make_strategies
+from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
+from vfl_flower.data import load_party
+from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.protocol.parts import load_part
+from vfl_flower.simulation import simulate
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("airline", "weather", "registry")
+
+
+class Organisations:
+    """The files of three parties, and the SuperNodes that read them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.configs: list[dict[str, Any]] = [
+            {
+                "partition-id": j,
+                "data": str(folder / f"{name}.csv"),
+                "party-name": name,
+                "id-column": "id",
+                "state-dir": str(folder / f"state-{name}"),
+                **({"label-column": "y"} if name == NAMES[-1] else {}),
+            }
+            for j, name in enumerate(NAMES)
+        ]
+        self.processes: Processes
+
+    def texts(self) -> list[str]:
+        """Return the node configs as a SuperNode takes them."""
+        return [" ".join(pairs(config)) for config in self.configs]
+
+    def write(self, j: int, columns: dict[str, list[Any]]) -> None:
+        """Write the file of party j."""
+        with Path(self.configs[j]["data"]).open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(columns)
+            rows.writerows(zip(*columns.values(), strict=True))
+
+    def run(self, project: Path, out: Path, config: dict[str, Any]) -> Any:
+        """Run the project on the SuperNodes."""
+        common = {"n-parties": 3, "timeout": 120.0, "output-dir": str(out)}
+        config = config | common
+        return submit(self.processes, project, run_config=pairs(config), timeout=300)
+
+
+def pairs(config: dict[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in config.items()]
+
+
+@pytest.fixture(scope="module")
+def organisations(tmp_path_factory) -> Iterator[Organisations]:
+    parties = Organisations(tmp_path_factory.mktemp("organisations"))
+    with Processes(tmp_path_factory.mktemp("flwr")) as processes:
+        parties.processes = processes
+        start_supernodes(processes, start_superlink(processes), parties.texts())
+        yield parties
+    assert not processes.pids()
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# -- columns of the same rows ----------------------------------------------------------
+
+
+def write_columns(parties, n, seed):
+    """Write numbers, a text column and labels; return the labels."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 3))
+    text = rng.choice(["sun", "rain", "snow"], size=n)
+    y = ((X**2).sum(axis=1) + (text == "snow") > 2.4).astype(int)
+    for j, name in enumerate(NAMES):
+        columns = {"id": [f"row{i}" for i in range(n)], f"x{j}": X[:, j].tolist()}
+        columns |= {"sky": text.tolist()} if name == "weather" else {}
+        columns |= {"y": y.tolist()} if name == NAMES[-1] else {}
+        parties.write(j, columns)
+    return y
+
+
+def test_a_model_predicts_new_rows_in_a_later_run(project, tmp_path, organisations):
+    """Kernel learning: the model of a run in process, and parts kept by the parties."""
+    write_columns(organisations, 300, seed=0)
+    config = {"strategy": "fdskl", "fdskl.features": 64, "fdskl.bandwidth": 2.0}
+    config |= {"seed": 3, "fdskl.test-fraction": 0.0}
+    sources = [party_source(node, config) for node in organisations.configs]
+    (strategy,) = make_strategies(check_run_config(config)).values()
+    expected = simulate(strategy, [load_party(source) for source in sources])
+
+    organisations.run(project, tmp_path / "train", config)
+    (report,) = tmp_path.glob("train/*/result.json")
+    trained = json.loads(report.read_text())["results"]["train"]
+    assert trained["metrics"]["1"] == pytest.approx(expected.metrics, rel=1e-10)
+    assert trained["ledger"]["round_trips"] == expected.ledger.round_trips == 3
+
+    labels = write_columns(organisations, 90, seed=1)
+    task = {"strategy": "fdskl", "task": "predict", "model": trained["model"]}
+    organisations.run(project, tmp_path / "predict", task)
+    (written,) = organisations.folder.rglob("predictions-*.csv")
+    assert written.parent.name == "state-registry"  # the label holder alone has them
+    rows = read(written)
+    assert [row["id"] for row in rows] == [f"row{i}" for i in range(90)]
+    predicted = np.array([float(row["prediction"]) for row in rows])
+    assert (predicted == labels).mean() > 0.8
+
+    blocks = []
+    for node, source in zip(organisations.configs, sources, strict=True):
+        part = load_part(Path(node["state-dir"]), trained["model"])
+        blocks.append(load_party(source, encoding=part.settings["encoding"]).X)
+    assert (predicted == expected.model.predict(blocks)).mean() > 0.98
+
+
+# -- rows of the same columns ----------------------------------------------------------
+
+CENTERS = np.array([[1, 9e5], [5, 1e5], [9, 5e5]])
+
+
+def write_rows(parties, j, ids, X):
+    columns = {"id": ids, "age": X[:, 0].tolist(), "income": X[:, 1].tolist()}
+    labels = {"y": [0] * len(ids)} if "label-column" in parties.configs[j] else {}
+    parties.write(j, columns | labels)
+
+
+def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
+    """Ids in a party's own list, rows out of its file, and ids in the run config."""
+    rng, config = np.random.default_rng(0), {"strategy": "mufc"}
+    data = []
+    for j, n in enumerate((60, 40, 5)):
+        X = CENTERS[rng.integers(3, size=n)] + rng.uniform(-1, 1, (n, 2)) * [1, 9e4]
+        data.append(([f"{j}-{i}" for i in range(n)], X))
+        write_rows(organisations, j, *data[j])
+    training = {"mufc.n-clusters": 3, "mufc.box": "0,10;0,1000000"}
+    organisations.run(project, tmp_path, config | training)
+    (number,) = list_models(tmp_path / "state")
+    server = ServerState(tmp_path / "state", number)
+    assert server.load().counts.sum() == 105
+
+    folders = [Path(node["state-dir"]) for node in organisations.configs]
+    ids, X = data[0]
+    state = ClientState(folders[0], number)
+    index = state.tag(ids).index(state.current().centroids[0])
+    gone = ids.pop(index)
+    write_rows(organisations, 0, ids, np.delete(X, index, axis=0))
+    (folders[0] / "forget.txt").write_text(gone)
+    task = {"task": "unlearn", "model": number, "mufc.forget": "weather:1-3,1-7"}
+    outcome = organisations.run(project, tmp_path, config | task)
+    assert "removed" in outcome.output
+
+    now = server.load()
+    assert (now.version, now.counts.sum()) == (2, 102)
+    for folder, n in zip(folders, (59, 38, 5), strict=True):
+        state = ClientState(folder, number)
+        assert (state.version, state.current().sizes.sum()) == (2, n)
+        assert len(read(folder / f"predictions-{number}.csv")) == n
+    assert not (folders[0] / "forget.txt").exists()
+    reports = sorted(tmp_path.glob("*/result.json"))
+    model = MUFCModel.load(reports[-1].with_name("model-unlearn.npz"))
+    np.testing.assert_array_equal(model.cluster_centers_, now.centers)
+    assert len(set(model.predict(CENTERS).tolist())) == 3
