@@ -33,7 +33,7 @@ def round_trips(repeats: int) -> dict[str, list[float]]:
         port = start_superlink(processes)
         nodes = [f"partition-id={index} num-partitions=3" for index in range(3)]
         start_supernodes(processes, port, nodes)
-        outcome = submit(processes, APP, run_config=[f"repeats={repeats}"])
+        outcome = submit(processes, APP, run_config={"repeats": str(repeats)})
     line = re.search(r"^ROUND_TRIP (.*)$", outcome.output, re.MULTILINE)
     assert line is not None
     times: dict[str, list[float]] = json.loads(line[1])

@@ -737,8 +737,8 @@ def on_supernodes(
             config |= {"output-dir": str(output), **settings}
             config |= {"mufc.server-state": str(folder / "server")}
             start = time.perf_counter()
-            pairs = [f"{key}={json.dumps(value)}" for key, value in config.items()]
-            submit(processes, project, run_config=pairs, timeout=300)
+            texts = {key: json.dumps(value) for key, value in config.items()}
+            submit(processes, project, run_config=texts, timeout=300)
             seconds = time.perf_counter() - start
             (report,) = output.glob("*/result.json")
             result = next(iter(json.loads(report.read_text())["results"].values()))

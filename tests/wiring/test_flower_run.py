@@ -6,13 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from flwr.common.config import parse_config_args
 
 from vfl_flower.app import flower_run
-from vfl_flower.app.flower_run import Processes, RunFailed, run
+from vfl_flower.app.flower_run import (
+    Processes,
+    RunFailed,
+    run,
+    start_superlink,
+    submit,
+)
 
 PROJECT = """
 [build-system]
@@ -87,26 +94,33 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
     return made
 
 
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Return a running SuperLink; no SuperNode is needed to fail, or to wait."""
+    with Processes(tmp_path_factory.mktemp("flwr")) as processes:
+        start_superlink(processes)
+        yield processes
+    assert not processes.pids()
+
+
 @pytest.mark.slow
-def test_failed(probe, environments):
+def test_failed(probe, superlink):
     with pytest.raises(RunFailed, match=r"finished:failed.*the airline did not answer"):
-        run(probe, run_config=['mode="fail"'], timeout=120)
-    assert [environment.pids() for environment in environments] == [set()]
-    assert not environments[0].home.exists()
+        submit(superlink, probe, run_config={"mode": '"fail"'}, timeout=120)
 
 
 @pytest.mark.slow
-def test_timeout(probe, environments):
+def test_timeout(probe, superlink):
     with pytest.raises(RunFailed, match="did not finish within 5 s"):
-        run(probe, run_config=['mode="hang"'], timeout=5)
-    assert environments[0].pids() == set()
+        submit(superlink, probe, run_config={"mode": '"hang"'}, timeout=5)
 
 
 @pytest.mark.slow
 def test_refused(probe, environments):
     with pytest.raises(RunFailed, match=r"(?s)flwr run: .*invalid format"):
         run(probe, run_config=["number=one"], timeout=120)
-    assert environments[0].pids() == set()
+    assert [environment.pids() for environment in environments] == [set()]
+    assert not environments[0].home.exists()
 
 
 @pytest.mark.parametrize(

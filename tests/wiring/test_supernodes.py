@@ -51,7 +51,10 @@ class Organisations:
 
     def texts(self) -> list[str]:
         """Return the node configs as a SuperNode takes them."""
-        return [" ".join(pairs(config)) for config in self.configs]
+        return [
+            " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+            for config in self.configs
+        ]
 
     def write(self, j: int, columns: dict[str, list[Any]]) -> None:
         """Write the file of party j."""
@@ -63,12 +66,8 @@ class Organisations:
     def run(self, project: Path, out: Path, config: dict[str, Any]) -> Any:
         """Run the project on the SuperNodes."""
         common = {"n-parties": 3, "timeout": 120.0, "output-dir": str(out)}
-        config = config | common
-        return submit(self.processes, project, run_config=pairs(config), timeout=300)
-
-
-def pairs(config: dict[str, Any]) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in config.items()]
+        texts = {key: json.dumps(value) for key, value in (config | common).items()}
+        return submit(self.processes, project, run_config=texts, timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ import threading
 import time
 import tomllib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,7 @@ def run(
             f"num_supernodes belongs to a simulation, federation {federation!r} has "
             f"its own SuperNodes, got {num_supernodes}"
         )
+    config = read_run_config(app_dir, run_config)  # before any process is started
     with Processes(flwr_home, private=federation is None) as processes:
         options = []
         if federation is None:
@@ -136,7 +137,7 @@ def run(
             processes,
             app_dir,
             federation or CONNECTION,
-            run_config=run_config,
+            run_config=config,
             options=options,
             timeout=timeout,
         )
@@ -147,7 +148,7 @@ def submit(
     app_dir: str | Path,
     connection: str = CONNECTION,
     *,
-    run_config: Sequence[str] = (),
+    run_config: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     timeout: float | None = None,
 ) -> RunOutcome:
@@ -157,8 +158,10 @@ def submit(
     ----------
     processes : Processes
         Owner of the environment and of the processes.
-    app_dir, run_config, timeout
+    app_dir, timeout
         As for :func:`run`.
+    run_config : mapping of str to str, optional
+        Values as Flower reads them, by key; see :func:`read_run_config`.
     connection : str
         A SuperLink of ``config.toml``.
     options : sequence of str
@@ -173,11 +176,9 @@ def submit(
     RunFailed
         As for :func:`run`.
     """
-    given = dict(pair for item in run_config for pair in _pairs(item))
-    _check_keys(Path(app_dir), given)
     # As one text: from several, Flower keeps only the last "table.key" of a table.
-    text = " ".join(f"{key}={value}" for key, value in given.items())
-    config = [f"--run-config={text}"] if given else []
+    text = " ".join(f"{key}={value}" for key, value in (run_config or {}).items())
+    config = [f"--run-config={text}"] if text else []
     started = processes.flwr("run", str(app_dir), connection, *config, *options)
     run_id = str(started["run-id"])
     output, timed_out = _show_log(processes, run_id, connection, timeout)
@@ -498,6 +499,24 @@ def free_port() -> int:
 
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A ``key=value`` pair as Flower reads it."""
+
+
+def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, str]:
+    """Return the values of a run config by their keys, as Flower reads them.
+
+    Parameters
+    ----------
+    app_dir, run_config
+        As for :func:`run`.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`run`.
+    """
+    given = dict(pair for item in run_config for pair in _pairs(item))
+    _check_keys(Path(app_dir), given)
+    return given
 
 
 def _pairs(item: str) -> Iterator[tuple[str, str]]:
