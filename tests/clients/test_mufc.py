@@ -169,7 +169,7 @@ def test_a_party_without_rows_is_asked_again(north):
 
 
 def test_a_party_that_leaves_needs_no_state(north):
-    reply = forget(north, leaves=True, settings=SETTINGS)
+    reply = forget(north, leaving=[0], settings=SETTINGS)
     assert not reply["message"].any()
     assert reply["totals"].tolist() == [0, 0]
     reply = commit(north, 2, "b")
@@ -338,7 +338,7 @@ def test_settings_that_are_none(changes, rule):
 def test_settings_that_do_not_fit_the_data(north, changes, rule):
     settings = agreed(**changes)
     assert rule in refusal(mufc.train, north, MODEL, settings, KEY)
-    assert rule in refusal(forget, north, leaves=True, settings=settings)
+    assert rule in refusal(forget, north, leaving=[0], settings=settings)
     assert not north.state_dir.exists()
 
 
@@ -356,7 +356,7 @@ def test_settings_that_do_not_fit_the_data(north, changes, rule):
         (mufc.forget, {"before": "c"}, "keeps version 1"),
         (mufc.forget, {"key": b""}, "key must have 16 bytes"),
         (mufc.forget, {"ids": ["", "17"]}, "ids to forget must be"),
-        (mufc.forget, {"leaves": True}, "told the settings"),
+        (mufc.forget, {"leaving": [0]}, "told the settings"),
         (mufc.status, {"model": "../x"}, "id of a model"),
         (mufc.status, {"version": 5}, "keeps version 1"),
         (mufc.commit, {"version": 3}, "keeps version 1"),

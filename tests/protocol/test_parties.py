@@ -14,7 +14,14 @@ from flwr.common.serde import context_from_proto, context_to_proto
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed, __version__
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol.contract import IN_SUM, SECRET, ContractError, Reals, Whole
+from vfl_flower.protocol.contract import (
+    IN_SUM,
+    OWN,
+    SECRET,
+    ContractError,
+    Reals,
+    Whole,
+)
 from vfl_flower.protocol.exchange import RETRIES
 from vfl_flower.protocol.messages import n_bytes, n_units, pack, unpack
 from vfl_flower.protocol.parties import Parties
@@ -94,7 +101,9 @@ def _probe(
     return reply if value is None else {**reply, "value": value}
 
 
-def _total(party: Party, scale: float = 1.0, shapes: bool = False) -> Total:
+def _total(
+    party: Party, scale: Annotated[float, OWN] = 1.0, shapes: bool = False
+) -> Total:
     """Send a vector into a sum."""
     assert party.index is not None
     width = party.index + 1 if shapes else 2
@@ -768,6 +777,8 @@ def test_sums(masking, clock):
     scales = each([0.0, 1.0, 2.0])
     sums = parties.secure_sum(total.summing(total=8.0), scale=scales)
     np.testing.assert_array_equal(sums["total"], [8.0, 8.0])
+    with pytest.raises(ValueError, match="shapes must be the same for all parties"):
+        parties.secure_sum(total.summing(total=8.0), shapes=each([True, False, False]))
 
 
 def test_clipping_is_said(clock, caplog):

@@ -17,7 +17,9 @@ from vfl_flower.numerics.coresets import (
     leverage_scores,
     vrlr_sensitivities,
 )
+from vfl_flower.protocol.common import has_own
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.steps import STEPS
 from vfl_flower.secure_aggregation import group
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import (
@@ -157,9 +159,11 @@ MASKED = {
 FRAME = names("session seed private_draws masking round previous parties index digest")
 
 
-def asked(sums):
+def asked(action, sums):
     """Return the settings by which the server asks for sums."""
-    return {f"{kind}.{name}" for kind in ("sum", "bound", "group") for name in sums}
+    told = has_own(STEPS[action].contract.request) if sums else False
+    settings = {f"{kind}.{name}" for kind in ("sum", "bound", "group") for name in sums}
+    return settings | (names("blocks salt") if told else set())
 
 
 def down(entry, strategy):
@@ -207,7 +211,8 @@ def test_messages_have_these_names_and_no_others(name):
             assert set(entry.frame) == {"session", "digest"}
         else:
             peers = names("peers") if entry.frame["round"] == 1 else set()
-            assert set(entry.frame) == FRAME | asked(masked) | peers, entry
+            sums = asked(entry.action, masked)
+            assert set(entry.frame) == FRAME | sums | peers, entry
 
 
 def test_every_step_of_coresets_is_in_a_transcript():
@@ -443,7 +448,7 @@ def _check_request(e, whole, sealed, holders):
     assert len(ways) == len(sums)  # each is for a party, none for the server
     peers = names("peers") & set(e.frame)
     rest = {f"sealed.{name}" for name in sealed} | peers | names("model") & set(e.frame)
-    assert set(e.frame) == FRAME | asked(sums) | ways | rest, e
+    assert set(e.frame) == FRAME | asked(e.action, sums) | ways | rest, e
 
 
 @pytest.mark.parametrize("name", FDSKL_STRATEGIES)
@@ -661,7 +666,7 @@ def _check_message(e):
     assert sums <= KERNEL_SUMS.get(e.action, set())
     peers = names("peers") if e.frame["round"] == 1 else set()
     rest = {f"sealed.{name}" for name in sealed}
-    assert set(e.frame) == FRAME | asked(sums) | peers | rest, e
+    assert set(e.frame) == FRAME | asked(e.action, sums) | peers | rest, e
 
 
 def _check_reply(e, request, plain):

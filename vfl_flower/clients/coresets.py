@@ -29,7 +29,7 @@ from vfl_flower.numerics.kmeans import (
     seed_centers,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.contract import IN_SUM, ContractError, Reals, Whole
+from vfl_flower.protocol.contract import IN_SUM, OWN, ContractError, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural
 from vfl_flower.protocol.steps import step
@@ -345,18 +345,23 @@ def local_clusters(
 @step
 def distances(
     party: Party,
-    centers: Annotated[Array, Reals("k n_columns"), MinLen(1)],
+    centers: Annotated[Array, Reals("k n_columns"), MinLen(1), OWN],
     test_fraction: Fraction,
     start: Count,
     stop: Count,
 ) -> Distances:
-    """Send the squared distances of a range of rows to each centre, on its columns."""
+    """Send the squared distances of a range of rows to each centre, on its columns.
+
+    The server chooses the centres: where it moves those of one party, two sums differ
+    by what says that party's rows. So these rows count as rows that leave the party.
+    """
     train = training_rows(party, test_fraction)
-    rows = party.X[slice(start, stop) if train is None else train[start:stop]]
+    rows = np.arange(party.n_rows)[start:stop] if train is None else train[start:stop]
     if len(rows) * len(centers) > max(MOST_DISTANCES, len(centers)):
         raise PartyError(
             f"one message must have at most {MOST_DISTANCES} distances, got "
             f"{len(rows)} rows and {len(centers)} centres"
         )
-    X = np.asarray(rows, dtype=np.float64)
+    party.share(rows)
+    X = np.asarray(party.X[rows], dtype=np.float64)
     return {"distances": partial_distances(X, centers)}

@@ -37,7 +37,7 @@ from vfl_flower.numerics.random_features import (
     pair_distances,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.contract import SEALED, Reals, Whole
+from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import step
@@ -72,8 +72,11 @@ Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
 
-Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1)]
+Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1), OWN]
 """Rows whose angles arrive sealed, not those whose angles are asked for."""
+
+Names = Annotated[list[str], ROUTE]
+"""Names of the arrays to send in one message."""
 
 Opened = Annotated[Array, Reals("*"), SEALED]
 """A sum over the parties that this party alone can open, flattened."""
@@ -431,7 +434,7 @@ class PartialAngles(TypedDict):
 def angles(
     party: Party,
     request: AngleRequest,
-    send: list[str] | None = None,
+    send: Names | None = None,
     setup: Setup | None = None,
 ) -> PartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
@@ -454,14 +457,14 @@ def angles(
 
 @step
 def held_out_angles(
-    party: Party, request: AngleRequest, send: list[str] | None = None
+    party: Party, request: AngleRequest, send: Names | None = None
 ) -> PartialAngles:
     """Do the same for rows that are not trained on."""
     return _angles(party, request, send)
 
 
 def _angles(
-    party: Party, request: AngleRequest, send: list[str] | None = None
+    party: Party, request: AngleRequest, send: Names | None = None
 ) -> PartialAngles:
     part, stop = _part_of(party), request.stop
     holders = part["holders"]
@@ -860,7 +863,7 @@ def answer(
     columns: Columns,
     size: Count,
     scores: Opened | None = None,
-    done: Annotated[Array, Whole("done", below="n_rows")] | None = None,
+    done: Annotated[Array, Whole("done", below="n_rows"), OWN] | None = None,
     at: Instances | None = None,
     angles: Opened | None = None,
     offsets: Opened | None = None,

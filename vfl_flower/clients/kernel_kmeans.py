@@ -36,7 +36,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     variances,
 )
 from vfl_flower.numerics.random_features import RandomFeatures
-from vfl_flower.protocol.contract import IN_SUM, SECRET, Reals, Whole, flat
+from vfl_flower.protocol.contract import IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import step
@@ -461,15 +461,25 @@ def product(
 # -- without the communication mechanism (section 4.1) ---------------------------------
 
 
+def _check_without_mechanism(party: Party) -> None:
+    if not party.allow_plain:
+        raise PartyError("cem must be true: without it single rows reach the server")
+
+
 @step
 def project(
     party: Party,
-    c: Annotated[Array, Reals("n_rows")],
+    c: Annotated[Array, Reals("n_rows"), OWN],
     t: Natural,
     setup: Setup | None = None,
     seed: Seed = None,
 ) -> Projection:
-    """Step 2 of section 4.1: A_t[m]^T c[m]."""
+    """Step 2 of section 4.1: A_t[m]^T c[m].
+
+    Where `c` is zero but for one row the sum is that row's features, so only a run in
+    one process may ask for it.
+    """
+    _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
     projected, done = np.zeros(state.n_features), 0
     with _within_memory():
@@ -487,8 +497,7 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
     Each entry is a function of a single row of the party, so only a run in one process
     may ask for it.
     """
-    if not party.allow_plain:
-        raise PartyError("cem must be true: without it single rows reach the server")
+    _check_without_mechanism(party)
     state = party.recall(State)
     if len(g) != state.n_features:
         raise PartyError(

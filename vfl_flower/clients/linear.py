@@ -32,7 +32,7 @@ from vfl_flower.numerics.linear import (
     whiten,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
+from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import step
@@ -395,17 +395,23 @@ def coefficients(party: Party) -> Coefficients:
 @step
 def residuals(
     party: Party,
-    coefficients: Annotated[Array, Reals("n_columns")],
+    coefficients: Annotated[Array, Reals("n_columns"), OWN],
     intercept: float,
     test_fraction: Fraction,
     test: bool,
     start: Count,
     stop: Count,
 ) -> Residuals:
-    """Send X_j theta_j, less y at the label holder, for some test or training rows."""
+    """Send X_j theta_j, less y at the label holder, for some test or training rows.
+
+    The server chooses the coefficients: with those of a single column, or with others
+    for one party than before, two sums differ by that party's values. So these rows
+    count as rows that leave the party.
+    """
     train, held_out = split_rows(party.n_rows, test_fraction, party.seed)
     chosen = held_out if test else train
-    rows = slice(start, stop) if chosen is None else chosen[start:stop]
+    rows = np.arange(party.n_rows)[start:stop] if chosen is None else chosen[start:stop]
+    party.share(rows)
     residual = np.asarray(party.X[rows] @ coefficients, dtype=np.float64)
     if party.y is not None:
         residual = residual + intercept - party.y[rows]

@@ -37,9 +37,10 @@ from vfl_flower.numerics.mufc import (
     seed_centroids,
     surviving,
 )
-from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
+from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.parts import write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
+from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import step
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
@@ -51,6 +52,9 @@ REQUESTS = "forget.txt"
 
 MOST_ROWS = 2**40
 """Most rows of all parties together."""
+
+LEAST_PARTIES = 2
+"""Fewest parties of a sum: with a single one it would be that party's counts."""
 
 Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
 Rows = Annotated[int, Ge(0), Le(MOST_ROWS)]
@@ -275,18 +279,25 @@ def forget(
     before: str,
     run: str,
     key: bytes = b"",
-    ids: list[str] | None = None,
-    leaves: bool = False,
+    ids: Annotated[list[str] | None, OWN] = None,
+    leaving: list[Count] | None = None,
     kind: Kind = "unlearn",
     settings: TrainingSettings | None = None,
 ) -> Counts:
     """Remove rows, redraw centroids if one of them is removed, and give the counts.
 
     What leaves the party has the same form and size whatever is removed. A party that
-    leaves gives empty counts; its state may be gone, so it is told the settings. The
-    others then keep their own requests for a later ``unlearn``.
+    leaves gives empty counts; its state may be gone, so all are told the settings. The
+    others then keep their own requests for a later ``unlearn``. `leaving` are the
+    places of these parties: all are told the same, since the fewer parties stay, the
+    more the sums say of each.
     """
-    if leaves:
+    gone_parties = set(leaving or ())
+    if party.n_parties - len(gone_parties) < LEAST_PARTIES:
+        raise PartyError(
+            f"leaving must leave at least {LEAST_PARTIES} parties, whose sum hides each"
+        )
+    if party.index in gone_parties:
         return _leave(party, model, settings, key)
     state = _state(party, model, version, before)
     settings, now = state.settings, state.current()

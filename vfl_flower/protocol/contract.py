@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import (
@@ -123,6 +123,26 @@ SECRET = Leaves("secret")
 
 
 @dataclass(frozen=True)
+class Told:
+    """How the server tells parties an input; without it, all of them the same.
+
+    Parameters
+    ----------
+    how : {"own", "route"}
+        ``"own"``: each party its own. ``"route"``: what to send in this message, which
+        changes no addend.
+    """
+
+    how: Literal["own", "route"]
+
+
+OWN = Told("own")
+"""An input that differs between parties: a party's block of what is common, say."""
+ROUTE = Told("route")
+"""Which of the arrays to send in this message: it changes no addend."""
+
+
+@dataclass(frozen=True)
 class Field:
     """One declared value of a request, a reply or a state.
 
@@ -139,6 +159,8 @@ class Field:
         Bounds of the first dimension of an array.
     leaves : Leaves or None
         How it leaves the party.
+    told : Told or None
+        How the server tells it, in a request.
     required : bool
         Whether it must be there.
     default : int or None
@@ -150,6 +172,7 @@ class Field:
     array: Reals | Whole | None = None
     lengths: tuple[MinLen | MaxLen, ...] = ()
     leaves: Leaves | None = None
+    told: Told | None = None
     required: bool = True
     default: int | None = None
 
@@ -162,6 +185,22 @@ def parse(annotation: Any) -> Field:
     TypeError
         The annotation has no meaning in a message.
     """
+    told = next(
+        (mark for mark in _metadata(annotation) if isinstance(mark, Told)), None
+    )
+    return dataclasses.replace(_parse(annotation), told=told)
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """Yield what ``Annotated`` says of a value, whether or not it may be left out."""
+    if get_origin(annotation) is Annotated:
+        yield from annotation.__metadata__
+    if get_origin(annotation) in (Annotated, Union, types.UnionType):
+        for argument in get_args(annotation):
+            yield from _metadata(argument)
+
+
+def _parse(annotation: Any) -> Field:
     metadata: list[Any] = []
     required = True
     bare = annotation
@@ -179,15 +218,16 @@ def parse(annotation: Any) -> Field:
         else:
             break
     leaves = next((m for m in metadata if isinstance(m, Leaves)), None)
-    rules = [m for m in metadata if m != leaves]
+    rules = [m for m in metadata if not isinstance(m, Leaves | Told)]
     if origin is np.ndarray or bare is np.ndarray:
-        return Field(np.ndarray, None, *_array_rules(rules), leaves, required)
+        return Field(np.ndarray, None, *_array_rules(rules), leaves, required=required)
     if origin is dict and arguments[0] is int:
         item = parse(arguments[1])
         array, lengths = _array_rules(rules)
         array, leaves = array or item.array, leaves or item.leaves
         if item.kind is np.ndarray:
-            return Field(dict, None, array, lengths or item.lengths, leaves, required)
+            lengths = lengths or item.lengths
+            return Field(dict, None, array, lengths, leaves, required=required)
     if isinstance(bare, type) and dataclasses.is_dataclass(bare) and not rules:
         return Field(bare, leaves=leaves, required=required)
     if not _is_plain(bare):

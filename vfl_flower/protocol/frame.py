@@ -22,6 +22,9 @@ Place = Annotated[int, Ge(0), Le(2**20)]
 KEY_BYTES = 32
 """Bytes of a public key."""
 
+DIGEST_BYTES = 32
+"""Bytes of a digest of what one party is told."""
+
 
 @dataclass(frozen=True)
 class SumRequest:
@@ -86,6 +89,10 @@ class RunFrame:
         Public keys of all parties; in the first message.
     model : str or None
         Number of the model that the run is about.
+    blocks : bytes or None
+        For each party the digest of the inputs that differ between parties.
+    salt : bytes or None
+        Of the digest of this party's inputs.
     digest : bytes
         Digest of the message, and of the step that was asked.
     """
@@ -100,6 +107,8 @@ class RunFrame:
     index: Place
     peers: bytes | None = None
     model: str | None = None
+    blocks: bytes | None = None
+    salt: bytes | None = None
     digest: bytes = b""
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from vfl_flower.protocol.answering import MOST_OF_NAME, hello
+from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.contract import (
     SECRET,
     ContractError,
@@ -43,6 +44,8 @@ from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")
 
+SALT_BYTES = 16
+"""Bytes of the salt of a digest."""
 WIDER = 2.0**20
 """Factor by which a bound that clipped a value grows when the step is asked again."""
 MOST_BOUND = 1e200
@@ -269,15 +272,17 @@ class Parties(Sequence[PartyInfo]):
         """Ask one party in one round trip and return its reply; see :meth:`ask`."""
         _check_named(args)
         requests = {party: self._values_for(party, values)}
-        return self._round_trip(question.step, requests, {})[party].values
+        return self._round_trip(question.step, requests, {}, _Blocks())[party].values
 
     def _ask(
         self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
     ) -> Replies[R]:
         clipped = self.ledger.clipped
         wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
-        requests = {j: self._values_for(j, values) for j in range(len(self))}
-        replies = self._round_trip(step, requests, dict.fromkeys(requests, wanted))
+        requests = self._requests(step, values, bool(sums))
+        blocks = self._blocks(step, requests) if sums else _Blocks()
+        asked = dict.fromkeys(range(len(self)), wanted)
+        replies = self._round_trip(step, dict(enumerate(requests)), asked, blocks)
         result: Replies[R] = Replies(
             [reply.values for reply in replies.values()],
             lambda j, reason: self.failure(j, step, reason),
@@ -304,6 +309,26 @@ class Parties(Sequence[PartyInfo]):
                 result.sealed[name] = Sealed(spec.to, (total,), (seal,))
         return result
 
+    def _requests(
+        self, step: Step[Any, Any], values: Mapping[str, Any], summed: bool
+    ) -> list[dict[str, Any]]:
+        """Return the values of the request to each party.
+
+        Raises
+        ------
+        ValueError
+            They differ in what must be common to all parties of a sum.
+        """
+        fields = step.contract.request
+        for name in values.keys() & fields.keys() if summed else ():
+            common = fields[name].told is None and fields[name].leaves is None
+            if common and isinstance(values[name], Each):
+                raise ValueError(
+                    f"{name} must be the same for all parties of {step.action}, whose "
+                    "masks cancel only then"
+                )
+        return [self._values_for(j, values) for j in range(len(self))]
+
     def _values_for(self, j: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the request to party j."""
         for name, value in values.items():
@@ -316,6 +341,17 @@ class Parties(Sequence[PartyInfo]):
             name: value.values[j] if isinstance(value, Each) else value
             for name, value in values.items()
         }
+
+    def _blocks(
+        self, step: Step[Any, Any], told: Sequence[Mapping[str, Any]]
+    ) -> _Blocks:
+        """Return the digests of what each party alone is told; none if nothing is."""
+        fields = step.contract.request
+        if not has_own(fields):
+            return _Blocks()
+        salts = [secrets.token_bytes(SALT_BYTES) for _ in told]
+        pairs = zip(map(flatten, told), salts, strict=True)
+        return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
 
     def _secrets(
         self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]
@@ -377,6 +413,8 @@ class Parties(Sequence[PartyInfo]):
                     f"masks cancel only together, got {len(tree.leaves)}"
                 )
         step, number, clipped = question.step, self._round + 1, self.ledger.clipped
+        told = self._requests(step, values, summed=True)
+        blocks = self._blocks(step, told)
         arrived: dict[tuple[str, int], Sealed] = {}
         for hop in range(max([1, *(len(tree.hops) for _, tree in sums.values())])):
             edges = {
@@ -392,14 +430,14 @@ class Parties(Sequence[PartyInfo]):
             for name, sender in sorted(edges, key=lambda edge: edge[1]):
                 receiver = edges[name, sender]
                 if sender not in requests:
-                    requests[sender] = self._values_for(sender, values) | {"send": []}
+                    requests[sender] = told[sender] | {"send": []}
                 request = requests[sender]
                 request["send"].append(name)
                 asked = self._sum_request(sums[name][0], number)
                 wanted.setdefault(sender, {})[name] = replace(asked, relay=receiver)
                 if sender != receiver and (name, sender) in arrived:
                     request[name] = arrived.pop((name, sender))
-            replies = self._round_trip(step, requests, wanted)
+            replies = self._round_trip(step, requests, wanted, blocks)
             for (name, sender), receiver in edges.items():
                 spec = sums[name][0]
                 seal = self._seal("relay", step.action, name, spec, sender)
@@ -433,6 +471,7 @@ class Parties(Sequence[PartyInfo]):
         step: Step[Any, R],
         requests: Mapping[int, Mapping[str, Any]],
         sums: Mapping[int, Mapping[str, SumRequest]],
+        blocks: _Blocks,
     ) -> dict[int, _Reply[R]]:
         """Send parties their values, each with a frame, and return checked replies."""
         sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
@@ -452,6 +491,8 @@ class Parties(Sequence[PartyInfo]):
                 index=j,
                 peers=None if self._last[j] else self._peers,
                 model=self._model,
+                blocks=blocks.digests,
+                salt=blocks.salts[j] if blocks.salts else None,
                 sums=dict(sums.get(j, {})),
                 sealed=sealed,
             )
@@ -611,6 +652,14 @@ class Parties(Sequence[PartyInfo]):
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         self._last = [0] * len(order)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Digests of what each party alone is told, and their salts, if there are any."""
+
+    digests: bytes | None = None
+    salts: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from vfl_flower.protocol.common import common_digest
 from vfl_flower.protocol.contract import Field, declared_as
 from vfl_flower.protocol.frame import Frame, SumRequest
 from vfl_flower.protocol.party import PartyError
@@ -49,6 +50,7 @@ class PartySums:
         self._private_key, self._public_keys = private_key, public_keys
         self.frame, self.allow_plain = frame, allow_plain
         self._received: dict[str, Array] = {}
+        self._common = b""
 
     @cached_property
     def masks(self) -> PairwiseMasks:
@@ -80,6 +82,10 @@ class PartySums:
             what must come from a party came in the clear, or the other way round.
         """
         request = step.contract.request
+        if self.frame.sums:
+            self._common = common_digest(
+                request, values, self.frame, list(self._public_keys)
+            )
         for name in values:
             if _is_hidden(declared_as(request, name)):
                 raise PartyError(f"{name!r} must come from a party, encrypted")
@@ -176,14 +182,15 @@ class PartySums:
         self, step: Step[..., Any], name: str, wanted: SumRequest, addend: Any
     ) -> tuple[Array, int]:
         adding = self._adding(wanted.group, wanted.bound)
-        # The masks cancel only if all parties were told of the same receiver.
+        # The masks cancel only if all parties were asked the same, for one receiver.
+        asked = f"{step.action} {self._common.hex()}"
         goal = name if wanted.to is None else f"{name} to {wanted.to}"
         # A single party, in a run without masks, has nobody to share masks with.
         alone = not adding.protects and self.frame.parties == 1
         masks = None if alone else self.masks
         try:
             hidden, clipped = masked(
-                np.asarray(addend), adding, masks, step.action, goal, wanted.sum
+                np.asarray(addend), adding, masks, asked, goal, wanted.sum
             )
         except ValueError as error:  # names the rule: not finite, wrong group
             raise PartyError(f"{name!r} cannot be summed: {error}") from None

@@ -112,7 +112,6 @@ class LaterTask(MUFCTask):
             )
         kind: party.Kind = "forget-client" if leaving else "unlearn"
         agreed, key = before.settings, new_key(before.settings)
-        leaves = [name in leaving for name in names]
         ids = [
             None if name in leaving else list(requests.get(name, ())) for name in names
         ]
@@ -124,9 +123,9 @@ class LaterTask(MUFCTask):
             run=run_id,
             key=key,
             ids=each(ids),
-            leaves=each(leaves),
+            leaving=[j for j, name in enumerate(names) if name in leaving],
             kind=kind,
-            settings=each([agreed if gone else None for gone in leaves]),
+            settings=agreed,
         )
         with naming_parties(parties):
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)

@@ -1,0 +1,74 @@
+"""A server that deviates: it tells the parties of one step different things."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from vfl_flower.app.register import make_client_app
+from vfl_flower.protocol import strategy as frame
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.typing import Arrays
+
+Tamper = Callable[[str, int, dict[str, Any]], dict[str, Any]]
+"""From the action, the party and its values to what that party is told."""
+
+
+class RealParties(InProcessGrid):
+    """Parties as on SuperNodes: they insist on masks."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self._app = make_client_app(lambda context: self._parties[context.node_id])
+
+
+def sums_of(
+    strategy: ProtocolStrategy,
+    parties: Sequence[Party],
+    action: str,
+    tamper: Tamper,
+    *,
+    real: bool = True,
+) -> Arrays:
+    """Return what a deviating server reads in the first sums of a step.
+
+    Parameters
+    ----------
+    strategy : ProtocolStrategy
+        The server follows it, up to that step.
+    parties : sequence of Party
+        The parties.
+    action : str
+        The step.
+    tamper : callable
+        What it tells each party instead.
+    real : bool
+        Whether the parties are real ones, or simulated ones that need no masks.
+    """
+
+    class Done(Exception):
+        pass
+
+    class Deviating(Parties):
+        def _round_trip(self, step, requests, sums, *blocks):
+            told = {j: tamper(step.action, j, dict(v)) for j, v in requests.items()}
+            if sums and blocks:  # digests that fit what it tells
+                blocks = (self._blocks(step, list(told.values())),)
+            return super()._round_trip(step, told, sums, *blocks)
+
+        def _ask(self, step, *args):
+            replies = super()._ask(step, *args)
+            if step.action == action:
+                raise Done(replies.sums)
+            return replies
+
+    grid = RealParties(parties) if real else InProcessGrid(parties)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "Parties", Deviating)
+        with pytest.raises(Done) as caught:
+            strategy.start(grid)
+    sums: Arrays = caught.value.args[0]
+    return sums

@@ -1,0 +1,123 @@
+"""What all parties of a step are asked alike, so that their masks cancel only then.
+
+A server that could tell parties different things in one step could make the addends of
+all but one of them known in advance, and so read the addend of that one in the "sum".
+Therefore each party derives its masks from a digest of all that must be common: the
+inputs of the step, the seed, the model and the keys of all parties. Where two parties
+were told different things, their masks do not cancel, and the sum is noise.
+
+An input that differs between parties is declared ``OWN``: the party's block of columns,
+say. For these the server sends to all parties a list of digests, one per party; each
+party checks that its own inputs have the digest in its place, and the list enters the
+masks. A digest is salted, so that no party can guess the inputs of another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.protocol.contract import OWN, Field, declared_as
+from vfl_flower.protocol.frame import DIGEST_BYTES, Frame
+from vfl_flower.protocol.party import PartyError
+
+
+def has_own(fields: Mapping[str, Field]) -> bool:
+    """Return whether a step has inputs that differ between parties."""
+    return any(field.told == OWN for field in fields.values())
+
+
+def own_digest(
+    fields: Mapping[str, Field], values: Mapping[str, Any], salt: bytes
+) -> bytes:
+    """Return the salted digest of the inputs that one party alone is told.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        The declared inputs of the step.
+    values : mapping of str to Any
+        The party's inputs under flat names, as they travel.
+    salt : bytes
+        Random, known to the server and this party.
+
+    Returns
+    -------
+    bytes
+        32 bytes.
+    """
+    sha = hashlib.sha256(salt)
+    for name, field, value in _declared(fields, values):
+        if field.told == OWN:
+            _update(sha, name, value)
+    return sha.digest()
+
+
+def common_digest(
+    fields: Mapping[str, Field],
+    values: Mapping[str, Any],
+    frame: Frame,
+    public_keys: list[bytes],
+) -> bytes:
+    """Return the digest of what all parties of a step must have been asked alike.
+
+    Parameters
+    ----------
+    fields : mapping of str to Field
+        The declared inputs of the step.
+    values : mapping of str to Any
+        The inputs of the request under flat names, as they travel.
+    frame : Frame
+        The frame of the message.
+    public_keys : list of bytes
+        Those of all parties, in party order.
+
+    Returns
+    -------
+    bytes
+        32 bytes.
+
+    Raises
+    ------
+    PartyError
+        The inputs of this party are not those that the other parties were told of.
+    """
+    sha = hashlib.sha256()
+    common = frame.seed, frame.private_draws, frame.masking, frame.model, public_keys
+    sha.update(repr(common).encode())
+    if has_own(fields):
+        blocks, salt = frame.blocks or b"", frame.salt or b""
+        if len(blocks) != DIGEST_BYTES * frame.parties:
+            raise PartyError("'blocks' must hold a digest of the inputs of each party")
+        place = frame.index * DIGEST_BYTES
+        if own_digest(fields, values, salt) != blocks[place : place + DIGEST_BYTES]:
+            raise PartyError(
+                "'blocks' must hold the digest of what this party is told in its place"
+            )
+        sha.update(blocks)
+    for name, field, value in _declared(fields, values):
+        if field.told is None:
+            _update(sha, name, value)
+    return sha.digest()
+
+
+def _declared(
+    fields: Mapping[str, Field], values: Mapping[str, Any]
+) -> Iterator[tuple[str, Field, Any]]:
+    """Yield what the server itself tells, in the order of the names."""
+    for name in sorted(values):
+        field = declared_as(fields, name.partition(".")[0])
+        if field is not None and field.leaves is None:
+            yield name, field, values[name]
+
+
+def _update(sha: Any, name: str, value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        sha.update(repr((name, value.dtype.str, value.shape)).encode())
+        sha.update(value.tobytes())
+    else:
+        plain = value.item() if isinstance(value, np.generic) else value
+        sha.update(repr((name, plain)).encode())
