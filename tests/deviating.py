@@ -59,6 +59,9 @@ def sums_of(
                 blocks = (self._blocks(step, list(told.values())),)
             return super()._round_trip(step, told, sums, *blocks)
 
+        def _clipped(self, step, replies):
+            return 0  # it does not mind that the masks do not cancel
+
         def _ask(self, step, *args):
             replies = super()._ask(step, *args)
             if step.action == action:

@@ -273,7 +273,7 @@ def check_answer(action: str, reply: Message) -> None:
         check_sentence(reply.error.reason)
         return
     values, frame = unpack(reply.content)
-    assert set(frame) == {"digest", "seconds", "clipped"}
+    assert set(frame) - {"clipped"} == {"digest", "seconds"}
     fields = STEPS[action].contract.reply
     hidden = tuple(name for name, declared in fields.items() if declared.leaves)
     structure(
@@ -363,7 +363,9 @@ def test_a_reply_gives_a_result_or_a_sentence_that_names_a_party(action, data):
         check_sentence(sentence)
         names = {lie.name, *(str(party.name) for party in members)}
         names |= {f"node {node}" for node in grid.get_node_ids()}
-        assert any(name in sentence for name in names), sentence
+        # A count under a mask says only in the sum that one of them is wrong.
+        named = any(name in sentence for name in names)
+        assert named or "masks of" in sentence, sentence
         return
     if lie.damaged:  # it was asked again
         arrays, expected = result.model.arrays(), faultless(case).model.arrays()

@@ -622,8 +622,9 @@ def test_points_show_distances_and_rows_up_to_a_rotation():
 
 
 def test_points_show_columns_that_are_independent_and_not_normal():
-    X = exponential(300)
-    grid = watch([X[m::3] for m in range(3)], coreset_size=900, **REAL)
+    """With 300 rows it hangs on the rounding of sums; with 900 the least is 0.949."""
+    X = exponential(900)
+    grid = watch([X[m::3] for m in range(3)], coreset_size=2700, **REAL)
     points = np.vstack(coreset(grid, 3))
     gamma = asked(grid, "kernel_kmeans_gram")[0].values["setup.gamma"]
     rows = scaling(squared_distances(points, gamma), 3)

@@ -118,7 +118,7 @@ def answer(
         memory = Memory(context.state)
         party = _loaded(load, context)
         name = party.name or name
-        clipped = 0
+        clipped = None
         if step is hello:
             greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
             reply = flatten(step(party, **_arguments(step, values, party)))
@@ -129,7 +129,8 @@ def answer(
             frame = Frame.parse(packed)
             reply, clipped = _run(step, values, frame, party, memory, allow_plain)
         seconds = time.perf_counter() - start
-        content = pack(reply, {"seconds": seconds, "clipped": clipped})
+        told = {"seconds": seconds} | ({"clipped": clipped} if clipped else {})
+        content = pack(reply, told)
         return Message(content, reply_to=message)
     except CorruptMessage as error:
         code, reason = DAMAGED, str(error)
@@ -155,8 +156,8 @@ def _run(
     party: Party,
     memory: Memory,
     allow_plain: bool,
-) -> tuple[dict[str, Any], int]:
-    """Run a step of the protocol; return its reply and the number of clipped values."""
+) -> tuple[dict[str, Any], bytes | None]:
+    """Run a step of the protocol; return its reply, and what was clipped, masked."""
     private_key, public_keys = memory.enter(frame, party)
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
-from annotated_types import Ge
+from annotated_types import Ge, Len
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
@@ -42,8 +42,23 @@ class _ReplyFrame(TypedDict):
     """What a reply tells besides the values of its step."""
 
     seconds: Annotated[float, Ge(0)]
-    clipped: Annotated[int, Ge(0)]
+    clipped: NotRequired[Annotated[bytes, Len(8, 8)]]
     digest: bytes
+
+
+class Opened(NamedTuple):
+    """A reply that arrived whole.
+
+    Attributes
+    ----------
+    values : dict
+        Values of the step, by flat names.
+    clipped : bytes or None
+        How many values the party clipped, under a mask; where it sends into sums.
+    """
+
+    values: dict[str, Any]
+    clipped: bytes | None
 
 
 class FederationError(RuntimeError):
@@ -104,7 +119,7 @@ class Exchange:
 
     def __call__(
         self, action: str, contents: Mapping[int, RecordDict], names: Mapping[int, str]
-    ) -> list[dict[str, Any]]:
+    ) -> list[Opened]:
         """Send each node one message and return exactly one reply from each.
 
         Parameters
@@ -118,8 +133,8 @@ class Exchange:
 
         Returns
         -------
-        list of dict
-            The values of the replies, in the order of `contents`.
+        list of Opened
+            The replies, in the order of `contents`.
 
         Raises
         ------
@@ -128,7 +143,7 @@ class Exchange:
         """
         start = time.monotonic()
         deadline = start + self.timeout
-        replies: dict[int, dict[str, Any]] = {}
+        replies: dict[int, Opened] = {}
         attempts = dict.fromkeys(contents, 0)
         pending = self._push(action, contents, names, contents)
         poll = FIRST_POLL
@@ -196,7 +211,7 @@ class Exchange:
             pushed[number] = node
         return pushed
 
-    def _open(self, action: str, name: str, message: Message) -> dict[str, Any] | Error:
+    def _open(self, action: str, name: str, message: Message) -> Opened | Error:
         if message.has_error():
             return message.error
         entry = self.ledger.entry(action, name)
@@ -211,5 +226,4 @@ class Exchange:
             return Error(MALFORMED, f"its reply is malformed: {error}")
         entry.units_up += n_units(message.content)
         entry.seconds_computed += told["seconds"]
-        entry.clipped += told["clipped"]
-        return reply
+        return Opened(reply, told.get("clipped"))

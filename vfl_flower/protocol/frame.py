@@ -22,6 +22,9 @@ Place = Annotated[int, Ge(0), Le(2**20)]
 KEY_BYTES = 32
 """Bytes of a public key."""
 
+MOST_CLIPPED = 2.0**40
+"""Bound of a party's count of clipped values, which leaves it in a sum."""
+
 DIGEST_BYTES = 32
 """Bytes of a digest of what one party is told."""
 

@@ -22,9 +22,6 @@ class Entry:
         Scalars in the arrays of these messages, the papers' unit.
     seconds_computed : float
         Time the party spent in the step, by its own clock.
-    clipped : int
-        Values that the party clipped to the bound of a fixed-point sum, unless that
-        sum was asked for again with a wider one.
     """
 
     action: str
@@ -35,7 +32,6 @@ class Entry:
     units_down: int = 0
     units_up: int = 0
     seconds_computed: float = 0.0
-    clipped: int = 0
 
 
 COUNTS = tuple(field.name for field in fields(Entry))[2:]
@@ -56,10 +52,14 @@ class Ledger:
         One :class:`Entry` for each (action, party), in the order of the first message.
     waits : dict
         For each action the seconds that the server waited in each round trip.
+    clips : dict
+        For each action how many values all parties together clipped to the bound of a
+        fixed-point sum, unless the server asked for that sum again with a wider one.
     """
 
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     waits: dict[str, list[float]] = field(default_factory=dict)
+    clips: dict[str, int] = field(default_factory=dict)
 
     def entry(self, action: str, party: str) -> Entry:
         """Return the entry to add to, made when it is new."""
@@ -79,16 +79,12 @@ class Ledger:
         """Count one round trip and the time that the server waited for it."""
         self.waits.setdefault(action, []).append(seconds)
 
-    def drop_clipped(self, action: str) -> None:
-        """Set the clipped values of an action to 0: its replies are not used."""
-        for entry in self.of(action).entries.values():
-            entry.clipped = 0
-
     def of(self, *actions: str) -> Ledger:
         """Return the costs of some actions alone."""
         return Ledger(
             {key: entry for key, entry in self.entries.items() if key[0] in actions},
             {name: waits for name, waits in self.waits.items() if name in actions},
+            {name: count for name, count in self.clips.items() if name in actions},
         )
 
     def _sum(self, name: str) -> Any:
@@ -122,7 +118,7 @@ class Ledger:
     @property
     def clipped(self) -> int:
         """Values clipped in fixed-point sums; a result with any is not exact."""
-        return int(self._sum("clipped"))
+        return sum(self.clips.values())
 
     @property
     def seconds_waited(self) -> float:

@@ -30,9 +30,10 @@ from vfl_flower.protocol.exchange import (
     POLL_GROWTH,
     Exchange,
     FederationError,
+    Opened,
     PartyFailed,
 )
-from vfl_flower.protocol.frame import Frame, SumRequest
+from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
@@ -259,10 +260,11 @@ class Parties(Sequence[PartyInfo]):
         sums, step = dict(question.sums), question.step
         while (replies := self._ask(step, sums, values)).clipped:
             if any(spec.bound > MOST_BOUND for spec in sums.values()):
-                entries = [self.ledger.entry(step.action, info.name) for info in self]
-                j = int(np.argmax([entry.clipped for entry in entries]))
-                raise self.failure(j, step, "its values are clipped to any bound")
-            self.ledger.drop_clipped(step.action)
+                raise FederationError(
+                    f"the values of {step.action} must be below {MOST_BOUND:g} in "
+                    f"size, {replies.clipped} are not"
+                )
+            self.ledger.clips[step.action] -= replies.clipped
             sums = {n: replace(s, bound=s.bound * WIDER) for n, s in sums.items()}
         return replies
 
@@ -277,7 +279,6 @@ class Parties(Sequence[PartyInfo]):
     def _ask(
         self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
     ) -> Replies[R]:
-        clipped = self.ledger.clipped
         wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
         requests = self._requests(step, values, bool(sums))
         blocks = self._blocks(step, requests) if sums else _Blocks()
@@ -287,7 +288,7 @@ class Parties(Sequence[PartyInfo]):
             [reply.values for reply in replies.values()],
             lambda j, reason: self.failure(j, step, reason),
             secrets=self._secrets(step, replies),
-            clipped=self.ledger.clipped - clipped,
+            clipped=self._clipped(step, replies) if sums else 0,
         )
         for name, spec in sums.items():
             adding = self._group(spec)
@@ -308,6 +309,27 @@ class Parties(Sequence[PartyInfo]):
                     adding.add(total, addend, out=total)
                 result.sealed[name] = Sealed(spec.to, (total,), (seal,))
         return result
+
+    def _clipped(self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]) -> int:
+        """Return how many values all parties together have clipped.
+
+        Raises
+        ------
+        FederationError
+            More than they have sent: the masks do not cancel.
+        """
+        told = [reply.clipped or b"" for reply in replies.values()]
+        counts = [np.frombuffer(count, "<u8") for count in told]
+        total = unmask_sum(counts, group("ring", MOST_CLIPPED, len(self)))[0]
+        sent = sum(a.size for reply in replies.values() for a in reply.hidden.values())
+        if not 0 <= total <= sent:
+            raise FederationError(
+                f"the masks of {step.action} do not cancel: a party was asked "
+                "something else than the others, or did not follow the protocol"
+            )
+        clips = self.ledger.clips
+        clips[step.action] = clips.get(step.action, 0) + int(total)
+        return int(total)
 
     def _requests(
         self, step: Step[Any, Any], values: Mapping[str, Any], summed: bool
@@ -412,7 +434,7 @@ class Parties(Sequence[PartyInfo]):
                     f"the tree of {name!r} must have all {len(self)} parties, whose "
                     f"masks cancel only together, got {len(tree.leaves)}"
                 )
-        step, number, clipped = question.step, self._round + 1, self.ledger.clipped
+        step, number = question.step, self._round + 1
         told = self._requests(step, values, summed=True)
         blocks = self._blocks(step, told)
         arrived: dict[tuple[str, int], Sealed] = {}
@@ -444,7 +466,6 @@ class Parties(Sequence[PartyInfo]):
                 sealed = Sealed(receiver, (replies[sender].hidden[name],), (seal,))
                 before = arrived.get((name, receiver))
                 arrived[name, receiver] = sealed if before is None else before + sealed
-        _warn_of_clipped(step.action, self.ledger.clipped - clipped)
         return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
 
     def _sum_request(self, spec: Sum, number: int) -> SumRequest:
@@ -525,10 +546,10 @@ class Parties(Sequence[PartyInfo]):
         j: int,
         sizes: Sizes,
         sums: Mapping[str, SumRequest],
-        reply: dict[str, Any],
+        arrived: Opened,
     ) -> _Reply[R]:
         """Return what a party has sent, if it is what its step declares."""
-        fields = step.contract.reply
+        fields, reply = step.contract.reply, arrived.values
         secrets: dict[str, dict[int, Array]] = {}
         try:
             hidden = {name: reply.pop(name, None) for name in sums}
@@ -547,10 +568,12 @@ class Parties(Sequence[PartyInfo]):
                     shaped = declared_as(fields, name)
                     if shaped is not None and shaped.array is not None:
                         check_shape(name, shaped.array.shape, array.shape, sizes)
+                    if arrived.clipped is None:
+                        raise ContractError("it lacks the number of clipped values")
         except ContractError as error:
             reason = f"its reply is malformed: {error}"
             raise self.failure(j, step, reason) from None
-        return _Reply(cast(R, values), hidden, secrets)
+        return _Reply(cast(R, values), hidden, secrets, arrived.clipped)
 
     def _for_others(
         self, sender: int, name: str, reply: dict[str, Any]
@@ -603,7 +626,7 @@ class Parties(Sequence[PartyInfo]):
         contents = dict.fromkeys(nodes, content)
         sent = self._exchange(hello.action, contents, unnamed)
         replies: dict[int, dict[str, Any]] = {}
-        for node, reply in zip(nodes, sent, strict=True):
+        for node, (reply, _) in zip(nodes, sent, strict=True):
             name = _name_of(reply) or unnamed[node]
             if (version := reply.get("version")) != __version__:
                 raise FederationError(
@@ -669,6 +692,7 @@ class _Reply(Generic[R]):
     values: R
     hidden: Arrays
     secrets: Mapping[str, Mapping[int, Array]]
+    clipped: bytes | None
 
 
 def _name_of(reply: Mapping[str, Any]) -> str:

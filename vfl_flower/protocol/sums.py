@@ -10,7 +10,7 @@ import numpy as np
 
 from vfl_flower.protocol.common import common_digest
 from vfl_flower.protocol.contract import Field, declared_as
-from vfl_flower.protocol.frame import Frame, SumRequest
+from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.steps import Step
@@ -18,6 +18,9 @@ from vfl_flower.secure_aggregation import Group, PairwiseMasks, Relay, group, ma
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
+
+CLIPPED = "the number of clipped values"
+"""Context of the mask of that number: no array can be called so."""
 
 
 class PartySums:
@@ -141,20 +144,22 @@ class PartySums:
         except ValueError as error:  # its sentence names step and sender, no more
             raise PartyError(str(error)) from None
 
-    def hide(self, step: Step[..., Any], reply: dict[str, Any]) -> int:
+    def hide(self, step: Step[..., Any], reply: dict[str, Any]) -> bytes | None:
         """Hide in place what `step` sends only into sums.
 
         Returns
         -------
-        int
-            How many values were clipped to the bound of their sum.
+        bytes or None
+            How many values were clipped to the bounds of the sums, under a mask: of a
+            single party the server could find its values by asking with bound after
+            bound. None where nothing is added.
 
         Raises
         ------
         PartyError
             The server did not ask for the sum, or not so that it stays hidden.
         """
-        clipped = 0
+        clipped, counts = 0, False
         for name in list(reply):
             declared = declared_as(step.contract.reply, name)
             if declared is None or declared.leaves is None:
@@ -175,8 +180,26 @@ class PartySums:
                     "the server asked for it itself"
                 )
             reply[name], count = self._hidden(step, name, wanted, reply[name])
-            clipped += count
-        return clipped
+            if wanted.relay is None:
+                clipped, counts = clipped + count, True
+            elif count:
+                raise PartyError(
+                    f"{name!r} must be within the bound of its sum, which travels from "
+                    "party to party"
+                )
+        return self._count(step, clipped) if counts else None
+
+    def _count(self, step: Step[..., Any], clipped: int) -> bytes:
+        """Return a number of clipped values as an addend."""
+        hidden, _ = masked(
+            np.array([float(clipped)]),
+            group("ring", MOST_CLIPPED, self.frame.parties),
+            self.masks if self.frame.parties > 1 else None,
+            f"{step.action} {self._common.hex()}",
+            CLIPPED,
+            self.frame.round,
+        )
+        return hidden.tobytes()
 
     def _hidden(
         self, step: Step[..., Any], name: str, wanted: SumRequest, addend: Any

@@ -110,19 +110,15 @@ class Angles:
 
         Raises
         ------
-        PartyFailed
+        FederationError
             A score is too large for the sum of several label holders.
         """
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:
-            action, ledger = question.step.action, self.parties.ledger
-            counts = [ledger.entry(action, info.name).clipped for info in self.parties]
-            raise self.parties.failure(
-                int(np.argmax(counts)),
-                question.step,
+            raise FederationError(
                 f"scores must be below {_SCORE_BOUND * self.scale:g} in size for the "
-                f"sum of several label holders, {max(counts)} are not: the steps are "
-                "too large, or the labels far apart",
+                f"sum of several label holders, {replies.clipped} are not: the steps "
+                "are too large, or the labels far apart"
             )
         return replies
 
