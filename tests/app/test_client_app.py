@@ -77,6 +77,7 @@ def test_loader_of_a_node_that_does_not_know_how_many_there_are(tmp_path):
     np.savez(path, X=np.ones((3, 2)))
     context.node_config.clear()
     context.node_config["data"] = str(path)
+    context.node_config["state-dir"] = str(tmp_path / "state")
     assert hello(load_from_context(context))["n_parties"] == 0
 
 
@@ -214,7 +215,7 @@ def test_rows_to_train_on_are_encoded_anew(node):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"state-dir": ""}, ("party-0", "no state-dir")),
+        ({"state-dir": ""}, ("party-0", "state-dir must be set")),
         ({"state-dir": "state"}, ("state-dir must be an absolute path",)),
         ({"state-dir": "/dev/null/state"}, ("party-0", "cannot be written")),
     ],

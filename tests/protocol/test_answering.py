@@ -23,6 +23,7 @@ from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
 from vfl_flower.protocol.frame import MOST_CLIPPED
+from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
     DAMAGED,
@@ -183,6 +184,13 @@ class Server:
         self.session = session
         keys = [self.values("hello", node=j)["public_key"] for j in range(2)]
         self.peers = b"".join(keys)
+
+    def keep_in(self, folder: Path) -> Party:
+        """Give the first party a ``state-dir``, and greet it again; return it."""
+        party = self.grid._parties[1000]
+        party.state_dir = folder
+        self.greet(self.session)
+        return party
 
     def frame(self, action: str, round: int, node: int) -> dict[str, Any]:
         """Return what a server that follows the protocol sends besides values."""
@@ -770,11 +778,15 @@ def test_no_secret_of_the_draws_leaves_the_party(server):
 SCALES = {"scales": [1.0, 2.0]}
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Return what a party keeps besides its journal."""
+    return [path for path in folder.iterdir() if not path.name.startswith(FILE)]
+
+
 @pytest.fixture
 def kept(server, tmp_path) -> Path:
     """Return the ``state-dir`` of the first party, where the step `training` was."""
-    server.grid._parties[1000].state_dir = tmp_path
-    server.grid._parties[1000].encoding = SCALES
+    server.keep_in(tmp_path).encoding = SCALES
     assert server.values("training", 1) == {"had": 0}
     return tmp_path
 
@@ -782,8 +794,7 @@ def kept(server, tmp_path) -> Path:
 def later_server(kept: Path, encoding: Any = SCALES) -> Server:
     """Return the server of a later run with the same first party."""
     later = Server()
-    later.grid._parties[1000].state_dir = kept
-    later.grid._parties[1000].encoding = encoding
+    later.keep_in(kept).encoding = encoding
     return later
 
 
@@ -812,19 +823,19 @@ def test_a_part_is_gone_with_the_run(server, kept):
 
 
 def test_a_part_is_written_only_where_a_step_makes_a_new_one(server, kept):
-    (file,) = kept.iterdir()
+    (file,) = files_in(kept)
     file.unlink()
     server.values("counter", 2)
     server.values("probing", 3)
-    assert list(kept.iterdir()) == []
+    assert files_in(kept) == []
     np.testing.assert_equal(server.memory().part, PART)
 
 
 def test_a_failed_step_keeps_no_part(server, tmp_path):
-    server.grid._parties[1000].state_dir = tmp_path
+    server.keep_in(tmp_path)
     assert server.error("spoiling").code == FAILED
     assert server.memory().part == {}
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 def test_without_a_state_dir_a_part_is_kept_in_the_run_only(server):
@@ -834,10 +845,10 @@ def test_without_a_state_dir_a_part_is_kept_in_the_run_only(server):
 
 
 def test_the_same_round_writes_the_same_part(server, kept):
-    (file,) = kept.iterdir()
+    (file,) = files_in(kept)
     before = load_part(kept, MODEL)
     assert server.values("training", 1) == {"had": 0}
-    assert list(kept.iterdir()) == [file]
+    assert files_in(kept) == [file]
     np.testing.assert_equal(vars(load_part(kept, MODEL)), vars(before))
 
 
@@ -892,7 +903,7 @@ def test_predictions_of_rows_without_ids(server, kept):
     assert file.name == f"predictions-{MODEL}-{SESSION:016x}.csv"
     assert file.read_text() == "row,prediction\n0,1.5\n1,-2.0\n2,0.1\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert len(list(kept.iterdir())) == 2  # the part and the predictions
+    assert len(files_in(kept)) == 2  # the part and the predictions
 
 
 class Stored:
@@ -953,8 +964,7 @@ def test_predictions_of_own_rows_are_under_the_number_of_their_model(
     server, tmp_path, action, name, rows
 ):
     """A run trains the model of its number, and may work with an earlier one."""
-    party = server.grid._parties[1000]
-    party.state_dir, party.ids = tmp_path, np.array(["u", "v", "w"])
+    server.keep_in(tmp_path).ids = np.array(["u", "v", "w"])
     assert server.values(action) == {}
     file = predictions_in(tmp_path)
     assert file.name == f"predictions-{name}.csv"
@@ -979,7 +989,7 @@ def test_predictions_that_cannot_be_written_leave_nothing(server, kept, monkeypa
         error = server.error("predicting", 2, **asked_of())
     refused(error, f"predictions of model {MODEL}", "No space left")
     assert "home" not in error.reason
-    assert [file.suffix for file in kept.iterdir()] == [".npz"]
+    assert [file.suffix for file in files_in(kept)] == [".npz"]
     server.values("predicting", 2, **asked_of())  # asked again, when there is space
     assert predictions_in(kept).stat().st_size > 0
 
@@ -987,7 +997,7 @@ def test_predictions_that_cannot_be_written_leave_nothing(server, kept, monkeypa
 def test_predictions_that_are_not_of_the_rows_are_not_written(server, kept):
     server.grid._parties[1000].ids = np.arange(2)
     assert server.error("predicting", 2, **asked_of()).code == FAILED
-    assert [file.suffix for file in kept.iterdir()] == [".npz"]
+    assert [file.suffix for file in files_in(kept)] == [".npz"]
 
 
 # -- an engineer's own loader ----------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -23,7 +24,10 @@ def load_from_context(context: Context) -> Party:
     except ValueError as error:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
-    party = load_party(source, encoding=_encoding(source, context.run_config))
+    # Other parties are simulated: they hold parts of a bundled data set or folder.
+    real = Path(str(context.node_config.get("data", ""))).is_absolute()
+    encoding = _encoding(source, context.run_config, real)
+    party = load_party(source, encoding=encoding)
     party.state_dir = source.state_dir
     party.source = StoredRows(source)
     party.n_parties = source.count or 0
@@ -31,11 +35,16 @@ def load_from_context(context: Context) -> Party:
     return party
 
 
-def _encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
+def _encoding(source: PartySource, run_config: Mapping[str, Any], real: bool) -> Any:
     """Check the ``state-dir``; for predictions, return how to encode the new rows."""
     try:
         if source.state_dir is not None:
             check_folder(source.state_dir)
+        elif real:
+            raise PartyError(
+                "state-dir must be set in the node config: there the party notes what "
+                "it has answered, so that no mask serves twice"
+            )
         if run_config.get("task") != "predict":
             return None
         if source.state_dir is None:

@@ -10,6 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -19,6 +20,7 @@ from flwr.clientapp import ClientApp
 
 from vfl_flower.protocol.contract import ContractError, fields_of, flatten, structure
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
+from vfl_flower.protocol.journal import Journal, journal_of
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
     DAMAGED,
@@ -30,7 +32,7 @@ from vfl_flower.protocol.messages import (
     pack,
     unpack,
 )
-from vfl_flower.protocol.parts import load_part, write_predictions
+from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import Party, PartyError, digest_ids
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
@@ -119,15 +121,20 @@ def answer(
         party = _loaded(load, context)
         name = party.name or name
         clipped = None
-        if step is hello:
-            greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
-            reply = flatten(step(party, **_arguments(step, values, party)))
-            reply["public_key"] = memory.open(greeting.session)
-        else:
-            # Requests of two steps may have the same content.
-            packed["digest"] += step.action.encode()
-            frame = Frame.parse(packed)
-            reply, clipped = _run(step, values, frame, party, memory, allow_plain)
+        with _journal(party, context, allow_plain) as journal:
+            if step is hello:
+                greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
+                reply = flatten(step(party, **_arguments(step, values, party)))
+                reply["public_key"] = memory.open(greeting.session)
+                if journal is not None:
+                    journal.greet(greeting.session)
+            else:
+                # Requests of two steps may have the same content.
+                packed["digest"] += step.action.encode()
+                frame = Frame.parse(packed)
+                reply, clipped = _run(
+                    step, values, frame, party, memory, journal, allow_plain
+                )
         seconds = time.perf_counter() - start
         told = {"seconds": seconds} | ({"clipped": clipped} if clipped else {})
         content = pack(reply, told)
@@ -149,16 +156,32 @@ def answer(
     return Message(Error(code, reason), reply_to=message)
 
 
+def _journal(
+    party: Party, context: Context, allow_plain: bool
+) -> AbstractContextManager[Journal | None]:
+    """Return the journal of a party, which one without a ``state-dir`` lacks.
+
+    Nor does a party of a run in one process need one: its memory is in that process.
+    """
+    if party.state_dir is None or allow_plain:
+        return nullcontext()
+    check_folder(party.state_dir)
+    return journal_of(party.state_dir, context.run_id)
+
+
 def _run(
     step: Step[..., Any],
     values: dict[str, Any],
     frame: Frame,
     party: Party,
     memory: Memory,
+    journal: Journal | None,
     allow_plain: bool,
 ) -> tuple[dict[str, Any], bytes | None]:
     """Run a step of the protocol; return its reply, and what was clipped, masked."""
     private_key, public_keys = memory.enter(frame, party)
+    if journal is not None:
+        journal.enter(frame, party)
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
@@ -169,7 +192,10 @@ def _run(
     sums.open(step, values)
     reply = flatten(step(party, **_arguments(step, values, party)))
     clipped = sums.hide(step, reply)
-    memory.leave(frame, party, digest(pack(reply)))
+    sent = digest(pack(reply))
+    if journal is not None:
+        journal.leave(frame, party, sent)
+    memory.leave(frame, party, sent)
     if party.part is not part:
         memory.keep_part(party, step.algorithm)
     keep_predictions(party, memory.run, frame.model)

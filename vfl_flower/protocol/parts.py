@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,16 +89,23 @@ def check_folder(folder: Path) -> None:
     Raises
     ------
     PartyError
-        It cannot be made, or not be written to.
+        It cannot be made or written to, or other users may read it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
+        mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError:
-        writable = False
+        writable, mode = False, 0o700
     if not writable:
         logger.error("cannot write to %s", folder)
         raise PartyError("this party's state-dir cannot be written to")
+    if os.name == "posix" and mode & 0o077:
+        logger.error("other users may read %s: chmod 700 closes it", folder)
+        raise PartyError(
+            "this party's state-dir must be open to its own user alone (mode 700), got "
+            f"mode {mode:o}"
+        )
 
 
 def write_private(

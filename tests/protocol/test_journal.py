@@ -1,0 +1,138 @@
+"""One message at a time, no round twice, and counts that outlive a session."""
+
+import copy
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from deviating import RealParties
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.clients import coresets
+from vfl_flower.protocol.journal import FILE, Journal, journal_of
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import PartyError
+
+N = 30
+
+KILLED = """
+import os, pathlib, signal, sys
+from vfl_flower.protocol.journal import journal_of
+with journal_of(pathlib.Path(sys.argv[1]), 7) as line:
+    line.round = 1
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    rng = np.random.default_rng(0)
+    parties = [
+        Party(rng.normal(size=(N, 2)), name=name, state_dir=tmp_path / name)
+        for name in "abc"
+    ]
+    for party in parties:
+        party.share_rows = 10
+    return RealParties(parties)
+
+
+def pool(parties, rows):
+    rows = np.asarray(rows, dtype=np.uint32)
+    return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
+
+
+def states(grid):
+    return {node: copy.deepcopy(dict(c.state)) for node, c in grid._contexts.items()}
+
+
+def restore(grid, saved):
+    """Give the parties the memory that they had: two messages that arrive together."""
+    for node, records in saved.items():
+        state = grid._contexts[node].state
+        for name in list(state):
+            del state[name]
+        for name, record in copy.deepcopy(records).items():
+            state[name] = record
+
+
+def test_a_second_message_from_one_saved_state(grid):
+    """Twenty rows left a party whose limit is ten, and masks were used twice."""
+    parties = Parties(grid, Ledger(), seed=0)
+    saved, last, number = states(grid), list(parties._last), parties._round
+    pool(parties, range(10))
+    restore(grid, saved)
+    parties._last, parties._round = last, number
+    with pytest.raises(PartyFailed, match="round 1 is over, says this party's journal"):
+        pool(parties, range(10, 20))
+
+
+def test_rows_count_in_all_sessions_of_a_run(grid):
+    """A second greeting set the count back to 0."""
+    pool(Parties(grid, Ledger(), seed=0), range(10))
+    again = Parties(grid, Ledger(), seed=0)
+    pool(again, range(10))
+    with pytest.raises(PartyFailed, match="share-rows lets 10 rows leave"):
+        pool(again, range(10, 20))
+
+
+def test_a_message_that_is_asked_again_gets_the_same_reply(grid):
+    parties = Parties(grid, Ledger(), seed=0)
+    saved, last, number = states(grid), list(parties._last), parties._round
+    first = pool(parties, range(5))
+    restore(grid, saved)
+    parties._last, parties._round = last, number
+    second = pool(parties, range(5))
+    for reply, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(reply["X"], other["X"])
+
+
+def test_a_refused_message_is_not_in_the_journal(tmp_path):
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5)
+    with pytest.raises(ZeroDivisionError), journal_of(tmp_path, 7) as line:
+        line.round = 1 // 0
+    with journal_of(tmp_path, 7) as line:
+        assert line == Journal(5)
+
+
+def test_killed_before_its_reply_a_party_answers_again(tmp_path):
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5)
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with journal_of(tmp_path, 7) as line:
+        assert line == Journal(5)
+
+
+def test_one_message_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("vfl_flower.protocol.journal.PATIENCE", 0.1)
+    with (
+        journal_of(tmp_path, 7),
+        pytest.raises(PartyError, match="journal in this party's state-dir"),
+        journal_of(tmp_path, 7),
+    ):
+        pass
+
+
+def test_runs_are_apart_and_old_ones_go(tmp_path):
+    for run in range(120):
+        with journal_of(tmp_path, run) as line:
+            line.greet(run)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        runs = [int(run) for (run,) in db.execute("SELECT run FROM runs")]
+    assert sorted(runs) == list(range(20, 120))
+
+
+def test_only_its_user_can_read_it_and_links_are_not_followed(tmp_path):
+    with journal_of(tmp_path, 7):
+        pass
+    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / FILE).symlink_to(tmp_path / FILE)
+    with pytest.raises(PartyError, match="journal"), journal_of(tmp_path / "other", 7):
+        pass
