@@ -291,3 +291,9 @@ def test_data_that_strategies_write_to_would_be_noticed():
 def test_what_is_no_party():
     with pytest.raises(ValueError, match="must be of class Party, got ndarray"):
         InProcessGrid([np.zeros((2, 2))])
+
+
+@pytest.mark.parametrize("parties", [None, Party(np.ones((3, 1))), {"a": 1}, iter(())])
+def test_parties_that_are_no_list(parties):
+    with pytest.raises(ValueError, match="parties must be a list of parties, got"):
+        simulate(CoresetVRLR(size=5), parties)

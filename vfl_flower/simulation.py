@@ -171,6 +171,10 @@ def simulate(
         raise ValueError(
             f"strategy must be an instance of a strategy, got {strategy!r}{hint}"
         )
+    if isinstance(parties, Party) or not isinstance(parties, Sequence):
+        raise ValueError(
+            f"parties must be a list of parties, got {type(parties).__name__}"
+        )
     if seed is not None:
         strategy = strategy.replace(seed=seed)
     if len(parties) < strategy.least_parties:

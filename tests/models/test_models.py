@@ -288,7 +288,7 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
 def test_values_that_are_no_numbers(model, value):
     found = blocks(model)
     found[1] = np.array([[value] * found[1].shape[1]] * len(found[1]))
-    with pytest.raises(ValueError, match=r"finite numbers, .* at place 1, from 0, has"):
+    with pytest.raises(ValueError, match=r"(finite|real) numbers, .* at place 1, "):
         model.predict(found)
 
 
@@ -419,3 +419,31 @@ def test_a_file_that_is_no_model(tmp_path, name):
     path.write_text("a,b") if name == "text.npz" else np.save(path, np.zeros(3))
     with pytest.raises(ValueError, match="is damaged, or no saved model"):
         LinearModel.load(path)
+
+
+@pytest.mark.parametrize("blocks", [None, np.ones((3, 2)), 5])
+def test_blocks_that_are_no_list(blocks):
+    with pytest.raises(ValueError, match="predict takes a list of matrices"):
+        LinearModel([np.ones(2), np.ones(2)]).predict(blocks)
+
+
+def test_a_file_that_lacks_an_array_or_holds_nan(tmp_path):
+    path = LinearModel([np.ones(2), np.ones(2)]).save(tmp_path / "model.npz")
+    with np.load(path) as file:
+        arrays = dict(file)
+    changed = {
+        "nan": arrays | {"coef_0": np.array([np.nan, 1.0])},
+        "without an intercept": {k: v for k, v in arrays.items() if k != "intercept"},
+        "without a block": {k: v for k, v in arrays.items() if k != "coef_0"},
+    }
+    for name, kept in changed.items():
+        np.savez(tmp_path / f"{name}.npz", **kept)
+        with pytest.raises(ValueError, match="the file is damaged"):
+            load_model(tmp_path / f"{name}.npz")
+
+
+def test_a_model_is_not_saved_over_a_folder(tmp_path):
+    model = LinearModel([np.ones(2), np.ones(2)])
+    for path in (tmp_path, tmp_path / "none" / "model.npz"):
+        with pytest.raises(ValueError, match="path must be a file in a folder"):
+            model.save(path)

@@ -309,3 +309,9 @@ def test_a_party_without_a_limit_counts_nothing():
     party = Party(X)
     party.share(np.arange(3))
     assert party.shared is None
+
+
+@pytest.mark.parametrize("name", [3, "", "a" * 101, "a\nb"])
+def test_a_name_that_no_report_can_show(name):
+    with pytest.raises(ValueError, match="name must be 1 to 100 printable characters"):
+        Party(np.ones((3, 1)), name=name)

@@ -565,7 +565,8 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
         return  # Flower will say what is wrong with the project
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = [name for name in known if name.endswith(f".{key}")]
+            near = near or difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"run config has no key {key!r}{hint}")
 

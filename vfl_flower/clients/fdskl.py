@@ -327,7 +327,11 @@ def _classes(party: Party, target: Target) -> Array:
     classes = np.unique(party.y[~np.isnan(party.y)])
     count = len(classes)
     if target == "binary" and count != 2:
-        hint = ": set target to 'multiclass' or 'continuous'" if count > 2 else ""
+        hint = ""
+        if count > 2:
+            hint = ": set target to 'multiclass'"
+        if count > MAX_CLASSES:
+            hint = ": set target to 'continuous' and loss to 'square'"
         raise PartyError(
             "labels must have two values for target 'binary', this party's have "
             f"{count}{hint}"

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -77,9 +77,18 @@ class Model:
         -------
         Path
             The file written.
+
+        Raises
+        ------
+        ValueError
+            `path` is a folder, or in a folder that does not exist.
         """
         target = Path(path)
         target = target if target.suffix else target.with_suffix(".npz")
+        if not target.parent.is_dir() or Path(path).is_dir():
+            raise ValueError(
+                f"path must be a file in a folder that exists, got {os.fspath(path)!r}"
+            )
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         arrays: Any = header | self.arrays()
         # A model with parts may hold secrets of the parties.
@@ -102,7 +111,7 @@ class Model:
         kind, arrays = _read(path)
         if kind != cls.kind:
             raise ValueError(f"the file must hold a {cls.kind!r} model, got {kind!r}")
-        return cls.from_arrays(arrays)
+        return _made(cls, arrays)
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
@@ -125,12 +134,36 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     for strategies in algorithms().values():
         for strategy in strategies:
             if strategy.model_class.kind == kind:
-                return strategy.model_class.from_arrays(arrays)
+                return _made(strategy.model_class, arrays)
     raise ValueError(f"the file holds a model of kind {kind!r}, which is not installed")
+
+
+M = TypeVar("M", bound=Model)
+
+
+def _made(kind: type[M], arrays: Arrays) -> M:
+    """Return the model that saved arrays make.
+
+    Raises
+    ------
+    ValueError
+        An array is missing, or of numbers that no model has.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and np.isnan(array).any() and name != "inertia":
+            raise ValueError(f"the file is damaged: {name!r} holds a value that is NaN")
+    try:
+        return kind.from_arrays(arrays)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"the file is damaged: it does not hold what a {kind.kind!r} model needs "
+            f"({str(error)[:60]})"
+        ) from None
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
     """Return the kind and the arrays of a saved model."""
+    path = Path(path)  # no number of an open file
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -162,6 +195,11 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     ValueError
         The blocks do not have one row count, the `widths` and finite numbers.
     """
+    if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
+        raise ValueError(
+            "predict takes a list of matrices, one a party in party order, got "
+            f"{type(blocks).__name__}"
+        )
     arrays = [np.asarray(block) for block in blocks]
     shapes = [array.shape for array in arrays]
     if len(arrays) != len(widths) or any(
@@ -173,9 +211,14 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
             f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
         )
     for place, array in enumerate(arrays):
-        if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                "predict takes real numbers, the matrix of the party at place "
+                f"{place}, from 0, has dtype {array.dtype}"
+            )
+        if bad := array.size - np.count_nonzero(np.isfinite(array)):
             raise ValueError(
                 "predict takes finite numbers, the matrix of the party at place "
-                f"{place}, from 0, has others"
+                f"{place}, from 0, has {bad} that are not"
             )
     return arrays

@@ -33,7 +33,7 @@ from vfl_flower.protocol.messages import (
     unpack,
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
-from vfl_flower.protocol.party import Party, PartyError, digest_ids
+from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError, digest_ids
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.version import __version__
@@ -41,9 +41,6 @@ from vfl_flower.version import __version__
 log = logging.getLogger("vfl_flower")
 
 Load = Callable[[Context], Party]
-
-MOST_OF_NAME = 100
-"""Most characters in the name of a party."""
 
 Text = Annotated[str, MaxLen(200)]
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, cast, overload
 import numpy as np
 from flwr.serverapp import Grid
 
-from vfl_flower.protocol.answering import MOST_OF_NAME, hello
+from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.contract import (
     SECRET,
@@ -36,6 +36,7 @@ from vfl_flower.protocol.exchange import (
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.party import MOST_OF_NAME
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum

@@ -16,6 +16,9 @@ from vfl_flower.typing import Array
 
 S = TypeVar("S")
 
+MOST_OF_NAME = 100
+"""Most characters in the name of a party."""
+
 
 class PartyError(Exception):
     """A party refuses a step, with a sentence that is safe to send to the server.
@@ -147,6 +150,12 @@ class Party:
             self.ids_digest = digest_ids(self.ids)
 
     def _check(self) -> None:
+        named = isinstance(self.name, str) and self.name.isprintable()
+        if self.name is not None and not (named and 0 < len(self.name) <= MOST_OF_NAME):
+            raise ValueError(
+                f"name must be 1 to {MOST_OF_NAME} printable characters, got "
+                f"{str(self.name)[:40]!r}"
+            )
         who = f"party {self.name!r}" if self.name else "the party"
         if self.columns is None and hasattr(self.X, "columns"):  # a DataFrame
             self.columns = self.X.columns
