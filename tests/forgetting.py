@@ -49,12 +49,12 @@ def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
     """Return parties with rows near three points, ids such as ``north.0``."""
     rng = np.random.default_rng(seed)
     middles = rng.uniform(-0.4, 0.4, size=(3, d))
-    found = []
+    actual = []
     for name, n in zip(NAMES, sizes, strict=False):
         X = middles[rng.integers(3, size=n)] + rng.uniform(-0.08, 0.08, size=(n, d))
         ids = np.array([f"{name}.{i}" for i in range(n)])
-        found.append(Party(X, ids=ids, name=name, state_dir=Path(folder) / name))
-    return found
+        actual.append(Party(X, ids=ids, name=name, state_dir=Path(folder) / name))
+    return actual
 
 
 def found_by(test_file):

@@ -50,10 +50,10 @@ PAPERS = {
 """Pages of papers, and the modules of their steps."""
 
 
-def parametrise(name: str, found: dict[str, Any]) -> pytest.MarkDecorator:
+def parametrise(name: str, actual: dict[str, Any]) -> pytest.MarkDecorator:
     """Return one case for each page, or line of a page, that there is."""
-    assert found
-    return pytest.mark.parametrize(name, found.values(), ids=found.keys())
+    assert actual
+    return pytest.mark.parametrize(name, actual.values(), ids=actual.keys())
 
 
 # -- examples --------------------------------------------------------------------------
@@ -197,12 +197,12 @@ def test_walk_that_adds_a_step(load):
 
 def commands(program: str) -> dict[str, list[str]]:
     """Return the words of each command of a program, by page and place."""
-    found = {}
+    actual = {}
     for page, text in PAGES.items():
         joined = re.sub(r"\\\n *", "", text)
         for k, line in enumerate(re.findall(rf"(?m)^ {{4,}}({program} .*)$", joined)):
-            found[f"{page}-{k}"] = shlex.split(line.partition(" > ")[0], comments=True)
-    return found
+            actual[f"{page}-{k}"] = shlex.split(line.partition(" > ")[0], comments=True)
+    return actual
 
 
 def options(words: list[str], option: str) -> list[str]:
@@ -398,10 +398,10 @@ def test_files_and_modules_in_the_text_exist(page):
             r"((?:vfl_flower|simulations)(?:\.\w+)+)(?::(\w+))?", code
         )
         if module:
-            found = importlib.util.find_spec(module[1]) or importlib.util.find_spec(
+            actual = importlib.util.find_spec(module[1]) or importlib.util.find_spec(
                 module[1].rpartition(".")[0]
             )
-            assert found, code
+            assert actual, code
             if module[2]:
                 assert hasattr(importlib.import_module(module[1]), module[2]), code
 
@@ -416,9 +416,9 @@ def test_functions_that_a_page_names_exist(page):
         path = Path("vfl_flower", file)
         module = importlib.import_module(".".join(path.with_suffix("").parts))
         for name in functions.split(", "):
-            found: Any = module
+            actual: Any = module
             for part in name.split("."):
-                found = getattr(found, part)
+                actual = getattr(actual, part)
 
 
 @pytest.mark.parametrize("name", PAPERS)

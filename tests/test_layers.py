@@ -344,8 +344,8 @@ def check_types(folder: Path) -> list[tuple[str, int]]:
             check=False,
         )
     assert result.returncode in (0, 1), result.stdout + result.stderr
-    found = re.findall(r"^(\S+\.py):(\d+): error:", result.stdout, re.MULTILINE)
-    return [(path, int(line)) for path, line in found]
+    actual = re.findall(r"^(\S+\.py):(\d+): error:", result.stdout, re.MULTILINE)
+    return [(path, int(line)) for path, line in actual]
 
 
 def declared_steps(module: str) -> list[ast.FunctionDef]:

@@ -99,6 +99,6 @@ def patterns(values: Array) -> set[bytes]:
     return {value.tobytes() for value in np.asarray(values, dtype="<f8").ravel()}
 
 
-def found(patterns: set[bytes], transcript: Sequence[Entry]) -> set[bytes]:
+def actual(patterns: set[bytes], transcript: Sequence[Entry]) -> set[bytes]:
     """Return the patterns that are in a message."""
     return {p for p in patterns if any(p in entry.data for entry in transcript)}

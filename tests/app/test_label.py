@@ -78,11 +78,11 @@ def test_rows_of_training_get_their_labels_again(parties, model, tmp_path):
     for m, party in enumerate(parties):
         output = tmp_path / "labels.csv"
         main([model.model, "--node-config", party, "--output", str(output)])
-        found = rows_of(output)
-        assert [int(row["prediction"]) for row in found] == model.labels_[m].tolist()
-        assert [int(row["id"]) for row in found] == [1000 * m + i for i in range(80)]
+        actual = rows_of(output)
+        assert [int(row["prediction"]) for row in actual] == model.labels_[m].tolist()
+        assert [int(row["id"]) for row in actual] == [1000 * m + i for i in range(80)]
         kept = rows_of(tmp_path / f"state-{m}" / f"predictions-{model.model}.csv")
-        assert kept == found
+        assert kept == actual
 
 
 def test_new_rows_are_encoded_as_those_of_training(parties, model, tmp_path):

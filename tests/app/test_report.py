@@ -52,10 +52,10 @@ def test_files(tmp_path, results):
 
 def test_json(tmp_path, results):
     write_report(tmp_path, results, SETTINGS)
-    found = json.loads((tmp_path / "result.json").read_text())
-    assert found["run_config"] == SETTINGS
-    coreset, full = found["results"]["coreset"], found["results"]["full"]
-    assert list(found["results"]) == ["coreset", "full"]
+    actual = json.loads((tmp_path / "result.json").read_text())
+    assert actual["run_config"] == SETTINGS
+    coreset, full = actual["results"]["coreset"], actual["results"]["full"]
+    assert list(actual["results"]) == ["coreset", "full"]
     assert (coreset["seed"], full["seed"]) == (4, None)
     assert coreset["metrics"] == {"1": {"train_loss": 1.25, "sigma_min": 0.5}}
     assert coreset["ledger"]["bytes_up"] == 2310
@@ -72,8 +72,8 @@ def test_numbers_that_json_does_not_have(tmp_path):
         raise AssertionError(constant)
 
     text = (tmp_path / "result.json").read_text()
-    found = json.loads(text, parse_constant=refuse)
-    metrics = found["results"]["a"]["metrics"]["1"]
+    actual = json.loads(text, parse_constant=refuse)
+    metrics = actual["results"]["a"]["metrics"]["1"]
     assert metrics == {"train_loss": "inf", "tau": "nan"}
     assert "inf" in (tmp_path / "report.md").read_text()
 
@@ -124,8 +124,8 @@ def test_table_is_markdown_and_aligned():
 def test_a_second_report_takes_the_place_of_the_first(tmp_path, results):
     write_report(tmp_path, {"coreset": results["coreset"]}, SETTINGS)
     write_report(tmp_path, results, SETTINGS)
-    found = json.loads((tmp_path / "result.json").read_text())
-    assert list(found["results"]) == ["coreset", "full"]
+    actual = json.loads((tmp_path / "result.json").read_text())
+    assert list(actual["results"]) == ["coreset", "full"]
 
 
 def test_nothing_else_is_left_in_the_folder(tmp_path, results):

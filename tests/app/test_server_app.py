@@ -50,9 +50,9 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     main(InProcessGrid(parties()), context(**config))
     (folder,) = tmp_path.iterdir()
     assert folder.name.endswith("-77")
-    found = json.loads((folder / "result.json").read_text())
-    assert list(found["results"]) == ["coreset", "uniform", "full"]
-    assert found["run_config"] == check_run_config(config)
+    actual = json.loads((folder / "result.json").read_text())
+    assert list(actual["results"]) == ["coreset", "uniform", "full"]
+    assert actual["run_config"] == check_run_config(config)
     out = capsys.readouterr().out
     assert f"results in {folder}" in out
     assert "| coreset |" in out
@@ -76,9 +76,9 @@ def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
     settings = {f"fdskl.{k}": v for k, v in settings.items()} | {"seed": 3}
     main(grid(slice(150), labels[:150]), context(**fdskl, **settings))
     (report,) = (tmp_path / "runs").glob("*/result.json")
-    found = json.loads(report.read_text())["results"]
-    assert list(found) == ["train"]
-    number = found["train"]["model"]
+    actual = json.loads(report.read_text())["results"]
+    assert list(actual) == ["train"]
+    number = actual["train"]["model"]
     assert all((place / f"{number}.npz").exists() for place in places)
     assert number in capsys.readouterr().out
     main(grid(slice(150, 180)), context(**fdskl, task="predict", model=number))
@@ -105,12 +105,12 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
         config |= mufc | {"output-dir": str(output)}
         main(InProcessGrid(clients), context(**config))
         (report,) = output.glob("*/result.json")
-        ((name, found),) = json.loads(report.read_text())["results"].items()
+        ((name, actual),) = json.loads(report.read_text())["results"].items()
         assert name == config["task"]
         # The ids that are asked for would stay.
         text = "".join(path.read_text() for path in report.parent.glob("*.[jm]*"))
         assert "a:1,2" not in text
-        return found
+        return actual
 
     number = run(task="train")["model"]
     assert f"model {number}, version 1, can forget" in capsys.readouterr().out
@@ -118,9 +118,9 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
         ("unlearn", {"mufc.forget": "a:1,2;b:3"}, 33),
         ("forget-client", {"mufc.clients": "c"}, 21),
     ):
-        found = run(task=task, model=number, **more)
-        assert found["model"] == number
-        assert found["metrics"]["1"]["rows"] == rows
+        actual = run(task=task, model=number, **more)
+        assert actual["model"] == number
+        assert actual["metrics"]["1"]["rows"] == rows
     assert f"model {number}, version 3, can forget" in capsys.readouterr().out
     kept = (tmp_path / "a" / f"predictions-{number}.csv").read_text().split()
     assert [line.split(",")[0] for line in kept[1:]] == ["0", *map(str, range(3, 12))]

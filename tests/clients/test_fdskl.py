@@ -101,8 +101,8 @@ def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
 
 
 def test_distances_are_of_rows_to_train_on():
-    party, rows = a_party(0), np.array([2, 3, 7], dtype=np.uint32)
-    i, j = rows[draw_pairs(3, 1000, np.random.default_rng([7, 1000]))]
+    party, rows = a_party(0), np.array([2, 3, 7, 5, 1, 9], dtype=np.uint32)
+    i, j = rows[draw_pairs(6, 1000, np.random.default_rng([7, 1000]))]
     limbs = fdskl.distances(party, "gaussian", "binary", 2, rows)["distances"]
     expected = ((party.X[i] - party.X[j]) ** 2).sum(axis=1)
     np.testing.assert_allclose(join_limbs(limbs), expected)
@@ -110,14 +110,14 @@ def test_distances_are_of_rows_to_train_on():
 
 def test_distances_count_as_shared_rows():
     """Those of a few rows give the columns up to a rotation."""
-    rows = np.array([2, 3, 7])
-    for index, bound in ((0, 3), (2, 0)):  # party 2 gets the sum
+    rows = np.array([2, 3, 7, 5, 1, 9])
+    for index, bound in ((0, 6), (2, 0)):  # party 2 gets the sum
         y = labels() if index == 2 else None
         party = a_party(index, y, share_rows=bound)
         fdskl.distances(party, "gaussian", "binary", 2, rows)
         ask(party, rows=rows[:2])  # the same rows
-    party = a_party(0, share_rows=2)
-    with pytest.raises(PartyError, match=r"lets 2 rows leave it .* asks for 3"):
+    party = a_party(0, share_rows=5)
+    with pytest.raises(PartyError, match=r"lets 5 rows leave it .* asks for 6"):
         fdskl.distances(party, "gaussian", "binary", 2, rows)
 
 
@@ -616,6 +616,25 @@ def test_a_mean_squared_error_by_hand():
     assert reply == {"test_loss": (0.25 + 4) / 2, "test_rows": 2}
 
 
+def test_the_error_of_one_answer_is_no_mean():
+    """It said whether a label is what the server guesses: all 200 of 200."""
+    party, _, _ = fitted(labels(), target="binary")
+    party.X, party.y = np.tile(party.X, (30, 1)), np.tile(party.y, 30)
+    one = np.array([4], dtype=np.uint32)
+    with pytest.raises(PartyError, match="rows must be at least 18, each once, got 1"):
+        fdskl.answer(party, 1, 0, np.ones(1), one, evaluate=True, last=True)
+
+
+def test_errors_are_told_once_a_run():
+    """The errors of two sets of rows that differ by one give its label."""
+    party, _, _ = fitted(labels(), target="binary")
+    done, scores = np.arange(10, dtype=np.uint32), np.ones(10)
+    fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
+    more = np.array([10], dtype=np.uint32)
+    with pytest.raises(PartyError, match="errors of its answers once a run"):
+        fdskl.answer(party, 1, 0, scores[:1], more, evaluate=True, last=True)
+
+
 def test_scores_of_a_holder_are_its_part_of_f():
     party, _, turns = fitted()
     at = np.array([0, 1], dtype=np.uint32)
@@ -747,9 +766,11 @@ def test_shared_features_have_angles_of_64_bits():
         ask(a_party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
 
 
-def test_the_distance_of_one_row():
-    with pytest.raises(PartyError, match="rows must be at least two"):
-        fdskl.distances(a_party(0), "gaussian", "binary", 2, np.array([1]))
+@pytest.mark.parametrize("rows", [[1], [1, 4], [1, 4] * 20, [*range(6), 0]])
+def test_the_distance_of_one_pair_is_no_median(rows):
+    """The median of pairs of two rows was their distance, to the last bit."""
+    with pytest.raises(PartyError, match="rows must be at least 6, each once"):
+        fdskl.distances(a_party(0), "gaussian", "binary", 2, np.array(rows))
 
 
 @pytest.mark.parametrize(

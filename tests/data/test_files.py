@@ -245,8 +245,8 @@ def test_a_folder_is_in_natural_order(write, tmp_path, monkeypatch, names):
     listed = list(type(tmp_path).iterdir(tmp_path / "f"))
     for order in (listed, listed[::-1]):  # however the file system lists them
         monkeypatch.setattr(type(tmp_path), "iterdir", lambda _, order=order: order)
-        found = [load(tmp_path / "f", index=j).X.item() for j in range(len(names))]
-        assert found == list(range(len(names)))
+        actual = [load(tmp_path / "f", index=j).X.item() for j in range(len(names))]
+        assert actual == list(range(len(names)))
 
 
 def test_a_folder_without_party_files(tmp_path):

@@ -61,24 +61,24 @@ SAVED = [*MODELS, KERNEL_CLUSTERS, FORGETFUL, KERNEL_CLUSTERS_APART, UNKEPT]
 
 def assert_same(model, expected):
     assert type(model) is type(expected)
-    found, wanted = model.arrays(), expected.arrays()
-    assert list(found) == list(wanted)
-    for name, array in found.items():
+    actual, wanted = model.arrays(), expected.arrays()
+    assert list(actual) == list(wanted)
+    for name, array in actual.items():
         assert array.dtype == wanted[name].dtype
         np.testing.assert_array_equal(array, wanted[name])
 
 
 def test_linear_prediction():
     """Row (1, 1 | 4): 1 - 2 + 2 + 3 = 4; row (2, 0 | 0): 2 + 3 = 5."""
-    found = LINEAR.predict([np.array([[1, 1], [2, 0]]), [[4.0], [0.0]]])
-    assert found.tolist() == [4.0, 5.0]
-    assert found.dtype == np.float64
+    actual = LINEAR.predict([np.array([[1, 1], [2, 0]]), [[4.0], [0.0]]])
+    assert actual.tolist() == [4.0, 5.0]
+    assert actual.dtype == np.float64
 
 
 def test_nearest_centre():
     """In the columns of one party alone, rows 0 and 1 would have other centres."""
-    found = CLUSTERS.predict([[[1.0], [0.0], [8.0]], [[0.0], [5.0], [9.0]]])
-    assert found.tolist() == [0, 1, 2]
+    actual = CLUSTERS.predict([[[1.0], [0.0], [8.0]], [[0.0], [5.0], [9.0]]])
+    assert actual.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -210,9 +210,9 @@ def test_clusters_that_can_forget_come_back_as_they_were(tmp_path):
         MUFCModel.from_arrays(FORGETFUL.to_record()),
     ):
         for name in ("model", "version", "inertia_", "kept", "missing", "note"):
-            found, expected = getattr(again, name), getattr(FORGETFUL, name)
-            assert found == expected
-            assert type(found) is type(expected)
+            actual, expected = getattr(again, name), getattr(FORGETFUL, name)
+            assert actual == expected
+            assert type(actual) is type(expected)
         assert again.cluster_centers_.tolist() == FORGETFUL.cluster_centers_.tolist()
         assert again.sizes_.tolist() == [4, 0, 7]
         assert again.sizes_.dtype == np.int64
@@ -230,8 +230,8 @@ def test_labels_of_clients_are_in_no_file(tmp_path):
 
 def test_nearest_centre_of_rows_of_all_columns():
     """Of (-1, 0): 1.25, 0 and 25; of (2, 2): 6.25, 13 and 2."""
-    found = FORGETFUL.predict([[-1.0, 0.0], [2, 2], [0, 0.4]])
-    assert found.tolist() == [1, 2, 0]
+    actual = FORGETFUL.predict([[-1.0, 0.0], [2, 2], [0, 0.4]])
+    assert actual.tolist() == [1, 2, 0]
     assert FORGETFUL.predict(np.zeros((0, 2))).shape == (0,)
 
 
@@ -278,18 +278,18 @@ def test_number_of_a_model_whose_parts_are_kept():
     ],
 )
 def test_blocks_that_are_not_those_of_the_parties(model, spoil):
-    found = spoil(blocks(model))
+    actual = spoil(blocks(model))
     with pytest.raises(ValueError, match="predict takes one matrix a party"):
-        model.predict(found)
+        model.predict(actual)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("value", [np.nan, -np.inf, "a", None])
 def test_values_that_are_no_numbers(model, value):
-    found = blocks(model)
-    found[1] = np.array([[value] * found[1].shape[1]] * len(found[1]))
+    actual = blocks(model)
+    actual[1] = np.array([[value] * actual[1].shape[1]] * len(actual[1]))
     with pytest.raises(ValueError, match=r"(finite|real) numbers, .* at place 1, "):
-        model.predict(found)
+        model.predict(actual)
 
 
 def test_what_predict_wanted_and_got():
@@ -447,3 +447,12 @@ def test_a_model_is_not_saved_over_a_folder(tmp_path):
     for path in (tmp_path, tmp_path / "none" / "model.npz"):
         with pytest.raises(ValueError, match="path must be a file in a folder"):
             model.save(path)
+
+
+def test_a_compressed_file_is_not_read(tmp_path):
+    """A file of 0.5 MB became 1.2 GB."""
+    path = LinearModel([np.ones(2), np.ones(2)]).save(tmp_path / "model.npz")
+    with np.load(path) as file:
+        np.savez_compressed(tmp_path / "small.npz", **dict(file))
+    with pytest.raises(ValueError, match="damaged, or no saved model"):
+        load_model(tmp_path / "small.npz")

@@ -406,9 +406,9 @@ def test_sigma_min_of_orthogonal_and_of_shared_columns():
 def test_sigma_min_is_set_by_the_angle_of_the_weighted_columns(angle, weight):
     weights = np.array([1.0, weight, 3.0])
     a, b = np.array([1.0, 0.0, 0.0]), np.array([np.cos(angle), np.sin(angle), 0.0])
-    found = sigma_min([(v / np.sqrt(weights))[:, None] for v in (a, b)], weights)
-    assert 0 <= found <= 1 + 1e-12
-    assert found == pytest.approx(np.sqrt(1 - np.cos(angle)), abs=1e-9)
+    actual = sigma_min([(v / np.sqrt(weights))[:, None] for v in (a, b)], weights)
+    assert 0 <= actual <= 1 + 1e-12
+    assert actual == pytest.approx(np.sqrt(1 - np.cos(angle)), abs=1e-9)
 
 
 def test_sigma_min_of_a_coreset_is_near_that_of_all_rows():
@@ -417,8 +417,8 @@ def test_sigma_min_of_a_coreset_is_near_that_of_all_rows():
     parties = [X[:, :3], X[:, 3:]]
     g = [vrlr_sensitivities(scores_of(part), 5000) for part in parties]
     S, w = distributed_draw(g, 2000, np.random.default_rng(0))
-    found = sigma_min([part[S] for part in parties], w)
-    assert found == pytest.approx(sigma_min(parties, np.ones(5000)), rel=0.1)
+    actual = sigma_min([part[S] for part in parties], w)
+    assert actual == pytest.approx(sigma_min(parties, np.ones(5000)), rel=0.1)
 
 
 def test_tau_is_the_ratio_of_the_dominating_party():

@@ -30,7 +30,7 @@ def blocks(n=9):
 def parts(holders=(2,), block=M, columns=1, kernel="gaussian", shared=False):
     """Return parts with coefficients drawn at random."""
     rng = np.random.default_rng(1)
-    found = []
+    actual = []
     for j, (seed, width) in enumerate(zip(SEEDS, WIDTHS, strict=True)):
         part = {
             "kernel": kernel,
@@ -49,16 +49,16 @@ def parts(holders=(2,), block=M, columns=1, kernel="gaussian", shared=False):
             size = int(owned(part, M, j).sum())
             part |= {"coef": rng.normal(size=(size, columns))}
             part |= {"intercept": rng.normal(size=columns)}
-        found.append(part)
-    return found
+        actual.append(part)
+    return actual
 
 
-def all_weights(found):
+def all_weights(actual):
     own = [
         RandomFeatures(
             part["kernel"], part["n_columns"], 1.5, int(part["seed"], 16)
         ).weights(0, M)
-        for part in found
+        for part in actual
     ]
     return [omega for omega, _ in own], [b for _, b in own]
 
@@ -80,31 +80,33 @@ def test_seeds_are_hexadecimal():
 def test_partial_angles_are_those_of_the_partys_features(bits):
     _, X = blocks()
     for part, own in zip(parts(), X, strict=True):
-        found = partial_angles(part, own, M, bits)
-        np.testing.assert_array_equal(found, own_features(part).angles(own, 0, M, bits))
+        actual = partial_angles(part, own, M, bits)
+        np.testing.assert_array_equal(
+            actual, own_features(part).angles(own, 0, M, bits)
+        )
         np.testing.assert_array_equal(
             partial_angles(part, own, 30, bits),
             own_features(part).angles(own, 0, 30, bits),
         )
         some = partial_angles(part, own, M, bits, ROWS)
-        np.testing.assert_array_equal(some, found[ROWS])
+        np.testing.assert_array_equal(some, actual[ROWS])
 
 
 def test_shared_angles_are_real_turns_of_one_omega():
     """They add up to omega^T x / (2 pi) and the phases of all, whole turns included."""
     X, own = blocks()
-    found = parts(shared=True)
-    total = sum(partial_angles(p, x, M, 64) for p, x in zip(found, own, strict=True))
+    actual = parts(shared=True)
+    total = sum(partial_angles(p, x, M, 64) for p, x in zip(actual, own, strict=True))
     pooled = RandomFeatures(
         "gaussian", sum(WIDTHS), 1.5, int("3d" * 16, 16), orthogonal=False
     )
     omega, _ = pooled.weights(0, M)
-    phases = sum(all_weights(found)[1])
+    phases = sum(all_weights(actual)[1])
     np.testing.assert_allclose(total, X @ omega.T / (2 * np.pi) + phases, atol=1e-12)
     assert np.abs(total).max() > 1
-    every = partial_angles(found[1], own[1], M, 64)
-    np.testing.assert_allclose(partial_angles(found[1], own[1], 40, 64), every[:, :40])
-    some = partial_angles(found[1], own[1], M, 64, ROWS)
+    every = partial_angles(actual[1], own[1], M, 64)
+    np.testing.assert_allclose(partial_angles(actual[1], own[1], 40, 64), every[:, :40])
+    some = partial_angles(actual[1], own[1], M, 64, ROWS)
     np.testing.assert_allclose(some, every[ROWS], atol=1e-15)
 
 
@@ -125,40 +127,40 @@ def test_owned_features_by_hand():
 def test_decision_function_is_equation_7(holders, block, columns, shared, kernel):
     """f(x) = sum_j alpha_j sqrt 2 cos(omega_j^T x + b_j) + intercepts, by each j."""
     X, own = blocks()
-    found = parts(holders, block, columns, kernel, shared)
-    omegas, phases = all_weights(found)
+    actual = parts(holders, block, columns, kernel, shared)
+    omegas, phases = all_weights(actual)
     omega = np.hstack(omegas)
     if shared:
         seed = int("3d" * 16, 16)
         pooled = RandomFeatures(kernel, sum(WIDTHS), 1.5, seed, orthogonal=False)
         omega = pooled.weights(0, M)[0]
-    f = sum(found[holder]["intercept"] for holder in holders) + np.zeros((9, columns))
+    f = sum(actual[holder]["intercept"] for holder in holders) + np.zeros((9, columns))
     used = dict.fromkeys(holders, 0)
     for j in range(M):
         holder = holders[j // block % len(holders)]
         b = phases[(holder + 1) % 3][j] if shared else sum(p[j] for p in phases)
         phi = math.sqrt(2) * np.cos(X @ omega[j] + 2 * np.pi * b)
-        f += phi[:, None] * found[holder]["coef"][used[holder]]
+        f += phi[:, None] * actual[holder]["coef"][used[holder]]
         used[holder] += 1
-    np.testing.assert_allclose(decision_function(found, own), f, atol=1e-9)
+    np.testing.assert_allclose(decision_function(actual, own), f, atol=1e-9)
 
 
 def test_decision_function_in_blocks_of_rows(monkeypatch):
     _, own = blocks()
-    found = parts((0, 2), 8)
-    whole = decision_function(found, own)
+    actual = parts((0, 2), 8)
+    whole = decision_function(actual, own)
     for numbers in (1, 2 * M, 4 * M + 1):
         monkeypatch.setattr(kernel_model, "BLOCK_NUMBERS", numbers)
-        np.testing.assert_allclose(decision_function(found, own), whole, atol=1e-12)
+        np.testing.assert_allclose(decision_function(actual, own), whole, atol=1e-12)
 
 
 def test_decision_function_is_predict_of_the_solver():
     _, own = blocks()
-    found = parts()
-    turns = sum(partial_angles(p, x, M, 64) for p, x in zip(found, own, strict=True))
-    fitted = Fit(found[2]["coef"] * math.sqrt(M), found[2]["intercept"], 1.0)
+    actual = parts()
+    turns = sum(partial_angles(p, x, M, 64) for p, x in zip(actual, own, strict=True))
+    fitted = Fit(actual[2]["coef"] * math.sqrt(M), actual[2]["intercept"], 1.0)
     expected = predict(turns % 1.0, fitted)
-    np.testing.assert_allclose(decision_function(found, own), expected, atol=1e-9)
+    np.testing.assert_allclose(decision_function(actual, own), expected, atol=1e-9)
 
 
 def test_answers_by_hand():

@@ -104,14 +104,14 @@ def test_losses_far_out():
 @pytest.mark.parametrize("loss", LOSSES)
 def test_gradient_is_zero(loss, lam, shape):
     angles, Z, Y = data(*shape)
-    found = fit(angles, Y, loss, lam, RNG(0), tol=1e-7, max_iter=20_000)
-    w, b = found.coef, found.intercept
+    actual = fit(angles, Y, loss, lam, RNG(0), tol=1e-7, max_iter=20_000)
+    w, b = actual.coef, actual.intercept
     R = LOSSES[loss].derivative(Z @ w + b, Y) / len(Y)
-    assert found.converged
-    assert found.cv_score is None
+    assert actual.converged
+    assert actual.cv_score is None
     assert np.abs(Z.T @ R + lam * w).max() < 1e-7
     assert np.abs(R.sum()) < 1e-7
-    np.testing.assert_allclose(predict(angles, found), Z @ w + b, rtol=1e-10)
+    np.testing.assert_allclose(predict(angles, actual), Z @ w + b, rtol=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(80, 12), (12, 40)])
@@ -158,20 +158,20 @@ def test_converged_is_said_of_the_optimum_only(loss, labels):
     angles = RandomFeatures("gaussian", 3, 1.5, 1).angles(X, 0, 60, 16)
     Z, said = features(angles) / math.sqrt(60), []
     for lam in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
-        found = fit(angles, y[:, None], loss, lam, RNG(0), max_iter=300)
-        value = objective(Z, y[:, None], loss, lam, found.coef, found.intercept)[0]
-        best = newton(Z, y, loss, lam, np.append(found.coef, found.intercept))
-        assert not found.converged or value <= 1.05 * best
-        said.append(found.converged)
+        actual = fit(angles, y[:, None], loss, lam, RNG(0), max_iter=300)
+        value = objective(Z, y[:, None], loss, lam, actual.coef, actual.intercept)[0]
+        best = newton(Z, y, loss, lam, np.append(actual.coef, actual.intercept))
+        assert not actual.converged or value <= 1.05 * best
+        said.append(actual.converged)
     assert sum(said) >= 2
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_huge_strength_leaves_the_intercept(loss):
     angles, _, Y = data()
-    found = fit(angles, Y, loss, 1e14, RNG(0))
-    assert found.converged
-    assert np.abs(found.coef).max() < 1e-12
+    actual = fit(angles, Y, loss, 1e14, RNG(0))
+    assert actual.converged
+    assert np.abs(actual.coef).max() < 1e-12
 
 
 def test_a_score_of_0_is_of_the_class_that_it_is_answered_as():
@@ -187,29 +187,31 @@ def test_a_score_of_0_is_of_the_class_that_it_is_answered_as():
 def test_square_is_ridge(shape):
     angles, Z, Y = data(*shape, C=2, regression=True)
     for lam in (1e-6, 1e-2):
-        found = fit(angles, Y, "square", lam, RNG(0))
+        actual = fit(angles, Y, "square", lam, RNG(0))
         reference = Ridge(alpha=len(Y) * lam / 2, solver="svd").fit(Z, Y)
-        np.testing.assert_allclose(found.coef, reference.coef_.T, rtol=1e-6, atol=1e-8)
-        np.testing.assert_allclose(found.intercept, reference.intercept_, rtol=1e-8)
+        np.testing.assert_allclose(actual.coef, reference.coef_.T, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(actual.intercept, reference.intercept_, rtol=1e-8)
         # The dual: centred kernel, centred labels.
         Zc = Z - Z.mean(axis=0)
         kernel = KernelRidge(alpha=len(Y) * lam / 2, kernel="precomputed")
         kernel.fit(Zc @ Zc.T, Y - Y.mean(axis=0))
         scores = kernel.predict(Zc @ Zc.T) + Y.mean(axis=0)
-        np.testing.assert_allclose(predict(angles, found), scores, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(
+            predict(angles, actual), scores, rtol=1e-6, atol=1e-8
+        )
 
 
 @pytest.mark.parametrize("shape", [(80, 12), (30, 60)])
 @pytest.mark.parametrize("lam", [1e-4, 1e-2])
 def test_logistic_is_scikit_learn(lam, shape):
     angles, Z, Y = data(*shape)
-    found = fit(angles, Y, "logistic", lam, RNG(0), tol=1e-11, max_iter=20_000)
+    actual = fit(angles, Y, "logistic", lam, RNG(0), tol=1e-11, max_iter=20_000)
     model = LogisticRegression(
         C=1 / (len(Y) * lam), tol=1e-12, max_iter=1000, solver="newton-cholesky"
     ).fit(Z, Y[:, 0])
     scale = np.abs(model.coef_).max()
-    assert np.abs(found.coef[:, 0] - model.coef_[0]).max() < 1e-6 * scale
-    assert abs(found.intercept[0] - model.intercept_[0]) < 1e-6 * scale
+    assert np.abs(actual.coef[:, 0] - model.coef_[0]).max() < 1e-6 * scale
+    assert abs(actual.intercept[0] - model.intercept_[0]) < 1e-6 * scale
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -257,8 +259,8 @@ def test_features_without_spread(loss):
     """Of equal rows only the intercept is left."""
     angles = np.full((6, 4), 123, dtype=np.uint16)
     Y = np.array([[1.0, 1, 1, -1, -1, -1]]).T
-    found = fit(angles, Y, loss, 1e-2, RNG(0))
-    np.testing.assert_allclose(predict(angles, found), 0, atol=1e-9)
+    actual = fit(angles, Y, loss, 1e-2, RNG(0))
+    np.testing.assert_allclose(predict(angles, actual), 0, atol=1e-9)
 
 
 # -- the strength ---------------------------------------------------------------------
@@ -267,13 +269,13 @@ def test_features_without_spread(loss):
 @pytest.mark.parametrize("shape", [(60, 12), (20, 40)])
 def test_leave_one_out_is_brute_force(shape):
     angles, Z, Y = data(*shape, regression=True)
-    found = fit(angles, Y, "square", None, RNG(0))
-    scores = dict(found.path)
+    actual = fit(angles, Y, "square", None, RNG(0))
+    scores = dict(actual.path)
     assert list(scores) == GRID.tolist()
     for lam in GRID[[6, 12, 18]]:
         error = np.mean((brute_force(Z, Y[:, 0], lam) - Y[:, 0]) ** 2) / Y.var()
         assert scores[lam] == pytest.approx(error, rel=1e-6)
-    assert found.cv_score == min(scores.values()) == scores[found.regularization]
+    assert actual.cv_score == min(scores.values()) == scores[actual.regularization]
 
 
 @pytest.mark.parametrize("shape", [(60, 12), (20, 40)])
@@ -296,22 +298,22 @@ def test_leave_one_out_of_three_classes_is_brute_force():
 
 def test_the_unit_of_the_labels_does_not_matter():
     angles, _, Y = data(regression=True)
-    found = fit(angles, Y, "square", None, RNG(0))
+    actual = fit(angles, Y, "square", None, RNG(0))
     for unit, shift in ((1e-200, 0), (1e200, 0), (1e3, 1e6)):
         other = fit(angles, shift + unit * Y, "square", None, RNG(0))
-        assert other.regularization == found.regularization
-        np.testing.assert_allclose(other.coef, unit * found.coef, rtol=1e-6)
-        assert other.cv_score == pytest.approx(found.cv_score, rel=1e-6)
+        assert other.regularization == actual.regularization
+        np.testing.assert_allclose(other.coef, unit * actual.coef, rtol=1e-6)
+        assert other.cv_score == pytest.approx(actual.cv_score, rel=1e-6)
 
 
 def test_labels_are_classes_where_the_caller_says_so():
     angles, _, Y = data()
-    found = [fit(angles, Y, "square", None, RNG(0), classes=c) for c in (True, None)]
-    assert found[0].path == found[1].path
+    actual = [fit(angles, Y, "square", None, RNG(0), classes=c) for c in (True, None)]
+    assert actual[0].path == actual[1].path
     real = fit(angles, Y, "square", None, RNG(0), classes=False)
     other = fit(angles, 2 * Y, "square", None, RNG(0))
     assert real.cv_score == pytest.approx(other.cv_score)
-    assert real.path != found[0].path
+    assert real.path != actual[0].path
     with pytest.raises(ValueError, match=r"^Y must be -1 or \+1 for classes"):
         fit(angles, 2 * Y, "square", None, RNG(0), classes=True)
 
@@ -321,15 +323,15 @@ def test_labels_are_classes_where_the_caller_says_so():
 def test_folds_choose_a_strength(loss, C):
     """The scores of folds are those of plain fits to the rows of the other folds."""
     angles, _, Y = data(n=90, C=C)
-    found = fit(angles, Y, loss, None, RNG(3), folds=3, tol=1e-7)
-    scores = dict(found.path)
-    assert found.converged
-    assert found.cv_score == min(scores.values()) == scores[found.regularization]
+    actual = fit(angles, Y, loss, None, RNG(3), folds=3, tol=1e-7)
+    scores = dict(actual.path)
+    assert actual.converged
+    assert actual.cv_score == min(scores.values()) == scores[actual.regularization]
     assert list(scores) == PATH[: len(scores)].tolist()
-    given = fit(angles, Y, loss, found.regularization, RNG(0), tol=1e-7)
-    np.testing.assert_allclose(found.coef, given.coef, rtol=1e-4, atol=1e-4)
+    given = fit(angles, Y, loss, actual.regularization, RNG(0), tol=1e-7)
+    np.testing.assert_allclose(actual.coef, given.coef, rtol=1e-4, atol=1e-4)
     again = fit(angles, Y, loss, None, RNG(3), folds=3, tol=1e-7)
-    np.testing.assert_array_equal(found.coef, again.coef)
+    np.testing.assert_array_equal(actual.coef, again.coef)
 
 
 @pytest.mark.parametrize("loss", BINARY)
@@ -342,8 +344,8 @@ def test_folds_leave_rows_out(loss):
     rng = np.random.default_rng(5)
     angles = rng.integers(2**16, size=(200, 200), dtype=np.uint16)
     Y = rng.permutation(np.repeat([[1.0], [-1.0]], 100, axis=0))
-    found = fit(angles, Y, loss, None, RNG(0))
-    assert all(0.35 < score < 0.65 for _, score in found.path)
+    actual = fit(angles, Y, loss, None, RNG(0))
+    assert all(0.35 < score < 0.65 for _, score in actual.path)
     close = fit(angles, Y, loss, 1e-6, RNG(0))
     assert (predict(angles, close) * Y > 0).all()
 

@@ -30,15 +30,15 @@ def run(A, p, threshold, seed=1, **options):
     return block_lanczos(lambda C: A @ C, start, threshold, rng=rng, **options)
 
 
-def assert_identity(A, found):
-    q = found.Q.shape[1]
-    p = found.residual.shape[1]
+def assert_identity(A, actual):
+    q = actual.Q.shape[1]
+    p = actual.residual.shape[1]
     E = np.eye(q)[:, q - p :]
     scale = np.abs(np.linalg.eigvalsh(A)).max()
-    right = found.Q @ found.T + found.residual @ E.T
-    np.testing.assert_allclose(A @ found.Q, right, atol=1e-12 * scale)
-    np.testing.assert_allclose(found.Q.T @ found.Q, np.eye(q), atol=1e-12)
-    np.testing.assert_allclose(found.Q.T @ found.residual, 0, atol=1e-12 * scale)
+    right = actual.Q @ actual.T + actual.residual @ E.T
+    np.testing.assert_allclose(A @ actual.Q, right, atol=1e-12 * scale)
+    np.testing.assert_allclose(actual.Q.T @ actual.Q, np.eye(q), atol=1e-12)
+    np.testing.assert_allclose(actual.Q.T @ actual.residual, 0, atol=1e-12 * scale)
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
@@ -46,16 +46,16 @@ def assert_identity(A, found):
 def test_pairs_above_the_threshold_are_those_of_eigh(name, p):
     A = symmetric(SPECTRA[name])
     threshold = 0.1
-    found = run(A, p, threshold, tol=1e-10)
+    actual = run(A, p, threshold, tol=1e-10)
     values, vectors = eigh(A)
     above = values > threshold
-    assert found.converged
-    assert_identity(A, found)
-    np.testing.assert_allclose(found.values, values[above][::-1], atol=1e-11)
+    assert actual.converged
+    assert_identity(A, actual)
+    np.testing.assert_allclose(actual.values, values[above][::-1], atol=1e-11)
     U = vectors[:, above]
-    np.testing.assert_allclose(found.vectors @ found.vectors.T, U @ U.T, atol=2e-5)
+    np.testing.assert_allclose(actual.vectors @ actual.vectors.T, U @ U.T, atol=2e-5)
     np.testing.assert_allclose(
-        A @ found.vectors, found.vectors * found.values, atol=1e-9
+        A @ actual.vectors, actual.vectors * actual.values, atol=1e-9
     )
 
 
@@ -79,12 +79,12 @@ def test_ends_before_the_space_is_exhausted():
 def test_every_copy_of_a_multiple_eigenvalue_after_breakdowns(p):
     """Parts of T, each with every distinct eigenvalue left, until none is above."""
     A = symmetric(np.r_[[5.0] * 4, [2.0] * 3, [1.0] * 20, [0.0] * 13])
-    found = run(A, p, 1.5)
-    assert found.converged
-    np.testing.assert_allclose(found.values, [5, 5, 5, 5, 2, 2, 2], atol=1e-12)
-    assert_identity(A, found)
+    actual = run(A, p, 1.5)
+    assert actual.converged
+    np.testing.assert_allclose(actual.values, [5, 5, 5, 5, 2, 2, 2], atol=1e-12)
+    assert_identity(A, actual)
     if p == 1:  # parts of 4, 4, 4, 3 and 2 distinct eigenvalues
-        assert found.steps == 4 + 4 + 4 + 3 + 2
+        assert actual.steps == 4 + 4 + 4 + 3 + 2
 
 
 @pytest.mark.parametrize("p", [1, 3])
@@ -101,46 +101,46 @@ def test_one_large_eigenvalue_that_the_start_hardly_sees_is_found():
     u = np.zeros(n)
     u[7] = 1
     weak = np.linspace(0, 1e-6, n)
-    found = lanczos(
+    actual = lanczos(
         lambda c: u * (u @ c) + weak * c, np.ones(n), 0.5, rng=np.random.default_rng(0)
     )
-    np.testing.assert_allclose(found.values, [1], atol=1e-6)
+    np.testing.assert_allclose(actual.values, [1], atol=1e-6)
 
 
 @pytest.mark.parametrize("p", [1, 3])
 def test_multiples_of_the_unit_matrix_exhaust_the_space(p):
-    found = run(2 * np.eye(7), p, 1.0)
-    assert found.converged
-    assert found.Q.shape == (7, 7)
-    np.testing.assert_allclose(found.values, np.full(7, 2.0))
+    actual = run(2 * np.eye(7), p, 1.0)
+    assert actual.converged
+    assert actual.Q.shape == (7, 7)
+    np.testing.assert_allclose(actual.values, np.full(7, 2.0))
     assert len(run(2 * np.eye(7), p, 3.0).values) == 0
 
 
 @pytest.mark.parametrize(("p", "steps"), [(1, 7), (2, 5), (3, 4)])
 def test_rounding_is_that_of_the_largest_eigenvalue_after_a_breakdown_too(p, steps):
     """What is left of a matrix of rank 5 is zero: one more step shows it."""
-    found = run(symmetric(SPECTRA["rank-deficient"]), p, 0.1)
-    assert found.converged
-    assert found.steps == steps
+    actual = run(symmetric(SPECTRA["rank-deficient"]), p, 0.1)
+    assert actual.converged
+    assert actual.steps == steps
 
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_zero_matrix_and_one_row(p):
-    found = run(np.zeros((5, 5)), p, 0.5)
-    assert found.converged
-    assert found.steps == 1
-    assert len(found.values) == 0
-    found = run(np.array([[3.0]]), 1, 1.0)
-    np.testing.assert_allclose(found.values, [3.0])
+    actual = run(np.zeros((5, 5)), p, 0.5)
+    assert actual.converged
+    assert actual.steps == 1
+    assert len(actual.values) == 0
+    actual = run(np.array([[3.0]]), 1, 1.0)
+    np.testing.assert_allclose(actual.values, [3.0])
 
 
 @pytest.mark.parametrize("p", [1, 3])
 def test_the_largest_are_found_below_the_threshold_too(p):
     A = symmetric(SPECTRA["random"])
     values = eigh(A, eigvals_only=True)[::-1]
-    found = run(A, p, np.inf, at_least=5)
-    assert found.converged
-    np.testing.assert_allclose(found.values, values[:5], atol=1e-12)
+    actual = run(A, p, np.inf, at_least=5)
+    assert actual.converged
+    np.testing.assert_allclose(actual.values, values[:5], atol=1e-12)
     assert len(run(A, p, values[7] - 1e-6, at_least=5).values) == 8
     every = run(A[:4, :4], 1, np.inf, at_least=9)
     assert every.converged
@@ -149,20 +149,20 @@ def test_the_largest_are_found_below_the_threshold_too(p):
 
 def test_max_steps_ends_it_unconverged():
     A = symmetric(SPECTRA["random"])
-    found = run(A, 1, 0.1, max_steps=3)
-    assert not found.converged
-    assert found.steps == 3
-    assert_identity(A, found)
+    actual = run(A, 1, 0.1, max_steps=3)
+    assert not actual.converged
+    assert actual.steps == 3
+    assert_identity(A, actual)
 
 
 def test_dependent_columns_of_a_start_are_replaced():
     A = symmetric(SPECTRA["decaying"])
     start = np.ones((50, 3))
-    found = block_lanczos(
+    actual = block_lanczos(
         lambda C: A @ C, start, 0.1, rng=np.random.default_rng(0), tol=1e-10
     )
-    np.testing.assert_allclose(found.values, [1, 0.5, 0.25, 0.125], atol=1e-12)
-    assert_identity(A, found)
+    np.testing.assert_allclose(actual.values, [1, 0.5, 0.25, 0.125], atol=1e-12)
+    assert_identity(A, actual)
 
 
 def test_start_and_products_are_left_as_they_are():

@@ -44,10 +44,10 @@ def violation(X, y, w, n, penalty, theta, b, free):
     size_y = math.sqrt(w @ y**2 / n)
     unit = 2 * np.sqrt(w @ X**2 / n) * size_y
     unit = np.where(unit == 0, 1, unit)
-    found = float((excess / unit).max())
+    actual = float((excess / unit).max())
     if free:
-        found = max(found, abs(w @ r) / n / (size_y * math.sqrt(w.sum() / n)))
-    return found
+        actual = max(actual, abs(w @ r) / n / (size_y * math.sqrt(w.sum() / n)))
+    return actual
 
 
 def data(seed=0, m=60, d=5):
@@ -152,8 +152,8 @@ def test_mean_squared_error():
 )
 def test_named_penalty(name, expected):
     """The paper's elastic net 2 |.|_1 + |.|^2 is alpha = 3, l1_ratio = 2/3."""
-    found = Penalty.named(name, 3.0, 2 / 3)
-    assert (found.l1, found.l2) == pytest.approx((expected.l1, expected.l2))
+    actual = Penalty.named(name, 3.0, 2 / 3)
+    assert (actual.l1, actual.l2) == pytest.approx((expected.l1, expected.l2))
     assert set(REGULARIZERS) == {"none", "ridge", "lasso", "elasticnet"}
 
 

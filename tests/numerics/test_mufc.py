@@ -446,8 +446,8 @@ def test_points_fill_their_bins():
     assert quantizer.bins(points[2000:]).tolist() == [[0, 4]] * 3
     # Two p-values: a false alarm at 2 * 10^-6.
     for column in range(2):
-        found = kstest(points[:2000, column], "uniform", (-0.1, 0.2))
-        assert found.pvalue > 1e-6
+        actual = kstest(points[:2000, column], "uniform", (-0.1, 0.2))
+        assert actual.pvalue > 1e-6
 
 
 def test_outermost_bins_end_at_the_cube():

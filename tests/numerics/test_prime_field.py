@@ -131,11 +131,11 @@ def test_evaluation_is_its_definition(p, m, count, width, seed):
     field, rng = PrimeField(p), np.random.default_rng(seed)
     points = elements(rng, field, m)
     coefficients = elements(rng, field, count, width)
-    found = field.evaluate(coefficients, points)
-    assert found.shape == (m, width)
+    actual = field.evaluate(coefficients, points)
+    assert actual.shape == (m, width)
     table = exact(field.powers(points, count))
-    wanted = table @ exact(coefficients) % p if m else np.zeros_like(found)
-    assert np.array_equal(found, wanted)
+    wanted = table @ exact(coefficients) % p if m else np.zeros_like(actual)
+    assert np.array_equal(actual, wanted)
 
 
 @settings(max_examples=30)
@@ -152,9 +152,9 @@ def test_points_and_values_come_back_from_their_sums(p, m, spare, seed):
     values = rng.integers(1, p, size=(m, 2), dtype=np.uint64)
     count = max(1, m + spare)
     sums = field.power_sums(points, values, 2 * count)
-    found = field.points_of(sums[:, 0])
-    assert np.array_equal(found, points)
-    assert np.array_equal(field.values_at(found, sums), values)
+    actual = field.points_of(sums[:, 0])
+    assert np.array_equal(actual, points)
+    assert np.array_equal(field.values_at(actual, sums), values)
 
 
 @pytest.mark.parametrize(

@@ -256,11 +256,11 @@ def test_settings_are_in_the_order_of_their_declaration():
     ],
 )
 def test_what_a_setting_is(name, default, kinds, choices, in_run_config):
-    found = setting(name)
-    assert (found.default, found.kinds) == (default, kinds)
-    assert (found.choices, found.in_run_config) == (choices, in_run_config)
-    assert found.secret == (name == "forget")
-    assert found.folder == ("state" if name == "state" else "")
+    actual = setting(name)
+    assert (actual.default, actual.kinds) == (default, kinds)
+    assert (actual.choices, actual.in_run_config) == (choices, in_run_config)
+    assert actual.secret == (name == "forget")
+    assert actual.folder == ("state" if name == "state" else "")
 
 
 def test_the_text_of_a_setting_is_its_docstring():

@@ -274,9 +274,9 @@ def assert_uniform(elements: np.ndarray) -> None:
     The level is FALSE_ALARM over all bytes of an element: on uniform elements the
     statistic over 256 bins exceeds the limit with that chance.
     """
-    found = np.frombuffer(elements.tobytes(), dtype=np.uint8)
-    found = found.reshape(-1, elements.itemsize)
-    for column in found.T:
+    actual = np.frombuffer(elements.tobytes(), dtype=np.uint8)
+    actual = actual.reshape(-1, elements.itemsize)
+    for column in actual.T:
         expected = len(column) / 256
         counts = np.bincount(column, minlength=256)
         statistic = ((counts - expected) ** 2 / expected).sum()
@@ -296,10 +296,10 @@ def test_the_sum_reaches_the_party_it_is_for(name, to, clock):
     assert all("part" not in reply for reply in replies)
     sealed = replies.sealed["part"]
     assert sealed.to == to
-    found = read(parties, part=sealed)["part"]
+    actual = read(parties, part=sealed)["part"]
     expected = pooled(range(3), "part", 5, bits_of(name))
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+    assert actual.dtype == expected.dtype
     assert parties.ledger.round_trips == 3
 
 
@@ -308,8 +308,8 @@ def test_the_sum_of_real_numbers_is_rounded_to_the_fixed_point(clock):
     step = sealing.summing(part=Sum(1.0, to=1))
     sealed = parties.ask(step, thirds=True, size=2).sealed["part"]
     bound = 3 / (2 * group("ring", 1.0, 3).scale) + 1e-15
-    found = read(parties, part=sealed)["part"]
-    np.testing.assert_allclose(found, [2, -6 / 7], rtol=0, atol=bound)
+    actual = read(parties, part=sealed)["part"]
+    np.testing.assert_allclose(actual, [2, -6 / 7], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -339,12 +339,12 @@ def test_another_party_cannot_open_it(name, clock):
     size = 2**14
     sealed = ask(parties, name, 1, size=size).sealed["part"]
     expected = pooled(range(3), "part", size, bits_of(name))
-    found = read(parties, part=replace(sealed, to=0))["part"]
+    actual = read(parties, part=replace(sealed, to=0))["part"]
     # A value of 16 bits is right by chance in 1 of 65,536: more than 10 of these
     # 16,384 are so with a chance below 1e-12.
-    assert np.count_nonzero(found == expected) <= 10
+    assert np.count_nonzero(actual == expected) <= 10
     if name != "ring":
-        assert_uniform(found)
+        assert_uniform(actual)
     np.testing.assert_array_equal(read(parties, part=sealed)["part"], expected)
 
 
@@ -384,8 +384,8 @@ def test_a_message_brings_one_sum_and_asks_for_the_next_of_its_name(clock):
 def test_sealed_sums_are_added_unopened(clock):
     parties = greet()
     first, second = (ask(parties, "ring", 2).sealed["part"] for _ in range(2))
-    found = read(parties, part=first + second)["part"]
-    np.testing.assert_array_equal(found, 2 * pooled(range(3), "part", 5, 0))
+    actual = read(parties, part=first + second)["part"]
+    np.testing.assert_array_equal(actual, 2 * pooled(range(3), "part", 5, 0))
 
 
 def test_parts_of_several_sizes_are_not_added(clock):
@@ -410,8 +410,8 @@ def test_clips_of_a_sealed_sum_are_said(clock, caplog):
     assert clipped == np.count_nonzero(np.abs(values) > 1) > 0
     assert f"{clipped} values of sealing were clipped" in caplog.text
     replies = parties.ask_exactly(step)
-    found = read(parties, part=replies.sealed["part"])["part"]
-    np.testing.assert_array_equal(found, pooled(range(3), "part", 5, 0))
+    actual = read(parties, part=replies.sealed["part"])["part"]
+    np.testing.assert_array_equal(actual, pooled(range(3), "part", 5, 0))
     assert len(parties.ledger.waits["sealing"]) == 3
 
 
@@ -463,8 +463,8 @@ def test_a_sum_of_another_name_is_refused(other, clock):
 def test_a_number_behind_a_name_says_whose_or_which_block(number, clock):
     parties = greet()
     sealed = ask(parties, "circle32", 1).sealed["part"]
-    found = parties.ask_one(1, blocks, part={number: opened(sealed)})["parts"][number]
-    np.testing.assert_array_equal(found, pooled(range(3), "part", 5, 32))
+    actual = parties.ask_one(1, blocks, part={number: opened(sealed)})["parts"][number]
+    np.testing.assert_array_equal(actual, pooled(range(3), "part", 5, 32))
 
 
 def test_what_a_step_takes_in_the_clear_does_not_come_sealed(clock):
@@ -567,9 +567,9 @@ def test_asked_again_a_party_sends_the_same_bytes(action, clock):
     parties = greet(grid)
     part = ask(parties, "circle16", 1).sealed["part"]
     up = relay(parties, {"up_1": (Sum(2.0**10), spanning("tree", range(3), 1))})
-    found = read(parties, part=part, up_1=up["up_1"])
-    np.testing.assert_array_equal(found["part"], pooled(range(3), "part", 5, 16))
-    np.testing.assert_array_equal(found["up_1"], pooled(range(3), "up_1", 5, 0))
+    actual = read(parties, part=part, up_1=up["up_1"])
+    np.testing.assert_array_equal(actual["part"], pooled(range(3), "part", 5, 16))
+    np.testing.assert_array_equal(actual["up_1"], pooled(range(3), "up_1", 5, 0))
     assert len(grid.twins) == {"sealing": 3, "relaying": 3, "reading": 1}[action]
     for twins in grid.twins:  # the frame has the seconds that each took
         one, other = (digest(pack(unpack(twin.content)[0])) for twin in twins)
@@ -582,9 +582,9 @@ def test_a_lost_message_changes_nothing(action, kind, clock):
     parties = greet(FaultyGrid(some(), [Fault(kind, action, 1)], clock))
     part = ask(parties, "circle16", 1).sealed["part"]
     up = relay(parties, {"up_1": (Sum(2.0**10), spanning("ring", range(3), 1))})
-    found = read(parties, part=part, up_1=up["up_1"])
-    np.testing.assert_array_equal(found["part"], pooled(range(3), "part", 5, 16))
-    np.testing.assert_array_equal(found["up_1"], pooled(range(3), "up_1", 5, 0))
+    actual = read(parties, part=part, up_1=up["up_1"])
+    np.testing.assert_array_equal(actual["part"], pooled(range(3), "part", 5, 16))
+    np.testing.assert_array_equal(actual["up_1"], pooled(range(3), "up_1", 5, 0))
 
 
 # -- from party to party ---------------------------------------------------------------
@@ -600,8 +600,8 @@ def test_a_sum_travels_to_its_root(topology, count, root, clock):
     name = f"up_{root}"
     sealed = relay(parties, {name: (Sum(2.0**10), tree)})[name]
     assert sealed.to == root
-    found = read(parties, **{name: sealed})[name]
-    np.testing.assert_array_equal(found, pooled(range(count), name, 5, 0))
+    actual = read(parties, **{name: sealed})[name]
+    np.testing.assert_array_equal(actual, pooled(range(count), name, 5, 0))
     hops = {"ring": count - 1, "tree": int(np.ceil(np.log2(count)))}[topology]
     assert len(tree.hops) == hops
     assert len(parties.ledger.waits["relaying"]) == hops
@@ -615,10 +615,10 @@ def test_a_sum_travels_in_each_group(topology, name, clock):
     parties = greet(count=5, masking="plain" if name == "plain" else "ring")
     tree = spanning(topology, range(5), 3)
     up = relay(parties, {"up_3": (Sum(2.0**10, name), tree)})["up_3"]
-    found = read(parties, up_3=up)["up_3"]
+    actual = read(parties, up_3=up)["up_3"]
     expected = pooled(range(5), "up_3", 5, bits_of(name))
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+    assert actual.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree"])
@@ -638,10 +638,10 @@ def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
     assert len(parties.ledger.waits["relaying"]) == trips
     for root in (0, 1):
         names = f"up_{root}", f"down_{root}"
-        found = read(parties, **{name: sealed[name] for name in names})
+        actual = read(parties, **{name: sealed[name] for name in names})
         for name in names:
             leaves = sums[name][1].leaves
-            np.testing.assert_array_equal(found[name], pooled(leaves, name, 5, 0))
+            np.testing.assert_array_equal(actual[name], pooled(leaves, name, 5, 0))
 
 
 def test_parties_without_a_hop_get_no_message(clock):
@@ -656,8 +656,8 @@ def test_parties_without_a_hop_get_no_message(clock):
     assert rounds == {1: {1, 3}, 2: {0}, 3: {2}}  # the root keeps its own at first
     # All go on from the round in which each was asked last.
     parties.ask(reading)
-    found = read(parties, up_3=up)
-    np.testing.assert_array_equal(found["up_3"], pooled(range(4), "up_3", 5, 0))
+    actual = read(parties, up_3=up)
+    np.testing.assert_array_equal(actual["up_3"], pooled(range(4), "up_3", 5, 0))
     previous = [unpack(m.content)[1]["previous"] for m in grid.sent[4:]]
     assert previous == [2, 1, 3, 1, 4]
 
@@ -683,8 +683,8 @@ def test_one_party_alone_keeps_its_part(clock):
     """T2 of two parties: the root is its only leaf."""
     parties = greet(count=2, masking="plain")
     down = relay(parties, {"down_0": (Sum(2.0**10), Tree(0, ()))})["down_0"]
-    found = read(parties, down_0=down)["down_0"]
-    np.testing.assert_array_equal(found, addend(0, "down_0", 5, 0))
+    actual = read(parties, down_0=down)["down_0"]
+    np.testing.assert_array_equal(actual, addend(0, "down_0", 5, 0))
     assert len(parties.ledger.waits["relaying"]) == 1
 
 
@@ -722,8 +722,8 @@ def test_on_its_way_a_sum_stays_masked_to_the_parties_that_pass_it_on(
     up = relay(parties, {"up_2": (Sum(1.0, "circle16"), order)}, size=2**15)["up_2"]
     (part,) = shown
     assert_uniform(part)
-    found = read(parties, up_2=up)["up_2"]
-    np.testing.assert_array_equal(found, pooled(range(3), "up_2", 2**15, 16))
+    actual = read(parties, up_2=up)["up_2"]
+    np.testing.assert_array_equal(actual, pooled(range(3), "up_2", 2**15, 16))
 
 
 @pytest.mark.parametrize("name", ["ring", "circle16"])

@@ -28,19 +28,19 @@ def test_limbs_are_small_integers_and_make_the_number(value):
     assert (np.abs(limbs) < LIMB).all()
     assert (limbs == np.trunc(limbs)).all()
     places = zip(limbs[:, 0], PLACES, strict=True)
-    found = sum((Fraction(limb) * Fraction(place) for limb, place in places))
-    assert found == exact([value])
+    actual = sum((Fraction(limb) * Fraction(place) for limb, place in places))
+    assert actual == exact([value])
 
 
 @given(users)
 def test_the_sum_is_that_of_the_numbers(values):
     """To five roundings of float64, beside the largest limb."""
     total = sum(split_limbs(np.array([v])) for v in values)
-    found = Fraction(float(join_limbs(total)[0]))
+    actual = Fraction(float(join_limbs(total)[0]))
     largest = max(abs(Fraction(v)) for v in values)
     error = 8 * len(values) * largest * Fraction(1, 2**53)
-    assert abs(found - exact(values)) <= error
-    assert abs(found - Fraction(math.fsum(values))) <= error + len(values) * STEP
+    assert abs(actual - exact(values)) <= error
+    assert abs(actual - Fraction(math.fsum(values))) <= error + len(values) * STEP
 
 
 @given(st.lists(st.integers(0, 2**52), min_size=1, max_size=8), st.integers(-80, 66))
@@ -69,8 +69,8 @@ def test_the_ring_adds_limbs_exactly(rows):
 def test_small_beside_large():
     """Each entry has a resolution of its own."""
     values = np.array([[1e-12, 3e18, -2.5], [2e-12, 4e18, 2.5]])
-    found = join_limbs(sum(split_limbs(own) for own in values))
-    np.testing.assert_allclose(found, [3e-12, 7e18, 0.0], rtol=1e-12)
+    actual = join_limbs(sum(split_limbs(own) for own in values))
+    np.testing.assert_allclose(actual, [3e-12, 7e18, 0.0], rtol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 4)])

@@ -138,8 +138,8 @@ def test_worked_example():
     total = unmask_sum(sent, group)
     assert total.tolist() == [12, 7, 1, 6, 9, 9, 12, 7]
 
-    found, counts = code.decode(total, n=12)
-    assert found.tolist() == [[0, 0], [0, 1], [1, 1]]
+    actual, counts = code.decode(total, n=12)
+    assert actual.tolist() == [[0, 0], [0, 1], [1, 1]]
     assert counts.tolist() == [3, 6, 3]
 
 

@@ -130,7 +130,7 @@ def test_exposed_worked_by_hand():
 
 def _exposed_by_rank(first, second):
     """Return who finds a sum of messages in which all b cancel and some x does not."""
-    found, q = set(), len(first.leaves)
+    actual, q = set(), len(first.leaves)
     for party in first.leaves:
         rows = [
             [*(j in leaves for j in range(q)), *(j in leaves for j in range(q))]
@@ -143,8 +143,8 @@ def _exposed_by_rank(first, second):
         view = np.array(rows, float).reshape(-1, 2 * q)
         b_part = view[:, q:]
         if np.linalg.matrix_rank(view) > np.linalg.matrix_rank(b_part):
-            found.add(party)
-    return found
+            actual.add(party)
+    return actual
 
 
 def test_exposed_is_all_that_linear_algebra_finds():
@@ -153,8 +153,8 @@ def test_exposed_is_all_that_linear_algebra_finds():
         leaves = [j for j in range(q) if j != without]
         for order in permutations(leaves):
             second = spanning(kind, order, 0)
-            found = {party for party, _ in exposed(first, second)}
-            assert found == _exposed_by_rank(first, second)
+            actual = {party for party, _ in exposed(first, second)}
+            assert actual == _exposed_by_rank(first, second)
 
 
 def test_different_trees_exhaustively_for_up_to_five_parties():

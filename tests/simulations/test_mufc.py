@@ -275,8 +275,8 @@ def test_batches_are_of_one_party_that_keeps_some(data):
     numerics = Numerics(data)
     numerics.train()
     rng = np.random.default_rng(0)
-    found = list(requests_of(numerics, "batches of 10", 5, data.k, rng))
-    for m, rows in found:
+    actual = list(requests_of(numerics, "batches of 10", 5, data.k, rng))
+    for m, rows in actual:
         assert len(set(rows.tolist())) == 10
         assert len(data.rows[m]) >= 13
     assert not list(requests_of(numerics, "batches of 30", 5, 1000, rng))
@@ -284,24 +284,24 @@ def test_batches_are_of_one_party_that_keeps_some(data):
 
 def test_removals_end_where_the_parties_have_no_more_rows(data):
     """Ten rows a request of 120: there cannot be more than twelve."""
-    found = removals(data, "batches of 10", count=50)
-    assert 1 <= len(found["party"]) <= 12
-    assert [done for done, _ in found["ratio"]][:2] == [0, 12][: len(found["ratio"])]
+    actual = removals(data, "batches of 10", count=50)
+    assert 1 <= len(actual["party"]) <= 12
+    assert [done for done, _ in actual["ratio"]][:2] == [0, 12][: len(actual["ratio"])]
 
 
 def test_removal_has_all_patterns_and_a_page(data):
-    found = removal(data, 1, count=8, few=2)
+    actual = removal(data, 1, count=8, few=2)
     # No party has rows for batches of 30.
-    assert set(PATTERNS) - set(found["patterns"]) == {"batches of 30"}
-    assert [len(v) for v in found["retraining"].values()] == [3, 3, 3]
-    for name, runs in found["patterns"].items():
+    assert set(PATTERNS) - set(actual["patterns"]) == {"batches of 30"}
+    assert [len(v) for v in actual["retraining"].values()] == [3, 3, 3]
+    for name, runs in actual["patterns"].items():
         assert len(runs) == 1
         few = "counts" in name or "DC-KM" in name
         if "batches" not in name:
             assert len(runs[0]["party"]) == (2 if few else 8)
         assert bool(runs[0]["ratio"]) != few
         assert all(ratio > 0.99 for _, ratio in runs[0]["ratio"])
-    page = "\n".join(removal_page([found]))
+    page = "\n".join(removal_page([actual]))
     lines = [line for line in page.splitlines() if line.startswith("|")]
     assert len(lines) == (2 + 1) + (2 + 6) + (2 + 3)
     assert page.count("random, DC-KM") == 1
@@ -311,15 +311,15 @@ def test_removal_has_all_patterns_and_a_page(data):
 
 
 def test_loss_compares_all_methods(data):
-    found = loss(data, 2, ["MUFC"])
-    assert set(found["methods"]) == set(METHODS)
-    for one in found["methods"].values():
+    actual = loss(data, 2, ["MUFC"])
+    assert set(actual["methods"]) == set(METHODS)
+    for one in actual["methods"].values():
         assert {len(values) for values in one.values()} == {2}
         for induced, nearest in zip(one["induced"], one["nearest"], strict=True):
             assert 0.999 < nearest <= induced + 1e-12
-    (whole,) = found["runs"]
+    (whole,) = actual["runs"]
     assert whole["equal"]
-    page = "\n".join(loss_page([found]))
+    page = "\n".join(loss_page([actual]))
     assert sum("tiny" in line for line in page.splitlines()) == 1 + 5 + 1
     assert "the same" in page
 
@@ -328,13 +328,13 @@ def test_a_party_sends_what_the_formula_says():
     """8 (2 K L + K L ceil(d bits / 61)) to within a tenth, for many slots."""
     X = mixture([400, 400], 120, np.random.default_rng(0))
     data = pooled("wide", "", X, 8, n_parties=12)
-    found = whole_run(data, "MUFC")
+    actual = whole_run(data, "MUFC")
     slots, bits = 8 * 12, 5  # 1 / gamma is 28.3, bins 29
     formula = 8 * (2 * slots + slots * -(-120 * bits // 61))
-    assert message_bytes(data) == found["formula"]
-    assert abs(found["formula"] / formula - 1) < 0.1
-    assert abs(found["bytes"] / formula - 1) < 0.1
-    assert found["round_trips"] == 3
+    assert message_bytes(data) == actual["formula"]
+    assert abs(actual["formula"] / formula - 1) < 0.1
+    assert abs(actual["bytes"] / formula - 1) < 0.1
+    assert actual["round_trips"] == 3
 
 
 def test_published_figures_stand_beside_their_method(data):
@@ -346,22 +346,22 @@ def test_published_figures_stand_beside_their_method(data):
 
 
 def test_settings_has_three_tables(data):
-    found = settings([data], [data], 1)
-    assert [len(cells) for cells in found.values()] == [5, 4, 1]
-    assert found["clusters"][0]["value"] == "2"
-    assert sum(part.startswith("## ") for part in settings_page(found)) == 3
+    actual = settings([data], [data], 1)
+    assert [len(cells) for cells in actual.values()] == [5, 4, 1]
+    assert actual["clusters"][0]["value"] == "2"
+    assert sum(part.startswith("## ") for part in settings_page(actual)) == 3
 
 
 def test_whole_runs_forget(data):
-    found = in_process(data, 4)
-    assert [one["what"] for one in found] == [
+    actual = in_process(data, 4)
+    assert [one["what"] for one in actual] == [
         "train",
         "remove one row",
         "remove 4 rows of one party",
         "train again",
     ]
-    assert {one["round_trips"] for one in found} == {3}
-    *_, rows = runs_page({"here": found})
+    assert {one["round_trips"] for one in actual} == {3}
+    *_, rows = runs_page({"here": actual})
     assert len(rows.splitlines()) == 2 + 4
 
 

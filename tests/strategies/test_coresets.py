@@ -131,16 +131,16 @@ def test_rows_and_weights_of_regression_are_those_of_the_paper(
     strategy = CoresetVRLR(
         size, rounds=rounds, fit_intercept=intercept, test_fraction=fraction
     )
-    found, sent = run(strategy, parties(X, y), seed)
+    actual, sent = run(strategy, parties(X, y), seed)
     np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"], S)
-    assert found.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
+    assert actual.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
     A = np.column_stack([X[S], np.ones(size)]) if intercept else X[S]
     root = np.sqrt(w)
     theta = np.linalg.lstsq(A * root[:, None], y[S] * root)[0]
-    np.testing.assert_allclose(np.concatenate(found.model.coef_), theta[:D], rtol=1e-8)
+    np.testing.assert_allclose(np.concatenate(actual.model.coef_), theta[:D], rtol=1e-8)
     loss = (w @ (A @ theta - y[S]) ** 2) / len(train)
-    assert found.metrics["train_loss"] == pytest.approx(loss, rel=1e-8)
-    assert found.metrics["objective"] == found.metrics["train_loss"]
+    assert actual.metrics["train_loss"] == pytest.approx(loss, rel=1e-8)
+    assert actual.metrics["objective"] == actual.metrics["train_loss"]
 
 
 def test_leverage_scores_of_the_test_are_those_of_the_package():
@@ -161,14 +161,14 @@ def test_rows_and_weights_of_k_means_are_those_of_the_paper(rounds, method):
     g = clustering_scores(X, k, seed, method)
     S, w = expected_coreset(g, seed, size, np.arange(300))
     strategy = CoresetVKMC(k, size=size, rounds=rounds, local_clustering=method)
-    found, sent = run(strategy, parties(X), seed)
+    actual, sent = run(strategy, parties(X), seed)
     np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"], S)
-    assert found.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
+    assert actual.metrics["weight_sum"] == pytest.approx(w.sum(), rel=1e-9)
     C, cost = weighted_kmeans(X[S], k, w, Run(seed).rng("cluster"))
     np.testing.assert_allclose(
-        np.hstack(found.model.cluster_centers_), C, rtol=1e-7, atol=1e-9
+        np.hstack(actual.model.cluster_centers_), C, rtol=1e-7, atol=1e-9
     )
-    assert found.metrics["cost"] == pytest.approx(cost / 300)
+    assert actual.metrics["cost"] == pytest.approx(cost / 300)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
@@ -181,7 +181,7 @@ def test_uniform_rows_are_distinct_training_rows(pooled, fraction):
         test_fraction=fraction,
         solver="central" if pooled else "cg",
     )
-    found, sent = run(strategy, parties(X, y), 2)
+    actual, sent = run(strategy, parties(X, y), 2)
     requests = dict(sent)
     if pooled:
         rows = requests["coresets_pooled_rows"]["rows"]
@@ -189,7 +189,7 @@ def test_uniform_rows_are_distinct_training_rows(pooled, fraction):
         rows = requests["linear_start"]["coreset.rows"]
     assert len(np.unique(rows)) == 60
     assert not np.isin(rows, split_rows(300, fraction, 2)[1]).any()
-    assert found.metrics["weight_sum"] == pytest.approx(300 * (1 - fraction))
+    assert actual.metrics["weight_sum"] == pytest.approx(300 * (1 - fraction))
 
 
 @pytest.mark.parametrize("solver", ["central", "distdim"])
@@ -213,11 +213,11 @@ def test_all_rows_in_more_than_one_block(monkeypatch, solver):
 def test_full_cost_of_k_means(solver, sampling):
     X, _ = data()
     strategy = CoresetVKMC(4, solver, size=60, sampling=sampling, evaluate="full")
-    found, _ = run(strategy, parties(X), 1)
-    _, squares = assign(X, np.hstack(found.model.cluster_centers_))
-    assert found.metrics["full_cost"] == pytest.approx(squares.mean(), rel=1e-9)
+    actual, _ = run(strategy, parties(X), 1)
+    _, squares = assign(X, np.hstack(actual.model.cluster_centers_))
+    assert actual.metrics["full_cost"] == pytest.approx(squares.mean(), rel=1e-9)
     if sampling == "full" and solver == "central":
-        assert found.metrics["cost"] == pytest.approx(squares.mean(), rel=1e-9)
+        assert actual.metrics["cost"] == pytest.approx(squares.mean(), rel=1e-9)
 
 
 # -- the two protocols --------------------------------------------------------------
@@ -542,8 +542,8 @@ def test_second_draw_is_the_next_rows_of_each_party(rounds):
     w = totals.sum() / (c * g[:, S].sum(axis=0))
     result, sent = run(CoresetVRLR(m, check_size=c, rounds=rounds), parties(X, y), seed)
     np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"][m:], S)
-    found = result.model.predict(np.split(X[S], np.cumsum(WIDTHS)[:-1], axis=1))
-    losses = w * (found - y[S]) ** 2 / 300
+    actual = result.model.predict(np.split(X[S], np.cumsum(WIDTHS)[:-1], axis=1))
+    losses = w * (actual - y[S]) ** 2 / 300
     assert result.metrics["check_loss"] == pytest.approx(losses.sum(), rel=1e-8)
     error = losses.std(ddof=1) * math.sqrt(c)
     assert result.metrics["check_loss_error"] == pytest.approx(error, rel=1e-8)
@@ -567,12 +567,12 @@ def test_second_draw_estimates_the_loss_on_all_rows():
     X, y = data()
     strategy = CoresetVRLR(40, check_size=40, evaluate="full", masking="plain")
     federation = parties(X, y)
-    found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
-    errors = np.array([f["check_loss"] - f["full_train_loss"] for f in found])
-    stated = np.array([f["check_loss_error"] for f in found])
+    actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
+    errors = np.array([f["check_loss"] - f["full_train_loss"] for f in actual])
+    stated = np.array([f["check_loss_error"] for f in actual])
     assert abs(t_statistic(errors, 0)) < 4.5
     assert 1 / 1.5 < (errors**2).mean() / (stated**2).mean() < 1.5
-    flattered = [f["train_loss"] - f["full_train_loss"] for f in found]
+    flattered = [f["train_loss"] - f["full_train_loss"] for f in actual]
     assert t_statistic(flattered, 0) < -4.5
 
 
@@ -598,12 +598,12 @@ def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampli
     loss = ((X @ theta + b - y) ** 2).mean()
     federation = parties(X, y)
     strategy = CoresetVRLR(60, sampling=sampling, masking="plain")
-    found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
-    losses = [metrics["train_loss"] for metrics in found]
+    actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
+    losses = [metrics["train_loss"] for metrics in actual]
     assert abs(t_statistic(losses, loss)) < 4.5
     assert np.std(losses) / math.sqrt(SEEDS) < 0.02 * loss
     if sampling == "coreset":
-        sums = [metrics["weight_sum"] for metrics in found]
+        sums = [metrics["weight_sum"] for metrics in actual]
         assert abs(t_statistic(sums, 300)) < 4.5
         assert np.std(sums) / math.sqrt(SEEDS) < 0.009 * 300
 
@@ -621,9 +621,9 @@ def test_cost_on_the_coreset_is_unbiased_for_k_means(monkeypatch):
     cost = assign(X, C)[1].mean()
     strategy = CoresetVKMC(4, size=60, masking="plain", local_clustering="seeding")
     federation = parties(X)
-    found = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
-    assert abs(t_statistic([metrics["cost"] for metrics in found], cost)) < 4.5
-    assert abs(t_statistic([metrics["weight_sum"] for metrics in found], 300)) < 4.5
+    actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
+    assert abs(t_statistic([metrics["cost"] for metrics in actual], cost)) < 4.5
+    assert abs(t_statistic([metrics["weight_sum"] for metrics in actual], 300)) < 4.5
 
 
 def skewed(n=4000):

@@ -55,14 +55,14 @@ def parties(y=None, count=3, holders=None, n=N):
     X, real = data(n)
     holders = [count - 1] if holders is None else holders
     y = labels(real, CLASSES if len(holders) == 1 else CODES) if y is None else y
-    found = []
+    actual = []
     for j, block in enumerate(split(X, count)):
         own = None
         if j in holders:
             mine = np.arange(n) % len(holders) == holders.index(j)
             own = np.where(mine, y, np.nan)
-        found.append(Party(block, own, name=f"party {j}"))
-    return found
+        actual.append(Party(block, own, name=f"party {j}"))
+    return actual
 
 
 class Recorder(InProcessGrid):
@@ -222,8 +222,8 @@ def doubly_stochastic(loss="logistic", holders=None, count=3, **settings):
     )
 
 
-def assert_pooled(found, loss, schedule, tolerance=1e-9, block=1):
-    _, parts, grid = found
+def assert_pooled(actual, loss, schedule, tolerance=1e-9, block=1):
+    _, parts, grid = actual
     y = pooled_labels(loss)
     rows = instances(grid)
     alpha, _ = pooled_dsg(parts, y, rows, loss, 0.05, schedule, 0.1, block)
@@ -233,10 +233,10 @@ def assert_pooled(found, loss, schedule, tolerance=1e-9, block=1):
 
 def test_algorithm_1_equals_a_pooled_one_in_500_iterations():
     """500 coefficients to 1e-9, without masks: what differs is the order of sums."""
-    found = doubly_stochastic(count=2, holders=[1], masking="plain", iterations=500)
-    assert found[0].metrics == {"features": 500, "bandwidth": 1.5}
-    assert found[0].ledger.round_trips == 1 + 1 + 500 + 1
-    assert_pooled(found, "logistic", "constant")
+    actual = doubly_stochastic(count=2, holders=[1], masking="plain", iterations=500)
+    assert actual[0].metrics == {"features": 500, "bandwidth": 1.5}
+    assert actual[0].ledger.round_trips == 1 + 1 + 500 + 1
+    assert_pooled(actual, "logistic", "constant")
 
 
 def circle_error(bits, count):
@@ -299,21 +299,21 @@ def test_all_losses_on_the_circle(loss, bits):
     ],
 )
 def test_losses_schedules_label_holders_and_parties(loss, schedule, holders, count):
-    found = doubly_stochastic(
+    actual = doubly_stochastic(
         loss, holders, count, masking="plain", schedule=schedule, iterations=12
     )
-    assert_pooled(found, loss, schedule)
-    coefs = [j for j, part in enumerate(found[1]) if "coef" in part]
-    assert coefs == holders == found[1][0]["holders"]
+    assert_pooled(actual, loss, schedule)
+    coefs = [j for j, part in enumerate(actual[1]) if "coef" in part]
+    assert coefs == holders == actual[1][0]["holders"]
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 @pytest.mark.parametrize("holders", [[2], [0, 2]])
 def test_blocks_equal_the_pooled_block_form(holders, kernel):
-    found = doubly_stochastic(
+    actual = doubly_stochastic(
         "square", holders, masking="plain", kernel=kernel, iterations=7, block=5
     )
-    assert_pooled(found, "square", "constant", block=5)
+    assert_pooled(actual, "square", "constant", block=5)
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree"])
@@ -322,12 +322,12 @@ def test_blocks_equal_the_pooled_block_form(holders, kernel):
 )
 def test_the_papers_masking_equals_the_pooled_form(topology, holders, count):
     """To the fixed point of the scores, 1e-9 each; the phases cancel to rounding."""
-    found = doubly_stochastic(
+    actual = doubly_stochastic(
         "square", holders, count, masking="paper", topology=topology, iterations=8
     )
-    assert_pooled(found, "square", "constant", tolerance=1e-7)
+    assert_pooled(actual, "square", "constant", tolerance=1e-7)
     for place, holder in enumerate(holders):
-        assert found[1][0]["kept"][place] != holder
+        assert actual[1][0]["kept"][place] != holder
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree"])
@@ -352,19 +352,19 @@ def test_labels_of_any_size_are_learned_as_well(masking):
     settings = {"masking": masking, "iterations": 16, "loss": "square"}
     settings |= {"topology": "ring"} if masking == "paper" else {"bits": 32}
     settings |= {"step": 0.05, "regularization": 0.1, "block": 1}
-    real, found, error = data()[1], {}, circle_error(32, 3)
+    real, actual, error = data()[1], {}, circle_error(32, 3)
     for size in (1.0, 1e9, 1e-9):
         federation = parties(real * size, holders=[0, 2])
         _, parts, grid = run(federation, target="continuous", **DS, **settings)
         args = parts, real * size, instances(grid), "square", 0.05, "constant", 0.1
         alpha, bound = pooled_dsg(*args, error=0.0 if masking == "paper" else error)
-        found[size] = coefficients(parts) / size
+        actual[size] = coefficients(parts) / size
         off = np.abs(coefficients(parts) - alpha).max() / np.abs(alpha).max()
         limit = bound.max() / np.abs(alpha).max() + 1e-12
         assert off <= limit < 1e-7
-    largest = np.abs(found[1.0]).max()
+    largest = np.abs(actual[1.0]).max()
     for size in (1e9, 1e-9):
-        assert np.abs(found[size] - found[1.0]).max() <= 1e-12 * largest
+        assert np.abs(actual[size] - actual[1.0]).max() <= 1e-12 * largest
 
 
 def test_labels_that_are_all_zero_at_all_holders():
@@ -514,11 +514,11 @@ def test_direct_equals_the_exact_solution_on_pooled_angles(variant):
     Y = y[:, None] if settings.get("target") == "continuous" else one_vs_rest(y)
     lam = settings.get("regularization")
     rng = holder_stream("cross-validation")
-    found = fit(angles, Y[rows], settings["loss"], lam, rng)
-    np.testing.assert_array_equal(parts[2]["coef"], found.coef / np.sqrt(M))
-    np.testing.assert_array_equal(parts[2]["intercept"], found.intercept)
-    assert result.metrics["regularization"] == found.regularization
-    assert result.metrics.get("cv_score") == found.cv_score
+    actual = fit(angles, Y[rows], settings["loss"], lam, rng)
+    np.testing.assert_array_equal(parts[2]["coef"], actual.coef / np.sqrt(M))
+    np.testing.assert_array_equal(parts[2]["intercept"], actual.intercept)
+    assert result.metrics["regularization"] == actual.regularization
+    assert result.metrics.get("cv_score") == actual.cv_score
     # Evaluation is the model that was trained, on the same elements of other rows.
     if settings.get("budget"):
         assert "test_error" in result.metrics
@@ -616,8 +616,8 @@ def test_bandwidth_is_that_of_the_median_distance_of_pairs():
 )
 def test_rows_and_features_within_the_budget(settings, n, rows, M):
     strategy = FDSKL(**settings)
-    chosen, found = strategy._sample(np.arange(n), Run(0))
-    assert (len(chosen), found) == (rows, M)
+    chosen, actual = strategy._sample(np.arange(n), Run(0))
+    assert (len(chosen), actual) == (rows, M)
     bits = 64 if strategy.masking == "plain" else strategy.bits
     assert rows * M * bits // 8 <= strategy.budget
     assert len(np.unique(chosen)) == rows
@@ -752,11 +752,11 @@ def test_evaluation_is_counted_apart(topology):
     result, _, _ = run(parties(), topology=topology, block_bytes=512, **settings)
     blocks = 2  # of 30 rows of 32 bytes
     star = topology == "star"
-    found = trips(result)
-    assert found["fdskl_answer"] == blocks + star
-    assert found.get("fdskl_held_out_angles", 0) == (0 if star else 2 * blocks)
-    trained = 1 + found["fdskl_angles"] + found["fdskl_fit"]
-    evaluated = found["fdskl_answer"] + found.get("fdskl_held_out_angles", 0)
+    actual = trips(result)
+    assert actual["fdskl_answer"] == blocks + star
+    assert actual.get("fdskl_held_out_angles", 0) == (0 if star else 2 * blocks)
+    trained = 1 + actual["fdskl_angles"] + actual["fdskl_fit"]
+    evaluated = actual["fdskl_answer"] + actual.get("fdskl_held_out_angles", 0)
     assert result.evaluation.round_trips == evaluated
     assert result.ledger.round_trips == trained + evaluated
 
@@ -1150,12 +1150,12 @@ def test_labels_whose_scores_no_sum_can_hold():
 def test_the_party_whose_phase_stays_is_drawn():
     """Line 6 of Algorithm 3: any other than the holder."""
     settings = {"masking": "paper", "topology": "ring", "features": 2, "rows": 20}
-    found = [
+    actual = [
         run(parties(count=5), seed=seed, loss="square", **settings)[1][0]["kept"]
         for seed in range(40)
     ]
     # Each of four is missed with probability 4 (3/4)^40 < 1e-4; the seeds are fixed.
-    assert set(np.ravel(found).tolist()) == {0, 1, 2, 3}
+    assert set(np.ravel(actual).tolist()) == {0, 1, 2, 3}
 
 
 def test_what_the_label_holder_learns_is_warned_of(caplog):

@@ -125,7 +125,7 @@ def assert_written(folder, result, blocks, bits=16, holder=2):
     """Check the only file of predictions against the model with all parts together."""
     (path,) = files(folder)
     assert path.parent.name == str(holder)
-    header, rows, found = written(folder)
+    header, rows, actual = written(folder)
     assert header == ["row", "prediction"]
     assert rows == [str(i) for i in range(len(blocks[0]))]
     model = result.model
@@ -133,16 +133,16 @@ def assert_written(folder, result, blocks, bits=16, holder=2):
     scores, expected = model.decision_function(blocks), model.predict(blocks)
     target = next(p for p in model.parts if "coef" in p)["target"]
     if target == "continuous":
-        assert np.abs(found - expected).max() <= bound < 0.01
-        assert len(np.unique(found)) == len(found)
+        assert np.abs(actual - expected).max() <= bound < 0.01
+        assert len(np.unique(actual)) == len(actual)
         return
     margin = np.abs(scores[:, 0])
     if target == "multiclass":
         margin = np.diff(np.sort(scores, axis=1)[:, -2:], axis=1)[:, 0] / 2
     clear = margin > bound
     assert clear.mean() > 0.9
-    np.testing.assert_array_equal(found[clear], expected[clear])
-    assert len(np.unique(found)) > 1
+    np.testing.assert_array_equal(actual[clear], expected[clear])
+    assert len(np.unique(actual)) > 1
 
 
 class Recorder(InProcessGrid):
@@ -205,17 +205,17 @@ def test_the_label_holder_gets_the_predictions_of_the_model(
     assert not files(tmp_path)
     parties, blocks = new_parties(tmp_path, settings["count"])
     strategy = FDSKLPrediction(result.model.model, allow_two_parties=True, **prediction)
-    found = simulate(strategy, parties)
+    actual = simulate(strategy, parties)
     bits = prediction.get("bits", 16)
     assert_written(tmp_path, result, blocks, bits, settings["holders"][0])
-    assert found.metrics == {"rows": NEW}
-    assert (found.model.model, found.model.bandwidth) == (result.model.model, 2.0)
-    assert found.model.parts is None
+    assert actual.metrics == {"rows": NEW}
+    assert (actual.model.model, actual.model.bandwidth) == (result.model.model, 2.0)
+    assert actual.model.parts is None
     star = prediction.get("topology", "star") == "star"
     size = 8 if "masking" in prediction else bits // 8
     block = prediction.get("block_bytes", 16_000_000)
     count = math.ceil(NEW * 48 * size / block)
-    trips = {action: len(waits) for action, waits in found.ledger.waits.items()}
+    trips = {action: len(waits) for action, waits in actual.ledger.waits.items()}
     several = len(settings["holders"]) > 1
     hops = 0 if star else trips.pop("fdskl_held_out_angles") / count
     assert hops == (0 if star else HOPS[prediction["topology"], settings["count"]])
@@ -234,21 +234,21 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     result = train(tmp_path, size=size, **settings)
     parties, blocks = new_parties(tmp_path)
     simulate(FDSKLPrediction(result.model.model, bits=32), parties)
-    found, expected = written(tmp_path)[2], result.model.predict(blocks)
-    assert np.abs(found - expected).max() <= 1e-8 * np.abs(expected).max()
+    actual, expected = written(tmp_path)[2], result.model.predict(blocks)
+    assert np.abs(actual - expected).max() <= 1e-8 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1 * np.max(size)
 
 
 def test_no_score_is_asked_for_where_there_is_one_holder(tmp_path):
     result = train(tmp_path, **DS)
     parties, _ = new_parties(tmp_path)
-    found = simulate(FDSKLPrediction(result.model.model), parties)
-    assert found.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 48
+    actual = simulate(FDSKLPrediction(result.model.model), parties)
+    assert actual.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 48
     result = train(tmp_path, holders=(0, 2), **DS)
     for path in files(tmp_path):
         path.unlink()
-    found = simulate(FDSKLPrediction(result.model.model), parties)
-    assert found.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 49
+    actual = simulate(FDSKLPrediction(result.model.model), parties)
+    assert actual.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 49
 
 
 def test_ids_are_written_beside_the_predictions(tmp_path):
@@ -256,18 +256,18 @@ def test_ids_are_written_beside_the_predictions(tmp_path):
     ids = np.array([f'flight "{i}", late' for i in range(NEW)])
     parties, _ = new_parties(tmp_path, ids=ids)
     simulate(FDSKLPrediction(result.model.model), parties)
-    header, rows, found = written(tmp_path)
+    header, rows, actual = written(tmp_path)
     assert header == ["id", "prediction"]
     assert rows == ids.tolist()
-    assert set(found) == {2.0, 5.0}
+    assert set(actual) == {2.0, 5.0}
 
 
 def test_one_row(tmp_path):
     result = train(tmp_path)
     parties, blocks = new_parties(tmp_path, n=1)
     simulate(FDSKLPrediction(result.model.model), parties)
-    _, _, found = written(tmp_path)
-    np.testing.assert_array_equal(found, result.model.predict(blocks))
+    _, _, actual = written(tmp_path)
+    np.testing.assert_array_equal(actual, result.model.predict(blocks))
 
 
 def test_two_models_in_one_folder(tmp_path):
@@ -559,6 +559,6 @@ def test_settings_that_are_out_of_range(settings, message):
 def test_a_model_without_its_parts_says_where_they_are(tmp_path):
     result = train(tmp_path)
     parties, blocks = new_parties(tmp_path)
-    found = simulate(FDSKLPrediction(result.model.model), parties)
-    with pytest.raises(ValueError, match=f"parts of model {found.model.model} lie at"):
-        found.model.predict(blocks)
+    actual = simulate(FDSKLPrediction(result.model.model), parties)
+    with pytest.raises(ValueError, match=f"parts of model {actual.model.model} lie at"):
+        actual.model.predict(blocks)

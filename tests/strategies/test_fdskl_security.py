@@ -16,7 +16,7 @@ from faults import Fault, FaultyGrid
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
-from transcripts import Recorder, found, is_uniform, patterns
+from transcripts import Recorder, actual, is_uniform, patterns
 
 from vfl_flower import Party
 from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
@@ -198,26 +198,26 @@ def with_known_features(turns, omega):
     return np.linalg.lstsq(omega / (2 * np.pi), (turns - turns[0]).T)[0].T
 
 
-def error(found, true):
+def error(actual, true):
     """Return the error relative to a guess of the mean, whose error is 1."""
-    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
-    return np.linalg.norm(found - true) / np.linalg.norm(true)
+    actual, true = actual - actual.mean(axis=0), true - true.mean(axis=0)
+    return np.linalg.norm(actual - true) / np.linalg.norm(true)
 
 
-def up_to_linear(found, true):
-    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
-    return error(found @ np.linalg.lstsq(found, true)[0], true)
+def up_to_linear(actual, true):
+    actual, true = actual - actual.mean(axis=0), true - true.mean(axis=0)
+    return error(actual @ np.linalg.lstsq(actual, true)[0], true)
 
 
-def up_to_rotation(found, true):
-    found, true = found - found.mean(axis=0), true - true.mean(axis=0)
-    return error(found @ orthogonal_procrustes(found, true)[0], true)
+def up_to_rotation(actual, true):
+    actual, true = actual - actual.mean(axis=0), true - true.mean(axis=0)
+    return error(actual @ orthogonal_procrustes(actual, true)[0], true)
 
 
-def matched(found, true):
+def matched(actual, true):
     """Return |correlation| of each true column with its own found one."""
-    d = found.shape[1]
-    correlations = np.abs(np.corrcoef(found.T, true.T)[:d, d:])
+    d = actual.shape[1]
+    correlations = np.abs(np.corrcoef(actual.T, true.T)[:d, d:])
     return correlations[linear_sum_assignment(-correlations)]
 
 
@@ -629,8 +629,8 @@ class Keys:
         """No key has two uses, no use two contents, nor a context two values."""
         for contexts in self.contexts.values():
             assert len(contexts) == 1
-        found = [context for (context,) in self.contexts.values()]
-        assert len(set(found)) == len(found)
+        actual = [context for (context,) in self.contexts.values()]
+        assert len(set(actual)) == len(actual)
         # A key is of a stream or of a message, by the label it is derived with.
         assert {k for k, _ in self.streams}.isdisjoint(k for k, _ in self.sealed)
         for messages in self.sealed.values():
@@ -759,7 +759,7 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
         wanted |= {row[k : k + 8].tobytes() for row in angles for k in (0, 8)}
     wanted |= {bytes.fromhex(p["seed"]) for p in parts}
     wanted |= {p["seed"].encode() for p in parts}
-    assert not found(wanted, grid.transcript)
+    assert not actual(wanted, grid.transcript)
     # The numbers among the settings, each for what it is.
     model = np.sqrt(M) * coef, coef, intercept, scores, y, y - scores[:, 0]
     secret = np.abs(np.concatenate([np.ravel(v) for v in model]))
@@ -781,4 +781,4 @@ def test_the_search_sees_what_is_not_hidden():
     FDSKL(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
     parts, blocks = parts_of(grid), np.split(X, 3, axis=1)
     own = partial_angles(parts[0], blocks[0], 32, 64)
-    assert found(patterns(own), grid.transcript)
+    assert actual(patterns(own), grid.transcript)

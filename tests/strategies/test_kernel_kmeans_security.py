@@ -14,7 +14,7 @@ from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import least_squares, linear_sum_assignment
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from scipy.stats import chi2
-from transcripts import Recorder, found, is_uniform, patterns
+from transcripts import Recorder, actual, is_uniform, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
@@ -273,11 +273,11 @@ def test_the_seed_of_the_features_is_in_no_message(eigensolver):
     grid = watch(parts, eigensolver=eigensolver)
     seeds = {part["seed"] for part in parts_of(grid)}
     assert len(seeds) == 1  # one for all parties
-    assert not found(forms(*seeds), grid.transcript)
+    assert not actual(forms(*seeds), grid.transcript)
     assert not any("seed" in e.values for e in grid.transcript)
     # A control of the search: what parties send in the clear is found.
     points = sent(grid, "kernel_kmeans_sample", "points", 1)[0]
-    assert found(patterns(points), grid.transcript) == patterns(points)
+    assert actual(patterns(points), grid.transcript) == patterns(points)
 
 
 def test_who_the_seed_is_not_for_cannot_open_it(many):
@@ -328,7 +328,7 @@ def test_no_value_of_the_rows_is_in_a_message():
         ({"standardize": True, "kernel": "laplacian"}, [X[m::3] for m in range(3)]),
     ):
         grid = watch(parts, **settings)
-        assert not found(patterns(X), grid.transcript)
+        assert not actual(patterns(X), grid.transcript)
 
 
 # -- (b) products of single parties in the clear, and the seed known -------------------

@@ -89,9 +89,9 @@ def violation(X, y, w, n, penalty, model, free=True):
         np.maximum(np.abs(g) - penalty.l1, 0),
         np.abs(g + penalty.l1 * np.sign(theta)),
     )
-    found = float((excess / unit).max())
+    actual = float((excess / unit).max())
     shift = abs(w @ r) / n / (size * math.sqrt(w.sum() / n)) if free else 0.0
-    return max(found, shift)
+    return max(actual, shift)
 
 
 def check(X, y, solver, penalty=None, limit=None, **options):
@@ -107,10 +107,10 @@ def check(X, y, solver, penalty=None, limit=None, **options):
     rows, w = grid.coreset()
     target = Penalty.named(strategy.regularizer, strategy.alpha, strategy.l1_ratio)
     n = len(y) - round(strategy.test_fraction * len(y))
-    found = violation(
+    actual = violation(
         X[rows], y[rows], w, n, target, result.model, strategy.fit_intercept
     )
-    assert found < (limit or EXACT[solver])
+    assert actual < (limit or EXACT[solver])
     assert result.metrics.get("converged", 1.0) == 1.0
     assert strategy.fit_intercept or result.model.intercept_ == 0
     assert [len(c) for c in result.model.coef_] == list(widths)
@@ -307,11 +307,11 @@ def test_read_only_memory_maps(solver, order, tmp_path):
         mapped.append(np.load(tmp_path / f"{j}.npy", mmap_mode="r"))
     strategy = CoresetVRLR(SIZE, **SOLVERS[solver], evaluate="full", test_fraction=0.2)
     on_disk = [Party(mapped[0]), Party(mapped[1]), Party(mapped[2], y=mapped[3])]
-    found = simulate(strategy, on_disk, seed=1)
+    actual = simulate(strategy, on_disk, seed=1)
     expected = simulate(strategy, parties(X, y), seed=1)
-    for a, b in zip(found.model.coef_, expected.model.coef_, strict=True):
+    for a, b in zip(actual.model.coef_, expected.model.coef_, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-8)
+    assert actual.metrics == pytest.approx(expected.metrics, rel=1e-8)
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -324,8 +324,8 @@ def test_all_rows_give_the_pooled_model(solver, penalty, free):
     strategy = CoresetVRLR(SIZE, sampling="full", **named)
     result = simulate(strategy, parties(X, y), seed=0)
     target = Penalty.named(strategy.regularizer, strategy.alpha, strategy.l1_ratio)
-    found = violation(X, y, np.ones(90), 90, target, result.model, free)
-    assert found < EXACT[solver]
+    actual = violation(X, y, np.ones(90), 90, target, result.model, free)
+    assert actual < EXACT[solver]
 
 
 @pytest.mark.parametrize("solver", ["cg", "saga"])

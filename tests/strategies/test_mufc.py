@@ -22,7 +22,7 @@ from forgetting import (
     q_of,
 )
 from scipy.stats import chi2
-from transcripts import Recorder, found, is_uniform, patterns
+from transcripts import Recorder, actual, is_uniform, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.app.client_app import load_from_context
@@ -207,8 +207,8 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     for party, mine in zip(parties, model.labels_, strict=True):
         assert predicted(party, model.model) == party.ids.tolist()
         lines = (party.state_dir / f"predictions-{model.model}.csv").read_text()
-        found = [int(line.split(",")[1]) for line in lines.split()[1:]]
-        assert found == mine.tolist()
+        actual = [int(line.split(",")[1]) for line in lines.split()[1:]]
+        assert actual == mine.tolist()
 
 
 BOX = ([18.0, -3e6, 0.0], [120.0, 1e6, 1e-5])
@@ -216,10 +216,10 @@ BOX = ([18.0, -3e6, 0.0], [120.0, 1e6, 1e-5])
 
 def boxed(tmp_path, rows):
     """Return parties named as usual, with these rows."""
-    found = federation(tmp_path, [len(X) for X in rows])
-    for party, X in zip(found, rows, strict=True):
+    actual = federation(tmp_path, [len(X) for X in rows])
+    for party, X in zip(actual, rows, strict=True):
         party.X = X
-    return found
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_scma_is_the_plain_sum_and_fields_are_the_same(
     parties, folder, other, training
 ):
     """Bins and counts, bit by bit; after requests too."""
-    found = []
+    actual = []
     for settings in ({}, other):
         model = train(parties, folder, client_training=training, **settings).model.model
         state = ServerState(folder, model)
@@ -326,9 +326,9 @@ def test_scma_is_the_plain_sum_and_fields_are_the_same(
         gone = [*centroid_ids(parties[0], model)[1:], *ordinary(parties[1], model)]
         requests = {"north": gone[:-1], "south": gone[-1:]}
         forget(parties, folder, model, requests, seed=3)
-        found.append((first, state.load()))
+        actual.append((first, state.load()))
         check(parties, folder, model, gone)
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*actual, strict=True):
         np.testing.assert_array_equal(one.bins, two.bins)
         np.testing.assert_array_equal(one.counts, two.counts)
         if "field" in other:
@@ -1076,9 +1076,9 @@ def test_no_value_and_no_id_is_in_a_message(seen):
     values = set().union(*(patterns(party.X[:, :9]) for party in parties))
     ids = {i.encode() for party in parties for i in party.ids.tolist()}
     for training, request in runs:
-        assert not found(values, [*training, *request])
-        assert not found(ids, [e for e in [*training, *request] if e.up])
-        assert not found(ids, training)
+        assert not actual(values, [*training, *request])
+        assert not actual(ids, [e for e in [*training, *request] if e.up])
+        assert not actual(ids, training)
         asked = [e for e in request if e.action == "mufc_forget" and not e.up]
         assert [len(e.values["ids"]) for e in asked] == [0, 1, 1, 6]
 

@@ -27,12 +27,12 @@ from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlear
 def final(parties, folder, model, version=True):
     """Return all that a task has decided, but times and keys."""
     now = ServerState(folder, model).load()
-    found = [sorted(q_of(now).items()), now.centers.tolist(), now.parties]
-    found += [now.version] if version else []
+    actual = [sorted(q_of(now).items()), now.centers.tolist(), now.parties]
+    actual += [now.version] if version else []
     for party in parties:
         if party.name in now.parties:
-            found.append(centroid_ids(party, model))
-    return found
+            actual.append(centroid_ids(party, model))
+    return actual
 
 
 # --- kill -9
@@ -216,8 +216,8 @@ class Trials:
         for path in folder.rglob("*"):
             if path.is_file():
                 text = path.read_bytes()
-                found = any(re.search(rb"%b\b" % i.encode(), text) for i in ids)
-                self.ids += [path.suffix] if found else []
+                actual = any(re.search(rb"%b\b" % i.encode(), text) for i in ids)
+                self.ids += [path.suffix] if actual else []
 
     def trained(self, folder):
         """Another training completes, and what the first left is whole or refused."""
@@ -248,7 +248,7 @@ def main():
     logging.getLogger("vfl_flower").setLevel(logging.CRITICAL)
     # In memory where there is a place: what a kill leaves is the same, and sooner.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    found = {}
+    actual = {}
     # Each operation on a file is killed at each of its writes in
     # tests/clients/test_mufc_state.py: here it is the whole of a run that counts.
     for name, task in (
@@ -259,13 +259,13 @@ def main():
         with tempfile.TemporaryDirectory(dir=memory) as top:
             trials = Trials(top, *task)
             trials.all()
-            found[name] = {
+            actual[name] = {
                 "kills": trials.kills,
                 "wrong": trials.wrong,
                 "stale": trials.stale,
                 "ids": trials.ids,
             }
-    print(json.dumps(found))
+    print(json.dumps(actual))
 
 
 @pytest.fixture(scope="module")

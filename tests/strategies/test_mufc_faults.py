@@ -35,13 +35,13 @@ SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
 def twenty(folder=None, n=20):
     """Return n parties with three rows each, with a state-dir if a folder."""
     rng = np.random.default_rng(2)
-    found = []
+    actual = []
     for j in range(n):
         X = rng.uniform(-0.5, 0.5, size=(3, 2))
         ids = np.array([f"c{j:02d}.{i}" for i in range(3)])
         own = None if folder is None else folder / f"c{j:02d}"
-        found.append(Party(X, ids=ids, name=f"c{j:02d}", state_dir=own))
-    return found
+        actual.append(Party(X, ids=ids, name=f"c{j:02d}", state_dir=own))
+    return actual
 
 
 @pytest.fixture

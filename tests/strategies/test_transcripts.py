@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transcripts import Recorder, found, is_uniform, leaving, our_steps, patterns
+from transcripts import Recorder, actual, is_uniform, leaving, our_steps, patterns
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
@@ -57,9 +57,9 @@ def record(strategy, federation=None, seed=6):
 
 def replies(transcript, action, name):
     """Return what each party sent under a name, in party order."""
-    found = [e for e in transcript if e.up and e.action == action]
-    found.sort(key=lambda e: e.party)
-    return [e.values[name] for e in found]
+    actual = [e for e in transcript if e.up and e.action == action]
+    actual.sort(key=lambda e: e.party)
+    return [e.values[name] for e in actual]
 
 
 STRATEGIES = {
@@ -889,7 +889,7 @@ def test_no_value_of_the_data_is_in_a_message(made):
     X, y = rng.normal(size=(N, 6)), rng.normal(size=N)
     _, transcript = record(made(), parties(X, y))
     assert len(patterns(X)) == X.size
-    assert not found(patterns(X) | patterns(y), transcript)
+    assert not actual(patterns(X) | patterns(y), transcript)
 
 
 def test_distdim_shows_the_row_of_a_cluster_of_one():
@@ -899,7 +899,7 @@ def test_distdim_shows_the_row_of_a_cluster_of_one():
     X[7] += 1e3
     strategy = CoresetVKMC(3, sampling="full", solver="distdim")
     _, transcript = record(strategy, parties(X, y))
-    assert found(patterns(X), transcript) == patterns(X[7])
+    assert actual(patterns(X), transcript) == patterns(X[7])
 
 
 @pytest.mark.parametrize("name", POOLED)
@@ -913,11 +913,11 @@ def test_only_rows_of_the_coreset_are_in_messages(name):
         np.arange(N),
     )
     others = np.setdiff1d(np.arange(N), rows)
-    assert found(patterns(X[rows]), transcript) == patterns(X[rows])
-    assert not found(patterns(X[others]), transcript)
+    assert actual(patterns(X[rows]), transcript) == patterns(X[rows])
+    assert not actual(patterns(X[others]), transcript)
     regression = isinstance(strategy, CoresetVRLR)
     labels = patterns(y[rows]) if regression else set()
-    assert found(patterns(y), transcript) == labels
+    assert actual(patterns(y), transcript) == labels
 
 
 def test_k_means_does_not_ask_who_has_labels():
@@ -1017,4 +1017,4 @@ def test_distdim_with_seeding_sends_no_rows():
     X, y = data()
     strategy = CoresetVKMC(3, "distdim", "seeding", size=100)
     _, transcript = record(strategy, parties(X, y))
-    assert not found(patterns(X), transcript)
+    assert not actual(patterns(X), transcript)

@@ -47,6 +47,9 @@ from vfl_flower.typing import Array
 PAIRS = 1000
 """Pairs of rows whose median distance gives the bandwidth."""
 
+LEAST_ROWS = 20
+"""Fewest rows of which a party computes a summary, unless it has few rows in all."""
+
 MAX_CLASSES = 100
 """Most classes that labels may have."""
 
@@ -199,11 +202,14 @@ class FDSKLState:
         At the receiver of the scores, its answers so far.
     rows : Array of int, shape (n,)
         The rows that the answers are for.
+    evaluated : bool
+        Whether the party has told the errors of its answers, once a run.
     """
 
     training: Training | None = None
     answers: Array = field(default_factory=lambda: np.zeros(0))
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
+    evaluated: bool = False
 
 
 def _training(party: Party) -> Training:
@@ -362,6 +368,19 @@ def _signs(y: Array, target: Target, classes: Array) -> Array:
     return np.where(y[:, None] == columns, 1.0, -1.0)
 
 
+def _check_many(rows: Array, all_rows: int) -> None:
+    """Refuse rows so few that an answer about all of them is one about each.
+
+    A median of distances would be that of one pair, and a mean error that of one label.
+    """
+    least = min(LEAST_ROWS, all_rows)
+    if (count := len(np.unique(rows))) < max(least, len(rows)):
+        raise PartyError(
+            f"rows must be at least {least}, each once, got {len(rows)} with {count} "
+            "different ones"
+        )
+
+
 # -- bandwidth ------------------------------------------------------------------------
 
 
@@ -391,8 +410,7 @@ def distances(
     """
     _classes(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
-    if len(rows) < 2:
-        raise PartyError(f"rows must be at least two to make a pair, got {len(rows)}")
+    _check_many(rows, party.n_rows // 2)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
     pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
     if party.index != holder:
@@ -573,6 +591,8 @@ def fit(
         Phases to subtract from the angles.
     """
     training = _training(party)
+    if party.part:
+        raise PartyError("this run has its model already")
     if problem is None:
         return {"kept": _keep(party, training)}
     setup, rows = training.setup, problem.rows
@@ -847,7 +867,8 @@ def part(party: Party) -> PartInfo:
             f"new rows must have the {width} columns of training, in their order, got "
             f"{party.X.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
         )
-    party.remember(FDSKLState())
+    if not party.remembered():
+        party.remember(FDSKLState())
     return {
         "index": model_part["index"],
         "n_features": model_part["n_features"],
@@ -967,6 +988,10 @@ def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
     y, given = y[known], state.answers[known]
     if not len(y):
         return {"test_rows": 0}
+    if state.evaluated:
+        raise PartyError("this party tells the errors of its answers once a run")
+    state.evaluated = True
+    _check_many(state.rows[known], party.n_labels // 20)
     if model_part["target"] != "continuous":
         return {"test_rows": len(y), "test_error": float(np.mean(given != y))}
     with np.errstate(over="ignore"):

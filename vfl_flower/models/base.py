@@ -165,6 +165,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
     """Return the kind and the arrays of a saved model."""
     path = Path(path)  # no number of an open file
     try:
+        with zipfile.ZipFile(path) as archive:
+            packed = [entry.compress_type for entry in archive.infolist()]
+        if any(kind != zipfile.ZIP_STORED for kind in packed):
+            raise ValueError("compressed")  # it may be of any size when it is read
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
