@@ -29,9 +29,8 @@ demo: $(INSTALLED)
 		--run-config 'data="$(CURDIR)/.demo/flights"' \
 		--run-config 'output-dir="$(CURDIR)/.demo/runs"'
 
-# Three processes on two cores: one of them mostly waits for SuperNodes.
 test: $(INSTALLED)
-	$(PY) -m pytest -n 3 --dist worksteal
+	$(PY) -m pytest -n 2 --dist worksteal
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check

@@ -1,4 +1,7 @@
-"""The same run in process and in Flower's simulation gives the same model."""
+"""The same run in process and in Flower's simulation gives the same model.
+
+The app is one of a user, which the template has written: it runs the installed package.
+"""
 
 import json
 
@@ -8,6 +11,7 @@ import pytest
 from vfl_flower.app.config import check_run_config, party_source
 from vfl_flower.app.flower_run import run
 from vfl_flower.app.server_app import make_strategies
+from vfl_flower.app.template import write_app
 from vfl_flower.data import load_party
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.simulation import simulate
@@ -16,16 +20,17 @@ CONFIG = {"data": "diabetes", "coreset-vrlr.size": 100, "seed": 7, "n-parties": 
 
 
 @pytest.mark.slow
-def test_three_supernodes(project, tmp_path, capfd):
+def test_three_supernodes(tmp_path, capfd):
     nodes = [{"partition-id": index, "num-partitions": 3} for index in range(3)]
     parties = [load_party(party_source(node, CONFIG)) for node in nodes]
     (strategy,) = make_strategies(check_run_config(CONFIG)).values()
     expected = simulate(strategy, parties)
 
+    write_app(tmp_path / "my-app")
     settings = tmp_path / "run.toml"
     settings.write_text('data = "diabetes"\nseed = 6\n[coreset-vrlr]\nsize = 100\n')
     outcome = run(
-        project,
+        tmp_path / "my-app",
         run_config=[str(settings), "seed=7 n-parties=3", f'output-dir="{tmp_path}"'],
         num_supernodes=3,
         timeout=240,

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 
+from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config, party_source
 from vfl_flower.app.flower_run import (
     Processes,
@@ -146,7 +148,10 @@ def write_rows(parties, j, ids, X):
 
 
 def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
-    """Ids in a party's own list, rows out of its file, and ids in the run config."""
+    """Ids in a party's own list, rows out of its file, and ids in the run config.
+
+    The clustering was trained in one process, on the same files and folders.
+    """
     rng, config = np.random.default_rng(0), {"strategy": "mufc"}
     data = []
     for j, n in enumerate((60, 40, 5)):
@@ -154,7 +159,10 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
         data.append(([f"{j}-{i}" for i in range(n)], X))
         write_rows(organisations, j, *data[j])
     training = {"mufc.n-clusters": 3, "mufc.box": "0,10;0,1000000"}
-    organisations.run(project, tmp_path, config | training)
+    training |= config | {"output-dir": str(tmp_path)}
+    contexts = [Context(0, 0, c, RecordDict(), {}) for c in organisations.configs]
+    (strategy,) = make_strategies(check_run_config(training)).values()
+    simulate(strategy, [load_from_context(context) for context in contexts])
     (number,) = list_models(tmp_path / "state")
     server = ServerState(tmp_path / "state", number)
     assert server.load().counts.sum() == 105
