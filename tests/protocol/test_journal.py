@@ -91,6 +91,24 @@ def test_a_message_that_is_asked_again_gets_the_same_reply(grid):
         np.testing.assert_array_equal(reply["X"], other["X"])
 
 
+@pytest.mark.parametrize("error", [OSError("disk"), sqlite3.OperationalError("state")])
+def test_an_error_of_the_step_is_not_called_one_of_the_journal(tmp_path, error):
+    with pytest.raises(type(error)), journal_of(tmp_path, 7):
+        raise error
+
+
+def test_another_reply_to_the_same_message_is_refused(grid):
+    parties = Parties(grid, Ledger(), seed=0)
+    saved, last, number = states(grid), list(parties._last), parties._round
+    pool(parties, range(5))
+    restore(grid, saved)
+    parties._last, parties._round = last, number
+    for party in grid._parties.values():
+        party.X = party.X + 1  # the file has changed meanwhile
+    with pytest.raises(PartyFailed, match="another reply than before"):
+        pool(parties, range(5))
+
+
 def test_a_refused_message_is_not_in_the_journal(tmp_path):
     with journal_of(tmp_path, 7) as line:
         line.greet(5)

@@ -4,12 +4,15 @@ Each attack succeeded once, as its docstring says. The parties are real ones: th
 the code of SuperNodes and insist on masks.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from deviating import RealParties, sums_of
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients import linear
+from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import each
@@ -99,6 +102,52 @@ def test_a_sum_of_one_question_is_the_sum(attack):
     seen = sums_of(strategy("ring"), parties(), action, as_told)
     for name, array in seen.items():
         assert error_of(array, truth[name]) < 1e-4
+
+
+def residuals(asked, blocks=None):
+    """Ask for residuals of the first row; return their sum."""
+    if blocks is not None:
+        asked._blocks = blocks
+    return asked.secure_sum(
+        linear.residuals.summing(residual=16.0),
+        coefficients=each([np.ones(party.n_columns) for party in asked]),
+        intercept=0.0,
+        test_fraction=0.0,
+        test=False,
+        start=0,
+        stop=20,
+    )["residual"]
+
+
+def test_a_party_checks_its_own_digest():
+    """Else the server could commit to other inputs than those it tells."""
+    asked = Parties(RealParties(columns()), Ledger(), seed=0)
+    honest = asked._blocks
+
+    def forged(step, told):
+        blocks = honest(step, told)
+        digests = blocks.digests[:32] + bytes(32) + blocks.digests[64:]
+        return replace(blocks, digests=digests)
+
+    with pytest.raises(PartyFailed, match="the digest of what this party is told"):
+        residuals(asked, forged)
+
+
+def test_lists_of_digests_that_differ_give_noise(monkeypatch):
+    """Each party finds its own inputs in the list, but the lists are not one."""
+    truth = residuals(Parties(RealParties(columns()), Ledger(), seed=0))
+    pack = Frame.pack
+
+    def apart(self):
+        packed = pack(self)
+        if self.index == VICTIM and self.blocks:
+            packed["blocks"] = bytes(32) + self.blocks[32:]
+        return packed
+
+    monkeypatch.setattr(Frame, "pack", apart)
+    monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
+    seen = residuals(Parties(RealParties(columns()), Ledger(), seed=0))
+    assert np.abs(seen - truth).min() > 1e-6
 
 
 @pytest.mark.parametrize("solver", ["central", "cg"])

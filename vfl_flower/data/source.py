@@ -41,8 +41,8 @@ class PartySource:
     impute : str
         ``mean`` or ``median`` of the column for missing values; ``none``: an error.
     share_rows : int or None
-        ``share-rows``: how many rows leave the party in one run at most, in the clear
-        or as angles.
+        ``share-rows``: how many rows leave the party in one run at most, in the clear,
+        as angles, embedded, or in sums by which the server evaluates a model.
     state_dir : Path or None
         ``state-dir``: absolute folder in which the party keeps its parts of models.
     rows : bool

@@ -122,17 +122,27 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         The journal cannot be read or written, or another message has it for too long.
     """
     path = folder / FILE
-    try:
+    with _named_errors(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-        with closing(sqlite3.connect(path, PATIENCE, isolation_level=None)) as db:
+        db = sqlite3.connect(path, PATIENCE, isolation_level=None)
+    with closing(db):
+        with _named_errors(path):
             db.execute("BEGIN IMMEDIATE")
             db.execute(_TABLE)
             known = db.execute(_READ, (str(run),)).fetchone()
-            line = Journal(*(known or ()))
-            yield line
+        line = Journal(*(known or ()))
+        yield line
+        with _named_errors(path):
             db.execute(_WRITE, (str(run), *vars(line).values()))
             db.execute(_FORGET, (KEPT,))
             db.execute("COMMIT")
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Say that it is the journal that failed, and not the step inside."""
+    try:
+        yield
     except (OSError, sqlite3.Error) as error:
         log.error("the journal %s: %s", path, error)
         reason = "the journal in this party's state-dir cannot be written"
