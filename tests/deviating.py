@@ -7,6 +7,7 @@ import pytest
 
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol import strategy as frame
+from vfl_flower.protocol.consent import FREE
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.strategy import ProtocolStrategy
@@ -18,10 +19,12 @@ Tamper = Callable[[str, int, dict[str, Any]], dict[str, Any]]
 
 
 class RealParties(InProcessGrid):
-    """Parties as on SuperNodes: they insist on masks."""
+    """Parties as on SuperNodes: they insist on masks, and on the consent they have."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
+        for party in self._parties.values():
+            party.consent = party.consent or FREE
         self._app = make_client_app(lambda context: self._parties[context.node_id])
 
 

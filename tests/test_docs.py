@@ -284,13 +284,13 @@ NODE_KEYS = first_column("docs/party-files.md", "| key of the node config | mean
 def test_node_config_keys_are_read():
     text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
-    columns = {"id-column": "i", "label-column": "l", "share-rows": 9}
+    columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
     given = text | numbers | columns | {"state-dir": "/var/a"}
     assert set(NODE_KEYS) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
     assert (source.columns, source.id_column) == (("a", "b"), "i")
-    assert source.share_rows == 9
+    assert source.consent == Path("/var/c")
     assert source.state_dir == Path("/var/a")
     assert (source.standardize, source.one_hot) == (True, False)
 

@@ -6,11 +6,13 @@ from flwr.app import Context, Message, RecordDict
 
 from vfl_flower import Party
 from vfl_flower.app.register import make_client_app
+from vfl_flower.protocol.consent import FREE
 
 
 def load(context: Context) -> Party:
     """Return a party with one value."""
-    return Party(np.zeros((1, 1)), index=int(context.node_config["partition-id"]))
+    index = int(context.node_config["partition-id"])
+    return Party(np.zeros((1, 1)), index=index, consent=FREE)
 
 
 app = make_client_app(load)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from consents import limited
 from flwr.app import Context, RecordDict
 from transcripts import Recorder
 
@@ -108,18 +109,23 @@ def test_config_of_a_node_that_cannot_be_right(name, clock):
     assert caught.value.reason.count(repr(name)) == (1 if name else 0)
 
 
-# -- share-rows ------------------------------------------------------------------------
+# -- consent ---------------------------------------------------------------------------
 
 
-def limited(share_rows, kind=InProcessGrid):
-    """Return a grid of two SuperNodes, the first with ``share-rows``."""
+def limited_grid(run, kind=InProcessGrid):
+    """Return a grid of two SuperNodes; the first lets `run` rows leave it in a run."""
     grid = kind([Party(np.ones((9, 1)))] * 2)
     for index, context in enumerate(grid._contexts.values()):
         context.node_config = {"partition-id": index, "num-partitions": 2}
         context.run_config = {"data": "synthetic:n=40,d=4", "seed": 1}
-    first = next(iter(grid._contexts.values()))
-    first.node_config |= {"data": "synthetic:n=40,d=4", "share-rows": share_rows}
-    grid._app = make_client_app(load_from_context)
+
+    def load(context):
+        party = load_from_context(context)
+        if not context.node_config["partition-id"]:
+            party.consent = limited(run)
+        return party
+
+    grid._app = make_client_app(load)
     return grid
 
 
@@ -135,7 +141,7 @@ def limited(share_rows, kind=InProcessGrid):
 )
 def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
     """Each row once: what is drawn twice, or again by the second draw, counts once."""
-    grid = limited(40, Recorder)
+    grid = limited_grid(40, Recorder)
     CoresetVRLR(**arguments, seed=4).start(grid)
     sent = [
         entry.values["X"]
@@ -146,9 +152,9 @@ def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
     asked = len(np.unique(rows, axis=0))
     assert len(rows) == drawn
     assert (asked < drawn) == ("size" in arguments and "sampling" not in arguments)
-    CoresetVRLR(**arguments, seed=4).start(limited(asked))
-    with pytest.raises(PartyFailed, match="share-rows") as caught:
-        CoresetVRLR(**arguments, seed=4).start(limited(asked - 1))
+    CoresetVRLR(**arguments, seed=4).start(limited_grid(asked))
+    with pytest.raises(PartyFailed, match="consent") as caught:
+        CoresetVRLR(**arguments, seed=4).start(limited_grid(asked - 1))
     for count in (asked - 1, asked):
         assert f" {count}" in caught.value.reason
 
@@ -156,12 +162,14 @@ def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
 def test_blocks_of_rows_are_added_up(monkeypatch):
     monkeypatch.setattr(sampling, "MESSAGE_NUMBERS", 40)
     with pytest.raises(PartyFailed, match=r"lets 39 rows leave it .* asks for 40"):
-        CoresetVRLR(sampling="full").start(limited(39))
+        CoresetVRLR(sampling="full").start(limited_grid(39))
 
 
-def test_solvers_without_rows_share_none():
+def test_solvers_without_rows_share_row_sums():
     solver = CoresetVRLR(size=12, solver="cg", allow_two_parties=True)
-    assert solver.start(limited(0)).metrics["converged"]
+    assert solver.start(limited_grid(12)).metrics["converged"]
+    with pytest.raises(PartyFailed, match="lets 1 rows leave it as row-sums"):
+        solver.start(limited_grid(1))
 
 
 # -- the loader of a party that predicts -----------------------------------------------

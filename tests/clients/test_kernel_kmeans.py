@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from consents import limited
 from transcripts import leaving, our_steps
 
 from vfl_flower import Party
@@ -249,11 +250,11 @@ def test_the_embedding_and_its_map():
 
 def test_points_are_counted_as_rows_that_are_shared():
     asked, _ = trained()
-    asked.share_rows = 4
-    with pytest.raises(PartyError, match=r"share-rows .* 4 rows"):
+    asked.consent = limited(4)
+    with pytest.raises(PartyError, match=r"consent .* 4 rows"):
         client.sample(asked, 5)
     asked, H = trained()
-    asked.share_rows = N
+    asked.consent = limited(N)
     reply = client.sample(asked, N)
     np.testing.assert_allclose(reply["points"], H, atol=1e-12)
     assert reply["weights"].tolist() == [1.0] * N
@@ -310,8 +311,8 @@ def test_angles_are_those_of_the_partys_own_seed(bits):
 
 
 def test_angles_are_of_all_rows():
-    asked = party(share_rows=N - 1)
-    with pytest.raises(PartyError, match=r"share-rows .* 11 rows"):
+    asked = party(consent=limited(N - 1))
+    with pytest.raises(PartyError, match=r"consent .* 11 rows"):
         client.angles(asked, 0, 4, 16, "gaussian", 0.5)
 
 

@@ -5,13 +5,13 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import pytest
+from consents import free
 from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import context_from_proto, context_to_proto
@@ -175,7 +175,8 @@ class Server:
         self.parties = [Party(X, name="a"), Party(X / 2, y=X[:, 0], name="b")]
         self.grid = InProcessGrid(self.parties)
         self.grid._app = make_client_app(
-            lambda context: self.grid._parties[context.node_id], allow_plain=allow_plain
+            lambda context: free(self.grid._parties[context.node_id]),
+            allow_plain=allow_plain,
         )
         self.greet(SESSION)
 
@@ -276,6 +277,7 @@ def test_hello_says_these_facts_and_no_more(server):
         "ids_digest": "",
         "columns_digest": "",
         "version": __version__,
+        "lacks": [],
     }
 
 
@@ -1008,7 +1010,11 @@ def own_app(made: list[Any]) -> InProcessGrid:
     grid = InProcessGrid([Party(np.ones((1, 1)))] * len(made))
     for index, context in enumerate(grid._contexts.values()):
         context.node_config["partition-id"] = index
-    load: Callable[[Any], Any] = lambda c: made[c.node_config["partition-id"]]  # noqa: E731
+
+    def load(context: Any) -> Any:
+        party = made[context.node_config["partition-id"]]
+        return free(party) if isinstance(party, Party) else party
+
     grid._app = ClientApp()
     register(grid._app, load)
     return grid

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from consents import limited
 from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
@@ -37,7 +38,7 @@ def grid(tmp_path):
         for name in "abc"
     ]
     for party in parties:
-        party.share_rows = 10
+        party.consent = limited(10)
     return RealParties(parties)
 
 
@@ -76,7 +77,7 @@ def test_rows_count_in_all_sessions_of_a_run(grid):
     pool(Parties(grid, Ledger(), seed=0), range(10))
     again = Parties(grid, Ledger(), seed=0)
     pool(again, range(10))
-    with pytest.raises(PartyFailed, match="share-rows lets 10 rows leave"):
+    with pytest.raises(PartyFailed, match="consent lets 10 rows leave"):
         pool(again, range(10, 20))
 
 

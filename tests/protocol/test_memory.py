@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from consents import limited
 from flwr.app import RecordDict
 
 from vfl_flower import Party
+from vfl_flower.clients import coresets
 from vfl_flower.protocol.frame import Frame, SumRequest
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import PartyError
@@ -49,24 +51,24 @@ class Run:
         new = {} if again else {"round": last + 1, "previous": last}
         self.frame = replace(self.frame, **new | changes)
         party = Party(X)
-        party.share_rows = 15
-        self.memory.enter(self.frame, party)
+        party.consent = limited(15)
+        self.memory.enter(self.frame, party, coresets.scores)
         return party
 
     def leave(self, party: Party) -> None:
         """End the round."""
-        self.memory.leave(self.frame, party, REPLY)
+        self.memory.leave(self.frame, party, coresets.scores, REPLY)
 
 
 def test_a_party_gets_its_place_and_the_keys():
     run = Run()
     party = Party(X)
     frame = replace(run.frame, round=1)
-    private, public = run.memory.enter(frame, party)
+    private, public = run.memory.enter(frame, party, coresets.scores)
     assert (party.index, party.n_parties, party.seed, party.secret) == (1, 2, 3, 0)
     assert len(private) == 32
     assert b"".join(public) == run.frame.peers
-    run.memory.enter(replace(frame, private_draws=True), party)
+    run.memory.enter(replace(frame, private_draws=True), party, coresets.scores)
     assert party.secret > 2**64
 
 
@@ -78,41 +80,41 @@ def test_the_number_of_a_run():
 def test_shared_rows_add_up_over_rounds_and_no_step_can_forget_them():
     run = Run()
     party = run.enter()
-    party.share(np.arange(10))
+    party.share(np.arange(10), "rows")
     run.leave(party)
     party = run.enter()
-    assert party.shared.sum() == 10
-    party.shared = None  # a step that would begin to count anew
+    assert party.shared["rows"].sum() == 10
+    party.shared = {}  # a step that would begin to count anew
     run.leave(party)
     party = run.enter()
-    party.shared = np.zeros(20, dtype=bool)
+    party.shared = {"rows": np.zeros(20, dtype=bool)}
     run.leave(party)
     with pytest.raises(PartyError, match=r"lets 15 .* asks for 16"):
-        run.enter().share(np.arange(10, 16))
+        run.enter().share(np.arange(10, 16), "rows")
     assert run.memory.open(8)
-    assert "shared" not in run.memory._session  # a new run
+    assert "shared.rows" not in run.memory._session  # a new run
 
 
 def test_rows_of_a_failed_or_repeated_round_count_once():
     run = Run()
-    run.enter().share(np.arange(10))  # the step fails after that
+    run.enter().share(np.arange(10), "rows")  # the step fails after that
     party = run.enter(again=True)
-    party.share(np.arange(15))
+    party.share(np.arange(15), "rows")
     run.leave(party)
     party = run.enter(again=True)
-    party.share(np.arange(15))
+    party.share(np.arange(15), "rows")
     run.leave(party)
-    assert run.enter().shared.sum() == 15
+    assert run.enter().shared["rows"].sum() == 15
 
 
 def test_what_is_kept_of_shared_rows_is_a_bit_each():
     run = Run()
     run.leave(run.enter())
-    assert "shared" not in run.memory._session
+    assert "shared.rows" not in run.memory._session
     party = run.enter()
-    party.share(np.arange(3))
+    party.share(np.arange(3), "rows")
     run.leave(party)
-    assert len(run.memory._session["shared"]) == 3
+    assert len(run.memory._session["shared.rows"]) == 3
 
 
 def test_memory_before_and_after_a_round():
@@ -155,6 +157,6 @@ def test_a_refused_message_leaves_no_trace_in_the_party():
         run.frame, round=2, previous=1, sums={"total": SumRequest(3, 1.0, "ring")}
     )
     with pytest.raises(PartyError, match="total 3 have been used"):
-        run.memory.enter(again, party)
+        run.memory.enter(again, party, coresets.scores)
     assert party.index is None
     assert party.n_parties == party.seed == 0

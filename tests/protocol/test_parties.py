@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import numpy as np
 import pytest
 from annotated_types import Ge
+from consents import free
 from faults import Fault, FaultyGrid
 from flwr.app import Message
 from flwr.common.serde import context_from_proto, context_to_proto
@@ -433,7 +434,8 @@ def test_rows_of_all_parties_where_rows_are_split(clock):
 def test_parties_are_told_how_data_are_split(partition, clock):
     grid = Edited(some(2))
     greet(grid, partition=partition)
-    assert [unpack(m.content)[0] for m in grid.sent] == [{"partition": partition}] * 2
+    told = [unpack(m.content)[0]["partition"] for m in grid.sent]
+    assert told == [partition] * 2
 
 
 def test_ids_and_row_counts_are_not_compared_where_rows_are_split(clock):
@@ -982,7 +984,7 @@ def test_a_reason_is_a_line(reason, shown, clock, monkeypatch):
 
 def test_plain_sums_are_refused_by_a_party_of_the_field(clock):
     grid = InProcessGrid(some())
-    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
     parties = greet(grid, masking="plain")
     with pytest.raises(PartyFailed, match="only under masks"):
         parties.ask(total.summing(total=8.0))

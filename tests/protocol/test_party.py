@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from consents import limited
 
 from vfl_flower import Party
 from vfl_flower.protocol.party import PartyError, Predictions, digest_ids
@@ -107,7 +108,7 @@ def test_state_dir_is_a_path():
 @pytest.mark.parametrize(
     "name",
     [
-        *("n_parties", "seed", "secret", "share_rows", "allow_plain", "part"),
+        *("n_parties", "seed", "secret", "releases", "allow_plain", "part"),
         *("encoding", "predictions", "source", "shared", "cache"),
     ],
 )
@@ -296,19 +297,23 @@ def test_representation_shows_no_state():
 
 def test_each_row_counts_once():
     party = Party(X)
-    party.share_rows = 2
-    party.share(np.array([0, 2, 0]))
-    party.share(np.array([2]))
-    party.share(np.zeros(0, dtype=int))
+    party.consent = limited(2)
+    party.share(np.array([0, 2, 0]), "rows")
+    party.share(np.array([2]), "rows")
+    party.share(np.zeros(0, dtype=int), "rows")
     with pytest.raises(PartyError, match=r"lets 2 rows leave .* asks for 3"):
-        party.share(np.array([1]))
-    assert party.shared.tolist() == [True, False, True]  # what was refused did not go
+        party.share(np.array([1]), "rows")
+    assert party.shared["rows"].tolist() == [
+        True,
+        False,
+        True,
+    ]  # what was refused did not go
 
 
 def test_a_party_without_a_limit_counts_nothing():
     party = Party(X)
-    party.share(np.arange(3))
-    assert party.shared is None
+    party.share(np.arange(3), "rows")
+    assert not party.shared
 
 
 @pytest.mark.parametrize("name", [3, "", "a" * 101, "a\nb"])

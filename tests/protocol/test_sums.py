@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import pytest
+from consents import free
 from faults import Fault, FaultyGrid
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
@@ -429,7 +430,7 @@ def test_clips_of_a_sealed_sum_are_said(clock, caplog):
 )
 def test_a_sum_that_is_not_for_the_server(sums, words, clock):
     grid = InProcessGrid(some())
-    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
     with pytest.raises(PartyFailed, match=words):
         greet(grid).ask(sealing.summing(**sums))
 

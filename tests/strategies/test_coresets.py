@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from consents import limited
 from faults import LyingGrid
 from flwr.app import ConfigRecord
 
@@ -1048,7 +1049,7 @@ def test_labels_are_those_of_the_label_holder():
     assert arrays.object_id == expected.object_id
 
 
-# -- share-rows: of how many rows a party sends the values ---------------------------
+# -- consent: of how many rows a party sends the values --------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1060,7 +1061,7 @@ def test_labels_are_those_of_the_label_holder():
         lambda: CoresetVKMC(3, size=40, rounds="paper"),
     ],
 )
-def test_share_rows_counts_each_row_once(made):
+def test_consent_counts_each_row_once(made):
     """Rows are drawn with replacement, and the second draw has some of the first."""
     X, y = data(60)
     _, sent = run(made(), parties(X, y), seed=5)
@@ -1070,7 +1071,7 @@ def test_share_rows_counts_each_row_once(made):
     assert distinct < 40
     for limit in (distinct, distinct - 1):
         federation = parties(X, y)
-        federation[1].share_rows = limit
+        federation[1].consent = limited(limit)
         if limit == distinct:
             run(made(), federation, seed=5)
             continue
@@ -1078,14 +1079,14 @@ def test_share_rows_counts_each_row_once(made):
             run(made(), federation, seed=5)
     assert (caught.value.party, caught.value.reason) == (
         "party-1",
-        f"this party's share-rows lets {distinct - 1} rows leave it in one run, this "
+        f"this party's consent lets {distinct - 1} rows leave it in one run, this "
         f"one asks for {distinct}",
     )
 
 
 def test_rows_add_up_over_messages_and_not_over_runs():
     party = Party(np.ones((20, 1)))
-    party.share_rows = 5
+    party.consent = limited(5)
     party.share(np.array([3, 3, 19, 0]))
     party.share(np.array([0, 19, 7, 8]))
     with pytest.raises(PartyError, match=r"lets 5 rows .* asks for 6"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from consents import limited
 from deviating import RealParties, sums_of
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
@@ -154,18 +155,18 @@ def test_lists_of_digests_that_differ_give_noise(monkeypatch):
 def test_rows_of_residuals_count_as_rows_that_leave(solver):
     """All columns and labels followed to 2e-16, and no row was counted."""
     parties = columns()
-    parties[VICTIM].share_rows = 20
+    parties[VICTIM].consent = limited(20)
     strategy = CoresetVRLR(size=20, solver=solver, test_fraction=0.5, seed=0)
-    with pytest.raises(PartyFailed, match="share-rows lets 20 rows") as caught:
+    with pytest.raises(PartyFailed, match="consent lets 20 rows") as caught:
         strategy.start(RealParties(parties))
     assert caught.value.party == f"party-{VICTIM}"
 
 
 def test_rows_of_distances_count_as_rows_that_leave():
     parties = columns()
-    parties[VICTIM].share_rows = 20
+    parties[VICTIM].consent = limited(20)
     strategy = CoresetVKMC(3, size=20, evaluate="full", seed=0)
-    with pytest.raises(PartyFailed, match="share-rows lets 20 rows"):
+    with pytest.raises(PartyFailed, match="consent lets 20 rows"):
         strategy.start(RealParties(parties))
 
 

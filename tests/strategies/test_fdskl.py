@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from consents import limited
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import fdskl
@@ -865,7 +866,7 @@ def test_a_block_holds_the_angles_of_an_iteration():
         ({**DS, "iterations": 4}, [0, 2]),
     ],
 )
-def test_share_rows_bounds_the_rows_whose_angles_leave_a_party(settings, holders):
+def test_consent_bounds_the_rows_whose_angles_leave_a_party(settings, holders):
     """Those of training and those held out, each once; a lone holder keeps its own."""
     settings = {**settings, "test_fraction": 0.25}
     _, _, grid = run(parties(holders=holders), **settings)
@@ -878,9 +879,9 @@ def test_share_rows_bounds_the_rows_whose_angles_leave_a_party(settings, holders
     assert len(asked) > 50
     for j in range(3):
         federation = parties(holders=holders)
-        federation[j].share_rows = len(asked)
+        federation[j].consent = limited(len(asked))
         run(federation, **settings)
-        federation[j].share_rows = len(asked) - 1
+        federation[j].consent = limited(len(asked) - 1)
         if holders == [j]:
             run(federation, **settings)
             continue
@@ -890,14 +891,14 @@ def test_share_rows_bounds_the_rows_whose_angles_leave_a_party(settings, holders
         assert caught.value.party == f"party {j}"
 
 
-def test_share_rows_bounds_the_rows_whose_distances_leave_a_party():
+def test_consent_bounds_the_rows_whose_distances_leave_a_party():
     """Those of the rows to train on, so no row leaves besides."""
     settings = {"bandwidth": "median", "rows": 50, "features": 4, "loss": "square"}
     federation = parties()
     for party in federation:
-        party.share_rows = 50
+        party.consent = limited(50)
     run(federation, **settings)
-    federation[0].share_rows = 0
+    federation[0].consent = limited(0)
     with pytest.raises(PartyFailed, match="lets 0 rows leave it") as caught:
         run(federation, **settings)
     assert (caught.value.party, caught.value.action) == ("party 0", "fdskl_distances")

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from consents import limited
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.protocol.exchange import FederationError
@@ -409,17 +410,18 @@ def test_rows_with_another_encoding(tmp_path, before, now):
     assert files(tmp_path)
 
 
-def test_share_rows_bounds_predictions_too(tmp_path):
+def test_consent_bounds_predictions_too(tmp_path):
     model = train(tmp_path).model.model
     parties, _ = new_parties(tmp_path)
-    parties[0].share_rows = NEW - 1
-    message = (
-        f"share-rows lets {NEW - 1} rows leave it in one run, this one asks for 40"
-    )
+    parties[0].consent = limited(NEW - 1)
+    message = f"consent lets {NEW - 1} rows leave it in one run, this one asks for 40"
     with pytest.raises(PartyFailed, match=message) as caught:
         simulate(FDSKLPrediction(model), parties)
     assert caught.value.party == "party 0"
-    parties[0].share_rows, parties[2].share_rows = NEW, 0  # it keeps its own
+    parties[0].consent, parties[2].consent = (
+        limited(NEW),
+        limited(0),
+    )
     simulate(FDSKLPrediction(model), parties)
     assert files(tmp_path)
 

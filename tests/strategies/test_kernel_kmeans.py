@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from consents import limited
 from faults import Fault, FaultyGrid
 from scipy.linalg import subspace_angles
 from scipy.spatial.distance import cdist
@@ -1092,25 +1093,25 @@ def test_equal_rows_of_split_columns_have_equal_labels():
 # -- what leaves a party ---------------------------------------------------------------
 
 
-def test_share_rows_bounds_the_points():
+def test_consent_bounds_the_points():
     """A party of 40 rows sends at most 40, here all."""
     settings = {"coreset_size": EVERY_ROW}
     for limit, good in ((39, False), (40, True)):
         federation = by_rows()
-        federation[0].share_rows = limit
+        federation[0].consent = limited(limit)
         if good:
             simulate(strategy(**settings), federation)
             continue
         with pytest.raises(PartyFailed) as caught:
             simulate(strategy(**settings), federation)
         assert caught.value.action == "kernel_kmeans_sample"
-        assert re.search("share-rows .*39 rows .* 40", caught.value.reason)
+        assert re.search("consent .*39 rows .* 40", caught.value.reason)
 
 
-def test_share_rows_of_split_columns():
+def test_consent_of_split_columns():
     """The server learns the angles of all rows."""
     federation = by_columns()
-    federation[1].share_rows = N - 1
+    federation[1].consent = limited(N - 1)
     with pytest.raises(PartyFailed, match="lets 119 rows leave it") as caught:
         simulate(strategy(partition="vertical"), federation)
     assert caught.value.action == "kernel_kmeans_angles"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from consents import limited
 from flwr.app import Context, RecordDict
 from forgetting import (
     centroid_ids,
@@ -1566,14 +1567,14 @@ def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
     assert train(parties, folder, field="paper", privacy="none").model.kept
 
 
-def test_share_rows_bounds_what_is_sent_in_the_clear(parties, folder):
+def test_consent_bounds_what_is_sent_in_the_clear(parties, folder):
     for party in parties:
-        party.share_rows = 3
+        party.consent = limited(3)
     train(parties, folder, privacy="none")
     train(parties, folder, local_clusters=5)
     refusal(
         lambda: train(parties, folder, privacy="none", local_clusters=5),
-        "this party's share-rows lets 3 rows leave it",
+        "this party's consent lets 3 rows leave it",
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from consents import free, limited
 from transcripts import Recorder, actual, is_uniform, leaving, our_steps, patterns
 
 from vfl_flower import Party, PartyFailed
@@ -710,7 +711,7 @@ def test_a_party_that_protects_itself_sends_no_functions_of_single_rows():
     with pytest.raises(PartyError, match="cem must be true: without it single rows"):
         expand(Party(np.ones((2, 2))), np.ones(8))
     grid = Recorder(row_parties())
-    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
     grid._keep = lambda *args, **kwargs: None
     with pytest.raises(PartyFailed, match="sends its addends only under masks"):
         CLUSTERINGS["without cem"]().start(grid)
@@ -729,11 +730,11 @@ def test_two_clusterings_of_a_seed_share_no_mask_and_give_the_same_model(name):
             np.testing.assert_array_equal(a.values[array], b.values[array])
 
 
-def test_share_rows_bounds_the_rows_of_the_coreset():
+def test_consent_bounds_the_rows_of_the_coreset():
     """And with split columns those of which angles leave the party."""
     for name, federation in (("gram", row_parties()), ("vertical", parties(*data()))):
-        federation[1].share_rows = 3
-        with pytest.raises(PartyFailed, match="share-rows lets 3 rows leave"):
+        federation[1].consent = limited(3)
+        with pytest.raises(PartyFailed, match="consent lets 3 rows leave"):
             simulate(CLUSTERINGS[name](), federation)
 
 
@@ -983,7 +984,7 @@ def test_first_residual_is_not_the_labels(regularizer):
 def test_addends_without_masks_are_refused_outside_tests():
     """A party that was not told otherwise does not send them, whoever asks."""
     grid = Recorder(parties(*data()))
-    grid._app = make_client_app(lambda context: grid._parties[context.node_id])
+    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
     grid._keep = lambda *args, **kwargs: None
     with pytest.raises(PartyFailed, match="sends its addends only under masks"):
         CoresetVRLR(40, masking="plain").start(grid)

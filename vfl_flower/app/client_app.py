@@ -13,6 +13,7 @@ from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, load_party
 from vfl_flower.data.files import who_of
 from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.consent import FREE, Consent
 from vfl_flower.protocol.parts import check_folder, load_part
 from vfl_flower.protocol.party import Party, PartyError
 
@@ -26,32 +27,35 @@ def load_from_context(context: Context) -> Party:
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
     # Other parties are simulated: they hold parts of a bundled data set or folder.
     real = Path(str(context.node_config.get("data", ""))).is_absolute()
-    encoding = _encoding(source, context.run_config, real)
+    try:
+        encoding = _encoding(source, context.run_config, real)
+        consent = Consent.load(source.consent) if source.consent else None
+    except PartyError as error:  # when greeted, the party has not told its name yet
+        raise PartyError(f"{who_of(source)}: {error}") from None
+    if consent is None:
+        consent = Consent() if real else FREE
     party = load_party(source, encoding=encoding)
     party.state_dir = source.state_dir
     party.source = StoredRows(source)
     party.n_parties = source.count or 0
-    party.share_rows = source.share_rows
+    party.consent = consent
     return party
 
 
 def _encoding(source: PartySource, run_config: Mapping[str, Any], real: bool) -> Any:
     """Check the ``state-dir``; for predictions, return how to encode the new rows."""
-    try:
-        if source.state_dir is not None:
-            check_folder(source.state_dir)
-        elif real:
-            raise PartyError(
-                "state-dir must be set in the node config: there the party notes what "
-                "it has answered, so that no mask serves twice"
-            )
-        if run_config.get("task") != "predict":
-            return None
-        if source.state_dir is None:
-            raise PartyError("it has no state-dir, so it keeps no part of a model")
-        part = load_part(source.state_dir, str(run_config.get("model", "")))
-    except PartyError as error:  # when greeted, the party has not told its name yet
-        raise PartyError(f"{who_of(source)}: {error}") from None
+    if source.state_dir is not None:
+        check_folder(source.state_dir)
+    elif real:
+        raise PartyError(
+            "state-dir must be set in the node config: there the party notes what it "
+            "has answered, so that no mask serves twice"
+        )
+    if run_config.get("task") != "predict":
+        return None
+    if source.state_dir is None:
+        raise PartyError("it has no state-dir, so it keeps no part of a model")
+    part = load_part(source.state_dir, str(run_config.get("model", "")))
     return part.settings["encoding"]
 
 

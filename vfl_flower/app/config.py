@@ -82,7 +82,7 @@ _NODE_KEYS = frozenset(
 _NODE_ONLY = frozenset(
     {
         *("data", "partition-id", "num-partitions", "party-name"),
-        *("share-rows", "state-dir"),
+        *("consent", "state-dir"),
     }
 )
 
@@ -279,9 +279,12 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
         return value
 
-    state_dir = text("state-dir", node_config)
-    if state_dir and not Path(state_dir).is_absolute():
-        raise ValueError("state-dir must be an absolute path")
+    def path(key: str) -> Path | None:
+        value = text(key, node_config)
+        if value and not Path(value).is_absolute():
+            raise ValueError(f"{key} must be an absolute path")
+        return Path(value) if value else None
+
     columns = text("columns")
     rows, encodes = _data_rules(run_config)
     standardize = flag("standardize")
@@ -298,8 +301,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         standardize=standardize and not rows,
         one_hot=flag("one-hot") and encodes,
         impute=(text("impute") or "mean") if encodes else "none",
-        share_rows=number("share-rows"),
-        state_dir=Path(state_dir) if state_dir else None,
+        consent=path("consent"),
+        state_dir=path("state-dir"),
         rows=rows,
     )
 

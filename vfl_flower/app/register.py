@@ -32,5 +32,10 @@ def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
         Answer a server that asks for sums without masks, or for a protocol that does
         not protect the party. Only for tests and comparisons.
     """
-    algorithms()  # a strategy imports the steps that it asks for
-    serve(app, load, STEPS.values(), allow_plain=allow_plain)
+    uses: dict[str, set[tuple[str, str]]] = {}
+    for name, strategies in algorithms().items():
+        for strategy in strategies:
+            for step in strategy.steps:
+                uses.setdefault(step.action, set()).add((name, strategy.task))
+    frozen = {action: frozenset(pairs) for action, pairs in uses.items()}
+    serve(app, load, STEPS.values(), uses=frozen, allow_plain=allow_plain)

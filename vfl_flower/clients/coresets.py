@@ -29,10 +29,17 @@ from vfl_flower.numerics.kmeans import (
     seed_centers,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.contract import IN_SUM, OWN, ContractError, Reals, Whole
+from vfl_flower.protocol.contract import (
+    IN_SUM,
+    OWN,
+    ContractError,
+    Leaves,
+    Reals,
+    Whole,
+)
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.typing import Array
 
 MOST_ROWS = 2**24
@@ -147,7 +154,7 @@ class Pooled(TypedDict):
 class Scores(TypedDict):
     """Reply of :func:`scores`."""
 
-    scores: Annotated[Array, Reals("m"), IN_SUM]
+    scores: Annotated[Array, Reals("m"), Leaves("sum", least=2.0)]
     X: NotRequired[Annotated[Array, Reals("m n_columns")]]
     y: NotRequired[Annotated[Array, Reals("m")]]
 
@@ -211,6 +218,7 @@ def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
 
 
 @step
+@reveals("totals")
 def totals(
     party: Party,
     size: Annotated[int, Ge(0), Le(2 * MOST_ROWS)],
@@ -255,6 +263,7 @@ def totals(
 
 
 @step
+@reveals("totals")
 def drawn_rows(
     party: Party, count: Annotated[Array, Whole("1", below=2 * MOST_ROWS + 1)]
 ) -> DrawnRows:
@@ -274,16 +283,20 @@ def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
 
 
 @step
+@reveals("rows", "pool")
+@reveals("row-sums", "not pool")
 def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
     state, rows = party.recall(CoresetState), numbers_of(rows)
     g = _scores(party, state, _blocks(party, state, rows))
     if not pool:
+        party.share(rows, "row-sums")
         return {"scores": g}
     return {"scores": g, **_pooled(party, rows, labels=state.summary is None)}
 
 
 @step
+@reveals("rows")
 def pooled_rows(
     party: Party,
     test_fraction: Fraction,
@@ -308,7 +321,7 @@ def pooled_rows(
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
     """Return rows of X, and at the label holder of y where `labels` are needed."""
-    party.share(rows)
+    party.share(rows, "rows")
     X = np.asarray(party.X[rows], dtype=np.float64)
     if party.y is None or not labels:
         return {"X": X}
@@ -316,6 +329,7 @@ def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
 
 
 @step
+@reveals("rows")
 def local_clusters(
     party: Party,
     n_clusters: Natural,
@@ -325,12 +339,15 @@ def local_clusters(
 ) -> LocalClusters:
     """Cluster the coreset's rows, or all training rows; send centres and assignments.
 
-    Ding et al. (2016) with the rows of the coreset in the place of all rows.
+    Ding et al. (2016) with the rows of the coreset in the place of all rows. A centre
+    and its assignments tell nearly what its rows are, and a centre of one row is that
+    row. So all rows that are clustered count as rows that leave the party.
     """
     rows, weights = training_rows(party, test_fraction), None
     if coreset is not None:
         rows = numbers_of(coreset.rows)
         weights = np.asarray(coreset.weights, dtype=np.float64)
+    party.share(np.arange(party.n_rows) if rows is None else rows, "rows")
     blocks = RowBlocks(party.X, rows=rows)
     k = min(n_clusters, len(blocks))
     centers = seed_centers(blocks, k, party.rng("distdim"), weights)
@@ -343,6 +360,7 @@ def local_clusters(
 
 
 @step
+@reveals("rows")
 def distances(
     party: Party,
     centers: Annotated[Array, Reals("k n_columns"), MinLen(1), OWN],
@@ -362,6 +380,6 @@ def distances(
             f"one message must have at most {MOST_DISTANCES} distances, got "
             f"{len(rows)} rows and {len(centers)} centres"
         )
-    party.share(rows)
+    party.share(rows, "rows")
     X = np.asarray(party.X[rows], dtype=np.float64)
     return {"distances": partial_distances(X, centers)}

@@ -7,6 +7,7 @@ part of the model outlives the run.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -37,12 +38,14 @@ from vfl_flower.numerics.random_features import (
     pair_distances,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Reals, Whole
+from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Many, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 PAIRS = 1000
 """Pairs of rows whose median distance gives the bandwidth."""
@@ -74,6 +77,9 @@ Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
 
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
+
+ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
+"""Numbers of rows, so many that one answer about all says little of each."""
 
 Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1), OWN]
 """Rows whose angles arrive sealed, not those whose angles are asked for."""
@@ -148,7 +154,7 @@ class Problem:
     cross-validation chooses it.
     """
 
-    rows: Rows
+    rows: ManyRows
     loss: LossName
     regularization: NotNegative
 
@@ -369,10 +375,7 @@ def _signs(y: Array, target: Target, classes: Array) -> Array:
 
 
 def _check_many(rows: Array, all_rows: int) -> None:
-    """Refuse rows so few that an answer about all of them is one about each.
-
-    A median of distances would be that of one pair, and a mean error that of one label.
-    """
+    """Refuse rows so few that their mean error is that of one label."""
     least = min(LEAST_ROWS, all_rows)
     if (count := len(np.unique(rows))) < max(least, len(rows)):
         raise PartyError(
@@ -397,12 +400,14 @@ class Bandwidth(TypedDict):
 
 
 @step
+@once
+@reveals("angles")
 def distances(
     party: Party,
     kernel: Kernel,
     target: Target,
     holder: Count,
-    rows: Rows | None = None,
+    rows: ManyRows | None = None,
 ) -> Distances:
     """Return this party's part of the distances between pairs of rows, as limbs.
 
@@ -410,11 +415,10 @@ def distances(
     """
     _classes(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
-    _check_many(rows, party.n_rows // 2)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
     pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
     if party.index != holder:
-        party.share(pairs)
+        party.share(pairs, "angles")
     try:
         return {"distances": split_limbs(pair_distances(party.X, pairs, kernel))}
     except ValueError:
@@ -425,6 +429,7 @@ def distances(
 
 
 @step
+@once
 def bandwidth(
     party: Party,
     kernel: Kernel,
@@ -453,6 +458,7 @@ class PartialAngles(TypedDict):
 
 
 @step
+@reveals("angles")
 def angles(
     party: Party,
     request: AngleRequest,
@@ -478,6 +484,7 @@ def angles(
 
 
 @step
+@reveals("angles")
 def held_out_angles(
     party: Party, request: AngleRequest, send: Names | None = None
 ) -> PartialAngles:
@@ -495,7 +502,7 @@ def _angles(
         raise PartyError("offsets must be of shared features")
     _check_request(part, request)
     if holders != [party.index]:  # otherwise no other party gets them
-        party.share(request.rows.astype(np.intp))
+        party.share(request.rows.astype(np.intp), "angles")
     reply: PartialAngles = {"angles": {}, "offsets": {}}
     summands = np.zeros(0)
     if any(name.startswith("angles") for name in names):
@@ -602,10 +609,6 @@ def fit(
     if setup.target == "multiclass":  # a rare class may have no row among these
         training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
     Y = _signs(y, setup.target, training.classes)
-    if (Y[:1] == Y).all(axis=0).any():
-        real = setup.target == "continuous"
-        rule = "labels must differ" if real else "each class must have a label"
-        raise PartyError(f"{rule} among the {len(rows)} rows to train on")
     summed = _summed(_joined(angles or {}), offsets, rows)
     M = np.count_nonzero(
         owned(_part(party, training), setup.n_features, party.index or 0)
@@ -615,6 +618,14 @@ def fit(
             f"angles must be of the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
+    if (Y[:1] == Y).all(axis=0).any():
+        # A refusal would tell that some rows of the server's choice have equal labels,
+        # as often as it asks; the constant model ends the run.
+        log.warning("the labels of the rows to train on are equal: the model says so")
+        kept = _keep(party, training, np.zeros((M, Y.shape[1])), Y[0])
+        constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
+        constant["regularization"] = problem.regularization or 1.0
+        return constant
     solution = fit_angles(
         summed,
         Y,
@@ -694,6 +705,8 @@ def start(
 
 
 @step
+@reveals("angles", "request")
+@reveals("predictions", "size")
 def iterate(
     party: Party,
     columns: Columns,
@@ -883,6 +896,8 @@ def part(party: Party) -> PartInfo:
 
 
 @step
+@reveals("angles", "request")
+@reveals("predictions", "size")
 def answer(
     party: Party,
     columns: Columns,

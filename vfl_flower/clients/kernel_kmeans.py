@@ -39,7 +39,7 @@ from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.protocol.contract import IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.secure_aggregation import split_limbs
 from vfl_flower.typing import Array
 
@@ -556,6 +556,7 @@ def _embedded(state: State) -> Array:
 
 
 @step
+@reveals("embedded-rows")
 def sample(party: Party, count: Count) -> Sample:
     """Draw this party's share of the coreset of Balcan et al. (2013)."""
     state = party.recall(State)
@@ -566,7 +567,7 @@ def sample(party: Party, count: Count) -> Sample:
             RowBlocks(H), clusters, count, party.rng("sample")
         )
     # The centres count too: a cluster of one row has that row as its centre.
-    party.share(np.arange(min(len(points), party.n_rows)))
+    party.share(np.arange(min(len(points), party.n_rows)), "embedded-rows")
     return {"points": points, "weights": weights}
 
 
@@ -618,6 +619,7 @@ def spread(party: Party, kernel: AngleKernel) -> Spread:
 
 
 @step
+@reveals("angles")
 def angles(
     party: Party,
     start: Count,
@@ -636,7 +638,7 @@ def angles(
             f"count must be a number of features whose angles take at most "
             f"{MOST_BYTES} bytes, got {count}"
         )
-    party.share(np.arange(party.n_rows))
+    party.share(np.arange(party.n_rows), "angles")
     seed = int.from_bytes(party.rng("features").bytes(16))
     try:
         with _within_memory():

@@ -32,16 +32,22 @@ from vfl_flower.numerics.linear import (
     whiten,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
+from vfl_flower.protocol.contract import IN_SUM, OWN, Leaves, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.typing import Array
 
 Method = Literal["cg", "proximal", "saga"]
 Residual = Annotated[Array, Reals("m")]
 Strength = Annotated[float, Ge(0), Le(1e100)]
 """Strength of a penalty, whose square does not overflow."""
+
+BOUND, WIDE_BOUND = 2.0, 2.0**12
+"""Bounds of sums in units of the label scale, in which |t| = 1. The objective never
+grows, so conjugate gradients send no entry above 1. The other solvers have no such
+bound; a warning says where one clips their entries."""
+WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND)
 
 
 @dataclass
@@ -104,29 +110,29 @@ class LinearState:
 class Start(TypedDict):
     """Reply of :func:`start`."""
 
-    residual: Annotated[Array, Reals("*"), IN_SUM]
-    norms: Annotated[Array, Reals("*"), IN_SUM]
+    residual: Annotated[Array, Reals("*"), WITHIN]
+    norms: Annotated[Array, Reals("*"), WITHIN_WIDE]
     scale: NotRequired[Annotated[float, Ge(1e-50), Le(1e50)]]
 
 
 class Direction(TypedDict):
     """Reply of :func:`cg`."""
 
-    direction: Annotated[Array, Reals("m"), IN_SUM]
-    energies: Annotated[Array, Reals("3"), IN_SUM]
+    direction: Annotated[Array, Reals("m"), WITHIN]
+    energies: Annotated[Array, Reals("3"), WITHIN]
 
 
 class ProximalStep(TypedDict):
     """Reply of :func:`proximal`."""
 
-    residual: Annotated[Array, Reals("m"), IN_SUM]
-    energies: Annotated[Array, Reals("2"), IN_SUM]
+    residual: Annotated[Array, Reals("m"), WITHIN_WIDE]
+    energies: Annotated[Array, Reals("2"), WITHIN_WIDE]
 
 
 class BatchResidual(TypedDict):
     """Reply of :func:`saga`."""
 
-    residual: Annotated[Array, Reals("b"), IN_SUM]
+    residual: Annotated[Array, Reals("b"), WITHIN_WIDE]
 
 
 class Coefficients(TypedDict):
@@ -221,6 +227,7 @@ def _labels(party: Party, state: LinearState, block: Block) -> Array:
 
 
 @step
+@reveals("row-sums")
 def start(
     party: Party,
     method: Method,
@@ -240,6 +247,8 @@ def start(
         weights = np.asarray(coreset.weights, dtype=np.float64)
         state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
     block = Block(party, state)
+    rows = np.arange(party.n_rows) if block.rows is None else block.rows
+    party.share(rows, "row-sums")
     if intercept:
         block.center()
         state.mean, state.used = block.mean, block.used
@@ -276,6 +285,7 @@ def start(
 
 
 @step
+@reveals("row-sums")
 def cg(
     party: Party, residual: Residual, step_size: NotNegative, shrink: NotNegative
 ) -> Direction:
@@ -311,6 +321,7 @@ def _block(party: Party, state: LinearState, residual: Array) -> Block:
 
 
 @step
+@reveals("row-sums")
 def proximal(
     party: Party,
     residual: Residual,
@@ -338,6 +349,7 @@ def proximal(
 
 
 @step
+@reveals("row-sums")
 def saga(
     party: Party,
     batch: Annotated[Array, Whole("b"), MinLen(1)],
@@ -375,44 +387,61 @@ def saga(
 
 
 @step
+@reveals("coefficients")
 def coefficients(party: Party) -> Coefficients:
     """Send the party's block of the solution, in units of the label scale s.
 
     The intercept at the origin is the mean of y less the sum of all mean_j theta_j.
     """
     state = party.recall(LinearState)
+    theta = _solution(state)
+    mean = _given(state.mean, np.zeros(len(theta)))
+    shift = state.y_mean / state.scale - float(mean @ theta)
+    return {"coefficients": theta, "shift": np.array([shift])}
+
+
+def _solution(state: LinearState) -> Array:
+    """Return theta_j, shape (d,), in units of the label scale."""
     if state.phi is not None:
         theta = _needed(state.F) @ state.phi
     else:
         x = _needed(state.x)
         theta = x / _given(state.D, np.ones(len(x)))
-    theta = theta * _given(state.used, np.ones(len(theta)))
-    shift = state.y_mean / state.scale
-    shift -= _given(state.mean, np.zeros(len(theta))) @ theta
-    return {"coefficients": theta, "shift": np.array([shift])}
+    return np.asarray(theta * _given(state.used, np.ones(len(theta))))
 
 
 @step
+@reveals("row-sums", "trained")
+@reveals("rows", "not trained")
 def residuals(
     party: Party,
-    coefficients: Annotated[Array, Reals("n_columns"), OWN],
     intercept: float,
     test_fraction: Fraction,
     test: bool,
     start: Count,
     stop: Count,
+    trained: bool,
+    coefficients: Annotated[Array | None, Reals("n_columns"), OWN] = None,
 ) -> Residuals:
     """Send X_j theta_j, less y at the label holder, for some test or training rows.
 
-    The server chooses the coefficients: with those of a single column, or with others
-    for one party than before, two sums differ by that party's values. So these rows
-    count as rows that leave the party.
+    Where the parties have `trained` the model, each takes its own theta_j, in units of
+    the label scale. Otherwise the server chooses the `coefficients`: with those of a
+    single column, or with others for one party than before, two sums differ by that
+    party's values. So these rows count as rows that leave the party.
     """
     train, held_out = split_rows(party.n_rows, test_fraction, party.seed)
     chosen = held_out if test else train
     rows = np.arange(party.n_rows)[start:stop] if chosen is None else chosen[start:stop]
-    party.share(rows)
+    if trained == (coefficients is not None):
+        raise PartyError("coefficients must be given unless the parties have trained")
+    scale = 1.0
+    if coefficients is None:
+        state = party.recall(LinearState)
+        coefficients = _solution(state)
+        scale = state.scale
+    party.share(rows, "row-sums" if trained else "rows")
     residual = np.asarray(party.X[rows] @ coefficients, dtype=np.float64)
     if party.y is not None:
-        residual = residual + intercept - party.y[rows]
+        residual = residual + intercept - np.asarray(party.y[rows]) / scale
     return {"residual": residual}

@@ -41,7 +41,7 @@ from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.parts import write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
 
@@ -132,6 +132,7 @@ class Status(TypedDict):
 
 
 @step
+@reveals("centroids")
 def train(
     party: Party,
     model: str,
@@ -193,8 +194,8 @@ def _counts(
         sizes = np.bincount(labels, minlength=len(centroids))
     else:
         centroids = BoxedRows(party.X, settings.box).take(state.drawn)
+    party.share(state.drawn, "centroids")
     if code is None:
-        party.share(state.drawn)
         return {"centroids": centroids, "sizes": sizes, "totals": sums}
     with _refusing():
         message = code.encode(*settings.quantizer.count(centroids, sizes))
@@ -272,6 +273,7 @@ def commit(
 
 
 @step
+@reveals("centroids")
 def forget(
     party: Party,
     model: str,

@@ -40,9 +40,8 @@ class PartySource:
         Encode text columns as 0/1 columns; without it a text column is an error.
     impute : str
         ``mean`` or ``median`` of the column for missing values; ``none``: an error.
-    share_rows : int or None
-        ``share-rows``: how many rows leave the party in one run at most, in the clear,
-        as angles, embedded, or in sums by which the server evaluates a model.
+    consent : Path or None
+        ``consent``: absolute path of the file that says what may leave the party.
     state_dir : Path or None
         ``state-dir``: absolute folder in which the party keeps its parts of models.
     rows : bool
@@ -60,6 +59,6 @@ class PartySource:
     standardize: bool = False
     one_hot: bool = True
     impute: str = "mean"
-    share_rows: int | None = None
+    consent: Path | None = None
     state_dir: Path | None = None
     rows: bool = False

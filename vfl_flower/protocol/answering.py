@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -18,7 +19,14 @@ from annotated_types import Ge, Len, MaxLen
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from vfl_flower.protocol.contract import ContractError, fields_of, flatten, structure
+from vfl_flower.protocol.consent import Consent, Kind
+from vfl_flower.protocol.contract import (
+    ContractError,
+    Sizes,
+    fields_of,
+    flatten,
+    structure,
+)
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
 from vfl_flower.protocol.journal import Journal, journal_of
 from vfl_flower.protocol.memory import Memory
@@ -29,11 +37,13 @@ from vfl_flower.protocol.messages import (
     REFUSED,
     CorruptMessage,
     digest,
+    n_bytes,
     pack,
     unpack,
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError, digest_ids
+from vfl_flower.protocol.settings import Natural
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.version import __version__
@@ -41,6 +51,9 @@ from vfl_flower.version import __version__
 log = logging.getLogger("vfl_flower")
 
 Load = Callable[[Context], Party]
+
+Uses = Mapping[str, frozenset[tuple[str, str]]]
+"""Strategies and tasks, by the action of the step that they ask for."""
 
 Text = Annotated[str, MaxLen(200)]
 
@@ -58,12 +71,41 @@ class Hello(TypedDict):
     ids_digest: Text
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
+    lacks: list[Text]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the server says of its run, so that a party can refuse it at once.
+
+    A server may say anything here: the party holds its rules at each step.
+
+    Attributes
+    ----------
+    kinds : list of str
+        What must leave the parties beyond sums.
+    seeded : bool
+        Whether the run has a seed.
+    parties : int
+        Number of parties.
+    """
+
+    kinds: list[Kind]
+    seeded: bool
+    parties: Natural
 
 
 def _hello(
-    party: Party, partition: Literal["vertical", "horizontal"] = "vertical"
+    party: Party,
+    partition: Literal["vertical", "horizontal"] = "vertical",
+    plan: Plan | None = None,
 ) -> Hello:
     """Say who this party is; :func:`answer` adds the public key of the run."""
+    lacks = []
+    if plan is not None and party.consent is not None:
+        lacks = party.consent.lacks(**vars(plan))
+        if lacks:
+            log.error("the consent of this party lacks: %s", "; ".join(lacks))
     names = party.columns if partition == "horizontal" else None
     return {
         "columns_digest": digest_ids(np.array(names)) if names else "",
@@ -76,6 +118,7 @@ def _hello(
         "ids_digest": party.ids_digest or "",
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
+        "lacks": lacks,
     }
 
 
@@ -88,14 +131,19 @@ def serve(
     load: Load,
     steps: Iterable[Step[..., Any]],
     *,
+    uses: Uses,
     allow_plain: bool = False,
 ) -> None:
-    """Add steps to a ClientApp, as ``train.<action>``; see ``vfl_flower.register``."""
+    """Add steps to a ClientApp, as ``train.<action>``; see ``vfl_flower.register``.
+
+    `uses` has the strategies and tasks that ask for each step, by its action.
+    """
 
     def add(step: Step[..., Any]) -> None:
         @app.train(step.action)
         def answer_step(message: Message, context: Context) -> Message:
-            return answer(step, message, context, load, allow_plain)
+            asked_by = uses.get(step.action, frozenset())
+            return answer(step, message, context, load, allow_plain, asked_by)
 
     for step in [hello, *steps]:
         add(step)
@@ -107,6 +155,7 @@ def answer(
     context: Context,
     load: Load,
     allow_plain: bool,
+    asked_by: frozenset[tuple[str, str]] = frozenset(),
 ) -> Message:
     """Run one step for one message, or say why not, without a value of the data."""
     start = time.perf_counter()
@@ -115,7 +164,7 @@ def answer(
         values, packed = unpack(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
         memory = Memory(context.state)
-        party = _loaded(load, context)
+        party = _loaded(load, context, allow_plain)
         name = party.name or name
         clipped = None
         with _journal(party, context, allow_plain) as journal:
@@ -129,6 +178,7 @@ def answer(
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
                 frame = Frame.parse(packed)
+                _check_consent(step, frame, party, asked_by)
                 reply, clipped = _run(
                     step, values, frame, party, memory, journal, allow_plain
                 )
@@ -176,7 +226,7 @@ def _run(
     allow_plain: bool,
 ) -> tuple[dict[str, Any], bytes | None]:
     """Run a step of the protocol; return its reply, and what was clipped, masked."""
-    private_key, public_keys = memory.enter(frame, party)
+    private_key, public_keys = memory.enter(frame, party, step)
     if journal is not None:
         journal.enter(frame, party)
     if frame.masking == "plain" and not allow_plain:
@@ -187,12 +237,17 @@ def _run(
     part = party.part
     sums = PartySums(private_key, public_keys, frame, allow_plain)
     sums.open(step, values)
-    reply = flatten(step(party, **_arguments(step, values, party)))
-    clipped = sums.hide(step, reply)
-    sent = digest(pack(reply))
+    arguments = _arguments(step, values, party)
+    for revealed in step.reveals:
+        if party.consent is not None and revealed.applies(arguments):
+            party.consent.limit(revealed.kind)
+    reply = flatten(step(party, **arguments))
+    clipped = sums.hide(step, reply, _sizes(party))
+    content = pack(reply)
+    sent = digest(content)
     if journal is not None:
-        journal.leave(frame, party, sent)
-    memory.leave(frame, party, sent)
+        journal.leave(frame, party, sent, n_bytes(content))
+    memory.leave(frame, party, step, sent)
     if party.part is not part:
         memory.keep_part(party, step.algorithm)
     keep_predictions(party, memory.run, frame.model)
@@ -203,17 +258,55 @@ def _arguments(
     step: Step[..., Any], values: dict[str, Any], party: Party
 ) -> dict[str, Any]:
     """Return the arguments of a step, checked against its contract and the data."""
+    return structure(step.contract.request, values, _sizes(party))
+
+
+def _sizes(party: Party) -> Sizes:
+    """Return the sizes of a party that a contract may name."""
     n_rows, n_columns = party.X.shape
-    sizes = {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}
-    return structure(step.contract.request, values, sizes)
+    return {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}
 
 
-def _loaded(load: Load, context: Context) -> Party:
-    """Return a copy of the party; its index is that of its node where it has none."""
+def _check_consent(
+    step: Step[..., Any],
+    frame: Frame,
+    party: Party,
+    asked_by: frozenset[tuple[str, str]],
+) -> None:
+    """Raise ``PartyError`` where the party has not consented to such a run."""
+    consent = party.consent
+    if consent is None:
+        return
+    if frame.parties < consent.least_parties:
+        raise PartyError(
+            f"this party's consent asks for {consent.least_parties} parties or more, "
+            f"this run has {frame.parties}"
+        )
+    if not frame.private_draws and not consent.allow_seed:
+        raise PartyError(
+            "this party's consent refuses a run with a seed, which the server knows"
+        )
+    if not any(consent.takes_part(*use) for use in asked_by or {("", "")}):
+        raise PartyError(
+            f"this party's consent has no strategy and task that ask for {step.action}"
+        )
+
+
+def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
+    """Return a copy of the party, whose rules are strict where it has none."""
     party = load(context)
     if not isinstance(party, Party):
         raise PartyError(f"load must return a Party, got {type(party).__name__}")
     party = copy.copy(party)
+    party.shared, party.releases = {}, None
+    if party.consent is None and not allow_plain:
+        party.consent = Consent()
+    pins = party.consent is not None and party.consent.peers is not None
+    if pins and party.state_dir is None:
+        raise PartyError(
+            "state-dir must be set: there the party notes what it has answered and "
+            "which rows have left it"
+        )
     place = context.node_config.get("partition-id")
     if party.index is None and isinstance(place, int):
         party.index = place

@@ -51,6 +51,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vfl_flower.protocol.rules import describe
 from vfl_flower.protocol.seals import Sealed
+from vfl_flower.typing import Array
 
 S = TypeVar("S")
 
@@ -98,6 +99,19 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Many:
+    """Row numbers of which an answer says little of each: many, and each once.
+
+    Parameters
+    ----------
+    least : int
+        Fewest rows, or half of all rows where these are fewer.
+    """
+
+    least: int
+
+
+@dataclass(frozen=True)
 class Leaves:
     """How a value of a reply leaves the party; without it, in the clear.
 
@@ -109,9 +123,13 @@ class Leaves:
         ``"sum"``: under a mask, and the server may learn the sum over the parties.
         ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
         encrypted for each other party.
+    least : float or str
+        Least bound of the sum, or the name of a size. With a smaller one the number of
+        clipped values would tell how large single addends are.
     """
 
     how: Literal["sum", "sealed", "secret"]
+    least: float | str = 0.0
 
 
 IN_SUM = Leaves("sum")
@@ -155,7 +173,7 @@ class Field:
         Type and bounds of any other value.
     array : Reals, Whole or None
         What an array, or each array of a dictionary, holds.
-    lengths : tuple of MinLen or MaxLen
+    lengths : tuple of MinLen, MaxLen or Many
         Bounds of the first dimension of an array.
     leaves : Leaves or None
         How it leaves the party.
@@ -170,7 +188,7 @@ class Field:
     kind: Any
     annotation: Any = None
     array: Reals | Whole | None = None
-    lengths: tuple[MinLen | MaxLen, ...] = ()
+    lengths: tuple[MinLen | MaxLen | Many, ...] = ()
     leaves: Leaves | None = None
     told: Told | None = None
     required: bool = True
@@ -238,10 +256,10 @@ def _parse(annotation: Any) -> Field:
 
 def _array_rules(
     rules: list[Any],
-) -> tuple[Reals | Whole | None, tuple[MinLen | MaxLen, ...]]:
+) -> tuple[Reals | Whole | None, tuple[MinLen | MaxLen | Many, ...]]:
     """Split the rules of an array into what it holds and the bounds of its length."""
     array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
-    lengths = tuple(rule for rule in rules if isinstance(rule, MinLen | MaxLen))
+    lengths = tuple(rule for rule in rules if isinstance(rule, MinLen | MaxLen | Many))
     for rule in rules:
         if rule not in (array, *lengths):
             raise TypeError(f"{rule!r} has no meaning for an array in a message")
@@ -448,6 +466,8 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
                 raise ContractError(f"{name!r} must have length {least} or more")
             case MaxLen(max_length=most) if len(array) > most:
                 raise ContractError(f"{name!r} must have length {most} or less")
+            case Many(least=least):
+                _check_many(name, array, min(least, sizes.get("n_rows", 0) // 2))
     if not array.size:
         return
     if isinstance(rule, Reals):
@@ -459,6 +479,15 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
         raise ContractError(f"{name!r} must hold numbers of at least {rule.least}")
     if below is not None and array.max() >= below:
         raise ContractError(f"{name!r} must hold numbers below {below}")
+
+
+def _check_many(name: str, rows: Array, least: int) -> None:
+    count = len(np.unique(rows))
+    if count < max(least, len(rows)):
+        raise ContractError(
+            f"{name!r} must be at least {least} rows, each once, got {len(rows)} with "
+            f"{count} different ones"
+        )
 
 
 def check_shape(name: str, shape: str, given: tuple[int, ...], sizes: Sizes) -> None:

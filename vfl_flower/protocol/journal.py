@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from vfl_flower.protocol.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
@@ -32,14 +36,22 @@ PATIENCE = 600.0
 KEPT = 100
 """Runs that the journal keeps."""
 
-_TABLE = """CREATE TABLE IF NOT EXISTS runs (
-    run TEXT PRIMARY KEY, session INTEGER, round INTEGER, digest BLOB, reply BLOB,
-    shared BLOB)"""
-_READ = "SELECT session, round, digest, reply, shared FROM runs WHERE run = ?"
-_WRITE = """INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET
-    session = excluded.session, round = excluded.round, digest = excluded.digest,
-    reply = excluded.reply, shared = excluded.shared"""
-_FORGET = "DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?"
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, session INTEGER,
+    round INTEGER, digest BLOB, reply BLOB, messages INTEGER, bytes INTEGER)""",
+    """CREATE TABLE IF NOT EXISTS shared (
+    run TEXT, kind TEXT, rows BLOB, PRIMARY KEY (run, kind))""",
+    "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
+    "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
+)
+_READ = "SELECT session, round, digest, reply, messages, bytes FROM runs WHERE run = ?"
+_WRITE = """INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE
+    SET session = excluded.session, round = excluded.round, digest = excluded.digest,
+    reply = excluded.reply, messages = excluded.messages, bytes = excluded.bytes"""
+_FORGET = (
+    "DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?",
+    "DELETE FROM shared WHERE run NOT IN (SELECT run FROM runs)",
+)
 
 
 @dataclass
@@ -54,18 +66,26 @@ class Journal:
         The last round that was answered.
     digest, reply : bytes
         Digests of its request and of its reply.
-    shared : bytes
-        Rows that left the party in the run, a bit each.
+    messages, n_bytes : int
+        How many messages of the run were answered, and the bytes of the replies.
+    shared : dict of str to bytes
+        Rows that left the party in the run, by kind, a bit each.
+    released : dict of str to Array
+        Tags of rows that have ever left the party, by kind, as this message leaves it.
     """
 
     session: int = -1
     round: int = 0
     digest: bytes = b""
     reply: bytes = b""
-    shared: bytes = b""
+    messages: int = 0
+    n_bytes: int = 0
+    shared: dict[str, bytes] = field(default_factory=dict)
+    released: dict[str, Array] = field(default_factory=dict)
+    _db: sqlite3.Connection | None = field(default=None, repr=False, compare=False)
 
     def greet(self, session: int) -> None:
-        """Begin a session; the rows that were shared in an earlier one still count."""
+        """Begin a session; what was counted in an earlier one still counts."""
         if session != self.session:
             self.session, self.round = session, 0
             self.digest = self.reply = b""
@@ -83,24 +103,72 @@ class Journal:
         again = frame.round == self.round and frame.digest == self.digest
         if frame.round <= self.round and not again:
             raise PartyError(f"round {frame.round} is over, says this party's journal")
-        if self.shared:
-            packed = np.frombuffer(self.shared, dtype=np.uint8)
-            shared = np.unpackbits(packed, count=party.n_rows).astype(bool)
-            party.shared = shared if party.shared is None else party.shared | shared
+        for kind, packed in self.shared.items():
+            before = party.shared.get(kind, np.zeros(party.n_rows, dtype=bool))
+            party.shared[kind] = before | unpack_rows(packed, party.n_rows)
+        if party.consent is not None:
+            tags = partial(party.tags, key=self._key)
+            party.releases = Releases(
+                party.consent, party.shared, party.n_rows, self._ever, tags
+            )
 
-    def leave(self, frame: Frame, party: Party, reply: bytes) -> None:
-        """Note a round and its reply.
+    def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
+        """Note a round, its reply, and what leaves the party with it.
+
+        Parameters
+        ----------
+        frame : Frame
+            The frame of the message.
+        party : Party
+            The party.
+        reply : bytes
+            Digest of the reply.
+        size : int
+            Bytes of the reply.
 
         Raises
         ------
         PartyError
-            The round had another reply before.
+            The round had another reply before, or the party has consented to fewer
+            messages or bytes.
         """
-        if frame.round == self.round and self.reply != reply:
-            raise PartyError(f"round {frame.round} has another reply than before")
+        if frame.round == self.round:
+            if self.reply != reply:
+                raise PartyError(f"round {frame.round} has another reply than before")
+            return
         self.round, self.digest, self.reply = frame.round, frame.digest, reply
-        if party.shared is not None:
-            self.shared = np.packbits(party.shared).tobytes()
+        self.messages, self.n_bytes = self.messages + 1, self.n_bytes + size
+        if (consent := party.consent) is not None:
+            for what, count, most in (
+                ("messages", self.messages, consent.max_round_trips),
+                ("bytes", self.n_bytes, consent.max_bytes),
+            ):
+                if most is not None and count > most:
+                    raise PartyError(
+                        f"this party's consent lets it answer a run with {most} {what} "
+                        f"at most, with this one they are {count}"
+                    )
+        self.shared = {kind: pack_rows(rows) for kind, rows in party.shared.items()}
+        if party.releases is not None:
+            self.released = party.releases.added
+
+    @property
+    def _key(self) -> bytes:
+        """The key of the tags of this party's rows."""
+        assert self._db is not None
+        query = "SELECT value FROM secrets WHERE name = 'tags'"
+        if (known := self._db.execute(query).fetchone()) is None:
+            insert = "INSERT INTO secrets VALUES ('tags', ?)"
+            self._db.execute(insert, (secrets.token_bytes(32),))
+            known = self._db.execute(query).fetchone()
+        return bytes(known[0])
+
+    def _ever(self, kind: str) -> Array:
+        """Return the sorted tags of the rows of a kind that have ever left."""
+        assert self._db is not None
+        query = "SELECT tags FROM released WHERE kind = ?"
+        (tags,) = self._db.execute(query, (kind,)).fetchone() or (b"",)
+        return np.frombuffer(tags, dtype="<u8")
 
 
 @contextmanager
@@ -121,20 +189,29 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
     PartyError
         The journal cannot be read or written, or another message has it for too long.
     """
-    path = folder / FILE
+    path, name = folder / FILE, str(run)
     with _named_errors(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         db = sqlite3.connect(path, PATIENCE, isolation_level=None)
     with closing(db):
         with _named_errors(path):
             db.execute("BEGIN IMMEDIATE")
-            db.execute(_TABLE)
-            known = db.execute(_READ, (str(run),)).fetchone()
-        line = Journal(*(known or ()))
+            for table in _TABLES:
+                db.execute(table)
+            known = db.execute(_READ, (name,)).fetchone()
+            shared = db.execute("SELECT kind, rows FROM shared WHERE run = ?", (name,))
+            line = Journal(*(known or ()))
+            line.shared, line._db = dict(shared.fetchall()), db
         yield line
         with _named_errors(path):
-            db.execute(_WRITE, (str(run), *vars(line).values()))
-            db.execute(_FORGET, (KEPT,))
+            numbers = line.session, line.round, line.digest, line.reply
+            db.execute(_WRITE, (name, *numbers, line.messages, line.n_bytes))
+            rows = [(name, kind, packed) for kind, packed in line.shared.items()]
+            db.executemany("REPLACE INTO shared VALUES (?, ?, ?)", rows)
+            tags = [(kind, known.tobytes()) for kind, known in line.released.items()]
+            db.executemany("REPLACE INTO released VALUES (?, ?)", tags)
+            for forget in _FORGET:
+                db.execute(forget, (KEPT,) if "?" in forget else ())
             db.execute("COMMIT")
 
 

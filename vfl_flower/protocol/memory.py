@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
+from vfl_flower.protocol.consent import pack_rows, unpack_rows
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
 from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.steps import Step
 from vfl_flower.secure_aggregation import new_private_key, public_key
 from vfl_flower.typing import Array
 
-SHARED = "shared"
-"""Key in the session of the rows that :meth:`Party.share` has counted."""
+SHARED = "shared."
+"""Before a kind: key in the session of the rows that :meth:`Party.share` counted."""
+
+DONE = "done."
+"""Before an action: key in the session of a step that is answered once in a run."""
 
 
 class Memory:
@@ -69,13 +74,17 @@ class Memory:
             )
         return public_key(self._session["private_key"])
 
-    def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
+    def enter(
+        self, frame: Frame, party: Party, step: Step[..., Any]
+    ) -> tuple[bytes, list[bytes]]:
         """Check the round, and give the party what it keeps.
 
         Parameters
         ----------
         frame : Frame
             The frame of the message.
+        step : Step
+            What it asks for.
         party : Party
             It gets its place in the run, its memory and its part of the model.
 
@@ -117,6 +126,8 @@ class Memory:
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
+        if not again and f"{DONE}{step.action}" in known:
+            raise PartyError(f"{step.action} is answered once in a run, and it was")
         party.index, party.n_parties = frame.index, frame.parties
         party.seed = frame.seed
         party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
@@ -128,14 +139,17 @@ class Memory:
         start = range(0, len(peers), KEY_BYTES)
         return known["private_key"], [peers[k : k + KEY_BYTES] for k in start]
 
-    def _shared(self, party: Party) -> Array | None:
-        """Return which rows were counted in the run so far, shape (n,), of bool."""
-        if SHARED not in self._session:
-            return None
-        packed = np.frombuffer(self._session[SHARED], dtype=np.uint8)
-        return np.unpackbits(packed, count=party.n_rows).astype(bool)
+    def _shared(self, party: Party) -> dict[str, Array]:
+        """Return which rows were counted in the run so far, by kind."""
+        return {
+            key.removeprefix(SHARED): unpack_rows(bits, party.n_rows)
+            for key, bits in self._session.items()
+            if key.startswith(SHARED)
+        }
 
-    def leave(self, frame: Frame, party: Party, reply: bytes) -> None:
+    def leave(
+        self, frame: Frame, party: Party, step: Step[..., Any], reply: bytes
+    ) -> None:
         """Keep what the party remembers, and that the round is done.
 
         Raises
@@ -160,10 +174,11 @@ class Memory:
             self.state[f"after.{kind}"] = content[kind]
         session.update({f"sum.{n}": wanted.sum for n, wanted in frame.sums.items()})
         session.update(round=frame.round, digest=frame.digest, reply=reply)
-        if (shared := party.shared) is not None:
-            if (before := self._shared(party)) is not None:
-                shared = shared | before  # a step can add rows, and take none back
-            session[SHARED] = np.packbits(shared).tobytes()
+        if step.once:
+            session[f"{DONE}{step.action}"] = True
+        before = self._shared(party)  # a step can add rows, and take none back
+        for kind, rows in party.shared.items():
+            session[SHARED + kind] = pack_rows(rows | before.get(kind, rows))
 
     def keep_part(self, party: Party, algorithm: str) -> None:
         """Keep ``party.part``, here and in the party's ``state-dir``."""

@@ -12,8 +12,9 @@ from typing import Any, Generic, Literal, cast, overload
 import numpy as np
 from flwr.serverapp import Grid
 
-from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.answering import Plan, hello
 from vfl_flower.protocol.common import has_own, own_digest
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
     SECRET,
     ContractError,
@@ -86,6 +87,12 @@ class Parties(Sequence[PartyInfo]):
         Nodes that do not take part, although they are connected.
     model : str, optional
         Number of the model that the run is about: parties load their parts of it.
+    steps : sequence of Step
+        The only steps that may be asked for; empty: any.
+    needs : sequence of str
+        What must leave the parties beyond sums, which their consent may refuse.
+    needs_less : str
+        Which setting needs less.
 
     Attributes
     ----------
@@ -114,7 +121,11 @@ class Parties(Sequence[PartyInfo]):
         partition: str = "vertical",
         without: Sequence[int] = (),
         model: str | None = None,
+        steps: Sequence[Step[..., Any]] = (),
+        needs: Sequence[Kind] = (),
+        needs_less: str = "",
     ) -> None:
+        self._steps, self._needs, self._needs_less = steps, needs, needs_less
         self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -496,6 +507,8 @@ class Parties(Sequence[PartyInfo]):
         blocks: _Blocks,
     ) -> dict[int, _Reply[R]]:
         """Send parties their values, each with a frame, and return checked replies."""
+        if self._steps and step not in self._steps:
+            raise ValueError(f"steps must have {step.action}, which was asked for")
         sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
         contents = {j: _split(j, flatten(values)) for j, values in requests.items()}
         nodes = {self[j].node_id: self[j].name for j in requests}
@@ -623,7 +636,9 @@ class Parties(Sequence[PartyInfo]):
 
     def _hello(self, nodes: list[int]) -> None:
         unnamed = {node: f"node {node}" for node in nodes}
-        content = pack({"partition": self._partition}, {"session": self.session})
+        plan = Plan(list(self._needs), not self._private_draws, len(nodes))
+        values = flatten({"partition": self._partition, "plan": plan})
+        content = pack(values, {"session": self.session})
         contents = dict.fromkeys(nodes, content)
         sent = self._exchange(hello.action, contents, unnamed)
         replies: dict[int, dict[str, Any]] = {}
@@ -652,6 +667,7 @@ class Parties(Sequence[PartyInfo]):
             node: replies[node]["name"] or f"party-{replies[node]['index']}"
             for node in order
         }
+        self._check_consent({n: replies[node]["lacks"] for node, n in names.items()})
         self.ledger.rename({unnamed[node]: name for node, name in names.items()})
         check_alike(order, names, replies, self._partition)
         self._infos = [
@@ -676,6 +692,19 @@ class Parties(Sequence[PartyInfo]):
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         self._last = [0] * len(order)
+
+    def _check_consent(self, lacks: Mapping[str, Sequence[str]]) -> None:
+        """Raise ``FederationError`` where a party refuses what the run needs."""
+        refusing = {name: lines for name, lines in lacks.items() if lines}
+        if refusing:
+            which = "; ".join(
+                f"the consent.toml of {name!r} would need {', '.join(lines)}"
+                for name, lines in refusing.items()
+            )
+            less = f". {self._needs_less}" if self._needs_less else ""
+            raise FederationError(
+                f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
+            )
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,15 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
+from vfl_flower.protocol.errors import PartyError
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
 
 MOST_OF_NAME = 100
 """Most characters in the name of a party."""
-
-
-class PartyError(Exception):
-    """A party refuses a step, with a sentence that is safe to send to the server.
-
-    Its text names the rule, the argument or a column, never a value of the data, a
-    path or a stack: it is the only exception whose text leaves the party.
-    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +75,9 @@ class Party:
     state_dir : path, optional
         Folder, private to the party, in which its parts of models are kept; without
         one they are gone with the run.
+    consent : Consent, optional
+        What may leave the party other than in sums over three or more parties; default:
+        nothing, and in a run in one process anything.
     checked : bool
         Skip the checks: the loader did them when it wrote its cache.
 
@@ -90,9 +87,6 @@ class Party:
         Seed of the run, and number of parties T; set before each step.
     secret : int
         The party's own part of the seed of its streams; 0 where the run repeats.
-    share_rows : int or None
-        Most rows whose values, or what is nearly as good, leave the party in one run;
-        None: any number.
     allow_plain : bool
         Whether the party takes part in protocols that do not protect it.
     encoding : dict or None
@@ -107,8 +101,10 @@ class Party:
         What a step leaves here is written to a file in `state_dir`.
     source : Source or None
         Where its rows come from, if not from the caller.
-    shared : Array of bool, shape (n,), or None
-        Rows that :meth:`share` has counted in the run; None: it has counted none.
+    shared : dict of str to Array of bool, shape (n,)
+        Rows that :meth:`share` has counted in the run, by kind.
+    releases : Releases or None
+        What counts them; None: nothing is counted.
 
     Raises
     ------
@@ -125,18 +121,19 @@ class Party:
     index: int | None = None
     ids_digest: str | None = None
     state_dir: Path | None = None
+    consent: Consent | None = field(default=None, repr=False)
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     secret: int = field(default=0, init=False, repr=False)
-    share_rows: int | None = field(default=None, init=False)
     allow_plain: bool = field(default=False, init=False)
     encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     predictions: Predictions | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
-    shared: Array | None = field(default=None, init=False, repr=False)
+    shared: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
+    releases: Releases | None = field(default=None, init=False, repr=False)
     _state: Any = field(default=None, init=False, repr=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -204,26 +201,44 @@ class Party:
         """Number of rows whose label this party knows."""
         return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
 
-    def share(self, rows: Array) -> None:
-        """Count rows whose values leave the party in this run other than in sums.
+    def share(self, rows: Array, kind: Kind) -> None:
+        """Count rows whose values leave the party other than in sums over all rows.
 
         Raises
         ------
         PartyError
-            They are more than `share_rows`.
+            The party's consent lets none of this kind leave, or not as many.
         """
-        if self.share_rows is None:
+        if self.consent is None:
             return
-        shared = np.zeros(self.n_rows, dtype=bool)
-        if self.shared is not None:
-            shared |= self.shared
-        shared[rows] = True
-        if (count := np.count_nonzero(shared)) > self.share_rows:
-            raise PartyError(
-                f"this party's share-rows lets {self.share_rows} rows leave it in one "
-                f"run, this one asks for {count}"
-            )
-        self.shared = shared
+        if self.releases is None:
+            self.releases = Releases(self.consent, self.shared, self.n_rows)
+        self.releases.add(kind, rows)
+
+    def tags(self, rows: Array, key: bytes) -> Array:
+        """Return what tells rows apart for the life of the data, sorted.
+
+        Parameters
+        ----------
+        rows : Array of int, shape (m,)
+            Numbers of rows.
+        key : bytes
+            Of the party alone: nobody else can tell rows from their tags.
+
+        Returns
+        -------
+        Array of uint64, shape (at most m,)
+            Keyed hashes of their ids, or of their values where they have none.
+        """
+        ids = self.read_ids()
+        if ids is None:
+            y = np.zeros(len(rows)) if self.y is None else self.y[rows]
+            table = np.column_stack([self.X[rows], y]).astype(np.float64)
+            texts = [row.tobytes() for row in table]
+        else:
+            texts = [str(ids[row]).encode() for row in rows.tolist()]
+        hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
+        return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
 
     def remember(self, state: object) -> None:
         """Keep a dataclass until the next step of the run.

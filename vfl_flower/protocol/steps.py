@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import Contract
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.seals import Sealed
@@ -33,6 +34,7 @@ from vfl_flower.typing import Array
 P = ParamSpec("P")
 R = TypeVar("R", bound=Mapping[str, Any])
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,10 @@ class Step(Question[P, R]):
     ----------
     algorithm : str
         Last name of the module that the step is in.
+    reveals : tuple of Reveals
+        What leaves a party by it beyond sums and the numbers that it declares.
+    once : bool
+        Whether a party answers it once in a run.
     """
 
     def __init__(
@@ -120,6 +126,8 @@ class Step(Question[P, R]):
         self.function = function
         self.algorithm = function.__module__.rpartition(".")[2]
         self.action = action or f"{self.algorithm}_{function.__name__}"
+        self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
+        self.once: bool = getattr(function, "once", False)
         functools.update_wrapper(self, function)
         super().__init__(self, {})
 
@@ -159,6 +167,56 @@ def _step_of(module: str, action: str) -> Step[..., Any]:
     return next(s for s in declared if isinstance(s, Step) and s.action == action)
 
 
+@dataclass(frozen=True)
+class Reveals:
+    """What leaves a party by a step beyond sums and the numbers that it declares.
+
+    Attributes
+    ----------
+    kind : str
+        One of the kinds that a party's consent names.
+    when : str
+        A parameter of the step: it is so only where that is given, true or above 0;
+        after "not ", only where it is not. "": always.
+    """
+
+    kind: Kind
+    when: str = ""
+
+    def applies(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a request with these values reveals it."""
+        if not self.when:
+            return True
+        value = values.get(self.when.removeprefix("not "))
+        given = bool(value) if isinstance(value, int) else value is not None
+        return given != self.when.startswith("not ")
+
+
+def reveals(kind: Kind, when: str = "") -> Callable[[F], F]:
+    """Declare what a step reveals; below :func:`step`, and once for each kind.
+
+    Parameters
+    ----------
+    kind, when : str
+        As in :class:`Reveals`.
+    """
+
+    def declare(function: F) -> F:
+        earlier = getattr(function, "reveals", ())
+        vars(function)["reveals"] = (Reveals(kind, when), *earlier)
+        return function
+
+    return declare
+
+
+def once(function: F) -> F:
+    """Declare that a party answers a step once in a run; below :func:`step`."""
+    vars(function)["once"] = True
+    return function
+
+
+Steps = tuple[Step[..., Any], ...]
+
 STEPS: dict[str, Step[..., Any]] = {}
 """All steps that were declared, by their action."""
 
@@ -184,4 +242,17 @@ def step(function: Callable[Concatenate[Party, P], R]) -> Step[P, R]:
     return declared
 
 
-__all__ = ["STEPS", "Question", "Sealed", "Step", "Sum", "each", "opened", "step"]
+__all__ = [
+    "STEPS",
+    "Question",
+    "Reveals",
+    "Sealed",
+    "Step",
+    "Steps",
+    "Sum",
+    "each",
+    "once",
+    "opened",
+    "reveals",
+    "step",
+]

@@ -16,12 +16,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
-from vfl_flower.protocol.steps import Step
+from vfl_flower.protocol.steps import Step, Steps
 
 log = logging.getLogger("vfl_flower")
 
@@ -143,6 +144,8 @@ class ProtocolStrategy(Strategy):
     column, the mean for a missing value."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
+    steps: ClassVar[Steps] = ()
+    """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that evaluate the model and do not train it."""
 
@@ -244,6 +247,9 @@ class ProtocolStrategy(Strategy):
                     partition=self.partition,
                     without=list(missing),
                     model=self.works_with,
+                    steps=self.steps,
+                    needs=self.needs,
+                    needs_less=self.needs_less,
                 )
                 arrays = self.protocol(parties, run)
                 break
@@ -277,6 +283,16 @@ class ProtocolStrategy(Strategy):
     def least_parties(self) -> int:
         """The fewest parties that make a run."""
         return 2
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """What must leave the parties beyond sums, with these settings."""
+        return ()
+
+    @property
+    def needs_less(self) -> str:
+        """Which setting needs less to leave the parties, as a sentence; or nothing."""
+        return ""
 
     @property
     def works_with(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vfl_flower.protocol.common import common_digest
-from vfl_flower.protocol.contract import Field, declared_as
+from vfl_flower.protocol.contract import Field, Sizes, declared_as
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.seals import Seal
@@ -144,8 +144,10 @@ class PartySums:
         except ValueError as error:  # its sentence names step and sender, no more
             raise PartyError(str(error)) from None
 
-    def hide(self, step: Step[..., Any], reply: dict[str, Any]) -> bytes | None:
-        """Hide in place what `step` sends only into sums.
+    def hide(
+        self, step: Step[..., Any], reply: dict[str, Any], sizes: Sizes
+    ) -> bytes | None:
+        """Hide in place what `step` sends only into sums; `sizes` are the party's.
 
         Returns
         -------
@@ -178,6 +180,14 @@ class PartySums:
                 raise PartyError(
                     f"{step.action} sends {name!r} only into a sum for a party, and "
                     "the server asked for it itself"
+                )
+            least = declared.leaves.least
+            if isinstance(least, str):
+                least = sizes[least]
+            if wanted.bound < least:
+                raise PartyError(
+                    f"the bound of the sum of {name!r} must be at least {least:g}, got "
+                    f"{wanted.bound:g}: the number of clipped values would tell addends"
                 )
             reply[name], count = self._hidden(step, name, wanted, reply[name])
             if wanted.relay is None:

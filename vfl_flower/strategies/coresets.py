@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -19,6 +19,7 @@ from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
+from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -29,7 +30,7 @@ from vfl_flower.protocol.settings import (
     NotNegative,
     settings,
 )
-from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
 from vfl_flower.strategies.sampling import (
@@ -124,6 +125,11 @@ class CoresetVRLR(CoresetStrategy):
 
     model_class = LinearModel
     labelled = True
+    steps: ClassVar[Steps] = (
+        *CoresetStrategy.steps,
+        *(linear_party.start, linear_party.cg, linear_party.proximal),
+        *(linear_party.saga, linear_party.coefficients, linear_party.residuals),
+    )
     evaluation_steps = (linear_party.residuals,)
 
     def __post_init__(self) -> None:
@@ -135,6 +141,20 @@ class CoresetVRLR(CoresetStrategy):
             )
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """With ``cg`` and ``saga`` also the coefficients."""
+        kinds = super().needs
+        return kinds if self.pools else in_order({*kinds, "coefficients"})
+
+    @property
+    def needs_less(self) -> str:
+        """With ``central`` rows leave the parties."""
+        if not self.pools:
+            return ""
+        kinds = self.replace(solver="cg", check_size=0).needs
+        return f"With solver='cg' no row leaves a party: it needs {', '.join(kinds)}"
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
@@ -191,6 +211,7 @@ class CoresetVRLR(CoresetStrategy):
                     test=test,
                     test_fraction=self.test_fraction,
                     scale=scale or 1.0,
+                    trained=not self.pools,
                 )
         arrays = LinearModel(theta_j, intercept).to_record()
         run.record(1, arrays, metrics)
@@ -266,6 +287,11 @@ class CoresetVKMC(CoresetStrategy):
 
     model_class = KMeansModel
     labelled = False
+    steps: ClassVar[Steps] = (
+        *CoresetStrategy.steps,
+        party.local_clusters,
+        party.distances,
+    )
     evaluation_steps = (party.distances,)
 
     def __post_init__(self) -> None:
@@ -276,6 +302,14 @@ class CoresetVKMC(CoresetStrategy):
                 f"n_clusters must be at most size, got {self.n_clusters} for "
                 f"{self.size} rows"
             )
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Rows: local clusters say nearly what they are."""
+        kinds: set[Kind] = {*super().needs, "rows"}
+        if self.sampling != "coreset":
+            kinds -= {"row-sums"}
+        return in_order(kinds)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, cluster it, evaluate."""

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import pydantic
@@ -39,7 +39,7 @@ from vfl_flower.protocol.settings import (
     check_unused,
     settings,
 )
-from vfl_flower.protocol.steps import Sum, opened
+from vfl_flower.protocol.steps import Steps, Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies.angles import (
@@ -200,6 +200,11 @@ class FDSKL(ProtocolStrategy):
     in float64. The last two are for comparison, and run in one process only."""
 
     model_class = KernelModel
+    needs = ("angles",)
+    steps: ClassVar[Steps] = (
+        *(party.distances, party.bandwidth, party.angles, party.fit, party.start),
+        *(party.iterate, party.answer, party.held_out_angles),
+    )
     evaluation_steps = (party.answer, party.held_out_angles)
 
     def __post_init__(self) -> None:

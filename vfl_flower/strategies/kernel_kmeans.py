@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -38,6 +38,7 @@ from vfl_flower.numerics.kernel_kmeans import (
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.lanczos import block_lanczos, lanczos
 from vfl_flower.numerics.random_features import features
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -49,7 +50,7 @@ from vfl_flower.protocol.settings import (
     check_unused,
     settings,
 )
-from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.kernel_kmeans_columns import AngleColumns
 from vfl_flower.strategies.kernel_kmeans_setup import (
@@ -196,6 +197,11 @@ class FKKMeans(ProtocolStrategy):
     eigenvectors."""
 
     model_class = KernelKMeansModel
+    steps: ClassVar[Steps] = (
+        *(party.begin, party.gram, party.product, party.project, party.expand),
+        *(party.local, party.sample, party.assign),
+        *(party.spread, party.angles, party.labels),
+    )
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -234,6 +240,11 @@ class FKKMeans(ProtocolStrategy):
             )
         if not self.cem and self.kernel == "polynomial":
             raise ValueError("kernel must not be 'polynomial' with cem false")
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Embedded rows; with split columns the features of all rows."""
+        return ("embedded-rows",) if self.partition == "horizontal" else ("angles",)
 
     @property
     def least_parties(self) -> int:

@@ -23,10 +23,6 @@ from vfl_flower.typing import Array, Arrays
 
 log = logging.getLogger("vfl_flower")
 
-# |t| = 1 and the objective never grows, so conjugate gradients send no entry above 1.
-# The other solvers have no such bound; a warning says where it clips their entries.
-_BOUND, _LOOSE_BOUND = 2.0, 2.0**12
-
 # Rows that one round trip evaluates.
 _BLOCK_ROWS = 2**20
 
@@ -124,7 +120,7 @@ def solve(
     if solver == "cg":
         method = "proximal" if problem.penalty.l1 else "cg"
     replies = parties.ask(
-        party.start.summing(residual=_BOUND, norms=_LOOSE_BOUND),
+        party.start.summing(residual=party.BOUND, norms=party.WIDE_BOUND),
         method=method,
         n=problem.n,
         l2=problem.penalty.l2,
@@ -138,8 +134,8 @@ def solve(
     m = problem.n if problem.coreset is None else len(problem.coreset.rows)
     m_residual, m_norms = (0, m) if method == "saga" else (m, 0)
     residual, norms = replies.sums["residual"], replies.sums["norms"]
-    check_sum(parties, party.start, residual, (m_residual,), -_BOUND, _BOUND)
-    check_sum(parties, party.start, norms, (m_norms,), 0, _LOOSE_BOUND)
+    check_sum(parties, party.start, residual, (m_residual,), -party.BOUND, party.BOUND)
+    check_sum(parties, party.start, norms, (m_norms,), 0, party.WIDE_BOUND)
     l1 = problem.penalty.l1 / scale
     if method == "cg":
         iterations, metrics = _conjugate_gradients(parties, residual, max_iter, tol)
@@ -179,12 +175,12 @@ def _conjugate_gradients(
     converged = False
     for _ in range(max_iter):
         sums = parties.secure_sum(
-            party.cg.summing(direction=_BOUND, energies=_BOUND),
+            party.cg.summing(direction=party.BOUND, energies=party.BOUND),
             residual=r,
             step_size=step_size,
             shrink=shrink,
         )
-        _check_sums(parties, party.cg, sums, _BOUND)
+        _check_sums(parties, party.cg, sums, party.BOUND)
         gamma, energy, cross = sums["energies"].tolist()
         if converged := gamma <= tol**2:
             break
@@ -222,12 +218,14 @@ def _proximal(
     for iteration in range(1, max_iter + 1):
         t_next = momentum(t)
         sums = parties.secure_sum(
-            party.proximal.summing(residual=_LOOSE_BOUND, energies=_LOOSE_BOUND),
+            party.proximal.summing(
+                residual=party.WIDE_BOUND, energies=party.WIDE_BOUND
+            ),
             residual=r,
             l1=l1,
             momentum=(t - 1) / t_next,
         )
-        _check_sums(parties, party.proximal, sums, _LOOSE_BOUND)
+        _check_sums(parties, party.proximal, sums, party.WIDE_BOUND)
         r, (uphill, change) = sums["residual"], sums["energies"]
         if change <= tol**2:
             return iteration, {"converged": 1.0}
@@ -261,13 +259,13 @@ def _saga(
         for _ in range(-(-m // b)):
             batch = rng.choice(m, size=b, replace=False).astype(np.uint32)
             sums = parties.secure_sum(
-                party.saga.summing(residual=_LOOSE_BOUND),
+                party.saga.summing(residual=party.WIDE_BOUND),
                 batch=batch,
                 change=change,
                 step_size=step_size,
                 l1=l1,
             )
-            _check_sums(parties, party.saga, sums, _LOOSE_BOUND)
+            _check_sums(parties, party.saga, sums, party.WIDE_BOUND)
             change = sums["residual"] - table[batch]
             table[batch] = sums["residual"]
             moved += float(change @ change)
@@ -288,10 +286,12 @@ def mean_squared_residual(
     test: bool,
     test_fraction: float,
     scale: float,
+    trained: bool,
 ) -> float:
     """Return the mean squared error over all test (or training) rows.
 
-    The server learns the residual of each row, and no party's own part of it.
+    The server learns the residual of each row, and no party's own part of it. Parties
+    that have `trained` the model use their own coefficients.
 
     Parameters
     ----------
@@ -305,19 +305,23 @@ def mean_squared_residual(
         Which rows.
     scale : float
         Size of a usual label; it sets the resolution.
+    trained : bool
+        Whether the parties have solved for the coefficients in this run.
     """
     coefficients, intercept = solution
+    unit = scale if trained else 1.0
     total = 0.0
     for start in range(0, n_rows, _BLOCK_ROWS):
         replies = parties.ask_exactly(
-            party.residuals.summing(residual=2.0**20 * scale),
-            coefficients=each(coefficients),
-            intercept=intercept,
+            party.residuals.summing(residual=2.0**20 * scale / unit),
+            coefficients=None if trained else each(coefficients),
+            trained=trained,
+            intercept=intercept / unit,
             test=test,
             test_fraction=test_fraction,
             start=start,
             stop=min(start + _BLOCK_ROWS, n_rows),
         )
-        residual = replies.sums["residual"]
+        residual = unit * replies.sums["residual"]
         total += float(residual @ residual)
     return total / n_rows

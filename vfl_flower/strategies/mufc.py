@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -33,12 +33,13 @@ from vfl_flower.clients.mufc_state import (
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.mufc import Box, Quantizer, server_centroids, server_points
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
-from vfl_flower.protocol.steps import Sum
+from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
 from vfl_flower.typing import Array
@@ -75,6 +76,11 @@ class MUFCTask(ProtocolStrategy):
     model_class = MUFCModel
     partition = "horizontal"
     encodes = False
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Centroids: a count of one is a row, to within a bin."""
+        return ("centroids",)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the clusters of the rows of each party, if all parties are here."""
@@ -167,6 +173,8 @@ class MUFCTask(ProtocolStrategy):
 @settings
 class ClusterTraining(MUFCTask):
     """Training, of MUFC or of what it is compared with."""
+
+    steps: ClassVar[Steps] = (party.train, party.commit)
 
     n_clusters: Natural = 4
     """K, the number of global clusters."""

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -19,10 +19,11 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import mufc as party
 from vfl_flower.clients.mufc_state import GlobalClusters, ServerState
 from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import check_unused, settings
-from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.mufc import (
     MUFCTask,
@@ -208,6 +209,7 @@ class MUFCUnlearn(LaterTask):
     "none", where centroids are not quantised."""
 
     task = "unlearn"
+    steps: ClassVar[Steps] = (party.forget, party.commit)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -240,6 +242,7 @@ class MUFCForgetClient(LaterTask):
     stay."""
 
     task = "forget-client"
+    steps: ClassVar[Steps] = (party.forget, party.commit)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -260,11 +263,17 @@ class MUFCStatus(LaterTask):
     """
 
     task = "status"
+    steps: ClassVar[Steps] = (party.status,)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         check_unused(self, ["seed"], "task 'status', which draws nothing")
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Nothing: counts of rows leave."""
+        return ()
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""

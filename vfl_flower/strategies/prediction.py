@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import KW_ONLY
+from typing import ClassVar
 
 import numpy as np
 import pydantic
@@ -15,6 +16,7 @@ from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Bits, Natural, check_unused, settings
+from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.angles import Angles, Masking, Topology, check_topology
 
@@ -68,6 +70,8 @@ class FDSKLPrediction(ProtocolStrategy):
 
     task = "predict"
     model_class = KernelModel
+    needs = ("angles",)
+    steps: ClassVar[Steps] = (party.part, party.answer, party.held_out_angles)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""

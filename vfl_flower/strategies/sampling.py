@@ -12,11 +12,12 @@ from annotated_types import Ge, Le
 from vfl_flower.clients import coresets as party
 from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import InRunConfig, settings
-from vfl_flower.protocol.steps import Step, each
+from vfl_flower.protocol.steps import Step, Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array
 
@@ -103,6 +104,12 @@ class CoresetStrategy(ProtocolStrategy):
     on all training rows and its standard error are estimated. They come in the same
     messages. 0: none."""
 
+    steps: ClassVar[Steps] = (
+        party.totals,
+        party.drawn_rows,
+        party.scores,
+        party.pooled_rows,
+    )
     labelled: ClassVar[bool]
     """Whether the labels of pooled rows are needed."""
     test_fraction = 0.0
@@ -123,6 +130,16 @@ class CoresetStrategy(ProtocolStrategy):
     def pools(self) -> bool:
         """Whether the values of the rows come to the server."""
         return self.solver == "central"
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Totals and drawn rows for a coreset; and rows, or sums for single rows."""
+        kinds: set[Kind] = {"rows"} if self.pools else {"row-sums"}
+        if self.sampling == "coreset":
+            kinds.add("totals")
+            if self.rounds == "paper":
+                kinds.add("row-sums")
+        return in_order(kinds)
 
     @property
     def variant(self) -> str:

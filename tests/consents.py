@@ -1,0 +1,20 @@
+"""Consents of parties in tests."""
+
+from typing import get_args
+
+from vfl_flower import Party
+from vfl_flower.protocol.consent import FREE, Consent, Kind, Limit
+
+
+def limited(run: int | None = None, life: int | None = None) -> Consent:
+    """Return the consent of a party that lets so many rows of each kind leave it."""
+    leaves = dict.fromkeys(get_args(Kind), Limit(run, life))
+    for kind in ("totals", "coefficients"):
+        leaves[kind] = Limit()
+    return Consent(min_parties=1, allow_seed=True, leaves=leaves, peers=None)
+
+
+def free(party: Party) -> Party:
+    """Return a party of a grid, as a loader does that has no consent to hold."""
+    party.consent = party.consent or FREE
+    return party

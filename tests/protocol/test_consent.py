@@ -1,0 +1,395 @@
+"""What a party lets leave it, and what it counts of it over its runs."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from typing import get_args
+
+import numpy as np
+import pytest
+from consents import limited
+from deviating import RealParties
+
+from vfl_flower import (
+    FDSKL,
+    MUFC,
+    CoresetVKMC,
+    CoresetVRLR,
+    FederationError,
+    FKKMeans,
+    Party,
+    PartyFailed,
+)
+from vfl_flower.clients import coresets
+from vfl_flower.protocol.consent import FREE, KINDS, Consent, Kind, Limit
+from vfl_flower.protocol.journal import FILE
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.steps import STEPS, Reveals
+
+N = 60
+
+
+def made(tmp_path, consents=None, ids=True, n=N):
+    """Return three parties with a folder each, and labels at the last."""
+    rng = np.random.default_rng(0)
+    consents = consents or [FREE] * 3
+    parties = []
+    for name, consent in zip("abc", consents, strict=True):
+        X = rng.uniform(-0.4, 0.4, size=(n, 2))
+        party = Party(
+            X,
+            y=(X[:, 0] > 0).astype(float) if name == "c" else None,
+            name=name,
+            ids=np.arange(n) if ids else None,
+            state_dir=tmp_path / name,
+            consent=consent,
+        )
+        parties.append(party)
+    return parties
+
+
+def letting(*kinds, **rules):
+    """Return a consent that lets kinds leave, without limit; keys are not checked."""
+    leaves = dict.fromkeys(kinds, Limit())
+    return Consent(**{"leaves": leaves, "peers": None} | rules)
+
+
+# -- the file --------------------------------------------------------------------------
+
+
+def test_the_kinds_are_all_described():
+    assert tuple(KINDS) == get_args(Kind)
+
+
+def test_a_file_is_read(tmp_path):
+    path = tmp_path / "consent.toml"
+    path.write_text(
+        'strategies = ["fdskl"]\nmin-parties = 4\nallow-seed = true\n'
+        "max-round-trips = 50\n"
+        "[leaves]\nrows = {run = 10, life = 100}\nangles = true\ntotals = false\n"
+        '[peers]\nrome = "ed25519:abc"\n'
+    )
+    path.chmod(0o600)
+    assert Consent.load(path) == Consent(
+        strategies=["fdskl"],
+        min_parties=4,
+        allow_seed=True,
+        max_round_trips=50,
+        leaves={"rows": Limit(10, 100), "angles": Limit()},
+        peers={"rome": "ed25519:abc"},
+    )
+
+
+def test_an_empty_file_lets_sums_leave():
+    assert Consent.parse({}) == Consent()
+    assert not Consent().leaves
+    assert Consent().least_parties == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("rows = 5", "'rows' is not a value"),
+        ("min-parties = 2", "'min-parties' must be a whole number of at least 3"),
+        ('two-parties = "yes"', "'two-parties' must be True or False"),
+        ("two-parties = true\nmin-parties = 5", "'two-parties' must be false with"),
+        ("[leaves]\nlabels = true", r"must have keys among rows, .*, got 'labels'"),
+        ("[leaves]\nrows = 5", "rows must be true or false or a table"),
+        ("[leaves]\nrows = {runs = 5}", "rows: 'runs' is not a value"),
+        ("[leaves]\nrows = {run = -5}", "rows: 'run' must be a whole number"),
+        ("[leaves]\ntotals = {run = 5}", "totals must be true or false$"),
+        ("leaves = 3", "'leaves' must be a table"),
+        ("[peers]\nrome = 3", "'peers' must be a table of names and keys"),
+        ("leaves", "must be a TOML file"),
+    ],
+)
+def test_a_file_with_a_fault(tmp_path, text, rule):
+    path = tmp_path / "consent.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(PartyError, match=rule):
+        Consent.load(path)
+
+
+def test_a_file_that_others_can_write(tmp_path):
+    path = tmp_path / "consent.toml"
+    path.write_text("")
+    path.chmod(0o622)
+    with pytest.raises(PartyError, match="only its owner can write"):
+        Consent.load(path)
+    with pytest.raises(PartyError, match="consent cannot be read: No such file"):
+        Consent.load(tmp_path / "none.toml")
+
+
+# -- what a run needs ------------------------------------------------------------------
+
+STRATEGIES = {
+    "central": CoresetVRLR(10),
+    "paper rounds": CoresetVRLR(10, rounds="paper"),
+    "uniform": CoresetVRLR(10, sampling="uniform"),
+    "held out": CoresetVRLR(10, test_fraction=0.2),
+    "cg": CoresetVRLR(10, solver="cg", test_fraction=0.2, evaluate="full"),
+    "lasso": CoresetVRLR(10, solver="cg", regularizer="lasso", alpha=0.1),
+    "saga": CoresetVRLR(10, solver="saga", max_iter=2),
+    "k-means": CoresetVKMC(2, size=10),
+    "all rows": CoresetVKMC(2, sampling="full"),
+    "distdim": CoresetVKMC(2, size=10, solver="distdim"),
+    "full cost": CoresetVKMC(2, size=10, evaluate="full"),
+    "direct": FDSKL(features=4, test_fraction=0.5),
+    "doubly stochastic": FDSKL(solver="doubly-stochastic", iterations=2, block=4),
+    "kernel k-means": FKKMeans(2, n_components=4, n_features=8, iterations=2),
+    "split columns": FKKMeans(2, 4, 8, 2, partition="vertical"),
+    "mufc": MUFC(2),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_needs_what_it_says_and_nothing_less(tmp_path, name):
+    strategy = STRATEGIES[name]
+    parties = made(tmp_path, [letting(*strategy.needs)] * 3)
+    if strategy.partition == "horizontal" or isinstance(strategy, FKKMeans):
+        for party in parties:
+            party.y = None
+    strategy.start(RealParties(parties))
+    for kind in strategy.needs:
+        rest = [k for k in strategy.needs if k != kind]
+        parties[1].consent = letting(*rest)
+        with pytest.raises(FederationError) as caught:
+            strategy.start(RealParties(parties))
+        assert f"consent.toml of 'b' would need [leaves], {kind} = true" in str(
+            caught.value
+        )
+        assert "1 of 3 parties refuse the run" in str(caught.value)
+
+
+def test_the_setting_that_needs_less_is_named(tmp_path):
+    parties = made(tmp_path, [letting()] * 3)
+    with pytest.raises(
+        FederationError, match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='cg' no row .* "
+        "needs row-sums, totals, coefficients"
+    ):
+        CoresetVRLR(10).start(RealParties(parties))
+
+
+def test_a_server_that_says_less_is_refused_by_the_step(tmp_path):
+    parties = Parties(
+        RealParties(made(tmp_path, [letting("totals")] * 3)),
+        Ledger(),
+        seed=0,
+        private_draws=True,
+        needs=[],
+    )
+    with pytest.raises(PartyFailed, match="consent lets no rows leave it") as caught:
+        pool(parties, range(3))
+    assert "'rows = true' to [leaves]" in caught.value.reason
+
+
+def test_nothing_is_computed_for_a_step_that_is_refused(tmp_path, monkeypatch):
+    computed = []
+    monkeypatch.setattr(
+        coresets.pooled_rows, "function", lambda *_, **__: computed.append(1)
+    )
+    grid = RealParties(made(tmp_path, [letting()] * 3))
+    parties = Parties(grid, Ledger(), seed=0, private_draws=True)
+    with pytest.raises(PartyFailed, match="no rows leave"):
+        pool(parties, range(3))
+    assert not computed
+
+
+@pytest.mark.parametrize(
+    ("rules", "refused"),
+    [
+        ({"strategies": ["mufc"]}, "has no strategy and task that ask for coresets_"),
+        ({"tasks": ["predict"]}, "has no strategy and task that ask for coresets_"),
+        ({"min_parties": 4}, "would need min-parties = 3"),
+        ({"allow_seed": False}, "would need allow-seed = true"),
+        ({"max_round_trips": 1}, "run with 1 messages at most, with this one they are"),
+        ({"max_bytes": 100}, "run with 100 bytes at most, with this one they are"),
+    ],
+)
+def test_rules_of_a_run(tmp_path, rules, refused):
+    consent = letting("rows", "totals", **{"allow_seed": True} | rules)
+    grid = RealParties(made(tmp_path, [FREE, consent, FREE]))
+    with pytest.raises((FederationError, PartyFailed), match=refused):
+        CoresetVRLR(10, seed=1).start(grid)
+
+
+def test_a_seed_that_the_server_did_not_announce(tmp_path):
+    grid = RealParties(made(tmp_path, [letting("rows")] * 3))
+    parties = Parties(grid, Ledger(), seed=0, private_draws=True)
+    parties._private_draws = False
+    with pytest.raises(PartyFailed, match="refuses a run with a seed"):
+        pool(parties, range(3))
+
+
+def test_two_parties_need_a_line(tmp_path):
+    strategy = CoresetVRLR(10)
+    parties = made(tmp_path)[1:]
+    for two in (False, True):
+        for party in parties:
+            party.consent = letting(*strategy.needs, two_parties=two)
+        grid = RealParties(parties)
+        if two:
+            assert strategy.start(grid).metrics["weight_sum"] > 0
+        else:
+            with pytest.raises(FederationError, match="would need two-parties = true"):
+                strategy.start(grid)
+
+
+def test_a_party_of_a_loader_without_consent_is_strict(tmp_path):
+    grid = RealParties(made(tmp_path))
+    for party in grid._parties.values():
+        party.consent = None
+    with pytest.raises(FederationError, match=r"3 of 3 parties refuse .* rows = true"):
+        CoresetVRLR(10).start(grid)
+
+
+@pytest.mark.parametrize(
+    ("when", "value", "applies"),
+    [
+        ("", None, True),
+        ("pool", True, True),
+        ("pool", False, False),
+        ("pool", 0, False),
+        ("pool", np.zeros(3), True),
+        ("pool", None, False),
+        ("not pool", None, True),
+        ("not pool", 3, False),
+    ],
+)
+def test_when_a_step_reveals(when, value, applies):
+    assert Reveals("rows", when).applies({"pool": value}) == applies
+
+
+def test_conditions_are_parameters():
+    for step in STEPS.values():
+        for revealed in step.reveals:
+            name = revealed.when.removeprefix("not ")
+            assert not name or name in step.contract.request
+
+
+# -- limits ----------------------------------------------------------------------------
+
+
+def pool(parties, rows):
+    rows = np.asarray(rows, dtype=np.uint32)
+    return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
+
+
+def run_of(tmp_path, rows, run=10, life=30, **changes):
+    """Ask for rows in a run of its own."""
+    grid = RealParties(made(tmp_path, [limited(run, life)] * 3, **changes))
+    pool(Parties(grid, Ledger(), seed=0), rows)
+
+
+def test_a_limit_for_life_holds_over_twenty_runs(tmp_path):
+    """Ten runs with a limit of 100 a run released 406 to 494 of 569 rows."""
+    rng = np.random.default_rng(0)
+    seen: set[int] = set()
+    refused = 0
+    for _ in range(20):
+        rows = rng.choice(N, size=10, replace=False)
+        try:
+            run_of(tmp_path, rows)
+            seen |= set(rows.tolist())
+        except PartyFailed as failure:
+            assert "lets 30 rows leave it as rows for the life" in failure.reason
+            assert len(seen | set(rows.tolist())) > 30
+            refused += 1
+    assert len(seen) <= 30
+    assert refused > 10
+    run_of(tmp_path, sorted(seen)[:10])  # what has left may leave again
+
+
+def test_rows_without_ids_are_known_by_their_values(tmp_path):
+    for start in (0, 10, 20, 0):
+        run_of(tmp_path, range(start, start + 10), ids=False)
+    with pytest.raises(PartyFailed, match="they were 31"):
+        run_of(tmp_path, [30], ids=False)
+
+
+def test_rows_are_known_in_another_order(tmp_path):
+    """A file that was sorted again has the same ids, and so the same limits."""
+    for start in (0, 10, 20):
+        run_of(tmp_path, range(start, start + 10))
+    parties = made(tmp_path, [limited(10, 30)] * 3)
+    for party in parties:
+        party.X, party.ids = party.X[::-1], party.ids[::-1]
+        party.y = None
+    asked = Parties(RealParties(parties), Ledger(), seed=0)
+    pool(asked, range(N - 10, N))  # rows 9 to 0
+    with pytest.raises(PartyFailed, match="they were 31"):
+        pool(asked, [0])
+
+
+def test_two_runs_at_once_share_a_limit(tmp_path):
+    grids = [
+        RealParties(made(tmp_path, [limited(20, 30)] * 3)) for _ in range(2)
+    ]
+    first, second = (Parties(grid, Ledger(), seed=0) for grid in grids)
+    pool(first, range(20))
+    with pytest.raises(PartyFailed, match="they were 40"):
+        pool(second, range(20, 40))
+    pool(second, range(20, 30))
+
+
+KILLED = """
+import os, pathlib, signal, sys
+import numpy as np
+from vfl_flower import Party
+from vfl_flower.protocol.consent import Limit, Consent
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.journal import journal_of
+folder, when, start = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+consent = Consent(leaves={"rows": Limit(None, 30)}, peers=None)
+party = Party(np.arange(60.0)[:, None], ids=np.arange(60), consent=consent)
+frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
+              previous=0, parties=3, index=0)
+with journal_of(folder, start) as line:
+    line.greet(1)
+    line.enter(frame, party)
+    party.share(np.arange(start, start + 10), "rows")
+    line.leave(frame, party, b"reply", 5)
+    if when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+print("sent", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_party_that_is_killed_has_sent_no_more_than_it_counted(tmp_path, when):
+    """Killed before the journal is written it has sent nothing; after, it has counted."""
+    for start in (0, 10, 20, 30):
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, tmp_path, when, str(start)],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        sent = killed.stdout == "sent\n"
+        assert sent == (when == "after" and start < 30)
+        expected = 1 if when == "after" and start == 30 else -signal.SIGKILL
+        assert killed.returncode == expected
+
+
+def test_no_id_and_no_value_is_in_the_journal(tmp_path):
+    ids = np.array([f"patient-{k}" for k in range(N)])
+    parties = made(tmp_path, [limited(10, 30)] * 3)
+    for party in parties:
+        party.ids = ids
+    pool(Parties(RealParties(parties), Ledger(), seed=0), range(5))
+    content = (tmp_path / "a" / FILE).read_bytes()
+    assert b"patient" not in content
+    with sqlite3.connect(tmp_path / "a" / FILE) as db:
+        ((kind, tags),) = db.execute("SELECT kind, tags FROM released").fetchall()
+    assert (kind, len(tags)) == ("rows", 5 * 8)
+
+
+def test_a_limit_for_life_needs_a_folder():
+    party = Party(np.ones((3, 1)), consent=limited(None, 2))
+    with pytest.raises(PartyError, match="needs a state-dir"):
+        party.share(np.arange(2), "rows")

@@ -1,0 +1,331 @@
+"""What a party lets leave it: the rules of its own file, held before a step computes.
+
+A party lets sums over three or more parties leave it, and the few numbers that each
+step declares. Anything else is of a kind below, and its ``consent.toml`` must name that
+kind, with the number of different rows that may leave in one run, and for the life of
+the data. Steps declare which kinds they reveal (:func:`vfl_flower.protocol.steps.
+reveals`); the frame refuses a step of another kind before it computes, and
+:meth:`Releases.add` counts the rows before the reply leaves.
+"""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from annotated_types import Ge
+
+from vfl_flower.protocol.contract import ContractError, fields_of, structure
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.typing import Array
+
+Kind = Literal[
+    "rows",
+    "embedded-rows",
+    "angles",
+    "centroids",
+    "predictions",
+    "row-sums",
+    "totals",
+    "coefficients",
+]
+"""What leaves a party beyond sums over the rows of all parties."""
+
+KINDS: dict[Kind, str] = {
+    "rows": "rows in the clear, or sums from which they follow",
+    "embedded-rows": "rows of an embedding, which tell the distances between rows",
+    "angles": "sums over parties from which a party learns columns up to a linear map",
+    "centroids": "rows, rounded, that stand for clusters, in a sum or in the clear",
+    "predictions": "this party's part of the prediction of a row",
+    "row-sums": "numbers for single rows, in sums over the parties",
+    "totals": "totals of scores, and the numbers of rows that were drawn by them",
+    "coefficients": "this party's coefficients of a linear model",
+}
+"""The kinds in words, as documents and refusals say them."""
+
+_WITHOUT_ROWS = frozenset({"totals", "coefficients"})
+"""Kinds that are not of single rows, so that no number of rows bounds them."""
+
+LEAST_PARTIES = 3
+"""Fewest parties of a sum, unless the party consents to two."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Most different rows of one kind that may leave; None: any number.
+
+    Attributes
+    ----------
+    run : int or None
+        In one run.
+    life : int or None
+        In all runs, for the life of the data.
+    """
+
+    run: Count | None = None
+    life: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rules:
+    """The keys of a ``consent.toml`` outside of its tables."""
+
+    strategies: list[str] | None = None
+    tasks: list[str] | None = None
+    min_parties: Annotated[int, Ge(LEAST_PARTIES)] = LEAST_PARTIES
+    two_parties: bool = False
+    allow_seed: bool = False
+    trust_on_first_use: bool = False
+    max_round_trips: Natural | None = None
+    max_bytes: Natural | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consent(_Rules):
+    """What a party takes part in, and what it lets leave it.
+
+    Attributes
+    ----------
+    strategies, tasks : list of str or None
+        Those that the party takes part in, by their names in the run config; None: all.
+    min_parties : int
+        Fewest parties of a run.
+    two_parties : bool
+        Whether to take part with one other party, which can then compute this party's
+        part of each sum that it learns.
+    allow_seed : bool
+        Whether to take part in runs whose seed the server knows.
+    trust_on_first_use : bool
+        Whether to pin the key of a peer that has none in `peers` when it first comes.
+    max_round_trips, max_bytes : int or None
+        Most messages that the party answers in one run, and most bytes of its replies.
+    leaves : mapping of str to Limit
+        The kinds of :data:`KINDS` that may leave.
+    peers : mapping of str to str, or None
+        Public keys of the other parties by their names; None: keys are not checked.
+    """
+
+    leaves: Mapping[str, Limit] = field(default_factory=dict)
+    peers: Mapping[str, str] | None = field(default_factory=dict)
+
+    def takes_part(self, strategy: str, task: str) -> bool:
+        """Return whether the party takes part in a task of a strategy."""
+        strategies, tasks = self.strategies, self.tasks
+        return (strategies is None or strategy in strategies) and (
+            tasks is None or task in tasks
+        )
+
+    @property
+    def least_parties(self) -> int:
+        """Fewest parties of a run, two included where the party consents to two."""
+        return 2 if self.two_parties else self.min_parties
+
+    @classmethod
+    def load(cls, path: str | Path) -> Consent:
+        """Read a ``consent.toml``.
+
+        Raises
+        ------
+        PartyError
+            There is no such file, others may write to it, or a key or value is not one
+            that it may hold. The sentence names neither path nor value.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                mode = path.stat().st_mode
+                tables = tomllib.load(file)
+        except OSError as error:
+            raise PartyError(f"consent cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise PartyError(f"consent must be a TOML file: {error}") from None
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PartyError("consent must be a file that only its owner can write")
+        return cls.parse(tables)
+
+    @classmethod
+    def parse(cls, tables: Mapping[str, Any]) -> Consent:
+        """Return the consent that the keys of a ``consent.toml`` stand for.
+
+        Raises
+        ------
+        PartyError
+            A key or a value is not one that it may hold.
+        """
+        rules = {k.replace("-", "_"): v for k, v in tables.items()}
+        leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
+        try:
+            plain = structure(fields_of(_Rules), rules, {})
+            limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
+        except ContractError as error:
+            text = str(error).replace("_", "-")
+            raise PartyError(f"consent: {text}") from None
+        except AttributeError:
+            raise PartyError("consent: 'leaves' must be a table") from None
+        if not isinstance(peers, Mapping) or not all(
+            isinstance(key, str) for key in peers.values()
+        ):
+            raise PartyError("consent: 'peers' must be a table of names and keys")
+        if plain.get("two_parties") and plain.get("min_parties", 0) > LEAST_PARTIES:
+            raise PartyError(
+                "consent: 'two-parties' must be false with 'min-parties' above "
+                f"{LEAST_PARTIES}, got {plain['min_parties']}"
+            )
+        given = {kind: limit for kind, limit in limits.items() if limit is not None}
+        return cls(**plain, leaves=given, peers=dict(peers))
+
+    def limit(self, kind: Kind) -> Limit:
+        """Return how many rows of a kind may leave.
+
+        Raises
+        ------
+        PartyError
+            None may.
+        """
+        if kind not in self.leaves:
+            raise PartyError(
+                f"this party's consent lets no {kind} leave it ({KINDS[kind]}): add "
+                f"'{kind} = true' to [leaves] in its consent.toml, or a limit"
+            )
+        return self.leaves[kind]
+
+    def lacks(self, *, kinds: Sequence[Kind], seeded: bool, parties: int) -> list[str]:
+        """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
+
+        Parameters
+        ----------
+        kinds : sequence of str
+            What the strategy needs to leave the parties.
+        seeded : bool
+            Whether the server knows the seed.
+        parties : int
+            Number of parties.
+        """
+        lines = []
+        if parties < self.least_parties:
+            two = parties == 2 and self.min_parties == LEAST_PARTIES
+            lines.append("two-parties = true" if two else f"min-parties = {parties}")
+        if seeded and not self.allow_seed:
+            lines.append("allow-seed = true")
+        missing = [kind for kind in kinds if kind not in self.leaves]
+        if missing:
+            lines.append("[leaves]")
+            lines += [f"{kind} = true" for kind in missing]
+        return lines
+
+
+FREE = Consent(
+    min_parties=1,
+    allow_seed=True,
+    leaves=dict.fromkeys(get_args(Kind), Limit()),
+    peers=None,
+)
+"""The consent of simulated parties, whose data nobody has to protect."""
+
+
+def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+    """Return kinds in the order of :data:`KINDS`."""
+    wanted = set(kinds)
+    return tuple(kind for kind in KINDS if kind in wanted)
+
+
+def _limit(kind: str, value: object) -> Limit | None:
+    if kind not in KINDS:
+        raise ContractError(
+            f"[leaves] must have keys among {', '.join(KINDS)}, got {kind[:60]!r}"
+        )
+    if isinstance(value, bool):
+        return Limit() if value else None
+    if not isinstance(value, Mapping) or kind in _WITHOUT_ROWS:
+        rest = "" if kind in _WITHOUT_ROWS else " or a table with 'run' and 'life'"
+        raise ContractError(f"{kind} must be true or false{rest}")
+    try:
+        return Limit(**structure(fields_of(Limit), value, {}))
+    except ContractError as error:
+        raise ContractError(f"{kind}: {error}") from None
+
+
+def pack_rows(rows: Array) -> bytes:
+    """Return which rows are meant, shape (n,) of bool, as a bit each."""
+    return np.packbits(rows).tobytes()
+
+
+def unpack_rows(packed: bytes, n_rows: int) -> Array:
+    """Return what :func:`pack_rows` has packed."""
+    bits = np.frombuffer(packed, dtype=np.uint8)
+    return np.unpackbits(bits, count=n_rows).astype(bool)
+
+
+class Releases:
+    """Which rows have left a party, by kind: in this run, and ever.
+
+    Parameters
+    ----------
+    consent : Consent
+        What may leave.
+    run : dict of str to Array of bool, shape (n,)
+        The rows that have left in this run; changed in place.
+    life : callable, optional
+        From a kind to the sorted tags of the rows that have ever left.
+    tags : callable, optional
+        From rows to their tags; both come with a journal.
+
+    Attributes
+    ----------
+    added : dict of str to Array of uint64
+        All tags of the kinds of which this message has released rows.
+    """
+
+    def __init__(
+        self,
+        consent: Consent,
+        run: dict[str, Array],
+        n_rows: int,
+        life: Callable[[str], Array] | None = None,
+        tags: Callable[[Array], Array] | None = None,
+    ) -> None:
+        self.consent, self.run, self._n_rows = consent, run, n_rows
+        self._life, self._tags = life, tags
+        self.added: dict[str, Array] = {}
+
+    def add(self, kind: Kind, rows: Array) -> None:
+        """Count rows that leave the party.
+
+        Raises
+        ------
+        PartyError
+            They are of a kind that may not leave, or more than may.
+        """
+        limit = self.consent.limit(kind)
+        if limit == Limit():
+            return
+        before = self.run.get(kind, np.zeros(self._n_rows, dtype=bool))
+        after = before.copy()
+        after[rows] = True
+        count = np.count_nonzero(after)
+        if limit.run is not None and count > limit.run:
+            raise PartyError(
+                f"this party's consent lets {limit.run} rows leave it as {kind} in one "
+                f"run, this one asks for {count}"
+            )
+        new = np.flatnonzero(after & ~before)
+        if self._life is not None and self._tags is not None:
+            known = self.added[kind] if kind in self.added else self._life(kind)
+            ever = np.union1d(known, self._tags(new)) if len(new) else known
+            if limit.life is not None and len(ever) > limit.life:
+                raise PartyError(
+                    f"this party's consent lets {limit.life} rows leave it as {kind} "
+                    f"for the life of its data, with this run they were {len(ever)}"
+                )
+            self.added[kind] = ever
+        elif limit.life is not None:
+            raise PartyError(
+                f"the limit of {kind} for the life of the data needs a state-dir"
+            )
+        self.run[kind] = after
