@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Len, MaxLen
@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 
 from vfl_flower.protocol.contract import ContractError, fields_of, flatten, structure
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
+from vfl_flower.protocol.identity import SIGNATURE_BYTES, check_run, credential_of
 from vfl_flower.protocol.journal import Journal, journal_of
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
@@ -58,12 +59,14 @@ class Hello(TypedDict):
     ids_digest: Text
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
+    identity: NotRequired[Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]]
+    signature: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
 
 
 def _hello(
     party: Party, partition: Literal["vertical", "horizontal"] = "vertical"
 ) -> Hello:
-    """Say who this party is; :func:`answer` adds the public key of the run."""
+    """Say who this party is; :func:`answer` adds its key of the run, signed."""
     names = party.columns if partition == "horizontal" else None
     return {
         "columns_digest": digest_ids(np.array(names)) if names else "",
@@ -125,6 +128,9 @@ def answer(
                 reply["public_key"] = memory.open(greeting.session)
                 if journal is not None:
                     journal.greet(greeting.session)
+                    signed = credential_of(party, greeting.session, reply["public_key"])
+                    reply["identity"] = signed.identity
+                    reply["signature"] = signed.signature
             else:
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
@@ -176,9 +182,12 @@ def _run(
     allow_plain: bool,
 ) -> tuple[dict[str, Any], bytes | None]:
     """Run a step of the protocol; return its reply, and what was clipped, masked."""
+    announced = copy.copy(party)  # before the run gives it a place
     private_key, public_keys = memory.enter(frame, party)
     if journal is not None:
         journal.enter(frame, party)
+    if party.consent is not None:
+        check_run(frame, announced, private_key, party.consent, journal)
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain

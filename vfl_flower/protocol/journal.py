@@ -13,7 +13,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ KEPT = 100
 _TABLE = """CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, session INTEGER, round INTEGER, digest BLOB, reply BLOB,
     shared BLOB)"""
+_PEERS = "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)"
 _READ = "SELECT session, round, digest, reply, shared FROM runs WHERE run = ?"
 _WRITE = """INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE SET
     session = excluded.session, round = excluded.round, digest = excluded.digest,
@@ -56,6 +57,8 @@ class Journal:
         Digests of its request and of its reply.
     shared : bytes
         Rows that left the party in the run, a bit each.
+    trusted : dict of str to str
+        Peers of any run that were trusted on first use, and their keys.
     """
 
     session: int = -1
@@ -63,6 +66,7 @@ class Journal:
     digest: bytes = b""
     reply: bytes = b""
     shared: bytes = b""
+    trusted: dict[str, str] = field(default_factory=dict)
 
     def greet(self, session: int) -> None:
         """Begin a session; the rows that were shared in an earlier one still count."""
@@ -129,11 +133,15 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         with _named_errors(path):
             db.execute("BEGIN IMMEDIATE")
             db.execute(_TABLE)
+            db.execute(_PEERS)
             known = db.execute(_READ, (str(run),)).fetchone()
-        line = Journal(*(known or ()))
+            line = Journal(*(known or ()))
+            line.trusted = dict(db.execute("SELECT name, key FROM peers"))
         yield line
         with _named_errors(path):
-            db.execute(_WRITE, (str(run), *vars(line).values()))
+            *values, trusted = vars(line).values()
+            db.execute(_WRITE, (str(run), *values))
+            db.executemany("INSERT OR IGNORE INTO peers VALUES (?, ?)", trusted.items())
             db.execute(_FORGET, (KEPT,))
             db.execute("COMMIT")
 

@@ -109,6 +109,8 @@ class Party:
         Where its rows come from, if not from the caller.
     shared : Array of bool, shape (n,), or None
         Rows that :meth:`share` has counted in the run; None: it has counted none.
+    consent : Consent or None
+        What the party consents to; None: whatever the server asks.
 
     Raises
     ------
@@ -137,6 +139,7 @@ class Party:
     predictions: Predictions | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
     shared: Array | None = field(default=None, init=False, repr=False)
+    consent: Any = field(default=None, init=False, repr=False)
     _state: Any = field(default=None, init=False, repr=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
