@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from vfl_flower import Ledger, Party, PartyFailed, __version__, register
 from vfl_flower.app.register import make_client_app
+from vfl_flower.protocol import identity
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
 from vfl_flower.protocol.frame import MOST_CLIPPED
@@ -745,16 +746,24 @@ def test_draws_of_a_seed_are_the_same_at_every_party_of_that_place():
     first, second = Server(), Server()
     assert drawn(first) == drawn(first, 2) == drawn(second) == drawn(second, 2)
     assert drawn(first, 3, private_draws=False) == drawn(second, 2)
-    assert drawn(first, 4, seed=4) != drawn(second, 2)
+    assert drawn(Server(), seed=4) != drawn(second, 2)
 
 
 def test_private_draws_are_the_partys_own():
     first, second = Server(), Server()
     draws = drawn(first, **PRIVATE)
     assert draws == drawn(first, **PRIVATE) == drawn(first, 2, **PRIVATE)
-    seen = [draws, drawn(second, **PRIVATE), drawn(second, 2)]
+    seen = [draws, drawn(second, **PRIVATE), drawn(Server())]
     seen += [drawn(first, node=1, **PRIVATE)]
     assert len(set(map(tuple, seen))) == 4
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, PRIVATE], ids=["seed", "private"])
+def test_seed_that_changes_during_the_run(server, change):
+    """The server could compare draws of a seed that it knows with those of another."""
+    drawn(server)
+    refused(server.error("drawing", 2, frame=change), "the seed changed")
+    assert drawn(server, 2) == drawn(Server())
 
 
 def test_secret_is_new_in_each_session(server):
@@ -781,8 +790,9 @@ SCALES = {"scales": [1.0, 2.0]}
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return what a party keeps besides its journal."""
-    return [path for path in folder.iterdir() if not path.name.startswith(FILE)]
+    """Return what a party keeps besides its journal and its identity."""
+    own = (FILE, identity.FILE)
+    return [path for path in folder.iterdir() if not path.name.startswith(own)]
 
 
 @pytest.fixture

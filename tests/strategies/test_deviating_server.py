@@ -115,6 +115,7 @@ def residuals(asked, blocks=None):
         intercept=0.0,
         test_fraction=0.0,
         test=False,
+        trained=False,
         start=0,
         stop=20,
     )["residual"]
@@ -214,6 +215,7 @@ def test_bounds_of_sums_do_not_find_an_addend():
             intercept=0.0,
             test_fraction=0.0,
             test=False,
+            trained=False,
             start=0,
             stop=1,
         )

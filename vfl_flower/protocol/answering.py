@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Len, MaxLen
@@ -28,6 +28,7 @@ from vfl_flower.protocol.contract import (
     structure,
 )
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
+from vfl_flower.protocol.identity import SIGNATURE_BYTES, check_run, credential_of
 from vfl_flower.protocol.journal import Journal, journal_of
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
@@ -72,6 +73,8 @@ class Hello(TypedDict):
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
     lacks: list[Text]
+    identity: NotRequired[Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]]
+    signature: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def _hello(
     partition: Literal["vertical", "horizontal"] = "vertical",
     plan: Plan | None = None,
 ) -> Hello:
-    """Say who this party is; :func:`answer` adds the public key of the run."""
+    """Say who this party is; :func:`answer` adds its key of the run, signed."""
     lacks = []
     if plan is not None and party.consent is not None:
         lacks = party.consent.lacks(**vars(plan))
@@ -174,11 +177,14 @@ def answer(
                 reply["public_key"] = memory.open(greeting.session)
                 if journal is not None:
                     journal.greet(greeting.session)
+                    signed = credential_of(party, greeting.session, reply["public_key"])
+                    reply["identity"] = signed.identity
+                    reply["signature"] = signed.signature
             else:
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
                 frame = Frame.parse(packed)
-                _check_consent(step, frame, party, asked_by)
+                _check_consent(step, party, asked_by)
                 reply, clipped = _run(
                     step, values, frame, party, memory, journal, allow_plain
                 )
@@ -226,9 +232,12 @@ def _run(
     allow_plain: bool,
 ) -> tuple[dict[str, Any], bytes | None]:
     """Run a step of the protocol; return its reply, and what was clipped, masked."""
+    announced = copy.copy(party)  # before the run gives it a place
     private_key, public_keys = memory.enter(frame, party, step)
     if journal is not None:
         journal.enter(frame, party)
+    if party.consent is not None:
+        check_run(frame, announced, private_key, party.consent, journal)
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
@@ -268,24 +277,12 @@ def _sizes(party: Party) -> Sizes:
 
 
 def _check_consent(
-    step: Step[..., Any],
-    frame: Frame,
-    party: Party,
-    asked_by: frozenset[tuple[str, str]],
+    step: Step[..., Any], party: Party, asked_by: frozenset[tuple[str, str]]
 ) -> None:
-    """Raise ``PartyError`` where the party has not consented to such a run."""
+    """Raise ``PartyError`` where the party takes no part in what asks for a step."""
     consent = party.consent
     if consent is None:
         return
-    if frame.parties < consent.least_parties:
-        raise PartyError(
-            f"this party's consent asks for {consent.least_parties} parties or more, "
-            f"this run has {frame.parties}"
-        )
-    if not frame.private_draws and not consent.allow_seed:
-        raise PartyError(
-            "this party's consent refuses a run with a seed, which the server knows"
-        )
     if not any(consent.takes_part(*use) for use in asked_by or {("", "")}):
         raise PartyError(
             f"this party's consent has no strategy and task that ask for {step.action}"

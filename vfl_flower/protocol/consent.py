@@ -23,6 +23,7 @@ from annotated_types import Ge
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.secure_aggregation import parse_key
 from vfl_flower.typing import Array
 
 Kind = Literal[
@@ -172,6 +173,11 @@ class Consent(_Rules):
             isinstance(key, str) for key in peers.values()
         ):
             raise PartyError("consent: 'peers' must be a table of names and keys")
+        try:
+            for key in peers.values():
+                parse_key(key)
+        except ValueError as error:
+            raise PartyError(f"consent: {error}") from None
         if plain.get("two_parties") and plain.get("min_parties", 0) > LEAST_PARTIES:
             raise PartyError(
                 "consent: 'two-parties' must be false with 'min-parties' above "

@@ -90,6 +90,8 @@ class RunFrame:
         Number of parties, and the party's place.
     peers : bytes or None
         Public keys of all parties; in the first message.
+    credentials : bytes or None
+        What the parties have signed, beside the keys, where they have identities.
     model : str or None
         Number of the model that the run is about.
     blocks : bytes or None
@@ -109,6 +111,7 @@ class RunFrame:
     parties: Annotated[int, Ge(1), Le(2**20)]
     index: Place
     peers: bytes | None = None
+    credentials: bytes | None = None
     model: str | None = None
     blocks: bytes | None = None
     salt: bytes | None = None

@@ -37,20 +37,23 @@ KEPT = 100
 """Runs that the journal keeps."""
 
 _TABLES = (
-    """CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, session INTEGER,
+    """CREATE TABLE IF NOT EXISTS answered (run TEXT PRIMARY KEY, session INTEGER,
     round INTEGER, digest BLOB, reply BLOB, messages INTEGER, bytes INTEGER)""",
     """CREATE TABLE IF NOT EXISTS shared (
     run TEXT, kind TEXT, rows BLOB, PRIMARY KEY (run, kind))""",
     "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
+    "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
 )
-_READ = "SELECT session, round, digest, reply, messages, bytes FROM runs WHERE run = ?"
-_WRITE = """INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run) DO UPDATE
-    SET session = excluded.session, round = excluded.round, digest = excluded.digest,
-    reply = excluded.reply, messages = excluded.messages, bytes = excluded.bytes"""
+_READ = """SELECT session, round, digest, reply, messages, bytes FROM answered
+    WHERE run = ?"""
+_WRITE = """INSERT INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (run) DO UPDATE SET session = excluded.session,
+    round = excluded.round, digest = excluded.digest, reply = excluded.reply,
+    messages = excluded.messages, bytes = excluded.bytes"""
 _FORGET = (
-    "DELETE FROM runs WHERE rowid <= (SELECT max(rowid) FROM runs) - ?",
-    "DELETE FROM shared WHERE run NOT IN (SELECT run FROM runs)",
+    "DELETE FROM answered WHERE rowid <= (SELECT max(rowid) FROM answered) - ?",
+    "DELETE FROM shared WHERE run NOT IN (SELECT run FROM answered)",
 )
 
 
@@ -72,6 +75,8 @@ class Journal:
         Rows that left the party in the run, by kind, a bit each.
     released : dict of str to Array
         Tags of rows that have ever left the party, by kind, as this message leaves it.
+    trusted : dict of str to str
+        Peers of any run that were trusted on first use, and their keys.
     """
 
     session: int = -1
@@ -82,6 +87,7 @@ class Journal:
     n_bytes: int = 0
     shared: dict[str, bytes] = field(default_factory=dict)
     released: dict[str, Array] = field(default_factory=dict)
+    trusted: dict[str, str] = field(default_factory=dict)
     _db: sqlite3.Connection | None = field(default=None, repr=False, compare=False)
 
     def greet(self, session: int) -> None:
@@ -201,6 +207,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             known = db.execute(_READ, (name,)).fetchone()
             shared = db.execute("SELECT kind, rows FROM shared WHERE run = ?", (name,))
             line = Journal(*(known or ()))
+            line.trusted = dict(db.execute("SELECT name, key FROM peers"))
             line.shared, line._db = dict(shared.fetchall()), db
         yield line
         with _named_errors(path):
@@ -210,6 +217,8 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             db.executemany("REPLACE INTO shared VALUES (?, ?, ?)", rows)
             tags = [(kind, known.tobytes()) for kind, known in line.released.items()]
             db.executemany("REPLACE INTO released VALUES (?, ?)", tags)
+            peers = line.trusted.items()
+            db.executemany("INSERT OR IGNORE INTO peers VALUES (?, ?)", peers)
             for forget in _FORGET:
                 db.execute(forget, (KEPT,) if "?" in forget else ())
             db.execute("COMMIT")

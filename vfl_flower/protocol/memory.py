@@ -101,11 +101,10 @@ class Memory:
         known = self._session
         if known is None or known["session"] != frame.session:
             raise PartyError("this party was restarted and has lost the run's state")
-        if frame.peers is not None:
-            known.setdefault("peers", frame.peers)
-        if "peers" not in known:
+        # Kept in `leave` only: a run that the party refuses leaves it no keys.
+        peers = bytes(known.get("peers", frame.peers or b""))
+        if not peers:
             raise PartyError("this party was greeted twice and has lost the run's keys")
-        peers = bytes(known["peers"])
         if frame.peers not in (None, peers):
             raise PartyError("the parties' public keys changed during the run")
         if len(peers) != KEY_BYTES * frame.parties:
@@ -123,6 +122,9 @@ class Memory:
                 f"round {frame.round} does not follow round {known['round']}: this "
                 "party has lost the state of a round"
             )
+        seed = (frame.seed, frame.private_draws)
+        if (known.get("seed", seed[0]), known.get("private_draws", seed[1])) != seed:
+            raise PartyError("the seed changed during the run")
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
@@ -159,6 +161,9 @@ class Memory:
             masks the two would show their difference.
         """
         session = self._session
+        if "peers" not in session:
+            seed = {"seed": frame.seed, "private_draws": frame.private_draws}
+            session.update(peers=frame.peers, **seed)
         again = frame.round == session["round"]
         if again and reply != session["reply"]:
             raise PartyError(

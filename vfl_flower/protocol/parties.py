@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, cast, overload
 
 import numpy as np
@@ -35,6 +35,7 @@ from vfl_flower.protocol.exchange import (
     PartyFailed,
 )
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
+from vfl_flower.protocol.identity import Credential, pack_credentials
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.party import MOST_OF_NAME
@@ -136,6 +137,7 @@ class Parties(Sequence[PartyInfo]):
         self._round = 0
         self._last: list[int] = []  # round in which each party was last asked
         self._peers = b""
+        self._credentials: bytes | None = None
         self._infos: list[PartyInfo] = []
         self._hello(self._wait_for_nodes(max(0, n_parties - len(without))))
 
@@ -525,6 +527,7 @@ class Parties(Sequence[PartyInfo]):
                 parties=len(self),
                 index=j,
                 peers=None if self._last[j] else self._peers,
+                credentials=None if self._last[j] else self._credentials,
                 model=self._model,
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
@@ -691,6 +694,10 @@ class Parties(Sequence[PartyInfo]):
             "are the same" if replies[order[0]][digest] else "were not compared",
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
+        if any("identity" in replies[node] for node in order):
+            self._credentials = pack_credentials(
+                [Credential(**_told(replies[node])) for node in order]
+            )
         self._last = [0] * len(order)
 
     def _check_consent(self, lacks: Mapping[str, Sequence[str]]) -> None:
@@ -723,6 +730,12 @@ class _Reply(Generic[R]):
     hidden: Arrays
     secrets: Mapping[str, Mapping[int, Array]]
     clipped: bytes | None
+
+
+def _told(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a party has signed, and the signature, if it has signed."""
+    names = (f.name for f in fields(Credential))
+    return {name: reply[name] for name in names if name in reply}
 
 
 def _name_of(reply: Mapping[str, Any]) -> str:

@@ -8,7 +8,13 @@ from vfl_flower.secure_aggregation.groups import (
     Take,
     group,
 )
-from vfl_flower.secure_aggregation.keys import new_private_key, public_key
+from vfl_flower.secure_aggregation.keys import (
+    NO_IDENTITY,
+    encode_key,
+    new_private_key,
+    parse_key,
+    public_key,
+)
 from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs, split_limbs
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
 from vfl_flower.secure_aggregation.relay import Relay
@@ -35,6 +41,7 @@ from vfl_flower.secure_aggregation.trees import (
 
 __all__ = [
     "LIMB",
+    "NO_IDENTITY",
     "PLACES",
     "TOPOLOGIES",
     "Circle",
@@ -54,11 +61,13 @@ __all__ = [
     "Tree",
     "binary",
     "different_tree",
+    "encode_key",
     "exposed",
     "group",
     "join_limbs",
     "masked",
     "new_private_key",
+    "parse_key",
     "public_key",
     "ring",
     "spanning",

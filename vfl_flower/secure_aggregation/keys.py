@@ -1,4 +1,7 @@
-"""X25519 key pairs (RFC 7748), as raw bytes."""
+"""X25519 key pairs (RFC 7748) as raw bytes, and public Ed25519 keys as text."""
+
+import base64
+import re
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PrivateKey,
@@ -6,6 +9,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 KEY_BYTES = 32
+
+NO_IDENTITY = bytes(KEY_BYTES)
+"""In place of the Ed25519 key of a party that has none."""
+
+_PREFIX = "ed25519:"
 
 
 def new_private_key() -> bytes:
@@ -73,3 +81,30 @@ def _private(private: bytes) -> X25519PrivateKey:
     if len(private) != KEY_BYTES:
         raise ValueError(f"private key must have 32 bytes, got {len(private)}")
     return X25519PrivateKey.from_private_bytes(private)
+
+
+def encode_key(identity: bytes) -> str:
+    """Return a public key as text: ``ed25519:`` and 43 letters of base64url.
+
+    >>> encode_key(bytes(range(32)))
+    'ed25519:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8'
+    """
+    return _PREFIX + base64.urlsafe_b64encode(identity).decode().rstrip("=")
+
+
+def parse_key(text: str) -> bytes:
+    """Return the public key, 32 bytes, that :func:`encode_key` gave as a text.
+
+    Raises
+    ------
+    ValueError
+        The text is of no public key.
+    """
+    if re.fullmatch(f"{_PREFIX}[A-Za-z0-9_-]{{43}}", text):
+        identity = base64.urlsafe_b64decode(f"{text.removeprefix(_PREFIX)}=")
+        if encode_key(identity) == text and identity != NO_IDENTITY:
+            return identity
+    raise ValueError(
+        f"a party's public key must be {_PREFIX!r} and 43 letters, digits, '-' or '_', "
+        f"as vfl_flower.app.identity prints it, got {text[:60]!r}"
+    )

@@ -1,0 +1,394 @@
+"""What a server gains that gives a party other peers than those it expects.
+
+The masks of a party hide its addend among those of its peers. A server that plays the
+peers itself takes the masks off again. The parties are real ones, with a ``state-dir``.
+"""
+
+import dataclasses
+import sqlite3
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from deviating import RealParties
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.clients import coresets, linear
+from vfl_flower.protocol import answering
+from vfl_flower.protocol.consent import FREE, Consent, Limit
+from vfl_flower.protocol.frame import KEY_BYTES, Frame
+from vfl_flower.protocol.identity import (
+    Credential,
+    load_identity,
+    pack_credentials,
+    parse_credentials,
+)
+from vfl_flower.protocol.journal import FILE, journal_of
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.steps import each
+from vfl_flower.secure_aggregation import encode_key, new_private_key, public_key
+
+VICTIM = 1
+N = 40
+
+
+def text_of(folder):
+    return encode_key(load_identity(folder).public_key().public_bytes_raw())
+
+
+def party(folder, name, seed=None):
+    """Return a party of some data, or of zeros: one that a server plays."""
+    X = np.zeros((N, 2))
+    if seed is not None:
+        X = np.random.default_rng(seed).normal(size=(N, 2))
+    return Party(X, name=name, state_dir=folder / name)
+
+
+@pytest.fixture
+def honest(tmp_path):
+    """Return three parties."""
+    return [party(tmp_path, name, seed) for seed, name in enumerate("abc")]
+
+
+def consent(honest, **changes):
+    """Return the consent of a party whose peers are the honest ones."""
+    peers = {other.name: text_of(other.state_dir) for other in honest}
+    return Consent(**{"leaves": FREE.leaves, "peers": peers} | changes)
+
+
+@pytest.fixture(autouse=True)
+def careless(monkeypatch):
+    """Let the server ask on whatever the parties said that they refuse."""
+    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+
+
+def greet(parties, *, seeded=False):
+    return Parties(RealParties(parties), Ledger(), seed=0, private_draws=not seeded)
+
+
+def residuals(asked, start=0):
+    """Ask for the sums of the columns of the first rows, under masks."""
+    return asked.secure_sum(
+        linear.residuals.summing(residual=16.0),
+        coefficients=each([np.ones(2)] * len(asked)),
+        intercept=0.0,
+        test_fraction=0.0,
+        test=False,
+        trained=False,
+        start=start,
+        stop=start + 20,
+    )["residual"]
+
+
+def kept(asked, place=VICTIM):
+    """Return what a party keeps of the run."""
+    return asked.grid._contexts[1000 + place].state
+
+
+@pytest.fixture
+def computing(monkeypatch):
+    """Return the places of the parties that have begun to compute."""
+    places = []
+    sums = answering.PartySums
+
+    def begun(private_key, public_keys, frame, allow_plain):
+        places.append(frame.index)
+        return sums(private_key, public_keys, frame, allow_plain)
+
+    monkeypatch.setattr(answering, "PartySums", begun)
+    return places
+
+
+def refused(asked, computing, reason):
+    """Check that the victim refuses, has computed nothing and keeps no keys."""
+    with pytest.raises(PartyFailed, match=reason) as caught:
+        residuals(asked)
+    assert caught.value.party == "b"
+    assert VICTIM not in computing
+    assert {"peers", "seed"}.isdisjoint(kept(asked)["session"])
+    assert kept(asked)["session"]["round"] == 0
+
+
+# -- peers that the server plays -------------------------------------------------------
+
+
+def played(tmp_path, victim, n_parties):
+    """Return the victim among parties that the server plays, under their names."""
+    parties = [party(tmp_path / "server", name) for name in "abc"]
+    parties[VICTIM] = victim
+    return parties[:n_parties]
+
+
+@pytest.mark.parametrize("n_parties", [2, 3])
+def test_a_server_that_plays_the_peers_has_the_addend(honest, tmp_path, n_parties):
+    """Without consent nobody is checked: the error is that of the fixed point."""
+    victim = honest[VICTIM]
+    seen = residuals(greet(played(tmp_path, victim, n_parties)))
+    truth = victim.X[:20].sum(axis=1)
+    assert np.abs(seen - truth).max() / np.abs(truth).max() < 1e-9
+
+
+@pytest.mark.parametrize("n_parties", [2, 3])
+def test_it_has_nothing_where_peers_are_pinned(honest, tmp_path, computing, n_parties):
+    victim = honest[VICTIM]
+    victim.consent = consent(honest, two_parties=True)
+    asked = greet(played(tmp_path, victim, n_parties))
+    refused(asked, computing, "key of party 'a' must be the one that is pinned")
+
+
+def test_pinned_peers_are_accepted(honest):
+    """Or the tests here would show nothing."""
+    for one in honest:
+        one.consent = consent(honest)
+    asked = greet(honest)
+    truth = sum(one.X.sum(axis=1) for one in honest)
+    np.testing.assert_allclose(residuals(asked), truth[:20], atol=1e-9)
+    np.testing.assert_allclose(residuals(asked, 20), truth[20:], atol=1e-9)
+
+
+# -- what the server alters on the way -------------------------------------------------
+
+
+def told(session, packed):
+    return parse_credentials(packed["credentials"], packed["peers"])
+
+
+def put(packed, credentials):
+    """Give a party other credentials."""
+    packed["credentials"] = pack_credentials(credentials)
+    packed["peers"] = b"".join(c.public_key for c in credentials)
+
+
+def swap_the_key(packed, listed, folder):
+    """Put the server's own key under the signature of a peer."""
+    put(packed, [replaced(listed[0]), *listed[1:]])
+
+
+def replaced(credential):
+    return dataclasses.replace(credential, public_key=public_key(new_private_key()))
+
+
+def swap_keys_of_peers(packed, listed, folder):
+    a, b, c = listed
+    put(
+        packed,
+        [
+            dataclasses.replace(a, public_key=c.public_key),
+            b,
+            dataclasses.replace(c, public_key=a.public_key),
+        ],
+    )
+
+
+def sign_with_its_own(packed, listed, folder):
+    """Sign the server's own key under the name of a peer."""
+    key, own = public_key(new_private_key()), load_identity(folder / "server")
+    forged = Credential.sign(own, packed["session"], key, "a", 0, 0)
+    put(packed, [forged, *listed[1:]])
+
+
+def bring_a_stranger(packed, listed, folder):
+    key, own = public_key(new_private_key()), load_identity(folder / "server")
+    forged = Credential.sign(own, packed["session"], key, "d", 2, 0)
+    put(packed, [*listed[:2], forged])
+
+
+def take_a_peer_twice(packed, listed, folder):
+    put(packed, [listed[0], listed[1], listed[0]])
+
+
+def leave_out_a_peer(packed, listed, folder):
+    packed["parties"] = 2
+    put(packed, listed[:2])
+
+
+def leave_out_what_is_signed(packed, listed, folder):
+    del packed["credentials"]
+
+
+def turn_the_order(packed, listed, folder):
+    put(packed, [listed[2], listed[1], listed[0]])
+
+
+ATTACKS = {
+    swap_the_key: "signature of party 'a' does not verify",
+    swap_keys_of_peers: "signature of party 'a' does not verify",
+    sign_with_its_own: "key of party 'a' must be the one that is pinned",
+    bring_a_stranger: "party 'd' must be pinned",
+    take_a_peer_twice: "party names must differ, two are 'a'",
+    leave_out_a_peer: "at least 3 parties by this party's consent, this one has 2",
+    leave_out_what_is_signed: "must pass on what the parties sign",
+    turn_the_order: "in the order of their indices",
+}
+
+
+@pytest.fixture
+def deviate(monkeypatch, tmp_path):
+    """Return a function that lets the server alter what it tells the victim."""
+    pack = Frame.pack
+
+    def begin(attack):
+        def packed(self):
+            told = pack(self)
+            if self.index == VICTIM and "peers" in told:
+                listed = parse_credentials(told["credentials"], told["peers"])
+                attack(told, listed, tmp_path)
+            return told
+
+        monkeypatch.setattr(Frame, "pack", packed)
+
+    return begin
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_what_is_altered_is_refused(honest, computing, deviate, attack):
+    honest[VICTIM].consent = consent(honest)
+    deviate(attack)
+    refused(greet(honest), computing, ATTACKS[attack])
+
+
+def test_what_a_peer_signed_in_another_run_is_refused(honest, computing, deviate):
+    """The name, the place and the identity are right, the key is of the other run."""
+    honest[VICTIM].consent = consent(honest)
+    earlier = greet(honest)
+    before = parse_credentials(earlier._credentials, earlier._peers)
+    deviate(lambda packed, listed, _: put(packed, [before[0], *listed[1:]]))
+    refused(greet(honest), computing, "signature of party 'a' does not verify")
+
+
+def test_a_peer_without_a_state_dir_is_refused(honest, computing):
+    honest[VICTIM].consent = consent(honest)
+    honest[0].state_dir = None
+    refused(greet(honest), computing, "'a' must have a key of its own, .* state-dir")
+
+
+def test_a_party_without_a_state_dir_refuses(honest, computing):
+    honest[VICTIM].consent = consent(honest)
+    honest[VICTIM].state_dir = None
+    with pytest.raises(PartyFailed, match="state-dir must be set"):
+        greet(honest)
+    assert not computing
+
+
+def test_two_parties(honest, computing):
+    honest[VICTIM].consent = consent(honest)
+    refused(greet(honest[:2]), computing, "at least 3 parties .* this one has 2")
+    honest[VICTIM].consent = consent(honest, two_parties=True)
+    assert len(residuals(greet(honest[:2]))) == 20
+
+
+# -- later messages --------------------------------------------------------------------
+
+
+def test_peers_of_a_later_message_are_refused(honest, computing):
+    """Signed or not: the keys of a run stay."""
+    honest[VICTIM].consent = consent(honest)
+    asked = greet(honest)
+    residuals(asked)
+    computing.clear()
+    asked._last[VICTIM] = 0
+    first = asked._peers
+    asked._peers = public_key(new_private_key()) + first[KEY_BYTES:]
+    with pytest.raises(PartyFailed, match="public keys changed during the run"):
+        residuals(asked)
+    assert VICTIM not in computing
+    assert kept(asked)["session"]["peers"] == first
+
+
+def test_a_refused_run_leaves_no_keys_for_a_later_message(honest, computing, deviate):
+    """The keys of the first message were kept, and the second one was answered."""
+    honest[VICTIM].consent = consent(honest)
+    deviate(swap_the_key)
+    asked = greet(honest)
+    refused(asked, computing, "does not verify")
+    asked._last[VICTIM] = 0
+    asked._peers, asked._credentials = None, None
+    refused(asked, computing, "has lost the run's keys")
+
+
+# -- seeds -----------------------------------------------------------------------------
+
+
+def test_a_seed_is_refused(honest, computing):
+    honest[VICTIM].consent = consent(honest)
+    refused(greet(honest, seeded=True), computing, "a run with a seed is refused")
+    honest[VICTIM].consent = consent(honest, allow_seed=True)
+    assert len(residuals(greet(honest, seeded=True))) == 20
+
+
+@pytest.mark.parametrize("change", [{"_seed": 1}, {"_private_draws": False}], ids=str)
+def test_another_seed_in_a_later_message_is_refused(honest, computing, change):
+    """Rows are split by it: with two seeds the server had two splits of one party."""
+    honest[VICTIM].consent = consent(honest, allow_seed=True)
+    asked = greet(honest)
+    residuals(asked)
+    computing.clear()
+    vars(asked).update(change)
+    with pytest.raises(PartyFailed, match="the seed changed during the run"):
+        residuals(asked)
+    assert computing == []
+
+
+# -- trust on first use ----------------------------------------------------------------
+
+
+def trusted(party):
+    with journal_of(party.state_dir, 0) as journal:
+        return journal.trusted
+
+
+def test_a_key_that_is_trusted_on_first_use_stays(honest, tmp_path, computing):
+    victim = honest[VICTIM]
+    victim.consent = consent(honest, peers={}, trust_on_first_use=True)
+    first = {one.name: text_of(one.state_dir) for one in honest if one is not victim}
+    residuals(greet(honest))
+    assert trusted(victim) == first
+    residuals(greet(honest))
+    computing.clear()
+    honest[0] = party(tmp_path / "server", "a", 0)
+    refused(greet(honest), computing, "'a' must be the one that is trusted on first us")
+    assert trusted(victim) == first
+
+
+def test_without_the_flag_nobody_is_trusted_on_first_use(honest, computing):
+    victim = honest[VICTIM]
+    victim.consent = consent(honest, peers={}, trust_on_first_use=True)
+    residuals(greet(honest))
+    computing.clear()
+    victim.consent = consent(honest, peers={})
+    refused(greet(honest), computing, "party 'a' must be pinned")
+
+
+def test_a_refused_message_trusts_nobody(honest):
+    """Neither the journal nor the run's memory: the next message checks again."""
+    victim = honest[VICTIM]
+    victim.consent = consent(honest, peers={}, trust_on_first_use=True)
+    few = {"rows": Limit(5)}
+    victim.consent = replace(victim.consent, leaves=few)
+    asked = greet(honest)
+    with pytest.raises(PartyFailed, match="consent lets 5 rows"):
+        residuals(asked)
+    assert trusted(victim) == {}
+    assert "peers" not in kept(asked)["session"]
+
+
+def test_a_journal_of_before_there_were_peers(honest):
+    """It lacks their table."""
+    victim = honest[VICTIM]
+    victim.consent = consent(honest, peers={}, trust_on_first_use=True)
+    trusted(victim)
+    with sqlite3.connect(victim.state_dir / FILE) as db:
+        db.execute("DROP TABLE peers")
+    residuals(greet(honest))
+    assert set(trusted(victim)) == {"a", "c"}
+
+
+def test_rows_in_the_clear_need_the_peers_too(honest, computing):
+    """A step without a sum is refused like one with a sum."""
+    honest[VICTIM].consent = consent(honest, peers={})
+    asked = greet(honest)
+    rows = np.arange(5, dtype=np.uint32)
+    with pytest.raises(PartyFailed, match="party 'a' must be pinned"):
+        asked.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
+    assert VICTIM not in computing

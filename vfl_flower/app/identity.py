@@ -1,0 +1,73 @@
+"""Print the public key of a party, for the consent of its peers.
+
+The party's key is in the ``state-dir`` of its node config, and is made there if it is
+missing::
+
+    python -m vfl_flower.app.identity --state-dir /abs/state --name airline
+
+The line that it prints goes to each peer, by a way on which the server of the runs
+cannot change it: read it out on the telephone, or hand it over in person.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl_flower.protocol.identity import load_identity
+from vfl_flower.protocol.party import MOST_OF_NAME, PartyError
+from vfl_flower.secure_aggregation import encode_key
+
+HOW_TO_USE = """\
+Each peer puts this line under [peers] in its consent file. Give it to them by a way on
+which the server of the runs cannot change it, and keep a copy of identity.pem in the
+state-dir: with another key this party is refused until its peers have the new line."""
+
+
+def line_for_peers(state_dir: Path, name: str) -> str:
+    """Return the line of TOML by which peers pin a party's key.
+
+    Parameters
+    ----------
+    state_dir : Path
+        As in the party's node config.
+    name : str
+        The party's ``party-name``.
+
+    Raises
+    ------
+    PartyError, ValueError
+        The key cannot be read or made, or the name is none of a party.
+    """
+    if not (0 < len(name) <= MOST_OF_NAME and name.isprintable()):
+        raise ValueError(
+            f"name must be 1 to {MOST_OF_NAME} printable characters, got {name[:40]!r}"
+        )
+    identity = load_identity(state_dir).public_key().public_bytes_raw()
+    bare = re.fullmatch("[A-Za-z0-9_-]+", name)
+    key = name if bare else json.dumps(name, ensure_ascii=False)  # TOML's text too
+    return f'{key} = "{encode_key(identity)}"'
+
+
+def main(
+    state_dir: Annotated[Path, typer.Option(help="As in the party's node config.")],
+    name: Annotated[str, typer.Option(help="The party-name of its node config.")],
+) -> None:
+    """Print the public key of a party, for the consent of its peers."""
+    logging.basicConfig(format="%(message)s")
+    try:
+        line = line_for_peers(state_dir, name)
+    except (PartyError, ValueError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    typer.echo(line)
+    typer.echo(HOW_TO_USE, err=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

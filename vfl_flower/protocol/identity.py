@@ -1,0 +1,445 @@
+"""Who the parties of a run are: a key that outlives the run signs the run's own.
+
+The public keys of a run travel through the server, which could put its own in their
+place and open what is hidden for a party. So each party has an Ed25519 key in its
+``state-dir``, signs its key of the run with it, and knows the public keys of its peers
+from a file of its own: the server has no part in that file.
+
+A signature says that the holder of a key has greeted the run under a name. It does not
+say that the holder is honest, nor that it does not work with the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from vfl_flower.protocol.consent import Consent
+from vfl_flower.protocol.contract import ContractError
+from vfl_flower.protocol.frame import KEY_BYTES, Frame
+from vfl_flower.protocol.journal import Journal
+from vfl_flower.protocol.parts import check_folder
+from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
+from vfl_flower.secure_aggregation import NO_IDENTITY, encode_key, public_key
+
+log = logging.getLogger("vfl_flower")
+
+FILE = "identity.pem"
+"""Name of the file in the ``state-dir``."""
+
+SIGNATURE_BYTES = 64
+"""Bytes of a signature."""
+
+_DOMAIN = b"vfl_flower identity 1"
+_LENGTH_BYTES = 4
+_MOST_OF_FILE = 4096
+
+
+# -- keys ------------------------------------------------------------------------------
+
+
+def load_identity(folder: Path) -> Ed25519PrivateKey:
+    """Return a party's own key, and make one where it has none.
+
+    Parameters
+    ----------
+    folder : Path
+        ``state-dir`` of the party.
+
+    Raises
+    ------
+    PartyError
+        The folder or the file cannot be read or written, other users may read it, or
+        the file holds no such key.
+    """
+    check_folder(folder)
+    path = folder / FILE
+    try:
+        if not os.path.lexists(path):
+            _create(path)
+        data = _read(path)
+    except OSError as error:
+        log.error("the key %s: %s", path, error.strerror)
+        raise PartyError(
+            f"{FILE} in this party's state-dir cannot be read or made: {error.strerror}"
+        ) from None
+    try:
+        private = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        private = None
+    if not isinstance(private, Ed25519PrivateKey):
+        log.error("no Ed25519 key in PEM without a password: %s", path)
+        raise PartyError(
+            f"{FILE} in this party's state-dir must hold an Ed25519 key without a "
+            "password"
+        )
+    return private
+
+
+def _create(path: Path) -> None:
+    """Write a new key, unless another process has just done so."""
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    try:
+        with open(part, "wb", opener=lambda p, _: os.open(p, flags, 0o600)) as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(part, path)  # a rename would replace the key of another process
+            log.warning("a new key of this party is in %s: keep a copy of it", path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait
+    with open(path, "rb", opener=lambda p, _: os.open(p, flags)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode) or mode & 0o077:
+            log.error("no file of its user alone: chmod 600 %s", path)
+            raise PartyError(
+                f"{FILE} in this party's state-dir must be a file that its user alone "
+                f"may read (mode 600), got mode {stat.S_IMODE(mode):o}"
+            )
+        return file.read(_MOST_OF_FILE)
+
+
+# -- what a party says of itself, signed -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What a party says of itself in ``hello``, signed.
+
+    Attributes
+    ----------
+    name : str
+        Its name; "" where it has none.
+    index, n_parties : int
+        Its place and the number of parties, as it announces them; -1 and 0 where it
+        does not know them.
+    public_key : bytes
+        Its key of the run (X25519), 32 bytes.
+    identity : bytes
+        Its own public key (Ed25519), 32 bytes.
+    signature : bytes
+        By that key, 64 bytes.
+    """
+
+    name: str
+    index: int
+    n_parties: int
+    public_key: bytes
+    identity: bytes = NO_IDENTITY
+    signature: bytes = bytes(SIGNATURE_BYTES)
+
+    @classmethod
+    def sign(
+        cls,
+        private: Ed25519PrivateKey,
+        session: int,
+        public_key: bytes,
+        name: str,
+        index: int,
+        n_parties: int,
+    ) -> Credential:
+        """Return what a party says in the run of number `session`, signed."""
+        told = _encoded(_DOMAIN, session, public_key, name, index, n_parties)
+        identity = private.public_key().public_bytes_raw()
+        signature = private.sign(told)
+        return cls(name, index, n_parties, public_key, identity, signature)
+
+    def verify(self, session: int) -> bool:
+        """Return whether the party has said this in the run of number `session`."""
+        key, name, index, n = self.public_key, self.name, self.index, self.n_parties
+        told = _encoded(_DOMAIN, session, key, name, index, n)
+        try:
+            identity = Ed25519PublicKey.from_public_bytes(self.identity)
+            identity.verify(self.signature, told)
+        except (InvalidSignature, ValueError):
+            return False
+        return self.identity != NO_IDENTITY
+
+
+def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
+    """Return the credential of a party as its loader gave it, before any step.
+
+    Raises
+    ------
+    PartyError
+        It has no ``state-dir``, or its key cannot be read.
+    """
+    if party.state_dir is None:
+        raise PartyError("this party has no state-dir, so it cannot sign its keys")
+    index = -1 if party.index is None else party.index
+    about = (party.name or "", index, party.n_parties)
+    return Credential.sign(load_identity(party.state_dir), session, public_key, *about)
+
+
+def _encoded(*fields: bytes | str | int) -> bytes:
+    """Return fields with their lengths: no two lists of the same types look alike."""
+    parts = [f if isinstance(f, bytes) else str(f).encode() for f in fields]
+    return b"".join(len(p).to_bytes(_LENGTH_BYTES, "big") + p for p in parts)
+
+
+def pack_credentials(credentials: Sequence[Credential]) -> bytes:
+    """Return credentials as bytes, without the keys of the run."""
+    return b"".join(
+        _encoded(c.name, c.index, c.n_parties, c.identity, c.signature)
+        for c in credentials
+    )
+
+
+def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
+    """Return the credentials that :func:`pack_credentials` packed.
+
+    Parameters
+    ----------
+    packed : bytes
+        What it gave.
+    peers : bytes
+        The parties' keys of the run, 32 bytes each.
+
+    Raises
+    ------
+    ContractError
+        They are not one for each key.
+    """
+    try:
+        fields = list(_fields(packed))
+        starts = range(0, len(peers), KEY_BYTES)
+        credentials = [
+            Credential(
+                name.decode(), int(index), int(n), peers[k : k + KEY_BYTES], *signed
+            )
+            for k, (name, index, n, *signed) in zip(
+                starts, zip(*[iter(fields)] * 5, strict=True), strict=True
+            )
+        ]
+        whole = pack_credentials(credentials) == packed
+    except ValueError:
+        whole = False
+    if not whole or not all(map(_has_form, credentials)):
+        raise ContractError("'credentials' must hold one of each party")
+    return credentials
+
+
+def _fields(packed: bytes) -> list[bytes]:
+    fields, at = [], 0
+    while at < len(packed):
+        start = at + _LENGTH_BYTES
+        at = start + int.from_bytes(packed[at:start], "big")
+        fields.append(packed[start:at])
+    return fields
+
+
+def _has_form(credential: Credential) -> bool:
+    name = credential.name
+    return (
+        len(name) <= MOST_OF_NAME
+        and name.isprintable()
+        and len(credential.identity) == KEY_BYTES
+        and len(credential.signature) == SIGNATURE_BYTES
+    )
+
+
+# -- the party's checks ----------------------------------------------------------------
+
+
+def check_peers(
+    credentials: Sequence[Credential],
+    session: int,
+    place: int,
+    own: Credential,
+    pinned: Mapping[str, str],
+    *,
+    trust_on_first_use: bool = False,
+    known: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Raise unless all parties of a run are those that this one expects.
+
+    Parameters
+    ----------
+    credentials : sequence of Credential
+        Of all parties, in party order, as the server gives them.
+    session : int
+        Number of the run.
+    place : int
+        Where this party stands among them, as the server says.
+    own : Credential
+        What this party has said of itself.
+    pinned : mapping of str to str
+        Names of peers and their public keys, as :func:`encode_key` writes them.
+    trust_on_first_use : bool
+        Take the key of a name that is not pinned for its own, once. The server can
+        then invent that party: only a later change of its key is noticed.
+    known : mapping of str to str, optional
+        Names and keys that were trusted so before; they count with the flag alone.
+
+    Returns
+    -------
+    dict of str to str
+        Names and keys that are trusted for the first time.
+
+    Raises
+    ------
+    PartyError
+        A party is not the one that is expected; the text says which, and why.
+    """
+    if not 0 <= place < len(credentials) or credentials[place] != own:
+        raise PartyError(
+            f"what this party said of itself does not stand at its place {place} among "
+            "the parties of the run"
+        )
+    text = encode_key(own.identity)
+    if pinned.get(own.name, text) != text:
+        raise PartyError(
+            f"the key pinned for this party's own name {own.name!r} must be that of "
+            f"its state-dir, {text}"
+        )
+    _check_distinct(credentials)
+    _check_order(credentials)
+    accepted = {**(known or {}), **pinned} if trust_on_first_use else pinned
+    new = {}
+    for j, peer in enumerate(credentials):
+        if j == place:
+            continue
+        if peer.identity == NO_IDENTITY:
+            raise PartyError(
+                f"party {peer.name!r} must have a key of its own, and for that a "
+                "state-dir, but it has none"
+            )
+        if not peer.verify(session):
+            raise PartyError(
+                f"the signature of party {peer.name!r} does not verify: what it signs "
+                "is of another run, or was altered"
+            )
+        text = encode_key(peer.identity)
+        if peer.name not in accepted:
+            if not trust_on_first_use:
+                raise PartyError(
+                    f"party {peer.name!r} must be pinned among the peers of this "
+                    "party's consent, but it is not"
+                )
+            new[peer.name] = text
+        elif accepted[peer.name] != text:
+            how = "pinned" if peer.name in pinned else "trusted on first use"
+            raise PartyError(
+                f"the key of party {peer.name!r} must be the one that is {how}, but "
+                f"it is {text}"
+            )
+    return new
+
+
+def _check_distinct(credentials: Sequence[Credential]) -> None:
+    """Raise where a name or a key stands twice, or a party has no name."""
+    names = [c.name for c in credentials]
+    if "" in names:
+        raise PartyError(
+            "each party must have a party-name by which it can be pinned, but the one "
+            f"at place {names.index('')} has none"
+        )
+    for what in ("name", "identity", "public_key"):
+        seen: dict[str | bytes, str] = {}
+        for c in credentials:
+            value = getattr(c, what)
+            if value in seen and value != NO_IDENTITY:
+                raise PartyError(
+                    f"party names must differ, two are {c.name!r}"
+                    if what == "name"
+                    else f"each party must have a key of its own, but {seen[value]!r} "
+                    f"and {c.name!r} have the same"
+                )
+            seen[value] = c.name
+
+
+def _check_order(credentials: Sequence[Credential]) -> None:
+    """Raise unless the parties stand by index, or by name where none has an index."""
+    named = all(c.index == -1 for c in credentials)
+    if not named and (lacking := [c.name for c in credentials if c.index < 0]):
+        raise PartyError(f"all parties or none must have an index, {lacking[0]!r} not")
+    for one, other in pairwise(credentials):
+        if (one.name >= other.name) if named else (one.index >= other.index):
+            raise PartyError(
+                f"parties must stand in the order of their "
+                f"{'names' if named else 'indices'}, but {other.name!r} follows "
+                f"{one.name!r}"
+            )
+
+
+def check_run(
+    frame: Frame,
+    announced: Party,
+    private_key: bytes,
+    consent: Consent,
+    journal: Journal | None,
+) -> None:
+    """Refuse a run whose parties or seed this party has not consented to.
+
+    Parameters
+    ----------
+    frame : Frame
+        The frame of a message; the first one of a run names the parties.
+    announced : Party
+        The party as it greeted the run.
+    private_key : bytes
+        Its key of the run.
+    consent : Consent
+        What the party has consented to.
+    journal : Journal or None
+        Where it notes whom it trusts on first use; without one, nobody.
+
+    Raises
+    ------
+    PartyError
+        The text names the party and the rule.
+    """
+    if frame.parties < (least := consent.least_parties):
+        raise PartyError(
+            f"a run must have at least {least} parties by this party's consent, this "
+            f"one has {frame.parties}"
+        )
+    if not (frame.private_draws or consent.allow_seed):
+        raise PartyError(
+            "a run with a seed is refused: with it the server can repeat this party's "
+            "random draws; allow-seed in the party's consent allows it"
+        )
+    if consent.peers is None or frame.peers is None:  # the keys still hold
+        return
+    if frame.credentials is None:
+        raise PartyError("the server must pass on what the parties sign, it does not")
+    new = check_peers(
+        parse_credentials(frame.credentials, frame.peers),
+        frame.session,
+        frame.index,
+        credential_of(announced, frame.session, public_key(private_key)),
+        consent.peers,
+        trust_on_first_use=consent.trust_on_first_use and journal is not None,
+        known=journal.trusted if journal is not None else None,
+    )
+    if journal is not None:
+        for name, key in new.items():
+            log.warning("party %r is trusted on first use with %s", name, key)
+        journal.trusted |= new
