@@ -27,7 +27,6 @@ from wiring.certificates import write_certificates, write_supernode_key
 from vfl_flower.app.flower_run import (
     COLOR,
     CONNECTION,
-    GRACE,
     START,
     Processes,
     RunFailed,
@@ -227,7 +226,7 @@ class Deployment:
     def stop(self, name: str) -> None:
         """End the SuperNode of a party."""
         self.supernodes[name].terminate()
-        self.supernodes[name].wait(GRACE)
+        self.supernodes[name].wait(START)
 
     def run(
         self, project: Path, config: Mapping[str, Any], timeout: float = 300.0

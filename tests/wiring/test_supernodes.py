@@ -182,9 +182,10 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
 def stranger(organisations) -> Iterator[str]:
     """Return the name of a SuperNode that no test registers for good."""
     yield "stranger"
-    organisations.deployment.stop("stranger")
-    if "stranger" in organisations.deployment.node_ids:
-        organisations.deployment.unregister("stranger")
+    deployment = organisations.deployment
+    deployment.stop("stranger")
+    if "stranger" in deployment.node_ids:  # the test has failed
+        deployment.unregister("stranger")
 
 
 def ended(deployment: Deployment, name: str) -> str:
@@ -194,7 +195,7 @@ def ended(deployment: Deployment, name: str) -> str:
 
 
 def test_only_a_registered_supernode_connects(organisations, stranger):
-    """The same key with and without registration."""
+    """The same key before, with and after registration."""
     deployment = organisations.deployment
     three = set(deployment.online())
     assert three == set(deployment.node_ids.values())
@@ -207,6 +208,10 @@ def test_only_a_registered_supernode_connects(organisations, stranger):
     deployment.start(stranger, config)
     deployment.wait_online(stranger)
     assert set(deployment.online()) == three | {deployment.node_ids[stranger]}
+    deployment.unregister(stranger)
+    assert set(deployment.online()) == three
+    with pytest.raises(RunFailed, match="Public key already in use"):
+        deployment.register(stranger)
 
 
 def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_path):
