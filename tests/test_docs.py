@@ -5,19 +5,26 @@ import importlib
 import importlib.util
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 import tomllib
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import typer
+from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
 from vfl_flower.app.config import (
@@ -235,6 +242,59 @@ def test_commands_in_the_text_exist(page):
     for code in words_in_code(page):
         if module := re.match(r"python -m ([\w.]+)", code):
             assert importlib.util.find_spec(module[1]), code
+
+
+def test_certificates_and_keys_are_ones_that_flower_takes(tmp_path):
+    """Of the commands as they stand in docs/deploy.md."""
+    made = [*commands("openssl").values(), *commands("ssh-keygen").values()]
+    assert [words[0] for words in made] == ["openssl", "openssl", "ssh-keygen"]
+    for words in made:
+        named = [word.replace("HOST", "link.example") for word in words]
+        subprocess.run(named, cwd=tmp_path, check=True, capture_output=True)
+    for host in ("link.example", "localhost", "127.0.0.1"):
+        shake_hands(tmp_path, host)
+    check_supernode_key(tmp_path / "airline.key")
+    assert (tmp_path / "server.key").stat().st_mode & 0o077 == 0
+    given = [
+        value
+        for program in ("flower-superlink", "flower-supernode", "flwr")
+        for words in commands(program).values()
+        for value in words
+        if re.search(r"\.(crt|pem|key|pub)$", value)
+    ]
+    assert set(given) == {path.name for path in tmp_path.iterdir()} - {"ca.key"}
+
+
+@parametrise("words", commands("flower-superlink") | commands("flower-supernode"))
+def test_commands_of_a_deployment_are_understood(words):
+    parsers = {
+        "flower-superlink": _parse_args_run_superlink,
+        "flower-supernode": _parse_args_run_supernode,
+    }
+    parsers[words[0]]().parse_args(words[1:])
+
+
+@parametrise("words", commands("flwr"))
+def test_commands_of_flwr_are_understood(words):
+    with warnings.catch_warnings(action="ignore"):  # of typer, about flwr's options
+        command = typer.main.get_command(importlib.import_module("flwr.cli.app").app)
+    arguments = words[1:]
+    while isinstance(command, click.Group):
+        command = command.commands[arguments.pop(0)]
+    command.make_context(words[0], arguments)
+
+
+def test_superlinks_of_config_toml_are_understood(tmp_path, monkeypatch):
+    """With TLS or insecure, under the name that ``flwr run`` is given."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    insecure = []
+    for block in re.findall(r"(?s)```toml\n(.*?)```", PAGES["docs/deploy.md"]):
+        (tmp_path / "config.toml").write_text(block)
+        connection = read_superlink_connection("mylink")
+        assert connection.address == "127.0.0.1:8000"
+        assert (connection.root_certificates is None) == connection.insecure
+        insecure.append(connection.insecure)
+    assert insecure == [False, True]
 
 
 def test_make_has_the_targets():

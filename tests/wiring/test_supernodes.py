@@ -1,5 +1,6 @@
 """Three organisations with files and SuperNodes: train, predict, and forget later.
 
+The SuperLink has TLS, and takes the registered SuperNodes only.
 One deployment serves all tests, which put other files in the place of those before.
 """
 
@@ -11,16 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, RecordDict
+from wiring.certificates import write_certificates
+from wiring.deployment import (
+    NAMES,
+    Deployment,
+    Run,
+    deploy,
+    node_configs,
+    write_party,
+)
 
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config, party_source
-from vfl_flower.app.flower_run import (
-    Processes,
-    start_superlink,
-    start_supernodes,
-    submit,
-)
+from vfl_flower.app.flower_run import RunFailed
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.data import load_party
@@ -30,56 +37,30 @@ from vfl_flower.simulation import simulate
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("airline", "weather", "registry")
-
 
 class Organisations:
-    """The files of three parties, and the SuperNodes that read them."""
+    """The files of three parties, and the deployment that reads them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
-        self.configs: list[dict[str, Any]] = [
-            {
-                "partition-id": j,
-                "data": str(folder / f"{name}.csv"),
-                "party-name": name,
-                "id-column": "id",
-                "state-dir": str(folder / f"state-{name}"),
-                **({"label-column": "y"} if name == NAMES[-1] else {}),
-            }
-            for j, name in enumerate(NAMES)
-        ]
-        self.processes: Processes
-
-    def texts(self) -> list[str]:
-        """Return the node configs as a SuperNode takes them."""
-        return [
-            " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-            for config in self.configs
-        ]
+        self.deployment = deployment
+        self.configs = list(node_configs(folder).values())
 
     def write(self, j: int, columns: dict[str, list[Any]]) -> None:
         """Write the file of party j."""
-        with Path(self.configs[j]["data"]).open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(columns)
-            rows.writerows(zip(*columns.values(), strict=True))
+        write_party(self.configs[j], columns)
 
-    def run(self, project: Path, out: Path, config: dict[str, Any]) -> Any:
+    def run(self, project: Path, out: Path, config: dict[str, Any]) -> Run:
         """Run the project on the SuperNodes."""
         common = {"n-parties": 3, "timeout": 120.0, "output-dir": str(out)}
-        texts = {key: json.dumps(value) for key, value in (config | common).items()}
-        return submit(self.processes, project, run_config=texts, timeout=300)
+        return self.deployment.run(project, config | common)
 
 
 @pytest.fixture(scope="module")
 def organisations(tmp_path_factory) -> Iterator[Organisations]:
-    parties = Organisations(tmp_path_factory.mktemp("organisations"))
-    with Processes(tmp_path_factory.mktemp("flwr")) as processes:
-        parties.processes = processes
-        start_supernodes(processes, start_superlink(processes), parties.texts())
-        yield parties
-    assert not processes.pids()
+    folder = tmp_path_factory.mktemp("organisations")
+    with deploy(tmp_path_factory.mktemp("deployment"), node_configs(folder)) as running:
+        yield Organisations(folder, running)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -113,7 +94,8 @@ def test_a_model_predicts_new_rows_in_a_later_run(project, tmp_path, organisatio
     (strategy,) = make_strategies(check_run_config(config)).values()
     expected = simulate(strategy, [load_party(source) for source in sources])
 
-    organisations.run(project, tmp_path / "train", config)
+    run = organisations.run(project, tmp_path / "train", config)
+    assert run.completed, run
     (report,) = tmp_path.glob("train/*/result.json")
     trained = json.loads(report.read_text())["results"]["train"]
     assert trained["metrics"]["1"] == pytest.approx(expected.metrics, rel=1e-10)
@@ -121,7 +103,8 @@ def test_a_model_predicts_new_rows_in_a_later_run(project, tmp_path, organisatio
 
     labels = write_columns(organisations, 90, seed=1)
     task = {"strategy": "fdskl", "task": "predict", "model": trained["model"]}
-    organisations.run(project, tmp_path / "predict", task)
+    run = organisations.run(project, tmp_path / "predict", task)
+    assert run.completed, run
     (written,) = organisations.folder.rglob("predictions-*.csv")
     assert written.parent.name == "state-registry"  # the label holder alone has them
     rows = read(written)
@@ -175,8 +158,9 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
     write_rows(organisations, 0, ids, np.delete(X, index, axis=0))
     (folders[0] / "forget.txt").write_text(gone)
     task = {"task": "unlearn", "model": number, "mufc.forget": "weather:1-3,1-7"}
-    outcome = organisations.run(project, tmp_path, config | task)
-    assert "removed" in outcome.output
+    run = organisations.run(project, tmp_path, config | task)
+    assert run.completed, run
+    assert "removed" in run.log
 
     now = server.load()
     assert (now.version, now.counts.sum()) == (2, 102)
@@ -189,3 +173,80 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
     model = MUFCModel.load(reports[-1].with_name("model-unlearn.npz"))
     np.testing.assert_array_equal(model.cluster_centers_, now.centers)
     assert len(set(model.predict(CENTERS).tolist())) == 3
+
+
+# -- who may take part -----------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger(organisations) -> Iterator[str]:
+    """Return the name of a SuperNode that no test registers for good."""
+    yield "stranger"
+    deployment = organisations.deployment
+    deployment.stop("stranger")
+    if "stranger" in deployment.node_ids:  # the test has failed
+        deployment.unregister("stranger")
+
+
+def ended(deployment: Deployment, name: str) -> str:
+    """Wait until a SuperNode gives up, and return its log."""
+    assert deployment.supernodes[name].wait(30) != 0
+    return deployment.processes.log(name, lines=100)
+
+
+def test_only_a_registered_supernode_connects(organisations, stranger):
+    """The same key before, with and after registration."""
+    deployment = organisations.deployment
+    three = set(deployment.online())
+    assert three == set(deployment.node_ids.values())
+    config = {"partition-id": 0, "party-name": NAMES[0]}  # it claims to be a party
+    deployment.start(stranger, config)
+    assert "Failed to activate SuperNode" in ended(deployment, stranger)
+    assert set(deployment.online()) == three
+
+    deployment.register(stranger)
+    deployment.start(stranger, config)
+    deployment.wait_online(stranger)
+    assert set(deployment.online()) == three | {deployment.node_ids[stranger]}
+    deployment.unregister(stranger)
+    assert set(deployment.online()) == three
+    with pytest.raises(RunFailed, match="Public key already in use"):
+        deployment.register(stranger)
+
+
+def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_path):
+    """Neither a SuperNode nor ``flwr`` with another authority's certificate."""
+    deployment = organisations.deployment
+    write_certificates(tmp_path, ["127.0.0.1"])
+    deployment.start(stranger, {}, f"--root-certificates={tmp_path / 'ca.crt'}")
+    assert "certificate verify failed" in ended(deployment, stranger)
+    deployment.connect("impostor", tmp_path / "ca.crt")
+    with pytest.raises(RunFailed, match="SuperLink is unavailable"):
+        deployment.processes.flwr("ls", "impostor")
+
+
+def test_trusted_entities_refuse_the_bundle_of_a_folder(
+    project, tmp_path, organisations
+):
+    """As docs/deploy.md says; remove the warning there when this test fails."""
+    write_columns(organisations, 60, seed=2)
+    deployment, name = organisations.deployment, NAMES[-1]
+    config = organisations.configs[-1]
+    key = Ed25519PrivateKey.generate().public_key()
+    text = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (tmp_path / "trusted.yaml").write_text(f"fpk_0: {text}\n")
+    deployment.stop(name)
+    deployment.start(name, config, f"--trusted-entities={tmp_path / 'trusted.yaml'}")
+    deployment.wait_online(name)
+    try:
+        run = organisations.run(project, tmp_path, {"strategy": "coreset-vrlr"})
+    finally:
+        deployment.stop(name)
+        deployment.start(name, config)
+        deployment.wait_online(name)
+    assert f"node {deployment.node_ids[name]}" in run.status
+    assert "The FAB could not be verified" in run.status
+    assert run.seconds < 60
+    refusal = "App verification is not supported by the connected SuperLink"
+    assert refusal in run.party_logs[name]
+    assert all(refusal not in run.party_logs[other] for other in NAMES[:-1])

@@ -1,0 +1,51 @@
+"""Certificates and keys that flwr takes, and what its SuperLink does not check."""
+
+import ssl
+
+import pytest
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.config_loader import load_control_authn_plugin
+from wiring.certificates import write_certificates, write_supernode_key
+from wiring.handshake import check_supernode_key, shake_hands
+
+
+def test_certificate_is_for_its_hosts_and_of_its_authority(tmp_path):
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    for folder in (ours, other):
+        folder.mkdir()
+        write_certificates(folder, ["link.example", "127.0.0.1"])
+    for host in ("link.example", "127.0.0.1"):
+        shake_hands(ours, host)
+    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for 'localhost'"):
+        shake_hands(ours, "localhost")
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        shake_hands(ours, "127.0.0.1", ca=other / "ca.crt")
+    assert (ours / "server.key").stat().st_mode & 0o077 == 0
+
+
+def test_supernode_key_is_one_that_flower_takes(tmp_path):
+    public = write_supernode_key(tmp_path / "a.key")
+    check_supernode_key(tmp_path / "a.key")
+    write_supernode_key(tmp_path / "b.key")
+    assert public.read_bytes() != (tmp_path / "b.key.pub").read_bytes()
+
+
+def test_no_key_is_overwritten(tmp_path):
+    write_certificates(tmp_path, ["127.0.0.1"])
+    write_supernode_key(tmp_path / "a.key")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError):
+        write_certificates(tmp_path, ["127.0.0.1"])
+    with pytest.raises(FileExistsError):
+        write_supernode_key(tmp_path / "a.key")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_installed_superlink_has_no_accounts(monkeypatch):
+    """As docs/deploy.md says under "Who can start a run"."""
+    plugin = load_control_authn_plugin()
+    assert isinstance(plugin, NoOpControlAuthnPlugin)
+    assert plugin.validate_tokens_in_metadata([])[0]
+    monkeypatch.setenv("FLWR_OIDC_ENABLED", "1")
+    with pytest.raises(SystemExit, match="OIDC account authentication is unavailable"):
+        load_control_authn_plugin()
