@@ -38,7 +38,7 @@ from vfl_flower.numerics.mufc import (
     surviving,
 )
 from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
-from vfl_flower.protocol.parts import write_private
+from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import step
@@ -504,10 +504,10 @@ def _requests(party: Party) -> dict[int, str]:
     if path is None or not path.exists():
         return {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_private(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         raise PartyError(
-            f"{REQUESTS} must be a file of UTF-8 text, an id a line"
+            f"{REQUESTS} must be a file of UTF-8 text, an id a line, and no link"
         ) from None
     lines = enumerate(text.splitlines(), start=1)
     return {number: line.strip() for number, line in lines if line.strip()}

@@ -35,6 +35,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from vfl_flower.files import check_no_link, make_private
 from vfl_flower.numerics.mufc import Box, Quantizer
 from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
 from vfl_flower.protocol.party import PartyError
@@ -301,8 +302,7 @@ class _StateFile:
         """
         with self._errors():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its journal the mode of the file.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+            make_private(self._path)  # SQLite gives its journal the mode of the file
             with self._connected() as db:
                 db.execute(WRITE)
                 if not _is_empty(db):
@@ -323,6 +323,7 @@ class _StateFile:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
+        check_no_link(self._path)
         with closing(
             sqlite3.connect(
                 f"{self._path.as_uri()}?mode=rw",
