@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 import numpy as np
-from annotated_types import Ge, Le, Lt, MinLen
+from annotated_types import Ge, Le, Lt, MaxLen, MinLen
 
 from vfl_flower.clients.mufc_state import (
+    MOST_CLUSTERS,
     ClientState,
     PartyFacts,
     TrainingSettings,
@@ -138,7 +139,7 @@ def train(
     settings: TrainingSettings,
     key: bytes = b"",
     keep: bool = True,
-    abandoned: list[str] | None = None,
+    abandoned: Annotated[list[str], MaxLen(100)] | None = None,
 ) -> Trained:
     """Lines 1 to 4: draw centroids, and give their quantised counts.
 
@@ -220,7 +221,7 @@ def commit(
     party: Party,
     version: Version,
     run: str,
-    centers: Annotated[Array, Reals("k n_columns"), MinLen(1)],
+    centers: Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)],
     kept: bool = True,
 ) -> Committed:
     """Line 9: give each row the global cluster of its centroid; settle the version.

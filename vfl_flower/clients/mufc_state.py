@@ -31,9 +31,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from vfl_flower.files import check_no_link, make_private
 from vfl_flower.numerics.mufc import Box, Quantizer
@@ -60,9 +61,13 @@ WRITE = "BEGIN IMMEDIATE"
 """How a transaction begins; after this one, what it reads cannot change before it
 writes."""
 
-MOST_NUMBERS = 2**26
+MOST_NUMBERS = 2**20
 """Most numbers of a sparse sum, so that no request exhausts a party's memory."""
 
+MOST_CLUSTERS = 2**12
+"""Most clusters: a party's time grows with its rows times their number."""
+
+Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 ServerPoints = Literal["uniform", "weighted"]
 Training = Literal["init", "full"]
 Privacy = Literal["scma", "none"]
@@ -82,8 +87,8 @@ class TrainingSettings:
         The bounds make no box, or gamma no quantisation.
     """
 
-    n_clusters: Natural
-    local_clusters: Natural
+    n_clusters: Clusters
+    local_clusters: Clusters
     gamma: Positive
     lower: Array
     upper: Array
@@ -963,6 +968,7 @@ def _entries(bins: Array, counts: Array) -> dict[bytes, int]:
 
 
 __all__ = [
+    "MOST_CLUSTERS",
     "ClientState",
     "GlobalClusters",
     "LocalClusters",
