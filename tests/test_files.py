@@ -1,11 +1,22 @@
-"""A file is written whole, or not at all."""
+"""A file is written whole, or not at all, and sized before it is loaded."""
 
+import io
 import os
 import stat
+import tracemalloc
+import zipfile
 
+import numpy as np
 import pytest
 
-from vfl_flower.files import write_whole
+from vfl_flower.files import (
+    SMALL,
+    UnpackedSizeError,
+    check_growth,
+    make_private,
+    read_npz,
+    write_whole,
+)
 
 
 @pytest.fixture
@@ -103,3 +114,103 @@ def test_only_a_private_file_waits_for_the_disk(target, monkeypatch):
     assert not synced
     write_whole(target, b"private", private=True)
     assert len(synced) == 1
+
+
+# -- files that are small on the disk alone --------------------------------------------
+
+
+def header(shape, dtype="<f8", least=0):
+    """Return the first bytes of an array, with a header of some length."""
+    text = str({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
+    text = text.ljust(least) + b"\n"
+    return b"\x93NUMPY\x02\x00" + len(text).to_bytes(4, "little") + text
+
+
+def archive(pieces, kind=zipfile.ZIP_DEFLATED):
+    """Return an NPZ of one array, given in pieces."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", kind) as packed, packed.open("X.npy", "w") as entry:
+        for piece in pieces:
+            entry.write(piece)
+    return file
+
+
+ZEROS = bytes(2**20)
+BOMBS = {
+    "200 MB of zeros": [header((200, 2**17)), *[ZEROS] * 200],
+    "a header of 200 MB": [header((1,), least=200 * 2**20)],
+    "no rows of 2^40 columns": [header((0, 2**40))],
+    "2^40 empty texts": [header((2**40,), "<U0")],
+    "2^40 rows, by two wrong signs": [header((-(2**20), -(2**20)))],
+    "2^40 numbers that are not there": [header((2**40,))],
+}
+
+
+@pytest.mark.parametrize("pieces", BOMBS.values(), ids=BOMBS)
+def test_an_npz_is_sized_before_it_is_loaded(pieces):
+    file = archive(pieces)
+    assert file.tell() < 2**19
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnpackedSizeError, match="must unpack to at most 100 times"):
+            read_npz(file)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_npz_is_packed_as_numpy_does_it(kind):
+    """These unpack a whole piece at once: 100 MB from 4 kB."""
+    with pytest.raises(ValueError, match="as NumPy does"):
+        read_npz(archive([header((3,)), bytes(24)], kind))
+
+
+def test_many_names_for_the_same_bytes_count_each():
+    file = archive([header((2**20,)), bytes(2**23)], zipfile.ZIP_STORED)
+    with zipfile.ZipFile(file) as packed:
+        assert read_npz(file)["X"].shape == (2**20,)
+        (entry,) = packed.infolist()
+    content = file.getvalue()
+    place = content.rindex(b"PK\x05\x06")
+    directory = content[packed.start_dir : place]
+    count = 200
+    end = bytearray(content[place:])
+    end[8:12] = count.to_bytes(2, "little") * 2
+    end[12:16] = (count * len(directory)).to_bytes(4, "little")
+    twice = content[: packed.start_dir] + directory * count + bytes(end)
+    with pytest.raises(UnpackedSizeError):
+        read_npz(io.BytesIO(twice))
+    assert entry.file_size * count < 2**31
+
+
+def test_an_npz_comes_back():
+    file, arrays = io.BytesIO(), {"X": np.eye(3), "ids": np.array(["a", "é"])}
+    np.savez_compressed(file, **arrays)
+    for name, array in read_npz(file).items():
+        np.testing.assert_array_equal(array, arrays[name])
+    assert list(read_npz(file, ["ids", "y"])) == ["ids"]
+    with pytest.raises(ValueError, match="must not be compressed"):
+        read_npz(file, compressed=False)
+
+
+def test_nothing_is_unpickled():
+    file = io.BytesIO()
+    np.savez(file, X=np.array([print], dtype=object))
+    with pytest.raises(ValueError, match="pickle"):
+        read_npz(file)
+
+
+def test_what_a_file_may_grow_to():
+    check_growth(SMALL + 700, 7)
+    with pytest.raises(UnpackedSizeError, match=f"7 bytes .* got {SMALL + 701}"):
+        check_growth(SMALL + 701, 7)
+
+
+def test_a_file_is_not_made_through_a_link(tmp_path):
+    make_private(tmp_path / "a")
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        make_private(tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,13 +1,141 @@
-"""The only writer of files: each is written whole, or not at all."""
+"""How files are written, whole or not at all, and sized before they are loaded."""
 
 from __future__ import annotations
 
+import errno
 import glob
+import math
 import os
 import secrets
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO
+
+import numpy as np
+
+from vfl_flower.typing import Array, Arrays
+
+MOST_GROWTH = 100
+"""How many times its size a file may have when it is unpacked, besides `SMALL`."""
+
+SMALL = 2**26
+"""Bytes to which any file may unpack: 64 MiB."""
+
+
+class UnpackedSizeError(ValueError):
+    """A file would be much larger in memory than on the disk."""
+
+
+def check_no_link(path: Path) -> None:
+    """Raise unless a path is a file's own name, or no file's.
+
+    Raises
+    ------
+    OSError
+        It is a symbolic link: whoever made it would choose which file is meant.
+    """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed")
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that only the user may read, unless there is one already.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened for writing, or is a symbolic link.
+    """
+    check_no_link(path)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+
+
+def check_growth(unpacked: int, size: int) -> None:
+    """Raise unless a file keeps to a sensible size when it is unpacked.
+
+    Parameters
+    ----------
+    unpacked, size : int
+        Bytes in memory and on the disk.
+
+    Raises
+    ------
+    UnpackedSizeError
+        `unpacked` is above `MOST_GROWTH` times `size` plus `SMALL`.
+    """
+    if unpacked > (most := MOST_GROWTH * size + SMALL):
+        raise UnpackedSizeError(
+            f"it must unpack to at most {MOST_GROWTH} times its {size} bytes plus "
+            f"{SMALL}, {most} in all, got {unpacked}: write it without compression"
+        )
+
+
+def read_npz(
+    file: IO[bytes], names: Collection[str] | None = None, *, compressed: bool = True
+) -> Arrays:
+    """Read arrays of an NPZ file, after a look at how large they are.
+
+    Nothing is unpickled. The size of an array is that in its header and in the archive,
+    with 8 bytes or more for each number, which it has as float64.
+
+    Parameters
+    ----------
+    file : binary file
+        The file; it can be read at any place.
+    names : collection of str, optional
+        The arrays to read, as far as they are there; default: all.
+    compressed : bool
+        Whether the file may be compressed.
+
+    Raises
+    ------
+    UnpackedSizeError
+        The arrays would be too large, see :func:`check_growth`.
+    ValueError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError
+        The file is damaged, or no such file.
+    """
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        entries = [
+            entry
+            for entry in archive.infolist()
+            if names is None or entry.filename.removesuffix(".npy") in names
+        ]
+        kinds = {entry.compress_type for entry in entries}
+        # NumPy writes no other kind, and zipfile unpacks only these piece by piece.
+        if kinds - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise ValueError("the file must be compressed as NumPy does it")
+        if not compressed and kinds - {zipfile.ZIP_STORED}:
+            raise ValueError("the file must not be compressed")
+        # First as the archive says, since a header may be of any length.
+        check_growth(sum(entry.file_size for entry in entries), size)
+        check_growth(sum(_bytes_of(archive, entry) for entry in entries), size)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        wanted = [name for name in stored.files if names is None or name in names]
+        return {name: _array(stored[name]) for name in wanted}
+
+
+def _bytes_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
+    """Return the bytes of one array as float64, or as what it is if that is more."""
+    with archive.open(entry) as file:
+        match np.lib.format.read_magic(file):
+            case (1, 0):
+                header = np.lib.format.read_array_header_1_0(file)
+            case (2, 0):
+                header = np.lib.format.read_array_header_2_0(file)
+            case version:
+                raise ValueError(f"an array must be of format 1 or 2, got {version}")
+    shape, _, dtype = header
+    # A shape of no numbers may still have any number of columns.
+    return math.prod(max(abs(n), 1) for n in shape) * max(dtype.itemsize, 8)
+
+
+def _array(value: object) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise ValueError("the file must hold arrays alone")
+    return value
 
 
 def write_whole(

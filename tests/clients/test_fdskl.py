@@ -755,7 +755,7 @@ def test_the_setup_is_the_same_in_the_whole_run(change):
     [
         (5, 16, None, {}, "stop must be at most the 4 features of the model, got 5"),
         (4, 16, ["offsets_2"], {}, "offsets must be of shared features"),
-        (2**24, 16, None, {"n_features": 2**24}, "angles must be at most .* bytes"),
+        (2**20, 16, None, {"n_features": 2**20}, "angles must be at most .* bytes"),
         (4, 16, None, {"bandwidth": 1e-320}, "cannot make its angles"),
     ],
 )
@@ -838,7 +838,7 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
         ),
         (started, {"at": AT, "angles": ANGLES, "update": 0.0}, "update must be above"),
         (started, {"at": AT, "angles": ANGLES, "size": 3}, "size and columns must be"),
-        (other, {"size": 2**40}, "scores must be at most .* bytes"),
+        (other, {"size": 2**40}, "size must be at most .* rows"),
         (
             lambda: started(np.where(np.arange(12) == 1, np.nan, np.arange(12))),
             {"at": AT, "angles": ANGLES},
@@ -878,7 +878,7 @@ def without_coefficients():
         (predicting, {"done": AT, "scores": np.zeros(3)}, "scores must be 2 numbers"),
         (predicting, {"at": AT, "angles": np.zeros(6)}, "of the 4 features .* got 3"),
         (predicting, {"at": AT, "angles": np.zeros(8), "size": 1}, "size and columns"),
-        (without_coefficients, {"size": 2**40}, "scores must be at most .* bytes"),
+        (without_coefficients, {"size": 2**40}, "size must be at most .* rows"),
         (
             predicting,
             {"done": AT, "scores": np.zeros(2), "evaluate": True, "last": True},

@@ -189,6 +189,28 @@ def test_requests_that_come_during_a_run_stay(north):
     assert reply == {"rows": 11, "removed": 3, "pending": 1, "requests": 1}
 
 
+def test_requests_and_states_are_no_links(north, tmp_path):
+    train(north)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("north.1\n")
+    (north.state_dir / "forget.txt").symlink_to(elsewhere)
+    with pytest.raises(PartyError, match="an id a line, and no link"):
+        forget(north)
+    (north.state_dir / "forget.txt").unlink()
+    state = north.state_dir / f"{MODEL}.sqlite"
+    state.rename(elsewhere)
+    state.symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    for ask in (train, forget):
+        with pytest.raises(PartyError, match="it is a symbolic link"):
+            ask(north)
+    elsewhere.unlink()
+    with pytest.raises(PartyError, match="it is a symbolic link"):
+        train(north)
+    assert before
+    assert not elsewhere.exists()
+
+
 def test_a_file_that_still_has_the_rows_is_not_cached(north, caplog):
     """Nor is it where all of its rows are known, but some were forgotten before."""
     dropped = []

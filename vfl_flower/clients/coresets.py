@@ -38,12 +38,15 @@ from vfl_flower.protocol.contract import (
     Whole,
 )
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Count, Fraction, Natural
+from vfl_flower.protocol.settings import Count, Fraction
 from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.typing import Array
 
 MOST_ROWS = 2**24
 """Most rows of a coreset, or of its check: no request exhausts a party's memory."""
+
+MOST_CLUSTERS = 2**10
+"""Most clusters: a party's time grows with its rows times their number."""
 
 MOST_DISTANCES = 2**24
 """Most distances in one message, for the same reason."""
@@ -52,6 +55,8 @@ Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
 """Number of rows in a coreset, repeats counted."""
 Approximation = Annotated[float, Ge(1), Le(10**6)]
 """alpha of Algorithm 3."""
+Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
+"""A number of clusters."""
 LocalClustering = Literal["lloyd", "seeding"]
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
@@ -71,7 +76,7 @@ class Clustering:
         How far the cost of the local clustering may be above the optimum, as a factor.
     """
 
-    n_clusters: Natural
+    n_clusters: Clusters
     local_clustering: LocalClustering
     alpha: Approximation
 
@@ -232,6 +237,7 @@ def totals(
     `clustering`. A party draws `size` rows before it knows a_j, and the server uses the
     first a_j of them: they have the distribution of line 5, and a round trip is saved.
     """
+    party.afford("size", size, party.X.shape[1])
     train = training_rows(party, test_fraction)
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
@@ -272,6 +278,7 @@ def drawn_rows(
     The count is an array, since the paper counts it among the numbers that are sent.
     """
     state = party.recall(CoresetState)
+    party.afford("count", int(count[0]), party.X.shape[1])
     train = training_rows(party, state.test_fraction)
     g = _scores(party, state, _blocks(party, state, train))
     return {"rows": _drawn(party, train, g, int(count[0]))}
@@ -288,6 +295,7 @@ def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
 def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
     state, rows = party.recall(CoresetState), numbers_of(rows)
+    party.afford("rows", len(rows), party.X.shape[1])
     g = _scores(party, state, _blocks(party, state, rows))
     if not pool:
         party.share(rows, "row-sums")
@@ -321,6 +329,7 @@ def pooled_rows(
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
     """Return rows of X, and at the label holder of y where `labels` are needed."""
+    party.afford("rows", len(rows), party.X.shape[1])
     party.share(rows, "rows")
     X = np.asarray(party.X[rows], dtype=np.float64)
     if party.y is None or not labels:
@@ -332,7 +341,7 @@ def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
 @reveals("rows")
 def local_clusters(
     party: Party,
-    n_clusters: Natural,
+    n_clusters: Clusters,
     local_clustering: LocalClustering,
     test_fraction: Fraction,
     coreset: WeightedRows | None = None,
@@ -346,6 +355,7 @@ def local_clusters(
     rows, weights = training_rows(party, test_fraction), None
     if coreset is not None:
         rows = numbers_of(coreset.rows)
+        party.afford("rows", len(rows), max(n_clusters, party.X.shape[1]))
         weights = np.asarray(coreset.weights, dtype=np.float64)
     party.share(np.arange(party.n_rows) if rows is None else rows, "rows")
     blocks = RowBlocks(party.X, rows=rows)
@@ -380,6 +390,7 @@ def distances(
             f"one message must have at most {MOST_DISTANCES} distances, got "
             f"{len(rows)} rows and {len(centers)} centres"
         )
+    party.afford("centers", len(centers), party.X.shape[1])
     party.share(rows, "rows")
     X = np.asarray(party.X[rows], dtype=np.float64)
     return {"distances": partial_distances(X, centers)}

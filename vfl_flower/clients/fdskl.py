@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.numerics.fdskl import dsg_update
 from vfl_flower.numerics.kernel_model import (
@@ -56,11 +56,11 @@ LEAST_ROWS = 20
 MAX_CLASSES = 100
 """Most classes that labels may have."""
 
-MOST_FEATURES = 2**24
-"""Most features of a model, so that no request exhausts a party's memory."""
+MOST_FEATURES = 2**20
+"""Most features of a model, all of which a party draws anew for a message."""
 
-MOST_BYTES = 2**31
-"""Most bytes of one array in a reply: no message of Flower holds more."""
+MOST_BYTES = 2**27
+"""Most bytes of angles in a reply, so that no request exhausts a party's memory."""
 
 Bits = Literal[16, 32, 64]
 """Bits of an angle: 16 or 32 of an integer fraction of a turn, or turns in float64."""
@@ -84,7 +84,7 @@ ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_RO
 Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1), OWN]
 """Rows whose angles arrive sealed, not those whose angles are asked for."""
 
-Names = Annotated[list[str], ROUTE]
+Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""
 
 Opened = Annotated[Array, Reals("*"), SEALED]
@@ -501,6 +501,7 @@ def _angles(
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
         raise PartyError("offsets must be of shared features")
     _check_request(part, request)
+    party.afford("rows", len(request.rows), party.X.shape[1])
     if holders != [party.index]:  # otherwise no other party gets them
         party.share(request.rows.astype(np.intp), "angles")
     reply: PartialAngles = {"angles": {}, "offsets": {}}
@@ -603,6 +604,11 @@ def fit(
     if problem is None:
         return {"kept": _keep(party, training)}
     setup, rows = training.setup, problem.rows
+    if len(rows) > party.n_rows:
+        raise PartyError(
+            f"rows must be at most the {party.n_rows} rows of this party, got "
+            f"{len(rows)}"
+        )
     y = _labels(party, rows)
     if problem.loss != "square" and setup.target == "continuous":
         raise PartyError("loss must be 'square' for target 'continuous'")
@@ -775,7 +781,8 @@ def iterate(
             _check_scores(partial.shape, size, columns)
             reply["scores"] = partial
     elif size:
-        reply["scores"] = _no_scores(size, columns)
+        party.afford("size", size, columns)
+        reply["scores"] = np.zeros((size, columns))
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if keep:
@@ -785,6 +792,7 @@ def iterate(
 
 def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Array:
     """Return this party's part of the scores of instances, shape (B, C)."""
+    party.afford("at", *summed.shape)
     alpha, block = training.alpha, training.setup.block
     if alpha is None:
         raise PartyError("this party holds no coefficients")
@@ -830,13 +838,6 @@ def _check_scores(shape: tuple[int, ...], size: int, columns: int) -> None:
             f"size and columns must be those of the scores, {shape[0]} and {shape[1]}, "
             f"got {size} and {columns}"
         )
-
-
-def _no_scores(size: int, columns: int) -> Array:
-    """Return what a party without coefficients adds to the scores."""
-    if 8 * size * columns > MOST_BYTES:
-        raise PartyError(f"scores must be at most {MOST_BYTES} bytes, got size {size}")
-    return np.zeros((size, columns))
 
 
 # -- prediction -----------------------------------------------------------------------
@@ -947,6 +948,7 @@ def answer(
     reply: Answered = {}
     if at is not None and angles is not None:
         coef, intercept = _coefficients(model_part)
+        party.afford("at", len(at), len(coef))
         summed = _summed(angles, offsets, at)
         if summed.shape[1] != len(coef):
             raise PartyError(
@@ -960,7 +962,8 @@ def answer(
         else:
             scores, done = partial, at
     elif size:
-        reply["scores"] = _no_scores(size, columns)
+        party.afford("size", size, columns)
+        reply["scores"] = np.zeros((size, columns))
     if scores is not None and done is not None:
         _answer(state, model_part, scores, done)
     if request is not None:

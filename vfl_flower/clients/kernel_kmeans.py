@@ -46,17 +46,17 @@ from vfl_flower.typing import Array
 CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
 
-MOST_FEATURES = 2**14
-"""Most features of an iteration: the Gram matrix of more fits in no message."""
+MOST_FEATURES = 2**12
+"""Most features of an iteration, whose Gram matrix has 128 MiB."""
 
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
 """Most components, and most clusters: the first iteration has 4 (s + 5) features."""
 
-MOST_DEGREE = 1000
+MOST_DEGREE = 50
 """Largest degree of the polynomial kernel, whose features have as many factors."""
 
-MOST_BYTES = 2**31 - 1
-"""Most bytes of angles in one message: protocol buffers hold no more."""
+MOST_BYTES = 2**27
+"""Most bytes of angles in one message, so that no request exhausts memory."""
 
 LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""

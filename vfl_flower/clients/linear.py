@@ -244,6 +244,7 @@ def start(
     check_labels(party)
     state = LinearState(n, l2, test_fraction)
     if coreset is not None:
+        party.afford("rows", len(coreset.rows), party.X.shape[1])
         weights = np.asarray(coreset.weights, dtype=np.float64)
         state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
     block = Block(party, state)
@@ -363,6 +364,7 @@ def saga(
     2 m r_i a_i; the server keeps the table of r_i and sends their changes.
     """
     state = party.recall(LinearState)
+    party.afford("batch", len(batch), party.X.shape[1])
     block = Block(party, state)
     m, _ = block.shape
     batch = numbers_of(batch)

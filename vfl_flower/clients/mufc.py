@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 import numpy as np
-from annotated_types import Ge, Le, Lt, MinLen
+from annotated_types import Ge, Le, Lt, MaxLen, MinLen
 
 from vfl_flower.clients.mufc_state import (
+    MOST_CLUSTERS,
     ClientState,
     PartyFacts,
     TrainingSettings,
@@ -38,7 +39,7 @@ from vfl_flower.numerics.mufc import (
     surviving,
 )
 from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
-from vfl_flower.protocol.parts import write_private
+from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import reveals, step
@@ -139,7 +140,7 @@ def train(
     settings: TrainingSettings,
     key: bytes = b"",
     keep: bool = True,
-    abandoned: list[str] | None = None,
+    abandoned: Annotated[list[str], MaxLen(100)] | None = None,
 ) -> Trained:
     """Lines 1 to 4: draw centroids, and give their quantised counts.
 
@@ -221,7 +222,7 @@ def commit(
     party: Party,
     version: Version,
     run: str,
-    centers: Annotated[Array, Reals("k n_columns"), MinLen(1)],
+    centers: Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)],
     kept: bool = True,
 ) -> Committed:
     """Line 9: give each row the global cluster of its centroid; settle the version.
@@ -506,10 +507,10 @@ def _requests(party: Party) -> dict[int, str]:
     if path is None or not path.exists():
         return {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_private(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         raise PartyError(
-            f"{REQUESTS} must be a file of UTF-8 text, an id a line"
+            f"{REQUESTS} must be a file of UTF-8 text, an id a line, and no link"
         ) from None
     lines = enumerate(text.splitlines(), start=1)
     return {number: line.strip() for number, line in lines if line.strip()}

@@ -31,10 +31,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from vfl_flower.files import check_no_link, make_private
 from vfl_flower.numerics.mufc import Box, Quantizer
 from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
 from vfl_flower.protocol.party import PartyError
@@ -59,9 +61,13 @@ WRITE = "BEGIN IMMEDIATE"
 """How a transaction begins; after this one, what it reads cannot change before it
 writes."""
 
-MOST_NUMBERS = 2**26
+MOST_NUMBERS = 2**20
 """Most numbers of a sparse sum, so that no request exhausts a party's memory."""
 
+MOST_CLUSTERS = 2**12
+"""Most clusters: a party's time grows with its rows times their number."""
+
+Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 ServerPoints = Literal["uniform", "weighted"]
 Training = Literal["init", "full"]
 Privacy = Literal["scma", "none"]
@@ -81,8 +87,8 @@ class TrainingSettings:
         The bounds make no box, or gamma no quantisation.
     """
 
-    n_clusters: Natural
-    local_clusters: Natural
+    n_clusters: Clusters
+    local_clusters: Clusters
     gamma: Positive
     lower: Array
     upper: Array
@@ -301,8 +307,7 @@ class _StateFile:
         """
         with self._errors():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # SQLite gives its journal the mode of the file.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+            make_private(self._path)  # SQLite gives its journal the mode of the file
             with self._connected() as db:
                 db.execute(WRITE)
                 if not _is_empty(db):
@@ -323,6 +328,7 @@ class _StateFile:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
+        check_no_link(self._path)
         with closing(
             sqlite3.connect(
                 f"{self._path.as_uri()}?mode=rw",
@@ -962,6 +968,7 @@ def _entries(bins: Array, counts: Array) -> dict[bytes, int]:
 
 
 __all__ = [
+    "MOST_CLUSTERS",
     "ClientState",
     "GlobalClusters",
     "LocalClusters",

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from vfl_flower.data.source import PartySource
-from vfl_flower.files import write_whole
+from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.typing import Array
 
 CACHE_FORMAT = 2
@@ -94,9 +94,24 @@ class CacheEntry:
     def _path(self, ending: str) -> Path:
         return self.folder / f"{self.file}-{self.key}{ending}"
 
+    def _check_own(self) -> None:
+        """Raise ``OSError`` where another user could have written the entry."""
+        check_no_link(self.folder)
+        about = self.folder.stat()
+        if os.name == "posix" and (
+            about.st_uid != os.geteuid() or about.st_mode & 0o22
+        ):
+            raise PermissionError("the cache must be of this user alone")
+        for ending in (".json", ".X.npy", ".y.npy"):
+            check_no_link(self._path(ending))
+
     def load(self) -> Converted | None:
-        """Map the entry into memory; None where there is none or it is damaged."""
+        """Map the entry into memory; None where there is none or it is damaged.
+
+        One that another user could have written, or a symbolic link, counts as none.
+        """
         try:
+            self._check_own()
             about = json.loads(self._path(".json").read_text())
             X = np.load(self._path(".X.npy"), mmap_mode="r")
             y = (
@@ -121,6 +136,7 @@ class CacheEntry:
     def save(self, converted: Converted) -> None:
         """Write the entry, and remove those of an earlier state of the same file."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_no_link(self.folder)
         self.folder.chmod(0o700)
         for old in self.folder.glob(f"{self.file}-*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

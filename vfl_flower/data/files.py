@@ -22,6 +22,7 @@ from vfl_flower.data.encoding import (
     text_columns,
 )
 from vfl_flower.data.source import PartySource
+from vfl_flower.files import UnpackedSizeError, check_growth, read_npz
 from vfl_flower.protocol.party import Party, PartyError, digest_ids
 from vfl_flower.typing import Array
 
@@ -32,6 +33,10 @@ FORMATS = (".arrow", ".csv", ".feather", ".npz", ".parquet")
 
 CSV_BLOCK = 2**24
 """Bytes of a CSV parsed at a time; large, as quoted line breaks cost a scan each."""
+
+
+MOST_COLUMNS = 2**20
+"""Most columns of X in an NPZ file, which has no need to name them."""
 
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
@@ -248,6 +253,8 @@ def _reading(path: Path, who: str) -> Iterator[None]:
         yield
     except (PartyError, MemoryError):
         raise
+    except UnpackedSizeError as error:
+        raise PartyError(f"the data file of {who} is not read: {error}") from None
     except Exception as error:
         raise _unreadable(path, who, error) from None
 
@@ -304,16 +311,12 @@ def _table(
             known = texts if ids is None else [*texts, ids]
             return _read_csv(path, known, wanted, one_column)
         case ".parquet":
-            import pyarrow.parquet
-
-            # Not read_table: it adds columns for a folder that is called "year=2013".
-            with pyarrow.parquet.ParquetFile(path) as file:
-                return file.read(columns=list(wanted))
+            return _read_parquet(path, wanted)
         case ".npz":
             arrays = _npz(path, source, "")
             return pa.table({name: pa.array(arrays[name]) for name in wanted})
     with _open_arrow(path) as reader:
-        return reader.read_all().select(list(wanted))
+        return _read_arrow(path, reader, wanted)
 
 
 def _read_csv(
@@ -351,42 +354,96 @@ def _open_arrow(path: Path) -> Iterator[Any]:
         yield reader
 
 
+def _read_parquet(path: Path, wanted: Sequence[str]) -> Any:
+    """Read a Parquet file, after a look at its rows and at the length of its texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet
+
+    # Not read_table: it adds columns for a folder that is called "year=2013".
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_rows(path, file.metadata.num_rows, len(wanted))
+        schema = pa.schema([file.schema_arrow.field(name) for name in wanted])
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+        table, size = file.read(columns=list(wanted)), 0
+    for column in table.columns:
+        for part in column.chunks if pa.types.is_dictionary(column.type) else ():
+            if pa.types.is_string(part.type.value_type):
+                lengths = pc.binary_length(part.dictionary).take(part.indices)
+                size += pc.sum(lengths).as_py() or 0
+    check_growth(size, path.stat().st_size)
+    return table.cast(schema)
+
+
+def _read_arrow(path: Path, reader: Any, wanted: Sequence[str]) -> Any:
+    """Read an Arrow file or stream batch by batch, as long as it keeps to its size."""
+    import pyarrow as pa
+
+    if hasattr(reader, "num_record_batches"):  # a file, which knows its rows unread
+        import pyarrow.dataset
+
+        rows = pyarrow.dataset.dataset(path, format="ipc").count_rows()
+        _check_rows(path, rows, len(reader.schema))
+        batches = map(reader.get_batch, range(reader.num_record_batches))
+    else:
+        batches = iter(reader)
+    kept, size = [], 0
+    for batch in batches:
+        size += batch.nbytes
+        check_growth(size, path.stat().st_size)
+        kept.append(batch.select(list(wanted)))
+    schema = pa.schema([reader.schema.field(name) for name in wanted])
+    return pa.Table.from_batches(kept, schema)
+
+
+def _check_rows(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table that is small on the disk alone, before it is read."""
+    check_growth(8 * rows * columns, path.stat().st_size)
+
+
 def _npz(path: Path, source: PartySource, who: str) -> dict[str, Array]:
     """Return the columns of X, y and ids by name."""
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        X = file["X"]
-        if X.ndim != 2 or X.dtype.kind not in "biuf":
+    with path.open("rb") as raw:
+        file = read_npz(raw, ("X", "y", "ids", "columns"))
+    X = file["X"]
+    if X.ndim != 2 or X.dtype.kind not in "biuf":
+        raise PartyError(
+            f"X in the data file of {who} must be a matrix of real numbers, got "
+            f"shape {X.shape} and dtype {X.dtype}"
+        )
+    if X.shape[1] > MOST_COLUMNS:
+        raise PartyError(
+            f"X in the data file of {who} must have at most {MOST_COLUMNS} columns, "
+            f"got {X.shape[1]}"
+        )
+    names = [f"x{j}" for j in range(X.shape[1])]
+    if "columns" in file:
+        names = [str(name) for name in file["columns"].tolist()]
+    if len(names) != X.shape[1] or len(set(names)) != len(names):
+        raise PartyError(
+            f"columns in the data file of {who} must be {X.shape[1]} distinct "
+            f"names, got {len(names)} with {len(set(names))} distinct"
+        )
+    arrays = {name: X[:, j] for j, name in enumerate(names)}
+    # Each array has the name that the options use.
+    for key, name in (
+        ("y", source.label_column or "y"),
+        ("ids", source.id_column or "ids"),
+    ):
+        if key not in file:
+            continue
+        if name in arrays:
             raise PartyError(
-                f"X in the data file of {who} must be a matrix of real numbers, got "
-                f"shape {X.shape} and dtype {X.dtype}"
+                f"the data file of {who} has an array {key} and a column {name!r} "
+                "in X for the same thing"
             )
-        names = [f"x{j}" for j in range(X.shape[1])]
-        if "columns" in file:
-            names = [str(name) for name in file["columns"].tolist()]
-        if len(names) != X.shape[1] or len(set(names)) != len(names):
+        arrays[name] = file[key]
+        if arrays[name].shape != (len(X),):
             raise PartyError(
-                f"columns in the data file of {who} must be {X.shape[1]} distinct "
-                f"names, got {len(names)} with {len(set(names))} distinct"
+                f"{key} in the data file of {who} must have one value for each of "
+                f"the {len(X)} rows of X, got shape {arrays[name].shape}"
             )
-        arrays = {name: X[:, j] for j, name in enumerate(names)}
-        # Each array has the name that the options use.
-        for key, name in (
-            ("y", source.label_column or "y"),
-            ("ids", source.id_column or "ids"),
-        ):
-            if key not in file:
-                continue
-            if name in arrays:
-                raise PartyError(
-                    f"the data file of {who} has an array {key} and a column {name!r} "
-                    "in X for the same thing"
-                )
-            arrays[name] = file[key]
-            if arrays[name].shape != (len(X),):
-                raise PartyError(
-                    f"{key} in the data file of {who} must have one value for each of "
-                    f"the {len(X)} rows of X, got shape {arrays[name].shape}"
-                )
     return arrays
 
 

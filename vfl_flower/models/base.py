@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
-from vfl_flower.files import write_whole
+from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
 from vfl_flower.typing import Array, Arrays
 
 FORMAT = 1
@@ -165,16 +165,19 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
     """Return the kind and the arrays of a saved model."""
     path = Path(path)  # no number of an open file
     try:
-        with zipfile.ZipFile(path) as archive:
-            packed = [entry.compress_type for entry in archive.infolist()]
-        if any(kind != zipfile.ZIP_STORED for kind in packed):
-            raise ValueError("compressed")  # it may be of any size when it is read
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        with open(path, "rb") as file:
+            arrays = read_npz(file, compressed=False)
         kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
-    except FileNotFoundError:
-        raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError):
+    except UnpackedSizeError as error:
+        raise ValueError(f"the file is no saved model: {error}") from None
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ):
         raise ValueError("the file is damaged, or no saved model") from None
     if version != FORMAT:
         raise ValueError(

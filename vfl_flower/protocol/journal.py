@@ -9,7 +9,6 @@ message at a time has it, and it is written before the reply leaves.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vfl_flower.files import make_private
 from vfl_flower.protocol.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.party import Party, PartyError
@@ -197,7 +197,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
     """
     path, name = folder / FILE, str(run)
     with _named_errors(path):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        make_private(path)
         db = sqlite3.connect(path, PATIENCE, isolation_level=None)
     with closing(db):
         with _named_errors(path):

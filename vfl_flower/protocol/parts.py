@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.files import write_whole
+from vfl_flower.files import check_no_link, read_npz, write_whole
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.typing import Array, Arrays
 from vfl_flower.version import __version__
@@ -32,6 +32,12 @@ logger = logging.getLogger("vfl_flower")
 
 FORMAT = 1
 """Format of the file. Each ends in the checksum and has its number in ``about``."""
+
+FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
+"""Beginning of a text that a spreadsheet takes for a formula, perhaps quoted."""
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+"""A text that is a plain number, which no spreadsheet takes for a formula."""
 
 CHECKSUM = 64
 """Bytes of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
@@ -125,10 +131,11 @@ def write_private(
     Raises
     ------
     PartyError
-        The folder cannot be written to.
+        The folder cannot be written to, or the file is a symbolic link.
     """
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_no_link(target)
         write_whole(target, data, private=True)
     except OSError as error:
         logger.error("cannot write %s: %s", target, error.strerror)
@@ -137,10 +144,38 @@ def write_private(
         ) from None
 
 
+def read_private(target: Path) -> bytes:
+    """Read a file of a party's ``state-dir``.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is a symbolic link; the reason says it without a path.
+    """
+    check_no_link(target)
+    return target.read_bytes()
+
+
+def in_csv(value: object) -> object:
+    """Return a value for a cell of a CSV file, so that no spreadsheet runs it.
+
+    A text that begins like a formula gets a single quote in front, as OWASP advises;
+    one that is a number stays as it is, and so does anything else.
+
+    Examples
+    --------
+    >>> [in_csv(value) for value in ("r7", "-5", "=1+1", "'=1+1", -5)]
+    ['r7', '-5', "'=1+1", "''=1+1", -5]
+    """
+    if not isinstance(value, str) or NUMBER.fullmatch(value):
+        return value
+    return f"'{value}" if FORMULA.match(value) else value
+
+
 def write_predictions(
     target: Path, ids: Iterable[Any] | None, predictions: Array, what: str, **where: str
 ) -> None:
-    """Write predictions to a CSV file; see :func:`write_private`.
+    """Write predictions to a CSV file; see :func:`write_private` and :func:`in_csv`.
 
     Parameters
     ----------
@@ -154,10 +189,13 @@ def write_predictions(
         What an error calls the file and its folder.
     """
     text = io.StringIO()
-    rows = csv.writer(text)
-    rows.writerow(["row" if ids is None else "id", "prediction"])
+    plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
+    plain.writerow(["row" if ids is None else "id", "prediction"])
     names = range(len(predictions)) if ids is None else ids
-    rows.writerows(zip(names, predictions.tolist(), strict=True))
+    for name, value in zip(names, predictions.tolist(), strict=True):
+        # Many a spreadsheet also splits cells at these.
+        apart = isinstance(name, str) and (";" in name or "\t" in name)
+        (quoted if apart else plain).writerow([in_csv(name), in_csv(value)])
     write_private(target, text.getvalue().encode(), what, **where)
     logger.warning("%d predictions are in %s", len(predictions), target)
 
@@ -187,7 +225,7 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
     try:
-        data = path.read_bytes()
+        data = read_private(path)
     except FileNotFoundError:
         logger.error("no file %s", path)
         raise PartyError(
@@ -282,11 +320,11 @@ def _packed(part: ModelPart) -> bytes:
 
 def _unpacked(data: bytes) -> tuple[ModelPart | None, int]:
     """Return the part and its format; None in place of the part of a later format."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        about = json.loads(str(file["about"]))
-        if about["format"] != FORMAT:
-            return None, int(about["format"])
-        arrays = {name: file[f"array_{k}"] for k, name in enumerate(about["arrays"])}
+    stored = read_npz(io.BytesIO(data), compressed=False)
+    about = json.loads(str(stored["about"]))
+    if about["format"] != FORMAT:
+        return None, int(about["format"])
+    arrays = {name: stored[f"array_{k}"] for k, name in enumerate(about["arrays"])}
     part = ModelPart(about["model"], about["strategy"], about["settings"], arrays)
     if not (isinstance(part.strategy, str) and isinstance(part.settings, dict)):
         raise TypeError("the file has other types than those of a part")
@@ -297,4 +335,12 @@ def _checksum(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
 
 
-__all__ = ["ModelPart", "list_parts", "load_part", "save_part", "write_private"]
+__all__ = [
+    "ModelPart",
+    "in_csv",
+    "list_parts",
+    "load_part",
+    "read_private",
+    "save_part",
+    "write_private",
+]

@@ -22,6 +22,10 @@ MOST_OF_NAME = 100
 """Most characters in the name of a party."""
 
 
+MOST_NUMBERS = 2**22
+"""Numbers that a message may make of any party's rows; see :meth:`Party.afford`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """What a step has predicted, which stays at the party.
@@ -239,6 +243,31 @@ class Party:
             texts = [str(ids[row]).encode() for row in rows.tolist()]
         hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
         return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
+
+    def afford(self, name: str, rows: int, width: int) -> None:
+        """Refuse work that is out of proportion to the party's own rows.
+
+        A request of rows that are repeated, or of zeros, costs its sender little.
+
+        Parameters
+        ----------
+        name : str
+            What the request calls them.
+        rows, width : int
+            How many rows are asked for, and how many numbers are made of each.
+
+        Raises
+        ------
+        PartyError
+            The rows are more than twice those of the party, and `rows` times `width` is
+            above `MOST_NUMBERS`.
+        """
+        most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
+        if rows > most:
+            raise PartyError(
+                f"{name} must be at most {most} rows, twice those of this party or "
+                f"2^22 numbers in all, got {rows} of {width} numbers each"
+            )
 
     def remember(self, state: object) -> None:
         """Keep a dataclass until the next step of the run.

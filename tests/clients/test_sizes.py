@@ -1,0 +1,245 @@
+"""What a deviating server makes a party compute: never out of proportion to its rows.
+
+Each request once took a party of 1,000 rows of 10 columns from 2 to more than 100
+seconds, or from 0.5 to 8 GB; some cost the server a few bytes.
+"""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from vfl_flower import Party
+from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
+from vfl_flower.clients.mufc_state import TrainingSettings
+from vfl_flower.protocol.contract import ContractError, flatten, structure
+from vfl_flower.protocol.party import PartyError
+
+N, D = 1000, 10
+MANY = np.zeros(2**22, dtype=np.uint8)
+"""One row, again and again."""
+
+
+def party(index=0, labels=False):
+    X = np.random.default_rng(0).normal(size=(N, D))
+    asked = Party(X, y=np.sign(X[:, 0]) if labels else None, index=index)
+    asked.n_parties = 3
+    return asked
+
+
+def ask(step, asked, **values):
+    """Ask as a server does: the declaration is checked before the step runs."""
+    rows, columns = asked.X.shape
+    sizes = {"n_rows": rows, "n_columns": columns, "n_parties": asked.n_parties}
+    step(asked, **structure(step.contract.request, flatten(values), sizes))
+
+
+def weighted(rows):
+    return coresets.WeightedRows(rows, np.ones(len(rows)))
+
+
+def scored():
+    asked = party()
+    coresets.totals(asked, size=0, test_fraction=0.0, intercept=True)
+    return asked
+
+
+def solving():
+    asked = party(labels=True)
+    linear.start(asked, "saga", N, 1.0, False, 0.0)
+    return asked
+
+
+def setup(features, holders=(0,)):
+    return fdskl.Setup("binary", "gaussian", 1.0, features, list(holders), 64)
+
+
+def trained(index):
+    """Return a party with a part of a model of 64 features."""
+    asked = party(index, labels=index == 0)
+    training = fdskl._begin(asked, setup(64))
+    fdskl._keep(asked, training, np.zeros((64, 1)) if index == 0 else None)
+    asked.remember(fdskl.FDSKLState())
+    return asked
+
+
+def training(index=1):
+    asked = party(index, labels=index == 0)
+    fdskl.start(asked, 2, 0.0, setup(256))
+    return asked
+
+
+def begun():
+    asked = party()
+    kernel_kmeans.begin(asked)
+    return asked
+
+
+def embedding(**changes):
+    settings = {"kernel": "gaussian", "gamma": 0.1, "degree": 3, "offset": 1.0}
+    return kernel_kmeans.Setup(**settings | {"D": 20, "D_1": 20} | changes)
+
+
+def agreed(**changes):
+    """Return the settings as they travel, which nobody has checked yet."""
+    settings = {
+        **{"n_clusters": 3, "local_clusters": 3, "gamma": 0.01, "n_init": 1},
+        **{"lower": np.full(D, -9.0), "upper": np.full(D, 9.0)},
+        **{"server_points": "uniform", "client_training": "init"},
+        **{"privacy": "scma", "field": "hash"},
+    }
+    return TrainingSettings(**settings | changes)
+
+
+LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
+DISTDIM = {"local_clustering": "lloyd", "test_fraction": 0.0}
+STEP = {"loss": "logistic", "regularization": 0.0}
+ANGLES = {"kernel": "gaussian", "gamma": 0.1, "bits": 16, "start": 0}
+TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
+
+ATTACKS = {
+    "draws at once": (
+        *(coresets.totals, party, "size"),
+        {"size": 2**25, "test_fraction": 0.0, "intercept": True},
+    ),
+    "draws": (coresets.drawn_rows, scored, "count", {"count": np.array([2**25])}),
+    "clusters of columns": (
+        *(coresets.totals, party, "n_clusters"),
+        {
+            **{"size": 0, "test_fraction": 0.0},
+            "clustering": coresets.Clustering(1025, "lloyd", 2.0),
+        },
+    ),
+    "repeated scores": (coresets.scores, scored, "rows", {"rows": MANY, "pool": False}),
+    "repeated rows": (
+        *(coresets.pooled_rows, party, "rows"),
+        {"rows": MANY, "labels": False, "test_fraction": 0.0},
+    ),
+    "a repeated coreset to cluster": (
+        *(coresets.local_clusters, party, "rows"),
+        {**DISTDIM, "n_clusters": 1000, "coreset": weighted(MANY[: 2**13])},
+    ),
+    "local clusters": (
+        *(coresets.local_clusters, party, "n_clusters"),
+        {**DISTDIM, "n_clusters": 1025},
+    ),
+    "centres": (
+        *(coresets.distances, party, "centers"),
+        {
+            **{"centers": np.zeros((2**20, D), np.float16)},
+            **{"test_fraction": 0.0, "start": 0, "stop": 4},
+        },
+    ),
+    "a repeated coreset to solve": (
+        *(linear.start, party, "rows"),
+        {**LINEAR, "coreset": weighted(MANY)},
+    ),
+    "a repeated batch": (
+        *(linear.saga, solving, "batch"),
+        {"batch": MANY, "change": np.zeros(0), "step_size": 0.1, "l1": 0.1},
+    ),
+    "features": (
+        *(fdskl.angles, lambda: party(1), "n_features"),
+        {
+            "setup": setup(2**20 + 1),
+            "request": fdskl.AngleRequest(MANY[:1], 2**20, 16),
+        },
+    ),
+    "bytes of angles": (
+        *(fdskl.angles, lambda: party(1), "angles"),
+        {
+            "setup": setup(2**20),
+            "request": fdskl.AngleRequest(np.arange(N), 2**20, 16),
+        },
+    ),
+    "angles of a repeated row": (
+        *(fdskl.angles, lambda: party(1), "rows"),
+        {"setup": setup(64), "request": fdskl.AngleRequest(MANY, 1, 16)},
+    ),
+    "rows to fit": (
+        *(fdskl.fit, lambda: training(0), "rows"),
+        {
+            "problem": fdskl.Problem(MANY[: N + 1], "logistic", 0.0),
+            "angles": {0: np.zeros(256 * (N + 1), np.uint16)},
+        },
+    ),
+    "zeros of a training": (
+        *(fdskl.iterate, training, "size"),
+        {"columns": 16, "size": 2**24, **STEP},
+    ),
+    "zeros of predictions": (
+        *(fdskl.answer, lambda: trained(1), "size"),
+        {"columns": 16, "size": 2**24},
+    ),
+    "repeated predictions": (
+        *(fdskl.answer, lambda: trained(0), "at"),
+        {
+            **{"columns": 1, "size": 0, "at": MANY[: 2**20]},
+            "angles": np.zeros(2**26, np.uint16),
+        },
+    ),
+    "names": (
+        *(fdskl.angles, lambda: party(1), "send"),
+        {
+            **{"setup": setup(64), "send": ["x"] * 5000},
+            "request": fdskl.AngleRequest(MANY[:1], 64, 16),
+        },
+    ),
+    "features of an iteration": (
+        *(kernel_kmeans.gram, begun, "D_1"),
+        {"t": 1, "setup": embedding(D_1=2**12 + 1)},
+    ),
+    "degree": (
+        *(kernel_kmeans.gram, begun, "degree"),
+        {"t": 1, "setup": embedding(kernel="polynomial", degree=51)},
+    ),
+    "angles of columns": (
+        *(kernel_kmeans.angles, party, "count"),
+        {**ANGLES, "count": 2**17},
+    ),
+    "own clusters": (
+        *(mufc.train, party, "local_clusters"),
+        {**TRAIN, "settings": agreed(local_clusters=2**12 + 1)},
+    ),
+    "clusters of all": (
+        *(mufc.train, party, "n_clusters"),
+        {**TRAIN, "settings": agreed(n_clusters=2**12 + 1)},
+    ),
+    "centres of all": (
+        *(mufc.commit, party, "centers"),
+        {"version": 1, "run": "a", "centers": np.zeros((2**12 + 1, D))},
+    ),
+    "abandoned models": (
+        *(mufc.train, party, "abandoned"),
+        {**TRAIN, "settings": agreed(), "abandoned": ["0" * 16] * 101},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "made", "name", "values"), ATTACKS.values(), ids=ATTACKS
+)
+def test_a_party_refuses_work_out_of_proportion(step, made, name, values):
+    asked = made()
+    tracemalloc.start()
+    try:
+        with pytest.raises((PartyError, ContractError), match=rf"\b{name}\b.* must"):
+            ask(step, asked, **values)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_sparse_sum_has_a_bound():
+    """Each of these numbers is a sum over all centroids of the party."""
+    asked = party()
+    asked.n_parties = 100
+    with pytest.raises(PartyError, match="local_clusters must be lower"):
+        ask(mufc.train, asked, **TRAIN, settings=agreed(local_clusters=2**12))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(2 * N, 2**40), (2**22, 1), (2**21, 2)])
+def test_what_a_party_affords(rows, width):
+    party().afford("rows", rows, width)
+    with pytest.raises(PartyError, match=rf"rows must be at most {rows} rows"):
+        party().afford("rows", rows + 1, width)
