@@ -12,11 +12,14 @@ from consents import limited
 from deviating import RealParties, sums_of
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
-from vfl_flower.clients import linear
+from vfl_flower.clients import coresets, fdskl, linear
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies import MUFCUnlearn
 
 VICTIM = 1
@@ -223,3 +226,155 @@ def test_bounds_of_sums_do_not_find_an_addend():
     truth = abs(float(parties[VICTIM].X[0].sum()))
     assert abs(low - truth) / truth > 0.5
     assert len(set(told)) == 40  # 64 random bits each
+
+
+# -- rows as centres, pairs, labels ----------------------------------------------------
+
+
+def centres(asked, k, rows=None):
+    """Ask all parties for the centres of their own clusters; return the victim's."""
+    coreset = None
+    if rows is not None:
+        rows = np.asarray(rows, dtype=np.uint32)
+        coreset = coresets.WeightedRows(rows, np.ones(len(rows)))
+    replies = asked.ask(
+        coresets.local_clusters,
+        n_clusters=k,
+        local_clustering="lloyd",
+        test_fraction=0.0,
+        coreset=coreset,
+    )
+    return replies[VICTIM]["centers"]
+
+
+def asking(parties, *kinds):
+    """Return real parties that let these kinds leave, and a server that asks them."""
+    for party in parties:
+        leaves = dict.fromkeys(kinds, Limit())
+        party.consent = Consent(leaves=leaves, peers=None)
+    return Parties(RealParties(parties), Ledger(), seed=0, private_draws=True)
+
+
+def test_centres_of_clusters_are_rows():
+    """A single row came back exactly, and 0.37 of the centres for k = 20 and m = 50."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(200, 3))
+    parties = [Party(X[:, [j]] if j != VICTIM else X, name="abc"[j]) for j in range(3)]
+    asked = asking(parties, "rows")
+    np.testing.assert_array_equal(centres(asked, 1, [17]), X[[17]])
+    found = centres(asked, 20, rng.choice(200, size=50, replace=False))
+    same = (np.abs(found[:, None] - X).max(axis=2) < 1e-12).any(axis=1)
+    assert 0.1 < same.mean() < 0.6
+    asked = asking(parties, "row-sums", "totals")
+    with pytest.raises(PartyFailed, match="lets no rows leave it"):
+        centres(asked, 1, [17])
+    parties[VICTIM].consent = limited(20)
+    asked = Parties(RealParties(parties), Ledger(), seed=0, private_draws=True)
+    with pytest.raises(PartyFailed, match="lets 20 rows leave it as rows"):
+        centres(asked, 5)
+
+
+@pytest.mark.parametrize("floors", [False, True])
+def test_bounds_of_a_sum_of_scores(floors, monkeypatch):
+    """Without floors forty bounds give the largest score of a row to 1e-12 or so."""
+    contract = coresets.scores.contract
+    if not floors:
+        field = replace(contract.reply["scores"], leaves=IN_SUM)
+        monkeypatch.setitem(contract.reply, "scores", field)
+    parties = columns()
+    asked = asking(parties, "totals", "row-sums")
+    asked.ask(coresets.totals, size=0, test_fraction=0.0, intercept=False)
+    rows = np.array([5], dtype=np.uint32)
+
+    def clipped(bound):
+        question = coresets.scores.summing(scores=bound)
+        return asked.ask(question, rows=rows, pool=False).clipped
+
+    low, high = 0.0, 2.0
+    if floors:
+        with pytest.raises(PartyFailed, match=r"bound of the sum .* at least 2, got 1"):
+            clipped((low + high) / 2)
+        return
+    for _ in range(40):
+        bound = (low + high) / 2
+        low, high = (bound, high) if clipped(bound) else (low, bound)
+    X = [party.X for party in parties]
+    X[2] = np.column_stack([X[2], parties[2].y])
+    truth = max(float(B[5] @ np.linalg.solve(B.T @ B, B[5])) + 1 / len(B) for B in X)
+    assert abs(low - truth) / truth < 1e-9
+
+
+def fitting(parties, rows):
+    """Ask for a fit on some rows; return the reply of the label holder, or raise."""
+    asked = asking(parties, "angles")
+    setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+    rows = np.asarray(rows, dtype=np.uint32)
+    request = fdskl.AngleRequest(rows, 4, 16)
+    sealed = asked.ask(
+        fdskl.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
+        request=request,
+        setup=setup,
+    ).sealed["angles_2"]
+    problem = fdskl.Problem(rows, "square", 0.1)
+    replies = asked.ask(
+        fdskl.fit,
+        problem=each([None, None, problem]),
+        angles=each([None, None, {0: opened(sealed)}]),
+    )
+    return replies[2]
+
+
+def labelled(n=60):
+    parties = columns(n)
+    parties[2].y = (np.random.default_rng(5).random(n) < 0.5).astype(float)
+    return parties
+
+
+def test_a_fit_on_two_rows_says_nothing_of_their_labels():
+    """It was refused exactly when they were equal: all 200 labels followed."""
+    parties = labelled()
+    y = parties[2].y
+    for row in (np.flatnonzero(y == y[0])[1], np.flatnonzero(y != y[0])[0]):
+        with pytest.raises(PartyFailed, match="at least 20 rows, each once, got 2"):
+            fitting(parties, [0, row])
+
+
+def test_a_fit_on_many_rows_is_not_refused_for_their_labels():
+    """Of nineteen known rows and a twentieth it would tell the last label."""
+    parties = labelled()
+    y = parties[2].y
+    same, other = np.flatnonzero(y == 1.0), np.flatnonzero(y == 0.0)
+    for last in (same[19], other[0]):
+        assert fitting(parties, [*same[:19], last])["kept"] is False
+
+
+@pytest.mark.parametrize("action", ["distances", "fit"])
+def test_what_is_answered_once_a_run(action):
+    """Medians of other pairs, or fits of other rows, would add up."""
+    parties = labelled()
+    asked = asking(parties, "angles")
+
+    def ask(rows):
+        return asked.ask(
+            fdskl.distances.summing(distances=Sum(LIMB, to=2)),
+            kernel="gaussian",
+            target="binary",
+            holder=2,
+            rows=np.asarray(rows, dtype=np.uint32),
+        )
+
+    if action == "distances":
+        ask(range(30))
+        with pytest.raises(PartyFailed, match="fdskl_distances is answered once"):
+            ask(range(1, 31))
+    else:
+        setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+        rows = np.arange(30, dtype=np.uint32)
+        asked.ask(
+            fdskl.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
+            request=fdskl.AngleRequest(rows, 4, 16),
+            setup=setup,
+        )
+        asked.ask(fdskl.fit)
+        with pytest.raises(PartyFailed, match="this run has its model already"):
+            asked.ask(fdskl.fit)
