@@ -3,6 +3,7 @@
 from vfl_flower import strategies
 from vfl_flower.app.register import register
 from vfl_flower.models import load_model
+from vfl_flower.protocol.consent import FREE, Consent
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.party import Party
@@ -11,6 +12,8 @@ from vfl_flower.strategies import *  # noqa: F403, the registry's names
 from vfl_flower.version import __version__
 
 __all__ = [
+    "FREE",
+    "Consent",
     "FederationError",
     "Ledger",
     "Party",
