@@ -17,6 +17,7 @@ from forgetting import (
     cube,
     federation,
     nearest,
+    plain_clusters,
     plain_q,
     predicted,
     q_of,
@@ -31,7 +32,7 @@ from vfl_flower.app.server_app import main
 from vfl_flower.clients.mufc_state import ClientState, ServerState
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import weighted_kmeans
-from vfl_flower.numerics.mufc import complete, initialise
+from vfl_flower.numerics.mufc import initialise
 from vfl_flower.protocol.settings import values_of
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.simulation import InProcessGrid, simulate
@@ -52,9 +53,14 @@ def parties(tmp_path):
     return federation(tmp_path)
 
 
+FULL = {"client_training": "full"}
+PAPER = {"client_training": "init", "min_rows_per_bin": 1}
+"""The form of the paper: drawn rows are the centroids, whatever their clusters hold."""
+
+
 def train(parties, folder, seed=1, **settings):
-    """Train; return the result."""
-    settings = {"n_clusters": 3, "gamma": 0.01, "n_init": 2} | settings
+    """Train, in the form of the paper unless the settings say other; the result."""
+    settings = {"n_clusters": 3, "gamma": 0.01, "n_init": 2} | PAPER | settings
     return simulate(MUFC(**settings, server_state=folder), parties, seed=seed)
 
 
@@ -133,10 +139,7 @@ def reference(parties, settings, seed):
             settings.local_clusters,
             stream(seed, index, b"centroids"),
         )
-        centroids = X[rows]
-        if settings.client_training == "full":
-            centroids, _ = complete(RowBlocks(X), rows)
-        labels = nearest(X, centroids)
+        centroids, labels = plain_clusters(X, rows, settings)
         sizes = np.bincount(labels, minlength=len(centroids))
         drawn.append(party.ids[rows].tolist())
         points.append((centroids, sizes))
@@ -171,6 +174,10 @@ def reference(parties, settings, seed):
         ((1, 40, 2, 1), {"n_clusters": 4}),
         ((1, 1), {"n_clusters": 2, "local_clusters": 4}),
         ((9, 1), {"gamma": 1.0, "server_points": "weighted"}),
+        ((60, 41), {"min_rows_per_bin": 12, "local_clusters": 6}),
+        ((60, 41), {"min_rows_per_bin": 12, "local_clusters": 6, **FULL}),
+        ((60, 41), {"min_rows_per_bin": 12, "privacy": "none", "local_clusters": 6}),
+        ((20, 11, 1), {"min_rows_per_bin": 20, **FULL}),
         (range(3, 13), {"n_clusters": 4}),
         ((8, 8), {"box": "-1,1;-0.5,2"}),
         ((20, 30), {"box": "-2000,1000;-0.5,2", "client_training": "full"}),
@@ -201,6 +208,8 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     all_labels = np.concatenate(labels)
     assert model.sizes_.tolist() == np.bincount(all_labels, minlength=k).tolist()
     counted = {"version": 1, "clients": len(sizes), "rows": sum(sizes)}
+    counted |= {"bins": len(q), "small_bins": sum(c < 20 for c in q.values())}
+    counted |= {"single_bins": sum(c == 1 for c in q.values())}
     assert result.metrics == counted | {"inertia": model.inertia_}
     assert result.ledger.round_trips == 3
     check(parties, folder, model.model)
@@ -275,7 +284,7 @@ def test_columns_count_as_the_box_says(tmp_path, settings):
 def test_the_objective_of_a_wide_box(parties, width):
     """Rows that fill a small part of it: the sum is exact all the same."""
     box = (-width, width)
-    model = simulate(MUFC(3, gamma=2.5e-10, box=box), parties, seed=1).model
+    model = simulate(MUFC(3, gamma=2.5e-10, box=box, **PAPER), parties, seed=1).model
     cost = 0.0
     for party, labels in zip(parties, model.labels_, strict=True):
         cost += (((party.X - model.cluster_centers_[labels]) / (2 * width)) ** 2).sum()
@@ -413,6 +422,9 @@ def test_draws_are_private_without_a_seed(parties, folder):
     [
         {},
         {"client_training": "full"},
+        {"min_rows_per_bin": 4},
+        {"client_training": "full", "min_rows_per_bin": 4},
+        {"client_training": "full", "min_rows_per_bin": 20},
         {"privacy": "none"},
         {"local_clusters": 1},
         {"server_points": "weighted", "field": "paper"},
@@ -960,6 +972,7 @@ def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seen")
     parties = federation(folder, (40, 30, 20, 6), 130)
     settings = {"n_clusters": 20, "gamma": 0.01, "server_state": folder / "server"}
+    settings |= PAPER
     runs = []
     for _ in range(2):
         grid = Recorder(parties)
@@ -1196,7 +1209,10 @@ def deployment(tmp_path, monkeypatch):
     level, handlers = log.level, list(log.handlers)
     made = Deployment(tmp_path)
     # Fine bins, so that one is not found by chance.
-    made.run(**{"task": "train", "mufc.n-clusters": 3, "mufc.gamma": 1e-6})
+    training = {"task": "train", "mufc.n-clusters": 3, "mufc.gamma": 1e-6}
+    # Of the paper's form, in which a bin is that of a row.
+    training |= {"mufc.client-training": "init", "mufc.min-rows-per-bin": 1}
+    made.run(**training)
     yield made
     log.setLevel(level)
     log.handlers[:] = handlers

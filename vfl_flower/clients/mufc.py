@@ -34,6 +34,8 @@ from vfl_flower.numerics.mufc import (
     induced_labels,
     local_clusters,
     local_labels,
+    merge_small,
+    merged_sizes,
     seed_centroids,
     surviving,
 )
@@ -191,8 +193,10 @@ def _counts(
     if settings.client_training == "full":
         _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
-    else:
+    else:  # no pass over the rows
         centroids = BoxedRows(party.X, settings.box).take(state.drawn)
+        remain, merged = merge_small(centroids, sizes, settings.min_rows_per_bin)
+        centroids, sizes = centroids[remain], merged_sizes(sizes, merged)
     if code is None:
         party.share(state.drawn)
         return {"centroids": centroids, "sizes": sizes, "totals": sums}
@@ -202,13 +206,18 @@ def _counts(
 
 
 def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
-    """Return the rows that take part, their centroids, and the labels of the rows."""
+    """Return the rows that take part, and the centroids and labels of their clusters.
+
+    They are computed from the drawn rows and the rows that stay, whatever was merged in
+    versions before: see :func:`vfl_flower.numerics.mufc.merge_small`.
+    """
     rows = _taking_part(state)
     blocks = BoxedRows(party.X, state.settings.box, rows)
     places = np.searchsorted(rows, state.drawn)
     full = state.settings.client_training == "full"
+    least = state.settings.min_rows_per_bin
     with _same_values():
-        return blocks, *local_clusters(blocks, places, full)
+        return blocks, *local_clusters(blocks, places, full, least)
 
 
 def _taking_part(state: MUFCState) -> Array:

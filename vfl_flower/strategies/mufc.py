@@ -53,6 +53,9 @@ StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
+SMALL_BIN = 20
+"""A bin of fewer rows is counted in the results and in a warning."""
+
 
 @contextmanager
 def naming_parties(parties: Parties) -> Iterator[None]:
@@ -200,6 +203,7 @@ class ClusterTraining(MUFCTask):
         privacy: Privacy,
         field: PointField = "hash",
         n_init: int = 10,
+        min_rows_per_bin: int = 1,
     ) -> TrainingSettings:
         """Return all settings of training, with those that depend on the data.
 
@@ -235,6 +239,7 @@ class ClusterTraining(MUFCTask):
             privacy=privacy,
             field=field,
             n_init=n_init,
+            min_rows_per_bin=min_rows_per_bin,
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -260,6 +265,23 @@ class ClusterTraining(MUFCTask):
         with naming_parties(parties):
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
         centers = agreed.box.restore(centers)
+        few = counted_bins(counts)
+        if few["small_bins"]:
+            log.warning(
+                "%d of %d bins have fewer than %d rows, %d of them a single one: the "
+                "server can tell whether a row that it knows is in such a bin",
+                few["small_bins"],
+                few["bins"],
+                SMALL_BIN,
+                few["single_bins"],
+            )
+        if len(centers) < self.n_clusters:
+            log.warning(
+                "there are %d centres and not %d, since there are too few bins: if "
+                "parties have few rows, lower min_rows_per_bin",
+                len(centers),
+                self.n_clusters,
+            )
         state = None
         if self.folder is not None and all(replies.each("kept")):
             names = [info.name for info in parties]
@@ -273,7 +295,8 @@ class ClusterTraining(MUFCTask):
         trained = version_of(model, 1, centers, agreed, kept=state is not None)
         trained.missing = run.missing
         try:
-            return self.commit(parties, run, trained, _total_rows(replies), state)
+            rows = _total_rows(replies)
+            return self.commit(parties, run, trained, rows, state, **few)
         except FederationError as error:
             if state is None:
                 raise
@@ -316,9 +339,16 @@ class MUFC(ClusterTraining):
 
     Notes
     -----
+    With ``client_training="init"`` centroids are rows, and the bins tell: a row of
+    somebody is in each. Whoever has candidate rows finds out which of them are
+    centroids, however many rows the bin counts. With "full" and `min_rows_per_bin`,
+    the defaults, a bin holds a mean of several rows of a party. Nothing is
+    differentially private. ``docs/mufc.md`` has the figures.
+
     Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
     one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
-    disk.
+    disk; 4. by default parties train completely, and merge clusters of few rows. As in
+    [1]: ``client_training="init", min_rows_per_bin=1``.
 
     Examples
     --------
@@ -335,13 +365,19 @@ class MUFC(ClusterTraining):
 
     gamma: Gamma = "auto"
     """Quantisation step, in sides of the box, from about 2^-32 to 1; "auto":
-    1 / sqrt(n). With a small step a bin reveals a row."""
+    1 / sqrt(n). With a small step a bin reveals a row, or a mean, to many digits."""
     server_points: ServerPoints = "uniform"
     """What a bin of q_j rows becomes at the server. "uniform": q_j uniform points in
     it. "weighted": its middle, with weight q_j."""
-    client_training: Training = "init"
-    """How a party finds centroids. "init": k-means++ draws them among its rows. "full":
-    Lloyd's iteration then moves them to means (Appendix M.3), anew at each removal."""
+    client_training: Training = "full"
+    """How a party finds centroids. "full": Lloyd's iteration moves drawn rows to means
+    (Appendix M.3), anew at each removal. "init", as in the paper: the rows that
+    k-means++ draws are the centroids. Removals are cheaper at the party, the objective
+    is higher, and bins tell which rows are centroids."""
+    min_rows_per_bin: Natural = pydantic.Field(default=20, kw_only=True)
+    """Fewest rows of a party's cluster: it merges smaller ones into their nearest. 1,
+    as in the paper: none, and a bin can be of one row. A party with fewer rows has one
+    cluster of all of them."""
     privacy: Privacy = "scma"
     """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
     centroids and their cluster sizes leave in the clear (Algorithm 5)."""
@@ -378,6 +414,7 @@ class MUFC(ClusterTraining):
             self.privacy,
             self.field,
             self.n_init,
+            self.min_rows_per_bin,
         )
 
 
@@ -441,6 +478,18 @@ def version_of(
     return MUFCModel(
         model, version, centers, kept=kept, lower=agreed.lower, upper=agreed.upper
     )
+
+
+def counted_bins(counts: Array) -> dict[str, int]:
+    """Return the numbers of bins, of those with few rows, and of those with one.
+
+    `counts`, shape (m,), are the rows of each bin.
+    """
+    return {
+        "bins": len(counts),
+        "small_bins": int((counts < SMALL_BIN).sum()),
+        "single_bins": int((counts == 1).sum()),
+    }
 
 
 def _total_rows(replies: Replies[Any]) -> int:
