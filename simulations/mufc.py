@@ -322,6 +322,7 @@ def strategy(
         data.k,
         client_training=cast(Training, training),
         server_points=cast(ServerPoints, points),
+        min_rows_per_bin=1,
         n_init=data.n_init,
         server_state=server_state,
     )

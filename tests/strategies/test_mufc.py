@@ -17,6 +17,7 @@ from forgetting import (
     cube,
     federation,
     nearest,
+    plain_bins,
     plain_clusters,
     plain_q,
     predicted,
@@ -1099,6 +1100,118 @@ def test_no_value_and_no_id_is_in_a_message(seen):
 # -- what files hold -------------------------------------------------------------------
 
 
+# -- membership ------------------------------------------------------------------------
+
+
+DEFAULT = {name: values_of(MUFC())[name] for name in PAPER}
+
+
+def members_and_others(tmp_path, noise=0.04):
+    """Return three parties of 1,200 rows, and 20,000 rows of the same law."""
+    rng = np.random.default_rng(0)
+    middles = rng.uniform(-0.3, 0.3, size=(10, 8))
+
+    def rows(n):
+        X = middles[rng.integers(10, size=n)] + rng.normal(0, noise, size=(n, 8))
+        return np.clip(X, -0.5, 0.5)
+
+    return boxed(tmp_path, [rows(1200) for _ in range(3)]), rows(20_000)
+
+
+def has_count(now, candidates):
+    """Return which candidates are in a bin that the server sees a count of."""
+    occupied = set(map(tuple, now.bins.tolist()))
+    bins = plain_bins(candidates, now.settings).tolist()
+    return np.array([tuple(place) in occupied for place in bins])
+
+
+def distance(now, candidates):
+    """Return how far each candidate is from the nearest bin that has a count."""
+    top = plain_bins(np.full(1, 0.5), now.settings) / 2
+    middles = (now.bins - top) * now.settings.gamma
+    return np.min([np.abs(candidates - m).max(axis=1) for m in middles], axis=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tells"),
+    [
+        (PAPER, True),
+        (PAPER | {"min_rows_per_bin": 20}, True),
+        (DEFAULT, False),
+        (PAPER | FULL, False),
+    ],
+    ids=["paper", "merged", "default", "full"],
+)
+def test_the_server_tells_members_from_others(tmp_path, folder, settings, tells):
+    """From the sum of one training, with the rows that parties have drawn.
+
+    A bin of a drawn row has a count. Large clusters do not help; means do: then the
+    best of 20 false alarms among 20,000 finds next to none.
+    """
+    parties, others = members_and_others(tmp_path)
+    model = train(parties, folder, n_clusters=10, gamma="auto", **settings).model.model
+    now = ServerState(folder, model).load()
+    drawn = [np.isin(p.ids, centroid_ids(p, model)) for p in parties]
+    members = np.concatenate([p.X[d] for p, d in zip(parties, drawn, strict=True)])
+    assert members.shape == (30, 8)
+    found, wrong = has_count(now, members), has_count(now, others)
+    near = distance(now, members) < np.sort(distance(now, others))[20]
+    assert np.count_nonzero(wrong) == 0
+    if tells:
+        assert found.all()
+        assert near.all()
+    else:
+        assert found.sum() == 0
+        assert near.sum() <= 2
+
+
+@pytest.mark.parametrize("training", ["init", "full"])
+@pytest.mark.parametrize("least", [1, 20])
+def test_the_server_finds_a_row_that_is_far_from_all(tmp_path, folder, training, least):
+    """It is a cluster of its own, whose mean it is; merged it is not seen."""
+    parties, _ = members_and_others(tmp_path, noise=0.002)
+    parties[1].X[7] = far = np.full(8, 0.47)
+    settings = {"client_training": training, "min_rows_per_bin": least}
+    settings |= {"n_clusters": 10, "local_clusters": 12, "gamma": "auto"}
+    result = train(parties, folder, **settings)
+    now = ServerState(folder, result.model.model).load()
+    assert has_count(now, far[None]).tolist() == [least == 1]
+    assert (result.metrics["single_bins"] > 0) == (least == 1)
+    assert (result.metrics["small_bins"] > 0) == (least == 1)
+    assert now.counts.min() >= least
+
+
+@pytest.mark.parametrize("training", ["init", "full"])
+def test_bins_of_few_rows_are_counted_and_said(parties, folder, training, caplog):
+    """Parties of 14, 9 and 6 rows: one bin each, all of them small."""
+    settings = {"client_training": training, "min_rows_per_bin": 20}
+    result = train(parties, folder, **settings)
+    bins = {"bins": 3, "small_bins": 3, "single_bins": 0}
+    assert result.metrics.items() >= bins.items()
+    assert "3 of 3 bins have fewer than 20 rows, 0 of them a single one" in caplog.text
+    requests = {"west": parties[2].ids.tolist()[:-1]}
+    after = forget(parties, folder, result.model.model, requests).metrics
+    assert after.items() >= (bins | {"single_bins": 1}).items()
+    again = forget(parties, folder, result.model.model, requests).metrics
+    assert again.items() >= (bins | {"single_bins": 1}).items()
+
+
+def test_large_bins_are_not_warned_of(tmp_path, folder, caplog):
+    parties, _ = members_and_others(tmp_path)
+    metrics = simulate(MUFC(10, server_state=folder), parties, seed=1).metrics
+    assert (metrics["small_bins"], metrics["single_bins"]) == (0, 0)
+    assert metrics["bins"] > 20
+    assert "bins have fewer" not in caplog.text
+    assert "only" not in caplog.text
+
+
+def test_too_few_bins_for_the_clusters_are_said(parties, folder, caplog):
+    result = train(parties, folder, n_clusters=4, **DEFAULT)
+    assert result.metrics["bins"] == 3
+    assert "only 3 bins for 4 clusters" in caplog.text
+    assert "lower min_rows_per_bin" in caplog.text
+
+
 class Files(InProcessGrid):
     """Parties whose nodes read files, as SuperNodes do for each message."""
 
@@ -1298,6 +1411,7 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
         ({"n_clusters": 2.5}, "a whole number"),
         ({"local_clusters": -1}, "at least 0"),
         ({"n_init": 0}, "at least 1"),
+        ({"min_rows_per_bin": 0}, "at least 1"),
         ({"gamma": 0}, "above 0"),
         ({"gamma": 1.01}, "at most 1"),
         *(

@@ -275,11 +275,11 @@ class ClusterTraining(MUFCTask):
                 SMALL_BIN,
                 few["single_bins"],
             )
-        if len(centers) < self.n_clusters:
+        if 0 < few["bins"] < self.n_clusters:
             log.warning(
-                "there are %d centres and not %d, since there are too few bins: if "
-                "parties have few rows, lower min_rows_per_bin",
-                len(centers),
+                "there are only %d bins for %d clusters, some of which get no rows: if "
+                "the parties have few rows, lower min_rows_per_bin or n_clusters",
+                few["bins"],
                 self.n_clusters,
             )
         state = None
