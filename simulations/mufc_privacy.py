@@ -60,7 +60,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "init, 20 rows": {"min_rows": 20},
     "full": {"method": "MUFC, complete"},
     "full, 5 rows": {"method": "MUFC, complete", "min_rows": 5},
-    "full, 10 rows": {"method": "MUFC, complete", "min_rows": 10},
     "full, 20 rows": {"method": "MUFC, complete", "min_rows": 20},
     "full, 20 rows, gamma x 4": {
         **{"method": "MUFC, complete", "min_rows": 20, "gamma": 4}
@@ -127,7 +126,8 @@ def _in_cube(X: Array, common: bool = False) -> Array:
     low, high = X.min(axis=0), X.max(axis=0)
     if common:
         low, high = low.min(), high.max()
-    return np.clip((X - low) / np.where(high > low, high - low, 1) + LOWER, -0.5, 0.5)
+    scaled = (X - low) / np.where(high > low, high - low, 1) + LOWER
+    return np.asarray(np.clip(scaled, -0.5, 0.5))
 
 
 def _digits(folder: Path | None) -> Candidates:
@@ -237,10 +237,11 @@ def measure(
     -------
     dict
         ``induced`` and ``nearest``: loss ratios; ``members``: share of the members in a
-        bin with a count; ``others``: of the others; ``tpr``, ``auc``; ``bins``;
-        ``small``: bins of fewer than 20 rows; ``ones``: of one; ``redrawn``: share of
-        removals that redraw a centroid; ``moved``: that change a bin; ``train_ms``;
-        ``party_ms``, ``server_ms``: of a removal.
+        bin with a count; ``others``: of the others; ``tpr``, ``auc``, and ``any_auc``
+        of rows that were drawn or not; ``bins``; ``small``: bins of fewer than 20 rows;
+        ``ones``: of one; ``redrawn``: share of removals that redraw a centroid;
+        ``moved``: that change a bin; ``train_ms``; ``party_ms``, ``server_ms``: of a
+        removal.
     """
     data = candidates.data
     own = Numerics(
@@ -260,6 +261,9 @@ def measure(
     near = distances_to_bins(members, bins, own.quantizer)
     far = distances_to_bins(candidates.others, bins, own.quantizer)
     tpr, auc = success(near, far)
+    rows = np.concatenate(data.rows)
+    some = rows[rng.permutation(len(rows))[: len(far)]]
+    _, any_auc = success(distances_to_bins(some, bins, own.quantizer), far)
     redrawn = sum(map(len, own.drawn)) / data.n
     owner = np.repeat(np.arange(len(data.rows)), [len(X) for X in data.rows])
     row = np.concatenate([np.arange(len(X)) for X in data.rows])
@@ -278,6 +282,7 @@ def measure(
         "others": float((far <= 0.5).mean()),
         "tpr": tpr,
         "auc": auc,
+        "any_auc": any_auc,
         "bins": float(len(bins)),
         "small": float((q < SMALL).sum()),
         "ones": float((q == 1).sum()),
@@ -320,6 +325,7 @@ def privacy_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 "others in bins": f"{100 * one['others']:.2f} %",
                 "found": f"{100 * one['tpr']:.0f} %",
                 "AUC": f"{one['auc']:.2f}",
+                "AUC of any": f"{one['any_auc']:.2f}",
                 "bins": f"{one['bins']:.0f}",
                 "below 20": f"{one['small']:.1f}",
                 "of 1": f"{one['ones']:.1f}",

@@ -480,7 +480,7 @@ def version_of(
     )
 
 
-def counted_bins(counts: Array) -> dict[str, int]:
+def counted_bins(counts: Array) -> dict[str, Any]:
     """Return the numbers of bins, of those with few rows, and of those with one.
 
     `counts`, shape (m,), are the rows of each bin.
