@@ -72,6 +72,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 two as multiples of 1 / sqrt(n) and of K."""
 
 
+FORMS = {
+    "init": '"init", 1: the paper',
+    "init, 20 rows": '"init", 20',
+    "full": '"full", 1',
+    "full, 20 rows": '"full", 20: default',
+}
+"""Options of the short table."""
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Rows of parties, and rows that took no part.
@@ -312,7 +321,23 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def privacy_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table for each data set."""
+    """Yield a short table of the forms to choose from, and one for each data set."""
+    yield table(
+        {
+            "data": entry["name"],
+            "form": FORMS[name],
+            "loss ratio": f"{one['induced']:.2f}",
+            "drawn rows in bins": f"{100 * one['members']:.0f} %",
+            "other rows in bins": f"{100 * one['others']:.1f} %",
+            "small bins": f"{one['small']:.0f} of {one['bins']:.0f}",
+            "removals that change bins": f"{100 * one['moved']:.0f} %",
+            "removal: party ms": f"{one['party_ms']:.1f}",
+            "server ms": f"{one['server_ms']:.0f}",
+        }
+        for entry in measured
+        for name, one in entry["options"].items()
+        if name in FORMS
+    )
     for entry in measured:
         sizes = ", ".join(f"{key} = {value:,}" for key, value in entry["sizes"].items())
         yield f"**{entry['name']}**: {sizes}."
