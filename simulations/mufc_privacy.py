@@ -1,7 +1,7 @@
 """What one training of MUFC tells about membership, and what hiding it costs.
 
-All data sets take about ten minutes on an idle machine; digits and postures need no
-file::
+All data sets take about ten minutes on an idle machine; digits, postures and small
+need no file::
 
     python -m simulations.mufc_privacy
 
@@ -74,9 +74,9 @@ two as multiples of 1 / sqrt(n) and of K."""
 
 FORMS = {
     "init": '"init", 1: the paper',
-    "init, 20 rows": '"init", 20',
     "full": '"full", 1',
-    "full, 20 rows": '"full", 20: default',
+    "full, 5 rows": '"full", 5: default',
+    "full, 20 rows": '"full", 20',
 }
 """Options of the short table."""
 
@@ -161,6 +161,13 @@ def _hundred(folder: Path | None) -> Candidates:
     return apart("celltype, 100 parties", X + LOWER, 4, group=group)
 
 
+def _small(folder: Path | None) -> Candidates:
+    rng = np.random.default_rng(0)
+    middles = rng.uniform(-0.35, 0.35, size=(4, 3))
+    X = middles[rng.integers(4, size=1600)] + rng.uniform(-0.08, 0.08, size=(1600, 3))
+    return apart("small parties (generated)", X, 4, n_parties=20)
+
+
 def _covtype(folder: Path | None) -> Candidates:
     X = _in_cube(load_npz(folder, "covtype15k")[0], common=True)
     return apart("covtype15k", X, 7)
@@ -175,6 +182,7 @@ DATASETS: dict[str, Callable[[Path | None], Candidates]] = {
     "postures": _postures,
     "celltype": _celltype,
     "celltype100": _hundred,
+    "small": _small,
     "covtype15k": _covtype,
     "pol": _by_columns("pol", 5),
     "protein": _by_columns("protein", 5),

@@ -87,10 +87,10 @@ def test_the_command_skips_what_it_does_not_find(tmp_path, monkeypatch, candidat
     assert "**pol** was skipped" in (tmp_path / "mufc_privacy.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["digits", "postures"])
-def test_two_sets_need_no_file(name):
+@pytest.mark.parametrize("name", ["digits", "postures", "small"])
+def test_some_sets_need_no_file(name):
     made = DATASETS[name](None)
     rows = np.concatenate(made.data.rows)
-    assert made.data.k == {"digits": 10, "postures": 5}[name]
+    assert made.data.k == {"digits": 10, "postures": 5, "small": 4}[name]
     assert np.abs(rows).max() <= 0.5
     assert made.data.best > 0

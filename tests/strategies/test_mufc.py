@@ -1206,7 +1206,7 @@ def test_large_bins_are_not_warned_of(tmp_path, folder, caplog):
 
 
 def test_too_few_bins_for_the_clusters_are_said(parties, folder, caplog):
-    result = train(parties, folder, n_clusters=4, **DEFAULT)
+    result = train(parties, folder, n_clusters=4, min_rows_per_bin=20)
     assert result.metrics["bins"] == 3
     assert "only 3 bins for 4 clusters" in caplog.text
     assert "lower min_rows_per_bin" in caplog.text

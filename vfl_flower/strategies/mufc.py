@@ -374,10 +374,11 @@ class MUFC(ClusterTraining):
     (Appendix M.3), anew at each removal. "init", as in the paper: the rows that
     k-means++ draws are the centroids. Removals are cheaper at the party, the objective
     is higher, and bins tell which rows are centroids."""
-    min_rows_per_bin: Natural = pydantic.Field(default=20, kw_only=True)
+    min_rows_per_bin: Natural = pydantic.Field(default=5, kw_only=True)
     """Fewest rows of a party's cluster: it merges smaller ones into their nearest. 1,
-    as in the paper: none, and a bin can be of one row. A party with fewer rows has one
-    cluster of all of them."""
+    as in the paper: none, and a bin can be of one row. 20 hides more, and raises the
+    objective many times where clusters of a party are smaller. A party with fewer rows
+    has one cluster of all of them."""
     privacy: Privacy = "scma"
     """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
     centroids and their cluster sizes leave in the clear (Algorithm 5)."""
