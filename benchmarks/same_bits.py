@@ -674,6 +674,7 @@ def mufc_settings(settings):
         "gamma": 0.02,
         "server_points": "uniform",
         "client_training": "init",
+        "min_rows_per_bin": 1,
         "privacy": "scma",
         "local_clusters": 0,
         "box": "-0.5,0.5",
@@ -706,6 +707,8 @@ mufc("uniform")
 mufc("weighted", server_points="weighted")
 mufc("full training", client_training="full")
 mufc("full training weighted", client_training="full", server_points="weighted")
+mufc("full training merged", client_training="full", min_rows_per_bin=5)
+mufc("merged", min_rows_per_bin=20)
 mufc("none", privacy="none")
 mufc("none full training", privacy="none", client_training="full")
 mufc("field paper", field="paper", gamma=0.1)

@@ -75,6 +75,8 @@ from vfl_flower.numerics.mufc import (
     induced_labels,
     local_clusters,
     local_labels,
+    merge_small,
+    merged_sizes,
     seed_centroids,
     server_centroids,
     server_points,
@@ -118,6 +120,8 @@ class Numerics:
         Quantisation step; default: 1 / sqrt(n).
     local_clusters : int
         K', the largest number of centroids of a party; 0: K.
+    min_rows : int
+        Fewest rows of a local cluster that is counted.
 
     Attributes
     ----------
@@ -128,7 +132,9 @@ class Numerics:
     drawn : list of Array of int, shapes (k',)
         Row numbers of the centroids of each party, in the order drawn.
     sizes : list of Array of int, shapes (k',)
-        Rows of each local cluster.
+        Rows of the local cluster of each drawn centroid.
+    centroids, counts : list of Array, shapes (k'', d), and of int, shapes (k'',)
+        What each party gives into the sum, before quantisation.
     """
 
     def __init__(
@@ -139,19 +145,21 @@ class Numerics:
         *,
         gamma: float | None = None,
         local_clusters: int = 0,
+        min_rows: int = 1,
     ) -> None:
         training, self._server = METHODS[method]
         self._full, self._oneshot = training == "full", "-" in self._server
         self._data, self._seed = data, seed
-        self._local = local_clusters or data.k
-        self._quantizer = Quantizer(gamma or 1 / math.sqrt(data.n))
+        self._local, self._least = local_clusters or data.k, min_rows
+        self.quantizer = Quantizer(gamma or 1 / math.sqrt(data.n))
         self._parties = [Party(X, index=m) for m, X in enumerate(data.rows)]
         for party in self._parties:
             party.seed = seed
         self.stay = [np.ones(len(X), dtype=bool) for X in data.rows]
         nobody = np.zeros(0, dtype=np.int64)
         self.drawn, self.sizes = [nobody] * len(data.rows), [nobody] * len(data.rows)
-        self._centroids = [np.zeros((0, data.d))] * len(data.rows)
+        self.counts = [nobody] * len(data.rows)
+        self.centroids = [np.zeros((0, data.d))] * len(data.rows)
         self._changes = 0
         self._costs: dict[int, Array] = {}
 
@@ -169,10 +177,10 @@ class Numerics:
             start = time.perf_counter()
             self._draw(m, "centroids")
             slowest = max(slowest, time.perf_counter() - start)
-        return slowest, self._cluster()
+        return slowest, self.cluster()
 
     def remove(
-        self, m: int, rows: Array, lazy: bool = True
+        self, m: int, rows: Array, lazy: bool = True, server: bool = True
     ) -> tuple[float, float, bool]:
         """Remove rows of one party (Algorithms 3 and 4); a baseline retrains the party.
 
@@ -185,6 +193,8 @@ class Numerics:
         lazy : bool
             Keep C_s where no centroid is removed, as in [1]; if False, the counts are
             sent again and the server clusters anew.
+        server : bool
+            False: leave the server's part out, and C_s as it is.
 
         Returns
         -------
@@ -200,15 +210,18 @@ class Numerics:
         redrawn = len(prefix) < len(drawn)
         if again := redrawn or self._full:
             self._changes += 1
+        if redrawn:
             self._draw(m, f"redraw {self._changes}", prefix)
         else:
-            gone = local_labels(self._data.rows[m][rows], self._centroids[m])
+            X = self._data.rows[m]
+            gone = local_labels(X[rows], X[drawn])
             self.sizes[m] = self.sizes[m] - np.bincount(gone, minlength=len(drawn))
+            self._count(m)
         seconds = time.perf_counter() - start
-        server = self._cluster() if again or not lazy else 0.0
+        waits = self.cluster() if server and (again or not lazy) else 0.0
         if m in self._costs:
             self._costs[m][rows] = 0
-        return seconds, server, redrawn
+        return seconds, waits, redrawn
 
     def loss(self) -> tuple[float, float]:
         """Return the objective with induced clusters, and with the nearest centres."""
@@ -228,7 +241,7 @@ class Numerics:
         if m not in self._costs:
             blocks, places = self._blocks(m)
             labels = induced_labels(
-                *local_clusters(blocks, places, self._full), self.centers
+                *local_clusters(blocks, places, self._full, self._least), self.centers
             )
             self._costs[m] = np.zeros(len(self.stay[m]))
             self._costs[m][self.stay[m]] = contributions(blocks, self.centers, labels)
@@ -251,10 +264,21 @@ class Numerics:
         self.drawn[m], self.sizes[m] = seed_centroids(
             X, CUBE, self._local, rng, self.stay[m], prefix
         )
-        self._centroids[m] = X[self.drawn[m]]
+        self._count(m)
+
+    def _count(self, m: int) -> None:
+        """Set what a party gives into the sum."""
         if self._full:
-            self._centroids[m], labels = local_clusters(*self._blocks(m), full=True)
-            self.sizes[m] = np.bincount(labels, minlength=len(self._centroids[m]))
+            blocks, places = self._blocks(m)
+            self.centroids[m], labels = local_clusters(
+                blocks, places, True, self._least
+            )
+            self.counts[m] = np.bincount(labels, minlength=len(self.centroids[m]))
+        else:
+            drawn = self._data.rows[m][self.drawn[m]]
+            remain, merged = merge_small(drawn, self.sizes[m], self._least)
+            self.centroids[m] = drawn[remain]
+            self.counts[m] = merged_sizes(self.sizes[m], merged)
 
     def _blocks(self, m: int) -> tuple[RowBlocks, Array]:
         """Return a party's rows that stay, and the places of centroids among them."""
@@ -262,20 +286,24 @@ class Numerics:
         blocks = RowBlocks(self._data.rows[m], rows=rows)
         return blocks, np.searchsorted(rows, self.drawn[m])
 
-    def _cluster(self) -> float:
+    def summed(self) -> tuple[Array, Array]:
+        """Return the bins and counts that the server learns."""
+        return self.quantizer.count(
+            np.concatenate(self.centroids), np.concatenate(self.counts)
+        )
+
+    def cluster(self) -> float:
         """Set C_s and return the seconds it took."""
         start = time.perf_counter()
         data, rng = self._data, Run(self._seed).rng("k-means")
-        points = np.concatenate(self._centroids)
+        points = np.concatenate(self.centroids)
         if self._server == "k-fed":
-            self.centers = kfed_centroids(self._centroids, data.k)
+            self.centers = kfed_centroids(self.centroids, data.k)
         elif self._server == "dc-km":
             self.centers = dckm_centroids(points, data.k, rng, data.n_init)
         else:
-            bins, counts = self._quantizer.count(points, np.concatenate(self.sizes))
-            X_s, weights = server_points(
-                self._quantizer, bins, counts, rng, self._server
-            )
+            bins, q = self.summed()
+            X_s, weights = server_points(self.quantizer, bins, q, rng, self._server)
             self.centers = server_centroids(X_s, weights, data.k, rng, data.n_init)
         self._costs.clear()
         return time.perf_counter() - start
@@ -294,6 +322,7 @@ def strategy(
         data.k,
         client_training=cast(Training, training),
         server_points=cast(ServerPoints, points),
+        min_rows_per_bin=1,
         n_init=data.n_init,
         server_state=server_state,
     )

@@ -88,6 +88,30 @@ def nearest(X, centroids):
     return ((X[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
 
 
+def plain_clusters(X, drawn, settings):
+    """Return a party's centroids and the clusters of its rows, by their definition.
+
+    Of the rows X in the cube that stay, and its drawn rows, by numbers.
+    """
+    centroids, labels = X[drawn], nearest(X, X[drawn])
+    if settings.client_training == "full":
+        centroids, labels = complete(RowBlocks(X), drawn)
+    names = list(range(len(centroids)))
+    while len(names) > 1:
+        rows = [np.count_nonzero(labels == name) for name in names]
+        small = max(i for i, count in enumerate(rows) if count == min(rows))
+        if rows[small] >= settings.min_rows_per_bin:
+            break
+        name = names.pop(small)
+        far = [((centroids[name] - centroids[i]) ** 2).sum() for i in names]
+        labels = np.where(labels == name, names[far.index(min(far))], labels)
+    if settings.client_training == "full" and settings.min_rows_per_bin > 1 and names:
+        means = np.array([X[labels == name].mean(axis=0) for name in names])
+    else:
+        means = centroids[names]
+    return means, np.searchsorted(names, labels)
+
+
 def cube(points, settings):
     """Return points in sides of the box, 0 in its middle."""
     lower, upper = settings.lower, settings.upper
@@ -121,7 +145,6 @@ def check(parties, folder, model, gone=(), left=()):
     Sizes and q are computed anew from the parties' drawn rows.
     """
     now, q = ServerState(folder, model).load(), Counter()
-    full = now.settings.client_training == "full"
     for party in parties:
         state = ClientState(party.state_dir, model)
         if party.name in left:
@@ -136,12 +159,10 @@ def check(parties, folder, model, gone=(), left=()):
         X, places = cube(party.X[stay], now.settings), np.array(ids)[stay].tolist()
         drawn = np.array([places.index(i) for i in centroid_ids(party, model)], int)
         assert len(set(drawn.tolist())) == len(drawn)
-        centroids, labels = X[drawn], nearest(X, X[drawn])
-        sizes = np.bincount(labels, minlength=len(drawn))
+        sizes = np.bincount(nearest(X, X[drawn]), minlength=len(drawn))
         assert own.sizes.tolist() == sizes.tolist(), f"{party.name}: other sizes"
-        if full:
-            centroids, labels = complete(RowBlocks(X), drawn)
-            sizes = np.bincount(labels, minlength=len(centroids))
+        centroids, labels = plain_clusters(X, drawn, now.settings)
+        sizes = np.bincount(labels, minlength=len(centroids))
         q += plain_q(centroids, sizes, now.settings)
     assert q_of(now) == dict(q), "q is not that of the centroids"
     stay = [p.name for p in parties if p.name not in left]

@@ -64,6 +64,11 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fkk without cem": FKKMeans(**_without),
     "fkk columns": FKKMeans(**_columns),
     "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
+    "mufc paper": MUFC(
+        **{"n_clusters": 2, "gamma": 0.05, "box": "-9,9", "n_init": 1, "seed": 3},
+        client_training="init",
+        min_rows_per_bin=1,
+    ),
 }
 
 

@@ -480,6 +480,14 @@ def test_settings_come_back_bit_by_bit(bounds):
     assert back.lower.dtype == back.upper.dtype == np.float64
 
 
+def test_settings_without_the_fewest_rows_of_a_bin():
+    """A state that is older than the setting: nothing was merged."""
+    stored = agreed(min_rows_per_bin=20).stored()
+    assert TrainingSettings.restored(stored).min_rows_per_bin == 20
+    del stored["min_rows_per_bin"]
+    assert TrainingSettings.restored(stored).min_rows_per_bin == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [

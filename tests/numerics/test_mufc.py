@@ -31,6 +31,8 @@ from vfl_flower.numerics.mufc import (
     initialise,
     local_clusters,
     local_labels,
+    merge_small,
+    merged_sizes,
     seed_centroids,
     server_centroids,
     server_points,
@@ -184,6 +186,54 @@ def test_requests_one_after_another_are_exact(monkeypatch):
 
     fresh = exact_law(lambda: train(SMALL, [0, 3], None, 2), monkeypatch)
     assert total_variation(fresh, exact_law(run, monkeypatch)) == 0
+
+
+def counted(X, drawn, removed, full, least=2):
+    """Return what a party counts: centroids and sizes, in one array."""
+    keep = remaining(X, removed)
+    places = np.searchsorted(keep, drawn)
+    centroids, labels = local_clusters(blocks_of(X, keep), places, full, least)
+    return np.append(centroids.ravel(), np.bincount(labels))
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
+def test_merged_clusters_have_exactly_the_law_of_a_fresh_run(X, full, monkeypatch):
+    """Removals also change which clusters are merged, with no centroid among them."""
+    changed = False
+    for removed in [(0,), (2,), (3,), (1, 4), (0, 1, 3)]:
+
+        def after(r=removed):
+            drawn = train_unlearn(X, r, None)
+            return counted(X, drawn, r, full)
+
+        def fresh(r=removed):
+            return counted(X, train(X, r, None), r, full)
+
+        laws = exact_law(fresh, monkeypatch), exact_law(after, monkeypatch)
+        assert total_variation(*laws) == 0
+        changed |= len(laws[0]) > 1
+    assert changed
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_state_of_merged_centroids_alone_is_found_out(full, monkeypatch):
+    """What was merged away must stay known: a removal redraws behind it."""
+
+    def wrong(removed):
+        drawn = train(SMALL, [], None)
+        sizes = np.bincount(local_labels(SMALL, SMALL[drawn]), minlength=len(drawn))
+        kept = drawn[merge_small(SMALL[drawn], sizes, 2)[0]]
+        after = unlearn(SMALL, kept, np.asarray(removed), None)
+        return counted(SMALL, after, removed, full)
+
+    for removed in [(0,), (3,)]:
+        fresh = exact_law(
+            lambda r=removed: counted(SMALL, train(SMALL, r, None), r, full),
+            monkeypatch,
+        )
+        after = exact_law(lambda r=removed: wrong(r), monkeypatch)
+        assert total_variation(fresh, after) > Fraction(1, 100)
 
 
 def test_a_request_that_looked_at_the_centroids_is_not_exact(monkeypatch):
@@ -378,6 +428,41 @@ def test_a_party_without_rows_has_no_clusters(full):
     none = RowBlocks(np.empty((0, 3)))
     centroids, labels = local_clusters(none, np.empty(0, np.int64), full)
     assert (centroids.shape, labels.shape) == ((0, 3), (0,))
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=9),
+    st.integers(1, 40),
+    st.integers(0, 5),
+)
+def test_merged_clusters_are_large_or_one(sizes, least, seed):
+    """The large ones stay, each cluster joins one, and no row is lost."""
+    sizes = np.array(sizes)
+    centroids = np.random.default_rng(seed).integers(9, size=(len(sizes), 2)) / 1.0
+    remain, merged = merge_small(centroids, sizes, least)
+    counts = merged_sizes(sizes, merged)
+    assert counts.sum() == sizes.sum()
+    assert len(remain) == len(counts) == len(set(merged.tolist()))
+    assert counts.min() >= least or len(counts) == 1
+    assert (np.diff(remain) > 0).all()
+    np.testing.assert_array_equal(merged[remain], np.arange(len(remain)))
+    assert set(np.flatnonzero(sizes >= least)) <= set(remain) or len(remain) == 1
+    if sizes.min() >= least:
+        np.testing.assert_array_equal(merged, np.arange(len(sizes)))
+
+
+@pytest.mark.parametrize("least", [2, 40, 1000])
+def test_merged_means_are_the_means_of_their_rows(least):
+    """Exactly, and not those of Lloyd's last iteration but one."""
+    X = mixture()
+    blocks = RowBlocks(X, block_bytes=1000)
+    rows, _ = initialise(blocks, 20, np.random.default_rng(0))
+    centroids, labels = local_clusters(blocks, rows, full=True, least=least)
+    counts = np.bincount(labels)
+    assert counts.min() >= min(least, 600)
+    assert (len(counts) == 20) == (least == 2)
+    means = [X[labels == j].mean(axis=0) for j in range(len(counts))]
+    np.testing.assert_allclose(centroids, means, rtol=1e-12)
 
 
 def test_counts_of_bins():

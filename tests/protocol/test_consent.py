@@ -146,6 +146,7 @@ STRATEGIES = {
     "kernel k-means": FKKMeans(2, n_components=4, n_features=8, iterations=2),
     "split columns": FKKMeans(2, 4, 8, 2, partition="vertical"),
     "mufc": MUFC(2),
+    "mufc of rows": MUFC(2, client_training="init"),
 }
 
 

@@ -18,6 +18,8 @@ from forgetting import (
     cube,
     federation,
     nearest,
+    plain_bins,
+    plain_clusters,
     plain_q,
     predicted,
     q_of,
@@ -32,7 +34,7 @@ from vfl_flower.app.server_app import main
 from vfl_flower.clients.mufc_state import ClientState, ServerState
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import weighted_kmeans
-from vfl_flower.numerics.mufc import complete, initialise
+from vfl_flower.numerics.mufc import initialise
 from vfl_flower.protocol.settings import values_of
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.simulation import InProcessGrid, simulate
@@ -53,9 +55,14 @@ def parties(tmp_path):
     return federation(tmp_path)
 
 
+FULL = {"client_training": "full"}
+PAPER = {"client_training": "init", "min_rows_per_bin": 1}
+"""The form of the paper: drawn rows are the centroids, whatever their clusters hold."""
+
+
 def train(parties, folder, seed=1, **settings):
-    """Train; return the result."""
-    settings = {"n_clusters": 3, "gamma": 0.01, "n_init": 2} | settings
+    """Train, in the form of the paper unless the settings say other; the result."""
+    settings = {"n_clusters": 3, "gamma": 0.01, "n_init": 2} | PAPER | settings
     return simulate(MUFC(**settings, server_state=folder), parties, seed=seed)
 
 
@@ -134,10 +141,7 @@ def reference(parties, settings, seed):
             settings.local_clusters,
             stream(seed, index, b"centroids"),
         )
-        centroids = X[rows]
-        if settings.client_training == "full":
-            centroids, _ = complete(RowBlocks(X), rows)
-        labels = nearest(X, centroids)
+        centroids, labels = plain_clusters(X, rows, settings)
         sizes = np.bincount(labels, minlength=len(centroids))
         drawn.append(party.ids[rows].tolist())
         points.append((centroids, sizes))
@@ -172,6 +176,10 @@ def reference(parties, settings, seed):
         ((1, 40, 2, 1), {"n_clusters": 4}),
         ((1, 1), {"n_clusters": 2, "local_clusters": 4}),
         ((9, 1), {"gamma": 1.0, "server_points": "weighted"}),
+        ((60, 41), {"min_rows_per_bin": 12, "local_clusters": 6}),
+        ((60, 41), {"min_rows_per_bin": 12, "local_clusters": 6, **FULL}),
+        ((60, 41), {"min_rows_per_bin": 12, "privacy": "none", "local_clusters": 6}),
+        ((20, 11, 1), {"min_rows_per_bin": 20, **FULL}),
         (range(3, 13), {"n_clusters": 4}),
         ((8, 8), {"box": "-1,1;-0.5,2"}),
         ((20, 30), {"box": "-2000,1000;-0.5,2", "client_training": "full"}),
@@ -202,6 +210,8 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     all_labels = np.concatenate(labels)
     assert model.sizes_.tolist() == np.bincount(all_labels, minlength=k).tolist()
     counted = {"version": 1, "clients": len(sizes), "rows": sum(sizes)}
+    counted |= {"bins": len(q), "small_bins": sum(c < 20 for c in q.values())}
+    counted |= {"single_bins": sum(c == 1 for c in q.values())}
     assert result.metrics == counted | {"inertia": model.inertia_}
     assert result.ledger.round_trips == 3
     check(parties, folder, model.model)
@@ -276,7 +286,7 @@ def test_columns_count_as_the_box_says(tmp_path, settings):
 def test_the_objective_of_a_wide_box(parties, width):
     """Rows that fill a small part of it: the sum is exact all the same."""
     box = (-width, width)
-    model = simulate(MUFC(3, gamma=2.5e-10, box=box), parties, seed=1).model
+    model = simulate(MUFC(3, gamma=2.5e-10, box=box, **PAPER), parties, seed=1).model
     cost = 0.0
     for party, labels in zip(parties, model.labels_, strict=True):
         cost += (((party.X - model.cluster_centers_[labels]) / (2 * width)) ** 2).sum()
@@ -414,6 +424,9 @@ def test_draws_are_private_without_a_seed(parties, folder):
     [
         {},
         {"client_training": "full"},
+        {"min_rows_per_bin": 4},
+        {"client_training": "full", "min_rows_per_bin": 4},
+        {"client_training": "full", "min_rows_per_bin": 20},
         {"privacy": "none"},
         {"local_clusters": 1},
         {"server_points": "weighted", "field": "paper"},
@@ -961,6 +974,7 @@ def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seen")
     parties = federation(folder, (40, 30, 20, 6), 130)
     settings = {"n_clusters": 20, "gamma": 0.01, "server_state": folder / "server"}
+    settings |= PAPER
     runs = []
     for _ in range(2):
         grid = Recorder(parties)
@@ -1087,6 +1101,118 @@ def test_no_value_and_no_id_is_in_a_message(seen):
 # -- what files hold -------------------------------------------------------------------
 
 
+# -- membership ------------------------------------------------------------------------
+
+
+DEFAULT = {name: values_of(MUFC())[name] for name in PAPER}
+
+
+def members_and_others(tmp_path, noise=0.04):
+    """Return three parties of 1,200 rows, and 20,000 rows of the same law."""
+    rng = np.random.default_rng(0)
+    middles = rng.uniform(-0.3, 0.3, size=(10, 8))
+
+    def rows(n):
+        X = middles[rng.integers(10, size=n)] + rng.normal(0, noise, size=(n, 8))
+        return np.clip(X, -0.5, 0.5)
+
+    return boxed(tmp_path, [rows(1200) for _ in range(3)]), rows(20_000)
+
+
+def has_count(now, candidates):
+    """Return which candidates are in a bin that the server sees a count of."""
+    occupied = set(map(tuple, now.bins.tolist()))
+    bins = plain_bins(candidates, now.settings).tolist()
+    return np.array([tuple(place) in occupied for place in bins])
+
+
+def distance(now, candidates):
+    """Return how far each candidate is from the nearest bin that has a count."""
+    top = plain_bins(np.full(1, 0.5), now.settings) / 2
+    middles = (now.bins - top) * now.settings.gamma
+    return np.min([np.abs(candidates - m).max(axis=1) for m in middles], axis=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tells"),
+    [
+        (PAPER, True),
+        (PAPER | {"min_rows_per_bin": 20}, True),
+        (DEFAULT, False),
+        (PAPER | FULL, False),
+    ],
+    ids=["paper", "merged", "default", "full"],
+)
+def test_the_server_tells_members_from_others(tmp_path, folder, settings, tells):
+    """From the sum of one training, with the rows that parties have drawn.
+
+    A bin of a drawn row has a count. Large clusters do not help; means do: then the
+    best of 20 false alarms among 20,000 finds next to none.
+    """
+    parties, others = members_and_others(tmp_path)
+    model = train(parties, folder, n_clusters=10, gamma="auto", **settings).model.model
+    now = ServerState(folder, model).load()
+    drawn = [np.isin(p.ids, centroid_ids(p, model)) for p in parties]
+    members = np.concatenate([p.X[d] for p, d in zip(parties, drawn, strict=True)])
+    assert members.shape == (30, 8)
+    found, wrong = has_count(now, members), has_count(now, others)
+    near = distance(now, members) < np.sort(distance(now, others))[20]
+    assert np.count_nonzero(wrong) == 0
+    if tells:
+        assert found.all()
+        assert near.all()
+    else:
+        assert found.sum() == 0
+        assert near.sum() <= 2
+
+
+@pytest.mark.parametrize("training", ["init", "full"])
+@pytest.mark.parametrize("least", [1, 20])
+def test_the_server_finds_a_row_that_is_far_from_all(tmp_path, folder, training, least):
+    """It is a cluster of its own, whose mean it is; merged it is not seen."""
+    parties, _ = members_and_others(tmp_path, noise=0.002)
+    parties[1].X[7] = far = np.full(8, 0.47)
+    settings = {"client_training": training, "min_rows_per_bin": least}
+    settings |= {"n_clusters": 10, "local_clusters": 12, "gamma": "auto"}
+    result = train(parties, folder, **settings)
+    now = ServerState(folder, result.model.model).load()
+    assert has_count(now, far[None]).tolist() == [least == 1]
+    assert (result.metrics["single_bins"] > 0) == (least == 1)
+    assert (result.metrics["small_bins"] > 0) == (least == 1)
+    assert now.counts.min() >= least
+
+
+@pytest.mark.parametrize("training", ["init", "full"])
+def test_bins_of_few_rows_are_counted_and_said(parties, folder, training, caplog):
+    """Parties of 14, 9 and 6 rows: one bin each, all of them small."""
+    settings = {"client_training": training, "min_rows_per_bin": 20}
+    result = train(parties, folder, **settings)
+    bins = {"bins": 3, "small_bins": 3, "single_bins": 0}
+    assert result.metrics.items() >= bins.items()
+    assert "3 of 3 bins have fewer than 20 rows, 0 of them a single one" in caplog.text
+    requests = {"west": parties[2].ids.tolist()[:-1]}
+    after = forget(parties, folder, result.model.model, requests).metrics
+    assert after.items() >= (bins | {"single_bins": 1}).items()
+    again = forget(parties, folder, result.model.model, requests).metrics
+    assert again.items() >= (bins | {"single_bins": 1}).items()
+
+
+def test_large_bins_are_not_warned_of(tmp_path, folder, caplog):
+    parties, _ = members_and_others(tmp_path)
+    metrics = simulate(MUFC(10, server_state=folder), parties, seed=1).metrics
+    assert (metrics["small_bins"], metrics["single_bins"]) == (0, 0)
+    assert metrics["bins"] > 20
+    assert "bins have fewer" not in caplog.text
+    assert "only" not in caplog.text
+
+
+def test_too_few_bins_for_the_clusters_are_said(parties, folder, caplog):
+    result = train(parties, folder, n_clusters=4, min_rows_per_bin=20)
+    assert result.metrics["bins"] == 3
+    assert "only 3 bins for 4 clusters" in caplog.text
+    assert "lower min_rows_per_bin" in caplog.text
+
+
 class Files(InProcessGrid):
     """Parties whose nodes read files, as SuperNodes do for each message."""
 
@@ -1197,7 +1323,10 @@ def deployment(tmp_path, monkeypatch):
     level, handlers = log.level, list(log.handlers)
     made = Deployment(tmp_path)
     # Fine bins, so that one is not found by chance.
-    made.run(**{"task": "train", "mufc.n-clusters": 3, "mufc.gamma": 1e-6})
+    training = {"task": "train", "mufc.n-clusters": 3, "mufc.gamma": 1e-6}
+    # Of the paper's form, in which a bin is that of a row.
+    training |= {"mufc.client-training": "init", "mufc.min-rows-per-bin": 1}
+    made.run(**training)
     yield made
     log.setLevel(level)
     log.handlers[:] = handlers
@@ -1283,6 +1412,7 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
         ({"n_clusters": 2.5}, "a whole number"),
         ({"local_clusters": -1}, "at least 0"),
         ({"n_init": 0}, "at least 1"),
+        ({"min_rows_per_bin": 0}, "at least 1"),
         ({"gamma": 0}, "above 0"),
         ({"gamma": 1.01}, "at most 1"),
         *(

@@ -106,6 +106,7 @@ def killed(act, folder, k):
 
 
 SETTINGS = {"n_clusters": 3, "local_clusters": 2, "gamma": 0.01, "n_init": 1}
+SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 
 
 def train(folder):

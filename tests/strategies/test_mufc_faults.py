@@ -30,6 +30,7 @@ from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlear
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 BAD = 11
 SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
+SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 
 
 def twenty(folder=None, n=20):

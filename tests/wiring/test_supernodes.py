@@ -142,6 +142,7 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
         data.append(([f"{j}-{i}" for i in range(n)], X))
         write_rows(organisations, j, *data[j])
     training = {"mufc.n-clusters": 3, "mufc.box": "0,10;0,1000000"}
+    training |= {"mufc.min-rows-per-bin": 1}
     training |= config | {"output-dir": str(tmp_path)}
     contexts = [Context(0, 0, c, RecordDict(), {}) for c in organisations.configs]
     (strategy,) = make_strategies(check_run_config(training)).values()

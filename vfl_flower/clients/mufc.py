@@ -35,6 +35,8 @@ from vfl_flower.numerics.mufc import (
     induced_labels,
     local_clusters,
     local_labels,
+    merge_small,
+    merged_sizes,
     seed_centroids,
     surviving,
 )
@@ -53,6 +55,9 @@ REQUESTS = "forget.txt"
 
 MOST_ROWS = 2**40
 """Most rows of all parties together."""
+
+LEAST_ROWS = 5
+"""Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
 
 LEAST_PARTIES = 2
 """Fewest parties of a sum: with a single one it would be that party's counts."""
@@ -190,12 +195,15 @@ def _counts(
     state = party.recall(MUFCState)
     settings, sums = state.settings, np.array(totals, dtype=np.float64)
     _check_box(party, settings, state.drawn)
+    few = settings.client_training == "init" or settings.min_rows_per_bin < LEAST_ROWS
+    party.share(state.drawn, "rows" if few else "centroids")
     if settings.client_training == "full":
         _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
-    else:
+    else:  # no pass over the rows
         centroids = BoxedRows(party.X, settings.box).take(state.drawn)
-    party.share(state.drawn, "centroids")
+        remain, merged = merge_small(centroids, sizes, settings.min_rows_per_bin)
+        centroids, sizes = centroids[remain], merged_sizes(sizes, merged)
     if code is None:
         return {"centroids": centroids, "sizes": sizes, "totals": sums}
     with _refusing():
@@ -204,13 +212,18 @@ def _counts(
 
 
 def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
-    """Return the rows that take part, their centroids, and the labels of the rows."""
+    """Return the rows that take part, and the centroids and labels of their clusters.
+
+    They are computed from the drawn rows and the rows that stay, whatever was merged in
+    versions before: see :func:`vfl_flower.numerics.mufc.merge_small`.
+    """
     rows = _taking_part(state)
     blocks = BoxedRows(party.X, state.settings.box, rows)
     places = np.searchsorted(rows, state.drawn)
     full = state.settings.client_training == "full"
+    least = state.settings.min_rows_per_bin
     with _same_values():
-        return blocks, *local_clusters(blocks, places, full)
+        return blocks, *local_clusters(blocks, places, full, least)
 
 
 def _taking_part(state: MUFCState) -> Array:

@@ -97,6 +97,8 @@ class TrainingSettings:
     privacy: Privacy
     field: PointField
     n_init: Natural
+    min_rows_per_bin: Natural = 1
+    """States that are older than this setting do not have it: nothing was merged."""
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""

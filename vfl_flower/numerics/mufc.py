@@ -219,8 +219,10 @@ def seed_centroids(
     return numbers[drawn], np.bincount(labels, minlength=len(drawn))
 
 
-def local_clusters(blocks: RowBlocks, rows: Array, full: bool) -> tuple[Array, Array]:
-    """Return a party's centroids, and for each row the nearest one.
+def local_clusters(
+    blocks: RowBlocks, rows: Array, full: bool, least: int = 1
+) -> tuple[Array, Array]:
+    """Return a party's centroids, and the local cluster of each row.
 
     Parameters
     ----------
@@ -230,13 +232,16 @@ def local_clusters(blocks: RowBlocks, rows: Array, full: bool) -> tuple[Array, A
         Numbers in `blocks` of the drawn centroids, in the order drawn.
     full : bool
         Whether Lloyd's iteration follows; see `complete`.
+    least : int
+        Fewest rows of a cluster; see `merge_small`.
 
     Returns
     -------
     centroids : Array, shape (k'', d)
         C^(l), not quantised.
     labels : Array of int64, shape (n,)
-        Nearest centroid of each row; each has a row.
+        Cluster of each row, which is the nearest one before clusters are merged; each
+        has a row.
 
     Raises
     ------
@@ -244,12 +249,97 @@ def local_clusters(blocks: RowBlocks, rows: Array, full: bool) -> tuple[Array, A
         As from `initialise`.
     """
     if full:
-        return complete(blocks, rows)
-    if len(rows) == 0:
+        centroids, labels = complete(blocks, rows)
+    elif len(rows) == 0:
         return blocks.take(rows), np.empty(0, np.int64)
-    nothing_is_drawn = np.random.default_rng(0)
-    _, labels = initialise(blocks, len(rows), nothing_is_drawn, rows)
-    return blocks.take(rows), labels
+    else:
+        nothing_is_drawn = np.random.default_rng(0)
+        _, labels = initialise(blocks, len(rows), nothing_is_drawn, rows)
+        centroids = blocks.take(rows)
+    if least == 1:
+        return centroids, labels
+    sizes = np.bincount(labels, minlength=len(centroids))
+    remain, merged = merge_small(centroids, sizes, least)
+    labels = merged[labels]
+    if full:
+        # Lloyd's means are those of the rows of an iteration before: of how many?
+        return _means(blocks, labels, len(remain)), labels
+    return centroids[remain], labels
+
+
+def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Array]:
+    """Merge clusters of few rows into others, until none has fewer than `least`.
+
+    Again and again the smallest cluster, the last among equals, joins the one with the
+    nearest centroid, the first among equals. What remains has at least `least` rows
+    each, or is one cluster of all the party's rows.
+
+    Parameters
+    ----------
+    centroids : Array, shape (k', d)
+        C^(l) in the order drawn, or the means that `complete` returns.
+    sizes : Array of int, shape (k',)
+        Rows of each cluster.
+    least : int
+        Fewest rows of a cluster; 1: nothing is merged.
+
+    Returns
+    -------
+    remain : Array of int64, shape (k'',)
+        The clusters that others have joined or that are large enough, in their order.
+    merged : Array of int64, shape (k',)
+        The place in `remain` of what each cluster has become.
+
+    Notes
+    -----
+    Unlearning stays exact. Which clusters are merged depends on removed rows, by the
+    sizes, but nothing of it is kept from one version to the next: what a party counts
+    is a function f(c, X) of the drawn sequence c and of the rows X alone, without a
+    draw. After a removal it computes f(c', X') anew, from the drawn rows before any
+    merging and from the rows that stay. By Lemma 5.1 c' has the law of a fresh sequence
+    on X', so f(c', X') has the law of a fresh result on X'. Two things would break
+    this: to keep as C^(l) only the centroids that remain, since a later removal would
+    then redraw behind another sequence, and to leave clusters merged, or apart, because
+    they were so before.
+
+    Examples
+    --------
+    >>> remain, merged = merge_small(
+    ...     np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2
+    ... )
+    >>> remain, merged
+    (array([0, 2]), array([0, 1, 1]))
+    """
+    counts = np.array(sizes, np.int64)
+    remain, becomes = np.arange(len(counts)), np.arange(len(counts))
+    while len(remain) > 1 and counts[remain].min() < least:
+        small = remain[::-1][counts[remain[::-1]].argmin()]
+        remain = remain[remain != small]
+        distances = _squared_distances(centroids[remain], centroids[small])
+        into = remain[distances.argmin()]
+        counts[into] += counts[small]
+        becomes[becomes == small] = into
+    return remain, np.searchsorted(remain, becomes)
+
+
+def merged_sizes(sizes: Array, merged: Array) -> Array:
+    """Return the rows of each merged cluster.
+
+    Parameters
+    ----------
+    sizes : Array of int, shape (k',)
+        Rows of each cluster before.
+    merged : Array of int, shape (k',)
+        What each has become, from `merge_small`.
+
+    Returns
+    -------
+    Array of int64, shape (k'',)
+        Their sums.
+    """
+    counts = np.zeros(len(np.unique(merged)), np.int64)
+    np.add.at(counts, merged, sizes)
+    return counts
 
 
 def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
@@ -279,10 +369,26 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     centers = lloyd(blocks, blocks.take(rows))
     labels = np.concatenate([assign(block, centers)[0] for block in blocks])
     occupied, labels = np.unique(labels, return_inverse=True)
+    return _in_range(centers[occupied], blocks), labels
+
+
+def _means(blocks: RowBlocks, labels: Array, k: int) -> Array:
+    """Return the mean of the rows of each of k clusters, none of them empty."""
+    sums, start = np.zeros((k, blocks.shape[1])), 0
+    for block in blocks:
+        part = labels[start : start + len(block)]
+        sums += (part == np.arange(k)[:, None]).astype(np.float64) @ block
+        start += len(block)
+    return _in_range(sums / np.bincount(labels, minlength=k)[:, None], blocks)
+
+
+def _in_range(means: Array, blocks: RowBlocks) -> Array:
     # A mean of equal numbers may round out of their range, thus out of the box.
+    if len(blocks) == 0:
+        return means
     low = np.min([block.min(axis=0) for block in blocks], axis=0)
     high = np.max([block.max(axis=0) for block in blocks], axis=0)
-    return np.clip(centers[occupied], low, high), labels
+    return np.clip(means, low, high)
 
 
 @dataclass(frozen=True, eq=False)

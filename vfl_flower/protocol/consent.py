@@ -42,7 +42,7 @@ KINDS: dict[Kind, str] = {
     "rows": "rows in the clear, or sums from which they follow",
     "embedded-rows": "rows of an embedding, which tell the distances between rows",
     "angles": "sums over parties from which a party learns columns up to a linear map",
-    "centroids": "rows, rounded, that stand for clusters, in a sum or in the clear",
+    "centroids": "means of several rows, rounded, that stand for clusters",
     "predictions": "this party's part of the prediction of a row",
     "row-sums": "numbers for single rows, in sums over the parties",
     "totals": "totals of scores, and the numbers of rows that were drawn by them",

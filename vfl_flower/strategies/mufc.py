@@ -33,7 +33,7 @@ from vfl_flower.clients.mufc_state import (
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.mufc import Box, Quantizer, server_centroids, server_points
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -53,6 +53,9 @@ StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
 """Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
+
+SMALL_BIN = 20
+"""A bin of fewer rows is counted in the results and in a warning."""
 
 
 @contextmanager
@@ -79,7 +82,7 @@ class MUFCTask(ProtocolStrategy):
 
     @property
     def needs(self) -> tuple[Kind, ...]:
-        """Centroids: a count of one is a row, to within a bin."""
+        """Centroids, to within a bin."""
         return ("centroids",)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
@@ -208,6 +211,7 @@ class ClusterTraining(MUFCTask):
         privacy: Privacy,
         field: PointField = "hash",
         n_init: int = 10,
+        min_rows_per_bin: int = 1,
     ) -> TrainingSettings:
         """Return all settings of training, with those that depend on the data.
 
@@ -243,6 +247,7 @@ class ClusterTraining(MUFCTask):
             privacy=privacy,
             field=field,
             n_init=n_init,
+            min_rows_per_bin=min_rows_per_bin,
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -268,6 +273,23 @@ class ClusterTraining(MUFCTask):
         with naming_parties(parties):
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
         centers = agreed.box.restore(centers)
+        few = counted_bins(counts)
+        if few["small_bins"]:
+            log.warning(
+                "%d of %d bins have fewer than %d rows, %d of them a single one: the "
+                "server can tell whether a row that it knows is in such a bin",
+                few["small_bins"],
+                few["bins"],
+                SMALL_BIN,
+                few["single_bins"],
+            )
+        if 0 < few["bins"] < self.n_clusters:
+            log.warning(
+                "there are only %d bins for %d clusters, some of which get no rows: if "
+                "the parties have few rows, lower min_rows_per_bin or n_clusters",
+                few["bins"],
+                self.n_clusters,
+            )
         state = None
         if self.folder is not None and all(replies.each("kept")):
             names = [info.name for info in parties]
@@ -281,7 +303,8 @@ class ClusterTraining(MUFCTask):
         trained = version_of(model, 1, centers, agreed, kept=state is not None)
         trained.missing = run.missing
         try:
-            return self.commit(parties, run, trained, _total_rows(replies), state)
+            rows = _total_rows(replies)
+            return self.commit(parties, run, trained, rows, state, **few)
         except FederationError as error:
             if state is None:
                 raise
@@ -324,9 +347,16 @@ class MUFC(ClusterTraining):
 
     Notes
     -----
+    With ``client_training="init"`` centroids are rows, and the bins tell: a row of
+    somebody is in each. Whoever has candidate rows finds out which of them are
+    centroids, however many rows the bin counts. With "full" and `min_rows_per_bin`,
+    the defaults, a bin holds a mean of several rows of a party. Nothing is
+    differentially private. ``docs/mufc.md`` has the figures.
+
     Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
     one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
-    disk.
+    disk; 4. by default parties train completely, and merge clusters of few rows. As in
+    [1]: ``client_training="init", min_rows_per_bin=1``.
 
     Examples
     --------
@@ -343,13 +373,20 @@ class MUFC(ClusterTraining):
 
     gamma: Gamma = "auto"
     """Quantisation step, in sides of the box, from about 2^-32 to 1; "auto":
-    1 / sqrt(n). With a small step a bin reveals a row."""
+    1 / sqrt(n). With a small step a bin reveals a row, or a mean, to many digits."""
     server_points: ServerPoints = "uniform"
     """What a bin of q_j rows becomes at the server. "uniform": q_j uniform points in
     it. "weighted": its middle, with weight q_j."""
-    client_training: Training = "init"
-    """How a party finds centroids. "init": k-means++ draws them among its rows. "full":
-    Lloyd's iteration then moves them to means (Appendix M.3), anew at each removal."""
+    client_training: Training = "full"
+    """How a party finds centroids. "full": Lloyd's iteration moves drawn rows to means
+    (Appendix M.3), anew at each removal. "init", as in the paper: the rows that
+    k-means++ draws are the centroids. Removals are cheaper at the party, the objective
+    is higher, and bins tell which rows are centroids."""
+    min_rows_per_bin: Natural = pydantic.Field(default=5, kw_only=True)
+    """Fewest rows of a party's cluster: it merges smaller ones into their nearest. 1,
+    as in the paper: none, and a bin can be of one row. 20 hides more, and raises the
+    objective many times where clusters of a party are smaller. A party with fewer rows
+    has one cluster of all of them."""
     privacy: Privacy = "scma"
     """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
     centroids and their cluster sizes leave in the clear (Algorithm 5)."""
@@ -372,6 +409,26 @@ class MUFC(ClusterTraining):
             Quantizer(self.gamma)  # at most 2^32 bins
 
     @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Centroids; and rows, where a centroid can be a row or a mean of few."""
+        return in_order(
+            {"centroids"}
+            if self.client_training == "full"
+            and self.min_rows_per_bin >= party.LEAST_ROWS
+            else {"centroids", "rows"}
+        )
+
+    @property
+    def needs_less(self) -> str:
+        """The default takes means of several rows for centroids."""
+        if "rows" not in self.needs:
+            return ""
+        return (
+            "With client_training='full' and min_rows_per_bin of at least "
+            f"{party.LEAST_ROWS} centroids are means, and it needs centroids alone"
+        )
+
+    @property
     def folder(self) -> Path | None:
         """Where the server keeps what it needs to forget; None: nowhere."""
         return Path(self.server_state) if self.server_state else None
@@ -386,6 +443,7 @@ class MUFC(ClusterTraining):
             self.privacy,
             self.field,
             self.n_init,
+            self.min_rows_per_bin,
         )
 
 
@@ -449,6 +507,18 @@ def version_of(
     return MUFCModel(
         model, version, centers, kept=kept, lower=agreed.lower, upper=agreed.upper
     )
+
+
+def counted_bins(counts: Array) -> dict[str, Any]:
+    """Return the numbers of bins, of those with few rows, and of those with one.
+
+    `counts`, shape (m,), are the rows of each bin.
+    """
+    return {
+        "bins": len(counts),
+        "small_bins": int((counts < SMALL_BIN).sum()),
+        "single_bins": int((counts == 1).sum()),
+    }
 
 
 def _total_rows(replies: Replies[Any]) -> int:

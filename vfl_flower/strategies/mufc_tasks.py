@@ -28,6 +28,7 @@ from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.mufc import (
     MUFCTask,
     StateFolder,
+    counted_bins,
     naming_parties,
     new_key,
     sums_of,
@@ -147,7 +148,8 @@ class LaterTask(MUFCTask):
             centers = before.centers
         if not removed and not set(leaving) & set(before.parties):
             log.warning("nothing to forget was asked for, or it was forgotten before")
-            model, nothing = self.known(before), {"removed": 0, "changed": 0}
+            model = self.known(before)
+            nothing = {"removed": 0, "changed": 0} | counted_bins(before.counts)
             # Commit again if a killed run has left parties without their clusters or
             # the server without their sizes, or if a forgotten party may not know it.
             if behind or not len(before.sizes) or set(leaving) & set(names):
@@ -165,6 +167,7 @@ class LaterTask(MUFCTask):
         state.save(version, bins, counts, centers, stay, kind, named=named, run=run_id)
         model = version_of(self.model, version, centers, agreed, True)
         changes: dict[str, Any] = {"removed": removed, "changed": int(changed)}
+        changes |= counted_bins(counts)
         return self.commit(parties, run, model, n_rows, state, leaving, **changes)
 
 
