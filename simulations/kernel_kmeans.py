@@ -393,8 +393,8 @@ def formula(
 def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
     """Run the strategy, and return the entry of `floats` for one of `SOLVERS`."""
     arguments, asked = SOLVERS[name]
-    arguments = {"subspace_tol": 0.0, "clustering": "coreset"} | arguments
-    strategy = FKKMeans(data.k, data.s, D, T, **arguments)
+    arguments = {"clustering": "coreset"} | arguments
+    strategy = FKKMeans(data.k, data.s, D, T, subspace_tol=0.0, **arguments)
     parts = split_among(len(data.X), M, np.random.default_rng(0))
     result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=0)
     metrics: list[Any] = [result.train_metrics_clientapp[t] for t in range(1, T + 1)]
