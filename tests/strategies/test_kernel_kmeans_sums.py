@@ -1,6 +1,5 @@
 """Federated kernel k-means by sums: references, costs, faults, attacks."""
 
-import math
 from itertools import accumulate
 
 import numpy as np
@@ -451,37 +450,3 @@ def test_thirty_known_rows_and_points_give_the_rest_and_sums_do_not():
         errors.append(follow(points[near], X, known))
     assert errors[0] > 0.85
     assert errors[0] > errors[1] - 0.1
-
-
-# -- the numerics ----------------------------------------------------------------------
-
-
-def test_coins_and_noise():
-    """Mean and second moments of what is sent; false alarms at 1e-6 a number."""
-    rng = np.random.default_rng(0)
-    H, draws = rng.normal(size=(60, 2)) + 1, 4000
-    centers = np.zeros((1, 1, 2))
-    sizes = np.array([[60]])
-    parts = [part_of_pass(H, centers, rng, centers, sizes) for _ in range(draws)]
-    counts = np.array([part.counts[0, 0] for part in parts])
-    assert abs(counts.mean() - 30) < 5 * math.sqrt(15 / draws)
-    sums = np.array([part.sums[0, 0] for part in parts])
-    spread = H.T @ H / 4 + H.T @ H / 60
-    error = 5 * np.sqrt(np.diag(spread) / draws)
-    assert (np.abs(sums.mean(axis=0) - H.sum(axis=0) / 2) < error).all()
-    np.testing.assert_allclose(np.cov(sums.T), spread, rtol=0.2)
-    inertia = np.array([part.inertia[0] for part in parts])
-    squares = np.square(H).sum(axis=1)
-    assert inertia.std() == pytest.approx(math.sqrt(np.mean(squares**2)), rel=0.1)
-    assert abs(inertia.mean() - squares.sum()) < 5 * inertia.std() / math.sqrt(draws)
-
-
-def test_rows_that_have_left_are_drawn_too():
-    """All rows move from the first cluster to the second."""
-    H = np.full((200, 1), 9.0)
-    last, centers = np.array([[[9.0], [0.0]]]), np.array([[[0.0], [9.0]]])
-    rng, sizes = np.random.default_rng(0), np.array([[200, 0]])
-    counts = [part_of_pass(H, centers, rng, last, sizes).counts[0] for _ in range(400)]
-    means = np.mean(counts, axis=0)
-    assert abs(means[0] - 40) < 5 * math.sqrt(32 / 400)
-    assert means[1] == 0  # it had no rows, so it sends no sum
