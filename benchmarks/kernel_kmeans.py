@@ -64,6 +64,7 @@ def strategy(features: int, iterations: int) -> FKKMeans:
         COMPONENTS,
         features,
         iterations,
+        clustering="coreset",
         coreset_size=CORESET,
         subspace_tol=0.0,
     )

@@ -544,12 +544,16 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
     else:
         given |= {
             "eigensolver": "gram",
+            "clustering": "coreset",
             "coreset_size": 120,
             "standardize": False,
             "cem": True,
             "allow_missing": False,
             "allow_two_parties": count == 2,
         }
+    if settings.get("clustering") == "sums":
+        del given["coreset_size"]
+        given["passes"] = 20
     if settings.get("kernel") == "polynomial":
         given |= {"degree": 3, "offset": 1.0}
     given |= settings
@@ -596,6 +600,7 @@ fkk("gram 2 users", count=2)
 fkk("gram stops early", subspace_tol=1.0, iterations=20)
 fkk("gram given gamma", gamma=0.02, coreset_size=30)
 fkk("gram all rows in the coreset", coreset_size=1000)
+fkk("sums", clustering="sums")
 fkk("gram laplacian", kernel="laplacian")
 fkk("gram laplacian standardize", kernel="laplacian", standardize=True)
 fkk("gram polynomial", **POLY)

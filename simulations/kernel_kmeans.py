@@ -1,15 +1,16 @@
 """The experiments of the federated kernel k-means paper.
 
-All three tables take about half an hour::
+All four tables take about half an hour::
 
-    python -m simulations.kernel_kmeans recovery floats nmi
+    python -m simulations.kernel_kmeans recovery floats nmi clustering
 
-========  ==========================================================================
-recovery  error of the kernel matrix against iterations, with and without the
-          communication mechanism: Figure 1 of [1]
-floats    floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
-nmi       agreement with the true classes against floats and bytes: Figure 3
-========  ==========================================================================
+==========  ========================================================================
+recovery    error of the kernel matrix against iterations, with and without the
+            communication mechanism: Figure 1 of [1]
+floats      floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
+nmi         agreement with the true classes against floats and bytes: Figure 3
+clustering  k-means by sums over the parties beside that of [1], on a coreset
+==========  ========================================================================
 
 Rows are split among five parties, the *users* of [1]. What FK k-means is compared with
 is in :mod:`simulations.kernel_baselines`. Digits are scikit-learn's; the others are npz
@@ -392,6 +393,7 @@ def formula(
 def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
     """Run the strategy, and return the entry of `floats` for one of `SOLVERS`."""
     arguments, asked = SOLVERS[name]
+    arguments = {"clustering": "coreset"} | arguments
     strategy = FKKMeans(data.k, data.s, D, T, subspace_tol=0.0, **arguments)
     parts = split_among(len(data.X), M, np.random.default_rng(0))
     result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=0)
@@ -468,7 +470,9 @@ def federated(
     data: Rows, parts: list[Array], seed: int, **arguments: Any
 ) -> dict[str, Any]:
     """Run FK k-means, and return how good its labels are and what they cost."""
-    arguments = {"coreset_size": data.coreset} | arguments
+    coreset = {"clustering": "coreset", "coreset_size": data.coreset}
+    if arguments.get("clustering") != "sums":
+        arguments = coreset | arguments
     strategy = FKKMeans(data.k, data.s, **arguments)
     begin = time.perf_counter()
     result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=seed)
@@ -485,6 +489,8 @@ def federated(
         "bytes": ledger.bytes_up,
         "bytes_down": ledger.bytes_down,
         "round_trips": ledger.round_trips,
+        "inertia": result.model.inertia_,
+        "small_share": result.metrics.get("small_share", math.nan),
     }
 
 
@@ -672,6 +678,64 @@ def needed_table(entry: Mapping[str, Any]) -> str:
     return table(rows)
 
 
+# --- k-means by sums ----------------------------------------------------------------
+
+
+def clustering(
+    data: Rows, *, parties: Sequence[int] = (3, 5, 10), seeds: int = 3
+) -> dict[str, Any]:
+    """Run k-means by sums and on a coreset, on the same splits and features.
+
+    Parameters
+    ----------
+    data, parties, seeds
+        All rows, the numbers of parties M, and the runs of each.
+
+    Returns
+    -------
+    dict
+        ``runs``, each with ``parties``, ``seed``, ``clustering`` and what
+        :func:`federated` returns.
+    """
+    runs = []
+    for M, seed, form in product(parties, range(seeds), ("coreset", "sums")):
+        rng = np.random.default_rng([seed, M])
+        parts = split_among(len(data.X), M, rng, "equal", data.y)
+        cell = federated(data, parts, seed, clustering=form)
+        runs.append({"parties": M, "seed": seed, "clustering": form} | cell)
+        tell(f"{data.name}: M = {M}, {form}: NMI {cell['nmi']:.3f}")
+    return dict(n=len(data.X), k=data.k, s=data.s, seeds=seeds, runs=runs)
+
+
+def clustering_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of both forms of k-means, with means over seeds."""
+    yield "## k-means by sums and on a coreset"
+    rows = []
+    for name, entry in entries.items():
+        for M in dict.fromkeys(run["parties"] for run in entry["runs"]):
+            row = {"": name, "M": str(M)}
+            for form in ("coreset", "sums"):
+                cells = [
+                    run
+                    for run in entry["runs"]
+                    if (run["parties"], run["clustering"]) == (M, form)
+                ]
+                means = {
+                    key: float(np.mean([cell[key] for cell in cells]))
+                    for key in ("nmi", "inertia", "round_trips", "bytes", "bytes_down")
+                }
+                row |= {
+                    f"NMI, {form}": f"{means['nmi']:.3f}",
+                    f"inertia, {form}": f"{means['inertia']:.5g}",
+                    f"trips, {form}": f"{means['round_trips']:.1f}",
+                    f"MB up, {form}": f"{means['bytes'] / 1e6:.2f}",
+                    f"MB down, {form}": f"{means['bytes_down'] / 1e6:.2f}",
+                }
+            small = np.mean([cell["small_share"] for cell in cells])
+            rows.append(row | {"below 20 rows": f"{100 * small:.1f} %"})
+    yield table(rows)
+
+
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
@@ -681,13 +745,16 @@ NAMES = list(SETTINGS)
 @app.command()
 def main(
     context: typer.Context,
-    tables: Annotated[list[str], tables_of(("recovery", "floats", "nmi"))],
+    tables: Annotated[
+        list[str], tables_of(("recovery", "floats", "nmi", "clustering"))
+    ],
     datasets: Annotated[list[str], some_of(NAMES, "Data sets.")] = NAMES,
     rows: Annotated[
         int, typer.Option(min=100, help="Of each data set at most.")
     ] = 100_000,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs; default 5 of recovery, 10 of nmi.")
+        int | None,
+        typer.Option(min=1, help="Runs; default 5, of nmi 10, of clustering 3."),
     ] = None,
     counts: Annotated[
         list[int],
@@ -729,6 +796,8 @@ def main(
                 seeds=seeds or 5,
                 without=counts[len(counts) // 2],
             )
+        if name == "clustering":
+            return clustering(data, seeds=seeds or 3)
         limit = min(len(data.X), 300)  # rows, and points of the smallest coreset
         if parties > limit:
             raise MissingData(f"--parties must be at most {limit}, got {parties}")
@@ -739,7 +808,12 @@ def main(
             )
         return nmi(data, seeds=seeds or 10, parties=parties, kind=split, quick=quick)
 
-    pages = {"recovery": recovery_page, "floats": floats_page, "nmi": nmi_page}
+    pages = {
+        "recovery": recovery_page,
+        "floats": floats_page,
+        "nmi": nmi_page,
+        "clustering": clustering_page,
+    }
     for name in tables:
         results, entries = Results(context, "kernel_kmeans", name), {}
         for dataset in datasets:

@@ -30,11 +30,13 @@ _steps = {"solver": "doubly-stochastic", "iterations": 2, "block": 2}
 MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
 _embedded = {"n_clusters": 2, "n_components": 2, "n_features": 3, "iterations": 2}
-_embedded |= {"threshold": 0.5, "subspace_tol": 0.0, "coreset_size": 5, "n_init": 1}
-_embedded |= {"seed": 3} | _two
+_embedded |= {"threshold": 0.5, "subspace_tol": 0.0, "n_init": 1, "seed": 3}
+_summed = _embedded | {"passes": 2} | _two
+_embedded |= {"clustering": "coreset", "coreset_size": 5} | _two
 _one_by_one = _embedded | {"eigensolver": "lanczos"}
 _without = _one_by_one | {"iterations": 1, "cem": False, "masking": "plain"}
-_columns = {k: v for k, v in _embedded.items() if k not in ("coreset_size", *_two)}
+_rows_only = ("clustering", "coreset_size", *_two)
+_columns = {k: v for k, v in _embedded.items() if k not in _rows_only}
 _columns |= {"partition": "vertical", "block_bytes": 96}
 VARIANTS: dict[str, ProtocolStrategy] = {
     "fused": CoresetVRLR(**_regression, evaluate="full"),
@@ -59,6 +61,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
+    "fkk sums": FKKMeans(**_summed),
     "fkk rows": FKKMeans(**_embedded),
     "fkk lanczos": FKKMeans(**_one_by_one),
     "fkk without cem": FKKMeans(**_without),
@@ -128,9 +131,17 @@ def row_parties(count: int = 2) -> list[Party]:
     return [Party(block, name=party.name) for party, block in blocks]
 
 
+@cache
+def many_row_parties(count: int = 2) -> list[Party]:
+    """Return such parties with as many rows as sums need."""
+    X = np.hstack([party.X for party in parties(3)])[:, :2]
+    blocks = zip(parties(count), np.split(X, [11, 19][: count - 1]), strict=True)
+    return [Party(block, name=party.name) for party, block in blocks]
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
-    made |= dict.fromkeys(rows, row_parties)
+    made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}
     return made.get(variant, parties)(count)

@@ -83,6 +83,8 @@ def test_what_leaves_only_into_a_sum_or_encrypted():
         "gram": {"gram"},
         "product": {"product", "trace"},
         "project": {"projected"},
+        "embed": {"sum_h"},
+        "lloyd": {"inertia", "sizes", "counts", "sums"},
         "assign": {"inertia", "sizes"},
         "spread": {"spread"},
         "angles": {"angles"},
@@ -514,3 +516,92 @@ def test_a_request_as_declared():
         sizes = {"n_rows": N, "n_columns": 2}
         arguments = structure(step.contract.request, values, sizes)
         assert flatten(arguments) == values
+
+
+# -- k-means by sums -------------------------------------------------------------------
+
+
+def embedded():
+    """Return a party that has made the embedding for sums, and its sum."""
+    asked = party()
+    pairs = eigenpairs(full(first_gram(asked)), 0.2, 2)
+    R = embed(*pairs, 1.0, 0.2, 2)
+    return asked, client.embed(asked, R)["sum_h"], features_of(asked, 1) @ R
+
+
+def test_the_sum_of_the_embedding():
+    asked, sum_h, product = embedded()
+    np.testing.assert_allclose(sum_h, product.sum(axis=0) / math.sqrt(D_1), atol=1e-12)
+    np.testing.assert_allclose(asked.recall(State).H.sum(axis=0), sum_h)
+    with pytest.raises(PartyError, match="the embedding must be made once"):
+        client.embed(asked, np.ones((D_1, 2)))
+
+
+def test_a_pass_says_the_same_where_it_is_asked_for_again():
+    """Other centres, however near, have other coins and other noise."""
+    asked, _, _ = embedded()
+    centers, sizes = np.zeros((2, 1, 2)), np.full((2, 1), 30)
+    first = client.lloyd(asked, centers, centers, sizes)
+    again = client.lloyd(asked, centers.copy(), centers, sizes)
+    other = client.lloyd(asked, centers + 1e-12, centers, sizes)
+    assert set(first) == {"inertia", "sizes", "counts", "sums"}
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+    assert (first["sums"] != other["sums"]).all()
+    np.testing.assert_array_equal(first["sizes"], [[N], [N]])
+    assert (first["sums"][0] != first["sums"][1]).all()  # nor do starts share them
+    asked.secret = 5
+    secret = client.lloyd(asked, centers, centers, sizes)
+    assert (first["sums"] != secret["sums"]).all()
+
+
+def test_the_first_pass_sends_no_sums():
+    asked, _, _ = embedded()
+    assert set(client.lloyd(asked, np.zeros((1, 2, 2)))) == {"inertia", "sizes"}
+
+
+def test_a_small_cluster_sends_nothing():
+    asked, _, _ = embedded()
+    centers = np.zeros((1, 1, 2))
+    reply = client.lloyd(asked, centers, centers, np.array([[19]]))
+    assert not reply["counts"].any()
+    assert not reply["sums"].any()
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"centers": np.zeros((1, 1, 3))}, "centers must have 2 numbers each, got 3"),
+        ({"centers": np.zeros((2**17 + 1, 1, 2))}, "centers must be at most 131072 of"),
+        ({"last": np.zeros((1, 1, 2))}, "last and sizes must come together"),
+        ({"sizes": np.ones((1, 1), int)}, "last and sizes must come together"),
+    ],
+)
+def test_a_pass_that_cannot_be(values, rule):
+    asked, _, _ = embedded()
+    with pytest.raises(PartyError, match=rule):
+        client.lloyd(asked, **{"centers": np.zeros((1, 1, 2))} | values)
+
+
+def test_a_pass_needs_the_embedding():
+    with pytest.raises(PartyError, match="the embedding must be made before"):
+        client.lloyd(party(), np.zeros((1, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"last": np.zeros((1, 2, 2)), "sizes": np.ones((1, 1), int)},
+        {"last": np.zeros((1, 1, 2)), "sizes": np.ones((2, 1), int)},
+        {"last": np.zeros((1, 1, 2)), "sizes": -np.ones((1, 1), int)},
+        {"last": np.zeros((1, 1, 2)), "sizes": np.ones((1, 1))},
+    ],
+)
+def test_what_the_contract_of_a_pass_refuses(values):
+    request = client.lloyd.contract.request
+    sizes = {"n_rows": N, "n_columns": 2, "n_parties": 3}
+    good = {"centers": np.zeros((1, 1, 2)), "last": np.zeros((1, 1, 2))}
+    good["sizes"] = np.ones((1, 1), int)
+    structure(request, good, dict(sizes))
+    with pytest.raises(ContractError):
+        structure(request, good | values, dict(sizes))

@@ -13,6 +13,8 @@ from simulations.kernel_kmeans import (
     SOLVERS,
     Rows,
     app,
+    clustering,
+    clustering_page,
     federated,
     floats,
     floats_page,
@@ -89,7 +91,7 @@ def test_covtype_is_scaled(folder):
 def test_the_curves_are_those_of_the_federated_run(data):
     """At the secret seed the pooled iterate is the embedding of the strategy."""
     parties = [Party(rows) for rows in np.array_split(data.X, 3)]
-    strategy = FKKMeans(3, 4, 8, 5, subspace_tol=0.0, coreset_size=60)
+    strategy = FKKMeans(3, 4, 8, 5, subspace_tol=0.0)
     model = simulate(strategy, parties, seed=1).model
     draw = pooled_draw(data.X, 8, 36, int(model.parts[0]["seed"], 16))
     *_, last = pooled_fkkm(draw, 5, 4)
@@ -226,7 +228,7 @@ def test_scores_of_the_strategy_are_by_row(data):
     figures = federated(data, parts, 0, n_features=20, iterations=5)
     assert figures["nmi"] > 0.8
     result = simulate(
-        FKKMeans(3, 4, 20, 5, coreset_size=60),
+        FKKMeans(3, 4, 20, 5, clustering="coreset", coreset_size=60),
         [Party(data.X[rows]) for rows in parts],
         seed=0,
     )
@@ -277,6 +279,36 @@ def test_page_says_what_is_saved(entry):
     ]
     assert len(rows) == 8  # four settings, in both tables
     assert "split labels" in page
+
+
+# --- k-means by sums ----------------------------------------------------------------
+
+
+def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
+    entry = clustering(data, parties=(3, 4), seeds=2)
+    forms = [(run["parties"], run["seed"], run["clustering"]) for run in entry["runs"]]
+    expected = [(M, s, c) for M in (3, 4) for s in (0, 1) for c in ("coreset", "sums")]
+    assert forms == expected
+    assert all(run["nmi"] > 0.7 for run in entry["runs"])
+    assert all(
+        np.isnan(run["small_share"]) == (run["clustering"] == "coreset")
+        for run in entry["runs"]
+    )
+    heading, page = clustering_page({"blobs": entry})
+    assert heading == "## k-means by sums and on a coreset"
+    rows = [row.split("|")[1:-1] for row in page.splitlines()]
+    names = [cell.strip() for cell in rows[0]]
+    for row, M in zip(rows[2:], (3, 4), strict=True):
+        cells = dict(zip(names, (cell.strip() for cell in row), strict=True))
+        assert cells["M"] == str(M)
+        for form in ("coreset", "sums"):
+            runs = [
+                run
+                for run in entry["runs"]
+                if (run["parties"], run["clustering"]) == (M, form)
+            ]
+            mean = np.mean([run["nmi"] for run in runs])
+            assert float(cells[f"NMI, {form}"]) == pytest.approx(mean, abs=1e-3)
 
 
 # --- The command ---------------------------------------------------------------------

@@ -82,6 +82,8 @@ def strategy(**settings: Any) -> FKKMeans:
         "n_init": 3,
         "seed": SEED,
     }
+    if settings.get("partition") != "vertical":
+        small["clustering"] = "coreset"  # test_kernel_kmeans_sums.py has the default
     return FKKMeans(**small | settings)
 
 

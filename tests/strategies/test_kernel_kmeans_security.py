@@ -10,10 +10,10 @@ import warnings
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from kernel_views import error, nibbles_are_uniform, sent, up_to_linear, wine
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import least_squares, linear_sum_assignment
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
-from scipy.stats import chi2
 from transcripts import Recorder, actual, is_uniform, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
@@ -42,6 +42,7 @@ SMALL = {
     "n_components": 4,
     "n_features": 20,
     "iterations": 3,
+    "clustering": "coreset",
     "coreset_size": 30,
     "n_init": 1,
     "subspace_tol": 0,
@@ -63,7 +64,9 @@ def watch(parts, seed=None, draws=0, **settings):
     """
     given = {**SMALL, **settings}
     if given.get("partition") == "vertical":
-        del given["coreset_size"]  # it has none
+        del given["clustering"], given["coreset_size"]  # it has none
+    if given.get("clustering") == "sums":
+        given.pop("coreset_size")
     strategy = FKKMeans(**given, seed=seed)
     grid = Recorder([Party(rows) for rows in parts])
     rng = np.random.default_rng(draws)
@@ -82,18 +85,6 @@ def asked(grid, action, party=0):
         entry for entry in grid.transcript if entry.action == action and not entry.up
     ]
     return [entry for entry in entries if entry.party == party]
-
-
-def sent(grid, action, name, party):
-    """Return what one party sent under a name, message by message."""
-    entries = [
-        entry for entry in grid.transcript if entry.action == action and entry.up
-    ]
-    return [
-        entry.values[name]
-        for entry in entries
-        if entry.party == party and name in entry.values
-    ]
 
 
 class Attacker:
@@ -198,16 +189,6 @@ SUMS = [
     ("kernel_kmeans_assign", ["inertia"]),
     ("kernel_kmeans_assign", ["sizes"]),
 ]
-
-
-def nibbles_are_uniform(words):
-    """All half bytes by chi-square over 16 bins; false-alarm rate 1e-9, two-sided."""
-    data = np.frombuffer(words.tobytes(), dtype=np.uint8)
-    counts = np.bincount(np.concatenate([data >> 4, data & 15]), minlength=16)
-    expected = 2 * len(data) / 16
-    assert expected >= 20
-    statistic = ((counts - expected) ** 2).sum() / expected
-    return bool(chi2.isf(1 - 5e-10, 15) < statistic < chi2.isf(5e-10, 15))
 
 
 @pytest.fixture(scope="module")
@@ -556,20 +537,9 @@ def scaling(squares, d):
     return vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0))
 
 
-def error(guess, true):
-    """Return the error relative to a guess of the mean, whose error is 1."""
-    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
-    return np.linalg.norm(guess - true) / np.linalg.norm(true)
-
-
 def up_to_rotation(guess, true):
     guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
     return error(guess @ orthogonal_procrustes(guess, true)[0], true)
-
-
-def up_to_linear(guess, true):
-    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
-    return error(guess @ np.linalg.lstsq(guess, true)[0], true)
 
 
 def matched(guess, true):
@@ -586,13 +556,6 @@ def components(values):
     with warnings.catch_warnings():  # it does not converge where there is nothing
         warnings.simplefilter("ignore")
         return model.fit_transform(values)
-
-
-def wine():
-    from sklearn.datasets import load_wine
-
-    X = load_wine().data
-    return (X - X.mean(axis=0)) / X.std(axis=0)
 
 
 def test_points_are_the_embedding_of_the_rows():

@@ -567,6 +567,8 @@ KERNEL_DOWN = {
     "kernel_kmeans_expand": (names("g"), []),
     "kernel_kmeans_local": (names("n_clusters"), [names("R"), names("H")]),
     "kernel_kmeans_sample": (names("count"), []),
+    "kernel_kmeans_embed": (set(), [names("R"), names("H")]),
+    "kernel_kmeans_lloyd": (names("centers"), [names("last sizes")]),
     "kernel_kmeans_assign": (names("centers"), []),
     "kernel_kmeans_spread": (names("kernel"), []),
     "kernel_kmeans_angles": (names("start count bits kernel gamma"), []),
@@ -588,6 +590,8 @@ KERNEL_SUMS = {
     "kernel_kmeans_gram": names("gram"),
     "kernel_kmeans_product": names("product trace"),
     "kernel_kmeans_project": names("projected"),
+    "kernel_kmeans_embed": names("sum_h"),
+    "kernel_kmeans_lloyd": names("inertia sizes counts sums"),
     "kernel_kmeans_assign": names("inertia sizes"),
     "kernel_kmeans_spread": names("spread"),
     "kernel_kmeans_angles": names("angles"),
@@ -599,12 +603,17 @@ def clustering(**settings):
     """Return a small FKKMeans."""
     rows = settings.get("partition") != "vertical"
     size = {"n_features": 8, "iterations": 3, "subspace_tol": 0, "n_init": 1}
-    coreset = {"coreset_size": 20} if rows else {}
-    return FKKMeans(2, 3, **{**size, **coreset, **settings})
+    if rows and settings.get("clustering") != "sums":
+        size |= {"clustering": "coreset", "coreset_size": 20}
+    return FKKMeans(2, 3, **{**size, **settings})
 
 
 CLUSTERINGS = {
     "gram": clustering,
+    "sums": lambda: clustering(clustering="sums"),
+    "sums without cem": lambda: clustering(
+        eigensolver="lanczos", masking="plain", cem=False, clustering="sums"
+    ),
     "gamma": lambda: clustering(gamma=0.1),
     "standardized": lambda: clustering(standardize=True, gamma=0.1),
     "laplacian": lambda: clustering(kernel="laplacian"),

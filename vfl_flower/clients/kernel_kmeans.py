@@ -10,6 +10,7 @@ labels new rows alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.numerics import distributed_kmeans, kmeans
+from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import (
@@ -58,6 +59,9 @@ MOST_DEGREE = 50
 MOST_BYTES = 2**27
 """Most bytes of angles in one message, so that no request exhausts memory."""
 
+MOST_CENTERS = 2**17
+"""Most centres of all starts of k-means together."""
+
 LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""
 
@@ -69,6 +73,8 @@ Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 SmallMatrix = Annotated[Array, Reals("* *")]
 """R_t or R': what W_t is multiplied by."""
 Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(MOST_COMPONENTS)]
+Starts = Annotated[Array, Reals("a k s"), MinLen(1)]
+"""Centres of each start."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,21 @@ class Sample(TypedDict):
 
     points: Annotated[Array, Reals("a s"), MinLen(1)]
     weights: Annotated[Array, Reals("a")]
+
+
+class Embedding(TypedDict):
+    """Reply of :func:`embed`."""
+
+    sum_h: Annotated[Array, Reals("*"), IN_SUM]
+
+
+class Lloyd(TypedDict):
+    """Reply of :func:`lloyd`."""
+
+    inertia: Annotated[Array, Reals("a"), IN_SUM]
+    sizes: Annotated[Array, Reals("a k"), IN_SUM]
+    counts: NotRequired[Annotated[Array, Reals("a k"), IN_SUM]]
+    sums: NotRequired[Annotated[Array, Reals("a k s"), IN_SUM]]
 
 
 class Clusters(TypedDict):
@@ -515,18 +536,8 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
 # -- k-means (lines 16 to 20) ---------------------------------------------------------
 
 
-@step
-def local(
-    party: Party,
-    n_clusters: Annotated[int, Ge(1), Le(MOST_COMPONENTS)],
-    R: SmallMatrix | None = None,
-    H: Annotated[Array, Reals("n_rows s")] | None = None,
-) -> Local:
-    """Lines 16 to 19: the embedding H[m], and the cost of this party's own centres.
-
-    The embedding is W_T R with the server's `R`, or without the communication mechanism
-    the server's `H`.
-    """
+def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array]:
+    """Make the embedding, which ends the iterations; return it with the state."""
     state = party.recall(State)
     if not state.t or state.H is not None:
         raise PartyError("the embedding must be made once, after the iterations")
@@ -540,12 +551,89 @@ def local(
         if not H.shape[1]:
             raise PartyError("the embedding must have a column")
         _check_size("H", H)
-        clusters = distributed_kmeans.local_solution(
+    state.H, state.B, state.G = H, None, None
+    party.cache.pop("kernel_kmeans", None)
+    return state, H
+
+
+@step
+def embed(
+    party: Party,
+    R: SmallMatrix | None = None,
+    H: Annotated[Array, Reals("n_rows s"), OWN] | None = None,
+) -> Embedding:
+    """Lines 16 and 17, with clustering "sums": the embedding H[m], and its sum.
+
+    The embedding is W_T R with the server's `R`, or without the communication mechanism
+    the server's `H`.
+    """
+    _, H = _embed(party, R, H)
+    return {"sum_h": H.sum(axis=0)}
+
+
+@step
+@reveals("row-sums")
+def lloyd(
+    party: Party,
+    centers: Starts,
+    last: Starts | None = None,
+    sizes: Annotated[Array, Whole("a k")] | None = None,
+) -> Lloyd:
+    """Line 19, with clustering "sums": a pass of all starts over this party's rows.
+
+    `last` are the centres of the pass before, and `sizes` the rows that all parties had
+    in their clusters. A server that chooses them freely could single out rows.
+    """
+    H = _embedded(party.recall(State))
+    (a, k), s = centers.shape[:2], H.shape[1]
+    if centers.shape[2] != s:
+        raise PartyError(f"centers must have {s} numbers each, got {centers.shape[2]}")
+    if a * k > MOST_CENTERS:
+        raise PartyError(
+            f"centers must be at most {MOST_CENTERS} of all starts together, got "
+            f"{a * k}"
+        )
+    if (last is None) != (sizes is None):
+        raise PartyError("last and sizes must come together")
+    party.share(np.arange(party.n_rows), "row-sums")
+    # A pass that is asked for again has the coins that it had; any other has its own.
+    digest = hashlib.sha256(party.rng("lloyd").bytes(32))
+    for array in (centers, last, sizes):
+        digest.update(b"" if array is None else array.tobytes())
+    rng = np.random.default_rng(int.from_bytes(digest.digest()))
+    with _within_memory():
+        part = summed_kmeans.part_of_pass(
+            H,
+            np.asarray(centers, dtype=np.float64),
+            rng,
+            None if last is None else np.asarray(last, dtype=np.float64),
+            sizes,
+            party.n_parties,
+        )
+    reply: Lloyd = {"inertia": part.inertia, "sizes": part.sizes}
+    if part.counts is not None and part.sums is not None:
+        reply |= {"counts": part.counts, "sums": part.sums}
+    return reply
+
+
+@step
+def local(
+    party: Party,
+    n_clusters: Annotated[int, Ge(1), Le(MOST_COMPONENTS)],
+    R: SmallMatrix | None = None,
+    H: Annotated[Array, Reals("n_rows s")] | None = None,
+) -> Local:
+    """Lines 16 to 19: the embedding H[m], and the cost of this party's own centres.
+
+    The embedding is W_T R with the server's `R`, or without the communication mechanism
+    the server's `H`.
+    """
+    state, H = _embed(party, R, H)
+    with _within_memory():
+        state.clusters = distributed_kmeans.local_solution(
             RowBlocks(H), n_clusters, party.rng("local")
         )
-    state.H, state.clusters, state.B, state.G = H, clusters, None, None
-    party.cache.pop("kernel_kmeans", None)
-    return {"cost": float(clusters.costs.sum())}
+    return {"cost": float(state.clusters.costs.sum())}
 
 
 def _embedded(state: State) -> Array:

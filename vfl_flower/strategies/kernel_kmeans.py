@@ -38,6 +38,7 @@ from vfl_flower.numerics.kernel_kmeans import (
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.lanczos import block_lanczos, lanczos
 from vfl_flower.numerics.random_features import features
+from vfl_flower.numerics.summed_kmeans import LEAST_ROWS, Pass, summed_kmeans
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
@@ -86,13 +87,23 @@ class FKKMeans(ProtocolStrategy):
                    all others, encrypted
     gram           W_t[m]^T W_t[m], masked                the sum over parties
     (T times)
-    local          the cost of its own centres            all of it
-    sample         points of its embedding, weights       all of it
+    embed          the sum of its embedding, masked       the sum over parties
+    lloyd          for all starts: inertia and cluster    the sums over parties
+    (L times)      sizes, and sums of random halves of
+                   the clusters of 20 rows or more,
+                   masked
     assign         inertia and cluster sizes, masked;     the sums over parties
                    whether it keeps its part
     =============  =====================================  ==========================
 
-    Lanczos asks for products with W_t[m]^T W_t[m] instead, in a round trip each.
+    Lanczos asks for products with W_t[m]^T W_t[m] instead, in a round trip each. With
+    ``clustering="coreset"``, the form of [1], two steps take the place of embed and
+    lloyd:
+
+    =============  =====================================  ==========================
+    local          the cost of its own centres            all of it
+    sample         points of its embedding, weights       all of it
+    =============  =====================================  ==========================
 
     With split columns (``"vertical"``):
 
@@ -108,8 +119,8 @@ class FKKMeans(ProtocolStrategy):
     Differs from [1] in: 1. one message per iteration (``"gram"``), which carries the
     eigenvectors of the one before; 2. sums over parties under masks; 3. the seed of the
     features is a secret of the parties; 4. the first iteration and `threshold`; 5. the
-    early stop; 6. the coreset: see ``numerics/distributed_kmeans.py``; 7. a map for new
-    rows; 8. split columns.
+    early stop; 6. k-means on sums (``numerics/summed_kmeans.py``), and the coreset
+    (``numerics/distributed_kmeans.py``); 7. a map for new rows; 8. split columns.
 
     Who knows the seed of the run knows the features: with split columns the server then
     has all columns of all parties. With ``masking="plain"`` one party is enough.
@@ -166,9 +177,16 @@ class FKKMeans(ProtocolStrategy):
     0: all iterations run. Noisy data rarely get there before the last iteration; a
     kernel matrix of rank s or less never does, since its subspace does not turn at
     all."""
+    clustering: Literal["sums", "coreset"] = "sums"
+    """k-means on the eigenvectors: "sums": by sums over the parties, and no row of the
+    eigenvectors leaves its party; "coreset": as in the paper, at the server, on rows
+    that the parties send in the clear."""
+    passes: Natural = 20
+    """Largest number of passes of k-means over the rows, with clustering "sums"; each
+    is a round trip for all starts."""
     coreset_size: Natural = 1000
-    """Points that all parties together send for k-means, besides their centres. A party
-    whose share is its number of rows or more sends all of its rows."""
+    """Points that all parties together send for clustering "coreset", besides their
+    centres. A party whose share is its number of rows or more sends all of its rows."""
     degree: Annotated[int, Ge(1), Le(party.MOST_DEGREE)] = 3
     """Degree of the polynomial kernel."""
     offset: NotNegative = 1.0
@@ -183,7 +201,7 @@ class FKKMeans(ProtocolStrategy):
     block_size: Natural = 8
     """Number of vectors of "block-lanczos"."""
     n_init: Natural = 30
-    """Starts of the server's k-means, of which the best is kept."""
+    """Starts of k-means, of which the best is kept."""
     bits: Bits = 16
     """Bits of an angle, with split columns."""
     block_bytes: Annotated[int, Ge(1), Le(party.MOST_BYTES)] = 16_000_000
@@ -199,7 +217,7 @@ class FKKMeans(ProtocolStrategy):
     model_class = KernelKMeansModel
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
-        *(party.local, party.sample, party.assign),
+        *(party.embed, party.lloyd, party.local, party.sample, party.assign),
         *(party.spread, party.angles, party.labels),
     )
 
@@ -223,11 +241,18 @@ class FKKMeans(ProtocolStrategy):
         unused = {
             "horizontal": ["bits", "block_bytes"],
             "vertical": [
-                *("eigensolver", "coreset_size", "cem", "standardize"),
-                *("allow_two_parties", "allow_missing"),
+                *("eigensolver", "clustering", "passes", "coreset_size", "cem"),
+                *("standardize", "allow_two_parties", "allow_missing"),
             ],
         }
         check_unused(self, unused[self.partition], f"partition {self.partition!r}")
+        unused = {"sums": ["coreset_size"], "coreset": ["passes"]}
+        check_unused(self, unused[self.clustering], f"clustering {self.clustering!r}")
+        if self._sums and self.n_init * self.n_clusters > party.MOST_CENTERS:
+            raise ValueError(
+                f"n_init must be at most {party.MOST_CENTERS // self.n_clusters} with "
+                f"{self.n_clusters} clusters, got {self.n_init}"
+            )
         if self.partition == "vertical" and self.kernel == "polynomial":
             raise ValueError(
                 "kernel must be 'gaussian' or 'laplacian' with partition 'vertical', "
@@ -243,8 +268,22 @@ class FKKMeans(ProtocolStrategy):
 
     @property
     def needs(self) -> tuple[Kind, ...]:
-        """Embedded rows; with split columns the features of all rows."""
-        return ("embedded-rows",) if self.partition == "horizontal" else ("angles",)
+        """Row sums or embedded rows; with split columns the features of all rows."""
+        if self.partition == "vertical":
+            return ("angles",)
+        return ("row-sums",) if self._sums else ("embedded-rows",)
+
+    @property
+    def needs_less(self) -> str:
+        """The coreset is of embedded rows."""
+        if "embedded-rows" not in self.needs:
+            return ""
+        return "With clustering='sums' it needs row-sums in their place"
+
+    @property
+    def _sums(self) -> bool:
+        """Whether k-means runs on sums over the parties."""
+        return self.partition == "horizontal" and self.clustering == "sums"
 
     @property
     def least_parties(self) -> int:
@@ -256,10 +295,12 @@ class FKKMeans(ProtocolStrategy):
         horizontal = self.partition == "horizontal"
         self._check_sizes(parties)
         if self.seed is not None:
-            whose = "the sample" if horizontal else "all parties"
-            log.warning(
-                "the run has a seed: who knows it can compute the rows of %s", whose
-            )
+            what = "can compute the rows of all parties"
+            if self._sums:
+                what = "knows the features, and by which coins rows are in sums"
+            elif horizontal:
+                what = "can compute the rows of the sample"
+            log.warning("the run has a seed: who knows it %s", what)
         log.info("model %016x", parties.session)
         if horizontal and len(parties) > 1:
             parties.refuse_two("FKKMeans", self.allow_two_parties)
@@ -280,7 +321,12 @@ class FKKMeans(ProtocolStrategy):
                 f"n_clusters must be at most the {N} rows of all parties, got "
                 f"{self.n_clusters}"
             )
-        if self.partition == "horizontal" and self.coreset_size < len(parties):
+        if self._sums and N < LEAST_ROWS:
+            raise FederationError(
+                f"clustering 'sums' needs at least {LEAST_ROWS} rows of all parties, "
+                f"got {N}"
+            )
+        if self.clustering == "coreset" and self.coreset_size < len(parties):
             raise FederationError(
                 f"coreset_size must be at least the number of parties, {len(parties)}, "
                 f"got {self.coreset_size}"
@@ -341,7 +387,12 @@ class FKKMeans(ProtocolStrategy):
         )
 
     def _finish(
-        self, run: Run, model: KernelKMeansModel, space: Subspace, sizes: Array
+        self,
+        run: Run,
+        model: KernelKMeansModel,
+        space: Subspace,
+        sizes: Array,
+        more: dict[str, Any],
     ) -> ArrayRecord:
         record = model.to_record()
         metrics: dict[str, Any] = {
@@ -353,7 +404,7 @@ class FKKMeans(ProtocolStrategy):
             "gamma": model.gamma,
             "smallest_cluster": int(sizes.min()),
             "largest_cluster": int(sizes.max()),
-        }
+        } | more
         if run.missing:
             metrics["missing"] = len(run.missing)
         run.record(space.t + 1, record, metrics)
@@ -381,24 +432,14 @@ class FKKMeans(ProtocolStrategy):
             bound = space.next_eta * start.scale * parties.n_rows + space.mass
             products = solve(parties, run, space, start, bound)
             self._record(run, parties, space, gamma, products)
-        # Lines 16 and 17.
-        replies = parties.ask(
-            party.local,
-            n_clusters=self.n_clusters,
-            R=space.embedding if H is None else None,
-            H=None if H is None else each(split_rows(parties, H)),
-        )
-        # Lines 18 and 19.
-        shares = split_budget(np.array(replies.each("cost")), self.coreset_size)
-        points, weights = self._sample(parties, space, shares)
-        centers = combine(
-            points, weights, self.n_clusters, run.rng("k-means"), self.n_init
-        )
+        # Lines 16 to 19.
+        cluster = self._by_sums if self._sums else self._by_coreset
+        centers, metrics = cluster(parties, run, space, start.scale, H)
         # Line 20.
         model = self._model(parties, run, space, gamma)
         model.cluster_centers_ = centers
         sizes = self._assign(parties, model, start.scale)
-        return self._finish(run, model, space, sizes)
+        return self._finish(run, model, space, sizes, metrics)
 
     def _by_gram(
         self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
@@ -498,6 +539,77 @@ class FKKMeans(ProtocolStrategy):
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
+    def _by_sums(
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        scale: float,
+        H: Array | None,
+    ) -> tuple[Array, dict[str, Any]]:
+        """Lines 16 to 19 on sums over the parties; return the centres and metrics."""
+        N, values = parties.n_rows, space.eigenvalues
+        s, mass = len(values), float(values.sum())
+        # The squares of all rows of H add up to its eigenvalues.
+        bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
+        sum_h = parties.ask_exactly(
+            party.embed.summing(sum_h=bound),
+            R=space.embedding if H is None else None,
+            H=None if H is None else each(split_rows(parties, H)),
+        ).sums["sum_h"]
+        if len(sum_h) != s:
+            raise faulty_sum(parties, party.embed, f"{s} sums of the embedding")
+        check_sum(parties, party.embed, sum_h)
+
+        def ask(centers: Array, last: Array | None, sizes: Array | None) -> Pass:
+            wanted = {"inertia": 4.0 * scale * N, "sizes": float(N)}
+            if last is not None:
+                wanted |= {"counts": float(N), "sums": bound}
+            sums = parties.ask_exactly(
+                party.lloyd.summing(**wanted), centers=centers, last=last, sizes=sizes
+            ).sums
+            for array in sums.values():
+                check_sum(parties, party.lloyd, array)
+            rows = np.rint(sums["sizes"])
+            if rows.min() < 0 or (rows.sum(axis=1) != N).any():
+                raise faulty_sum(parties, party.lloyd, f"clusters of {N} rows")
+            return Pass(**sums)
+
+        mean = sum_h / N
+        clusters = summed_kmeans(
+            ask,
+            self.n_clusters,
+            mean,
+            np.diag(values) / N - np.outer(mean, mean),
+            run.rng("k-means"),
+            self.n_init,
+            self.passes,
+        )
+        metrics = {"passes": clusters.passes, "small_share": clusters.small}
+        return first_of_equals(clusters.centers), metrics
+
+    def _by_coreset(
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        scale: float,
+        H: Array | None,
+    ) -> tuple[Array, dict[str, Any]]:
+        """Lines 16 to 19 as in [1]; return the centres, and no metrics."""
+        # Lines 16 and 17.
+        replies = parties.ask(
+            party.local,
+            n_clusters=self.n_clusters,
+            R=space.embedding if H is None else None,
+            H=None if H is None else each(split_rows(parties, H)),
+        )
+        # Lines 18 and 19.
+        shares = split_budget(np.array(replies.each("cost")), self.coreset_size)
+        points, weights = self._sample(parties, space, shares)
+        rng = run.rng("k-means")
+        return combine(points, weights, self.n_clusters, rng, self.n_init), {}
+
     def _sample(
         self, parties: Parties, space: Subspace, shares: Array
     ) -> tuple[Array, Array]:
@@ -584,7 +696,7 @@ class FKKMeans(ProtocolStrategy):
         model.cluster_centers_, model.inertia_ = centers, inertia
         model.kept = all(kept)
         sizes = np.bincount(labels, minlength=self.n_clusters)
-        return self._finish(run, model, space, sizes)
+        return self._finish(run, model, space, sizes, {})
 
 
 def split_rows(parties: Parties, rows: Array) -> list[Array]:

@@ -1,0 +1,452 @@
+"""Federated kernel k-means by sums: references, costs, faults, attacks."""
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+from faults import Fault, FaultyGrid
+from kernel_views import nibbles_are_uniform, sent, up_to_linear, wine
+from transcripts import Recorder
+
+from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.numerics import summed_kmeans as numerics
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.summed_kmeans import LEAST_ROWS, part_of_pass, summed_kmeans
+from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.strategy import Run
+from vfl_flower.simulation import InProcessGrid, simulate
+from vfl_flower.strategies import FKKMeans
+from vfl_flower.strategies import kernel_kmeans as strategies
+
+N, K, S, A, SEED = 240, 4, 5, 6, 1
+SPLITS = {1: (240,), 3: (80, 130, 30), 4: (60,) * 4, 5: (1, 60, 59, 40, 80)}
+"""Rows of the parties; of five, one has a single row."""
+NAMES = ("airline", "weather", "registry", "bank", "shop")
+
+
+def rows():
+    """Return rows of four clusters, and which."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(4, size=N)
+    return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(N, 5)), truth
+
+
+def parties(count=3):
+    blocks = np.split(rows()[0], list(accumulate(SPLITS[count]))[:-1])
+    return [Party(x, name=name) for x, name in zip(blocks, NAMES, strict=False)]
+
+
+def strategy(**settings):
+    small = {"n_clusters": K, "n_components": S, "n_features": 20, "iterations": 3}
+    small |= {"subspace_tol": 0.0, "n_init": A, "seed": SEED}
+    return FKKMeans(**small | settings)
+
+
+def whole(monkeypatch):
+    """Sum whole clusters: each row of a cluster counts, and there is no noise."""
+    for name, value in {"SHARE": 1.0, "NOISE": 0.0, "LEAVERS": 0}.items():
+        monkeypatch.setattr(numerics, name, value)
+
+
+# -- against a pooled reference --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "masking"), [(1, "plain"), (3, "plain"), (3, "ring"), (5, "ring")]
+)
+def test_sums_of_whole_clusters_give_what_pooled_rows_do(count, masking, monkeypatch):
+    whole(monkeypatch)
+    result = simulate(strategy(masking=masking), parties(count))
+    H = result.model.transform(rows()[0])
+    rng, mean = np.random.default_rng(0), H.mean(axis=0)
+    pooled = summed_kmeans(
+        lambda centers, last, sizes: part_of_pass(H, centers, rng, last, sizes),
+        K,
+        mean,
+        H.T @ H / N - np.outer(mean, mean),
+        Run(SEED).rng("k-means"),
+        A,
+    )
+    # The eigenvectors of two spreads that are nearly equal may turn with rounding.
+    np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
+    labels = np.concatenate(result.model.labels_)
+    np.testing.assert_array_equal(labels, assign(H, pooled.centers)[0])
+    assert result.metrics["passes"] == pooled.passes
+    assert result.metrics["small_share"] == pytest.approx(pooled.small)
+
+
+def test_each_pass_is_the_sum_of_the_parts_of_the_parties(monkeypatch):
+    """With coins and noise, which hang on the centres to the last bit."""
+    parts = []
+
+    def spy(*arguments):
+        parts.append((arguments[1], part_of_pass(*arguments)))
+        return parts[-1][1]
+
+    monkeypatch.setattr(numerics, "part_of_pass", spy)
+    seen, _ = watched(parties(5), n_init=2, masking="ring")
+    assert len(parts) == 5 * len(seen)
+    for place, (centers, *_, total) in enumerate(seen):
+        mine = parts[5 * place : 5 * place + 5]
+        assert all((c == centers).all() for c, _ in mine)
+        for name in ("inertia", "sizes", "counts", "sums"):
+            arrays = [getattr(part, name) for _, part in mine]
+            if arrays[0] is None:
+                assert place == 0
+            else:
+                summed = np.sum(arrays, axis=0)
+                np.testing.assert_allclose(getattr(total, name), summed, atol=1e-9)
+
+
+def test_clusters_are_found():
+    result = simulate(strategy(gamma=0.05, n_components=8), parties())
+    labels, truth = np.concatenate(result.model.labels_), rows()[1]
+    table = np.zeros((K, 4))
+    np.add.at(table, (labels, truth), 1)
+    assert table.max(axis=1).sum() > 0.9 * N
+    assert sorted(np.bincount(labels)) == sorted(table.sum(axis=1))
+
+
+def test_a_seed_repeats_a_run():
+    first, again = (simulate(strategy(), parties()).model for _ in range(2))
+    np.testing.assert_array_equal(first.cluster_centers_, again.cluster_centers_)
+
+
+def test_without_the_mechanism():
+    settings = {"eigensolver": "lanczos", "masking": "plain"}
+    with_it, without = (
+        simulate(strategy(cem=cem, threshold=1.0, **settings), parties()).model
+        for cem in (True, False)
+    )
+    assert without.inertia_ == pytest.approx(with_it.inertia_, rel=0.05)
+
+
+# -- costs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("passes", [1, 6, 20])
+def test_round_trips_and_floats(passes):
+    result = simulate(strategy(passes=passes), parties())
+    made = int(result.metrics["passes"])
+    assert made == passes if passes < 10 else 4 < made <= 20
+    trips = {a: len(waits) for a, waits in result.ledger.waits.items()}
+    steps = {"begin": 1, "gram": 3, "embed": 1, "lloyd": made, "assign": 1}
+    expected = {"hello": 1} | {f"kernel_kmeans_{a}": n for a, n in steps.items()}
+    assert trips == expected
+    # The worse half of the starts ends after passes 3, 6, .. that moved centres.
+    starts = [max(1, A >> max(0, (t - 1) // 3)) for t in range(made)]
+    floats = A * (1 + K) + sum(a * (1 + 2 * K + K * S) for a in starts[1:])
+    for entry in result.ledger.entries.values():
+        if entry.action == "kernel_kmeans_lloyd":
+            assert entry.units_up == floats
+        if entry.action == "kernel_kmeans_embed":
+            assert entry.units_up == S
+
+
+# -- faults and bad input --------------------------------------------------------------
+
+
+STEPS = ["kernel_kmeans_embed", "kernel_kmeans_lloyd"]
+
+
+def faulty(fault, **settings):
+    """Return the model of four parties of which the second has a fault."""
+    grid, made = FaultyGrid(parties(4), [fault]), strategy(**settings)
+    result = made.start(grid)
+    made.complete(result.model, grid.memories())
+    return result.model
+
+
+@pytest.mark.parametrize("action", STEPS)
+def test_a_party_that_fails_ends_the_run(action):
+    with pytest.raises(PartyFailed, match=f"party 'weather' failed in '{action}'"):
+        faulty(Fault("raise", action, 1, nth=None))
+
+
+@pytest.mark.parametrize("action", STEPS)
+def test_a_run_goes_on_without_a_party_that_fails(action):
+    model = faulty(Fault("raise", action, 1, nth=None), allow_missing=True)
+    blocks = [party for m, party in enumerate(parties(4)) if m != 1]
+    rest = simulate(strategy(), blocks).model
+    assert model.missing == ["weather"]
+    np.testing.assert_array_equal(model.cluster_centers_, rest.cluster_centers_)
+    assert [len(labels) for labels in model.labels_] == [60] * 3
+
+
+@pytest.mark.parametrize("action", STEPS)
+def test_a_message_that_comes_twice_changes_nothing(action):
+    """A pass that is asked for again has the same coins and the same noise."""
+    model = faulty(Fault("duplicate", action, 1, nth=1))
+    expected = simulate(strategy(), parties(4)).model
+    np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)
+
+
+class Changed(InProcessGrid):
+    """Changes an array in the replies of the second party, or of all, to a step."""
+
+    def __init__(self, federation, action, name, change, everyone):
+        super().__init__(federation)
+        self._wanted = f"train.kernel_kmeans_{action}"
+        self._name, self._change, self._everyone = name, change, everyone
+
+    def _push(self, message):
+        number, to = super()._push(message), message.metadata.dst_node_id
+        reply = self._replies[number]
+        asked = message.metadata.message_type == self._wanted and reply.has_content()
+        if asked and (self._everyone or to == 1001):
+            values, frame = unpack(reply.content)
+            del frame["digest"]
+            if self._name in values:
+                values = dict(values)
+                values[self._name] = self._change(values[self._name])
+            reply.content = pack(values, frame)
+        return number
+
+
+def longer(values):
+    return np.concatenate([values, values[-1:]])
+
+
+@pytest.mark.parametrize(
+    ("action", "name", "change", "everyone", "rule"),
+    [
+        ("embed", "sum_h", longer, False, "'sum_h' has shape"),
+        ("embed", "sum_h", longer, True, f"up to {S} sums of the embedding"),
+        ("lloyd", "inertia", longer, True, "shape"),
+        ("lloyd", "sizes", longer, True, "shape"),
+        ("lloyd", "sums", longer, True, "shape"),
+        ("lloyd", "sizes", lambda v: v + np.uint64(2**61), False, "faulty"),
+    ],
+)
+def test_a_reply_that_cannot_be_ends_the_run(action, name, change, everyone, rule):
+    grid = Changed(parties(), action, name, change, everyone)
+    with pytest.raises(FederationError, match=rule):
+        strategy(n_init=2).start(grid)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"coreset_size": 30}, "coreset_size has no effect with clustering 'sums'"),
+        ({"clustering": "coreset", "passes": 3}, "passes has no effect with clusteri"),
+        ({"clustering": "means"}, "clustering must be"),
+        ({"passes": 0}, "passes must be"),
+        ({"n_init": 2**16}, f"n_init must be at most {2**17 // K} with {K} clusters"),
+        ({"partition": "vertical", "passes": 3}, "passes has no effect with partition"),
+        (
+            {"partition": "vertical", "clustering": "coreset"},
+            "clustering has no effect",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        strategy(**settings)
+
+
+def test_too_few_rows():
+    blocks = [Party(rows()[0][m:19:3]) for m in range(3)]
+    with pytest.raises(
+        FederationError, match="at least 20 rows of all parties, got 19"
+    ):
+        strategy().start(InProcessGrid(blocks))
+
+
+def test_rows_that_are_all_the_same():
+    blocks = [Party(np.ones((20, 2)), name=name) for name in NAMES[:3]]
+    labels = simulate(strategy(gamma=1.0), blocks).model.labels_
+    assert len(set(np.concatenate(labels))) == 1
+
+
+def test_all_rows_of_a_party_count_as_shared():
+    blocks = parties()
+    for party, most in zip(blocks, (80, 129, 30), strict=True):
+        party.share_rows = most
+    with pytest.raises(PartyFailed, match="share-rows lets 129 rows") as caught:
+        strategy().start(InProcessGrid(blocks))
+    assert caught.value.action == "kernel_kmeans_lloyd"
+    blocks[1].share_rows = 130
+    strategy().start(InProcessGrid(blocks))
+
+
+# -- what the server has ---------------------------------------------------------------
+
+
+def watched(blocks, **settings):
+    """Return what an honest server has of each pass, and the model.
+
+    Of a pass: the centres, those before, the sizes before, and the sums.
+    """
+    seen = []
+
+    def spy(ask, *arguments):
+        def asking(centers, last, sizes):
+            seen.append((centers, last, sizes, ask(centers, last, sizes)))
+            return seen[-1][3]
+
+        return summed_kmeans(asking, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies, "summed_kmeans", spy)
+        model = simulate(strategy(**settings), blocks).model
+    return seen, model
+
+
+@pytest.fixture(scope="module")
+def transcript():
+    grid = Recorder(parties())
+    strategy(seed=None).start(grid)
+    return grid
+
+
+@pytest.mark.parametrize(
+    ("action", "names"),
+    [("embed", ["sum_h"]), ("lloyd", ["inertia", "sizes", "counts", "sums"])],
+)
+def test_what_a_party_sends_is_uniform_to_the_server(transcript, action, names):
+    """Tests at 1e-9. The sum over all is what is left, and must fail them."""
+    transcripts = [transcript]
+    if action == "embed":  # few numbers a run
+        transcripts = [Recorder(parties()) for _ in range(8)]
+        for grid in transcripts:
+            strategy(seed=None, iterations=1, passes=1).start(grid)
+    for name in names:
+        seen = [
+            np.concatenate(
+                [
+                    array.ravel()
+                    for grid in transcripts
+                    for array in sent(grid, f"kernel_kmeans_{action}", name, m)
+                ]
+            )
+            for m in range(3)
+        ]
+        for m in range(3):
+            assert nibbles_are_uniform(seen[m])
+            assert nibbles_are_uniform(seen[m] + seen[(m + 1) % 3])
+        assert not nibbles_are_uniform(sum(seen[1:], seen[0]))
+
+
+def test_nothing_of_the_embedding_leaves_in_the_clear(transcript):
+    replies = [e for e in transcript.transcript if e.up and e.action != "hello"]
+    actions = {e.action.removeprefix("kernel_kmeans_") for e in replies}
+    assert actions == {"begin", "gram", "embed", "lloyd", "assign"}
+    for e in replies:
+        for name, value in e.values.items():
+            masked = getattr(value, "dtype", None) == np.dtype("<u8")
+            assert masked or name.startswith("seed.") or name == "kept", (e, name)
+
+
+def test_no_sum_is_asked_for_of_a_cluster_that_had_fewer_than_20_rows():
+    """Also one of fewer rows now is over rows that may be drawn of 20 at least."""
+    seen, _ = watched(parties(), n_clusters=K, n_init=20)
+    assert any((sizes < LEAST_ROWS).any() for _, _, sizes, _ in seen[1:])
+    for _, _, sizes, sums in seen[1:]:
+        small = sizes < LEAST_ROWS
+        assert np.abs(sums.counts[small]).max(initial=0) < 1e-6
+        assert np.abs(sums.sums[small]).max(initial=0) < 1e-6
+
+
+def of_wine():
+    X = wine()
+    seen, model = watched(
+        [Party(X[m::3]) for m in range(3)],
+        **{"n_clusters": 3, "n_components": 20, "n_features": 50, "iterations": 20},
+        **{"subspace_tol": 0.01, "n_init": 30},
+    )
+    return seen, model.transform(X)
+
+
+def differences(seen):
+    """Return all differences of two sums of which one has a row more."""
+    asked = [(s, sums) for _, _, s, sums in seen if s is not None]
+    sums = np.vstack([given.sums[s >= LEAST_ROWS] for s, given in asked])
+    counts = np.concatenate([given.counts[s >= LEAST_ROWS] for s, given in asked])
+    more, less = np.nonzero(np.rint(counts[:, None] - counts) == 1)
+    return sums[more] - sums[less]
+
+
+def averaged(seen):
+    """Return differences of sums that are averaged over passes and starts first.
+
+    Clusters of one size next to the same one of three places count as the same; the
+    mean of what was sent, times the size, is about the sum of the whole cluster.
+    """
+    places, groups = seen[-1][0][0], {}
+    for _, _, sizes, given in seen[1:]:
+        still = np.nonzero((sizes >= LEAST_ROWS) & (np.rint(given.sizes) == sizes))
+        for j, cluster in zip(*still, strict=True):
+            mean = given.sums[j, cluster] / max(given.counts[j, cluster], 1)
+            place = int(np.linalg.norm(places - mean, axis=1).argmin())
+            groups.setdefault((place, int(sizes[j, cluster])), []).append(mean)
+    totals = {key: key[1] * np.mean(means, axis=0) for key, means in groups.items()}
+    pairs = [(p, n) for p, n in totals if (p, n + 1) in totals]
+    return np.array([totals[p, n + 1] - totals[p, n] for p, n in pairs])
+
+
+def nearest(guesses, H):
+    """Return each row's distance to the guess next to it; 1 is that of the mean."""
+    distances = np.linalg.norm(guesses[:, None] - H, axis=2).min(axis=0)
+    return distances / np.linalg.norm(H - H.mean(axis=0), axis=1)
+
+
+def blind_draws(H, count):
+    """Return guesses that know mean and covariance of the rows alone."""
+    moments = H.mean(axis=0), np.cov(H.T)
+    return np.random.default_rng(0).multivariate_normal(*moments, count)
+
+
+def test_sums_of_whole_clusters_show_rows(monkeypatch):
+    """Why there are coins: two clusters that differ by a row show that row."""
+    whole(monkeypatch)
+    seen, H = of_wine()
+    assert (nearest(differences(seen), H) < 1e-6).sum() > 10
+    assert (nearest(averaged(seen), H) < 0.3).any()
+
+
+def test_sums_of_half_clusters_show_no_row():
+    """Nothing is nearer to a row than what is drawn without knowing any."""
+    seen, H = of_wine()
+    guesses = differences(seen)
+    assert len(guesses) > 1000
+    blind = nearest(blind_draws(H, len(guesses)), H)
+    for attack in (guesses, averaged(seen)):
+        errors = nearest(attack, H)
+        assert errors.min() > 0.5
+        assert errors.min() > blind.min()
+        assert np.median(errors) > np.median(blind)
+
+
+def follow(points, X, known):
+    """Return the error of rows that are computed from points and 30 known rows."""
+    A = np.column_stack([points, np.ones(len(points))])
+    M = np.linalg.solve(
+        A[known].T @ A[known] + 1e-3 * np.eye(A.shape[1]), A[known].T @ X[known]
+    )
+    rest = np.setdiff1d(np.arange(len(X)), known)
+    return np.sqrt(np.mean((A[rest] @ M - X[rest]) ** 2))
+
+
+def test_thirty_known_rows_and_points_give_the_rest_and_sums_do_not():
+    """In standard deviations of a column, where a guess of the mean has 1."""
+    X, rng = wine(), np.random.default_rng(0)
+    known = rng.choice(len(X), 30, replace=False)
+    grid = Recorder([Party(X[m::3]) for m in range(3)])
+    settings = {"n_components": 20, "n_features": 50, "iterations": 20}
+    FKKMeans(3, **settings, clustering="coreset", seed=1).start(grid)
+    points = [sent(grid, "kernel_kmeans_sample", "points", m)[0] for m in range(3)]
+    H = np.empty((len(X), 20))
+    for m in range(3):
+        H[m::3] = points[m]
+    assert follow(H, X, known) < 0.4
+    assert up_to_linear(H, X) < 0.2
+    # Of sums, the best stand-in for the point of a row: the guess next to it. It gains
+    # little over 1, and no more than draws that know nothing of the sums.
+    seen, true = of_wine()
+    guesses = np.vstack([differences(seen), averaged(seen)])
+    errors = []
+    for points in (guesses, blind_draws(true, len(guesses))):
+        near = np.linalg.norm(points[:, None] - true, axis=2).argmin(axis=0)
+        errors.append(follow(points[near], X, known))
+    assert errors[0] > 0.85
+    assert errors[0] > errors[1] - 0.1
