@@ -11,6 +11,7 @@ import textwrap
 import tomllib
 import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,7 @@ from vfl_flower.app.config import (
     run_keys,
 )
 from vfl_flower.app.settings import markdown
+from vfl_flower.protocol.consent import KINDS, Consent
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings_of
@@ -400,6 +402,8 @@ def test_keys_in_the_text_exist(page):
             for setting in settings_of(strategy):
                 known |= set(setting.choices)
     known |= {"flower-superlink", "flower-supernode"}
+    known |= set(KINDS) | {f.name.replace("_", "-") for f in fields(Consent)}
+    known |= {"share-rows"} if page == "CHANGELOG.md" else set()  # gone
     for code in words_in_code(page):
         name = code.partition("=")[0]
         if re.fullmatch(rf"({sections})\.[\w-]+", name):

@@ -13,7 +13,7 @@ from deviating import RealParties, sums_of
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients import coresets, fdskl, linear
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.ledger import Ledger
@@ -268,7 +268,8 @@ def test_centres_of_clusters_are_rows():
     asked = asking(parties, "row-sums", "totals")
     with pytest.raises(PartyFailed, match="lets no rows leave it"):
         centres(asked, 1, [17])
-    parties[VICTIM].consent = limited(20)
+    for j, party in enumerate(parties):
+        party.consent = limited(20) if j == VICTIM else FREE
     asked = Parties(RealParties(parties), Ledger(), seed=0, private_draws=True)
     with pytest.raises(PartyFailed, match="lets 20 rows leave it as rows"):
         centres(asked, 5)
