@@ -16,5 +16,6 @@ def limited(run: int | None = None, life: int | None = None) -> Consent:
 
 def free(party: Party) -> Party:
     """Return a party of a grid, as a loader does that has no consent to hold."""
-    party.consent = party.consent or FREE
+    if party.consent in (None, Consent()):
+        party.consent = FREE
     return party

@@ -51,7 +51,8 @@ class by the kind in its file, in the one table that names the algorithms."""
 PURE = {
     *("numerics", "secure_aggregation", "clients", "data", "typing", "version"),
     *("files", "protocol.contract", "protocol.frame", "protocol.ledger"),
-    *("protocol.parts", "protocol.party", "protocol.rules", "protocol.seals"),
+    *("protocol.consent", "protocol.errors", "protocol.identity", "protocol.parts"),
+    *("protocol.party", "protocol.rules", "protocol.seals"),
     *("protocol.settings", "protocol.steps", "protocol.sums"),
 }
 """Layers and modules that import no Flower."""

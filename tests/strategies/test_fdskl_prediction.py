@@ -414,7 +414,7 @@ def test_consent_bounds_predictions_too(tmp_path):
     model = train(tmp_path).model.model
     parties, _ = new_parties(tmp_path)
     parties[0].consent = limited(NEW - 1)
-    message = f"consent lets {NEW - 1} rows leave it in one run, this one asks for 40"
+    message = f"lets {NEW - 1} rows leave it as angles in one run, .* for 40"
     with pytest.raises(PartyFailed, match=message) as caught:
         simulate(FDSKLPrediction(model), parties)
     assert caught.value.party == "party 0"

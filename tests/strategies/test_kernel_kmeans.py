@@ -773,7 +773,7 @@ def test_data_that_are_too_large():
 
 @pytest.mark.parametrize(
     ("gamma", "offset", "degree"),
-    [(1e200, 1.0, 3), (1e306, 1.0, 1), (1.0, 1.0, 900), (1e-300, 0.0, 3)],
+    [(1e200, 1.0, 3), (1e306, 1.0, 1), (1e10, 1.0, 50), (1e-300, 0.0, 3)],
 )
 def test_a_polynomial_kernel_out_of_range(gamma, offset, degree):
     settings = {"gamma": gamma, "offset": offset, "degree": degree}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from consents import limited
+from consents import free, limited
 from flwr.app import Context, RecordDict
 from forgetting import (
     centroid_ids,
@@ -1218,7 +1218,7 @@ class Files(InProcessGrid):
 
     def __init__(self, configs):
         super().__init__([Party(np.ones((1, 1)))] * len(configs))
-        self._app = make_client_app(load_from_context)
+        self._app = make_client_app(lambda context: free(load_from_context(context)))
         run_config = {"strategy": "mufc"}
         for node, config in zip(self._contexts, configs, strict=True):
             old = self._contexts[node]
@@ -1700,12 +1700,14 @@ def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
 def test_consent_bounds_what_is_sent_in_the_clear(parties, folder):
     for party in parties:
         party.consent = limited(3)
-    train(parties, folder, privacy="none")
-    train(parties, folder, local_clusters=5)
-    refusal(
-        lambda: train(parties, folder, privacy="none", local_clusters=5),
-        "this party's consent lets 3 rows leave it",
-    )
+    for privacy in ("none", "scma"):
+        train(parties, folder, privacy=privacy)
+        refusal(
+            lambda privacy=privacy: train(
+                parties, folder, privacy=privacy, local_clusters=5
+            ),
+            "this party's consent lets 3 rows leave it",
+        )
 
 
 # -- what a user stumbled over ---------------------------------------------------------

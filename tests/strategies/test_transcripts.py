@@ -114,12 +114,13 @@ def names(text=""):
 
 
 START = "n l2 intercept test_fraction method"
-RANGE = "test test_fraction start stop coefficients intercept"
+GREETING = "partition plan.kinds plan.seeded plan.parties"
+RANGE = "test test_fraction start stop trained intercept"
 COMMON = "size test_fraction"
 CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
 CORESET = names("coreset.rows coreset.weights")
 DOWN: dict[str, set[str]] = {
-    "hello": names("partition"),
+    "hello": names(GREETING),
     "coresets_drawn_rows": names("count"),
     "coresets_scores": names("rows pool"),
     "linear_start": names(START),
@@ -134,7 +135,7 @@ DOWN: dict[str, set[str]] = {
 UP: dict[str, set[str]] = {
     "hello": names(
         "name index n_parties n_rows n_columns n_labels ids_digest columns_digest "
-        "version public_key"
+        "version public_key lacks"
     ),
     "coresets_drawn_rows": names("rows"),
     "coresets_pooled_rows": names("X"),
@@ -179,6 +180,8 @@ def down(entry, strategy):
         return names(COMMON) | names("intercept" if regression else CLUSTERING)
     if entry.action == "coresets_pooled_rows":
         return names("test_fraction labels") | names("start stop" if full else "rows")
+    if entry.action == "linear_residuals" and strategy.solver == "central":
+        return DOWN[entry.action] | names("coefficients")
     if entry.action in ("linear_start", "coresets_local_clusters"):
         return DOWN[entry.action] | (set() if full else CORESET)
     return DOWN[entry.action]
@@ -369,7 +372,7 @@ REQUEST = names("request.rows request.stop request.bits")
 PROBLEM = names("problem.loss problem.rows problem.regularization")
 SCORED = names("angles at")
 FDSKL_DOWN = {
-    "hello": (names("partition"), []),
+    "hello": (names(GREETING), []),
     "fdskl_distances": (names("kernel target holder"), [names("rows")]),
     "fdskl_bandwidth": (names("kernel"), [names("distances")]),
     "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),

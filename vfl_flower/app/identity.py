@@ -19,9 +19,8 @@ from typing import Annotated
 
 import typer
 
-from vfl_flower.protocol.identity import load_identity
+from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.party import MOST_OF_NAME, PartyError
-from vfl_flower.secure_aggregation import encode_key
 
 HOW_TO_USE = """\
 Each peer puts this line under [peers] in its consent file. Give it to them by a way on
@@ -48,10 +47,9 @@ def line_for_peers(state_dir: Path, name: str) -> str:
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} printable characters, got {name[:40]!r}"
         )
-    identity = load_identity(state_dir).public_key().public_bytes_raw()
     bare = re.fullmatch("[A-Za-z0-9_-]+", name)
     key = name if bare else json.dumps(name, ensure_ascii=False)  # TOML's text too
-    return f'{key} = "{encode_key(identity)}"'
+    return f'{key} = "{public_identity(state_dir)}"'
 
 
 def main(

@@ -445,5 +445,5 @@ def residuals(
     party.share(rows, "row-sums" if trained else "rows")
     residual = np.asarray(party.X[rows] @ coefficients, dtype=np.float64)
     if party.y is not None:
-        residual = residual + intercept - np.asarray(party.y[rows]) / scale
+        residual = residual + intercept - party.y[rows].astype(np.float64) / scale
     return {"residual": residual}

@@ -126,6 +126,17 @@ def _read(path: Path) -> bytes:
         return file.read(_MOST_OF_FILE)
 
 
+def public_identity(folder: Path) -> str:
+    """Return the public key of the party of a ``state-dir``, as peers pin it.
+
+    Raises
+    ------
+    PartyError
+        As for :func:`load_identity`.
+    """
+    return encode_key(load_identity(folder).public_key().public_bytes_raw())
+
+
 # -- what a party says of itself, signed -----------------------------------------------
 
 

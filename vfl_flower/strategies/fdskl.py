@@ -55,9 +55,6 @@ from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-LEAST_ROWS = 20
-"""Rows below which a budget is refused rather than spent."""
-
 MOST_FEATURES = 2048
 """Most features to spend the budget on: the solver's time grows with their cube."""
 
@@ -268,7 +265,7 @@ class FDSKL(ProtocolStrategy):
             )
         M = self.iterations * self.block
         if direct:
-            train, M = self._sample(train, run)
+            train, M = self._sample(parties, train, run)
         check_block(M, self._bits, self.block_bytes, 1 if direct else self.block)
         if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
             raise FederationError(
@@ -382,7 +379,7 @@ class FDSKL(ProtocolStrategy):
         )
         return float(reply["bandwidth"])
 
-    def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
+    def _sample(self, parties: Parties, train: Array, run: Run) -> tuple[Array, int]:
         """Return the rows to train on, and M."""
         size = self._bits // 8
         n, products = len(train), self.budget // size
@@ -392,9 +389,15 @@ class FDSKL(ProtocolStrategy):
             raise FederationError(
                 f"rows must be at most the {n} rows to train on, got {m}"
             )
+        least = min(party.LEAST_ROWS, parties.n_rows // 2)
+        if self.rows and self.rows < least:
+            raise FederationError(
+                f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
+                f"{self.rows}"
+            )
         if not self.features:
             M = max(1, min(MOST_FEATURES, products // max(m, 1)))
-        least = self.rows or min(n, LEAST_ROWS)
+        least = self.rows or min(n, party.LEAST_ROWS)
         if m < least or m * M > products:
             raise FederationError(
                 f"budget must pay for the angles of {least} rows with {M} features, "
