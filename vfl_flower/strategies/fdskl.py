@@ -263,9 +263,15 @@ class FDSKL(ProtocolStrategy):
                 self.test_fraction,
                 parties.n_rows,
             )
+        least = min(party.LEAST_ROWS, parties.n_rows // 2)  # a party insists on it
+        if direct and 0 < self.rows < least:
+            raise FederationError(
+                f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
+                f"{self.rows}"
+            )
         M = self.iterations * self.block
         if direct:
-            train, M = self._sample(parties, train, run)
+            train, M = self._sample(train, run)
         check_block(M, self._bits, self.block_bytes, 1 if direct else self.block)
         if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
             raise FederationError(
@@ -379,7 +385,7 @@ class FDSKL(ProtocolStrategy):
         )
         return float(reply["bandwidth"])
 
-    def _sample(self, parties: Parties, train: Array, run: Run) -> tuple[Array, int]:
+    def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
         """Return the rows to train on, and M."""
         size = self._bits // 8
         n, products = len(train), self.budget // size
@@ -388,12 +394,6 @@ class FDSKL(ProtocolStrategy):
         if m > n:
             raise FederationError(
                 f"rows must be at most the {n} rows to train on, got {m}"
-            )
-        least = min(party.LEAST_ROWS, parties.n_rows // 2)
-        if self.rows and self.rows < least:
-            raise FederationError(
-                f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
-                f"{self.rows}"
             )
         if not self.features:
             M = max(1, min(MOST_FEATURES, products // max(m, 1)))
