@@ -270,6 +270,22 @@ def test_when_a_step_reveals(when, value, applies):
     assert Reveals("rows", when).applies({"pool": value}) == applies
 
 
+UNDECLARED = {
+    # Rows whose labels a party knows, drawn uniformly.
+    ("fdskl_start", "rows"),
+    # Only in a run in one process.
+    ("kernel_kmeans_expand", "rows"),
+}
+
+
+def test_arrays_leave_in_the_clear_only_by_declaration():
+    """A step that one adds declares what it reveals, or is in the list above."""
+    for step in STEPS.values():
+        for name, field in step.contract.reply.items():
+            if field.kind in (np.ndarray, dict) and field.leaves is None:
+                assert step.reveals or (step.action, name) in UNDECLARED, step
+
+
 def test_conditions_are_parameters():
     for step in STEPS.values():
         for revealed in step.reveals:

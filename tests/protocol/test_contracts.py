@@ -2,9 +2,11 @@
 
 More than 2,000 requests and replies, over all steps, that are drawn from what the steps
 declare and from what is sent in real runs. The seeds are fixed, so that they repeat.
+``VFL_FLOWER_EXAMPLES=2000`` tries 2,000 requests of each step, in half an hour.
 """
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -45,7 +47,7 @@ from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
 
-REQUESTS, REPLIES = 48, 8
+REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "48")), 8
 """Examples of each step."""
 
 STEPS: dict[str, Step[..., Any]] = {"hello": answering.hello, **our_steps()}

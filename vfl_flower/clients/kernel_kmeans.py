@@ -37,7 +37,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     variances,
 )
 from vfl_flower.numerics.random_features import RandomFeatures
-from vfl_flower.protocol.contract import IN_SUM, OWN, SECRET, Reals, Whole, flat
+from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import reveals, step
@@ -231,7 +231,7 @@ class Lloyd(TypedDict):
     """Reply of :func:`lloyd`."""
 
     inertia: Annotated[Array, Reals("a"), IN_SUM]
-    sizes: Annotated[Array, Reals("a k"), IN_SUM]
+    sizes: Annotated[Array, Reals("a k"), COUNTS]
     counts: NotRequired[Annotated[Array, Reals("a k"), IN_SUM]]
     sums: NotRequired[Annotated[Array, Reals("a k s"), IN_SUM]]
 
@@ -240,7 +240,7 @@ class Clusters(TypedDict):
     """Reply of :func:`assign`."""
 
     inertia: Annotated[Array, Reals("1"), IN_SUM]
-    sizes: Annotated[Array, Reals("k"), IN_SUM]
+    sizes: Annotated[Array, Reals("k"), COUNTS]
     kept: bool
 
 

@@ -40,7 +40,7 @@ from vfl_flower.numerics.mufc import (
     seed_centroids,
     surviving,
 )
-from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
+from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
@@ -122,7 +122,7 @@ class Committed(TypedDict):
     """Reply of :func:`commit`."""
 
     cost: Annotated[Array, Reals("5 1"), IN_SUM]
-    sizes: Annotated[Array, Reals("k"), IN_SUM]
+    sizes: Annotated[Array, Reals("k"), COUNTS]
 
 
 class Status(TypedDict):

@@ -134,6 +134,8 @@ class Leaves:
 
 IN_SUM = Leaves("sum")
 """The server may learn the sum over all parties, and nothing else."""
+COUNTS = Leaves("sum", least="n_rows")
+"""The same for counts of rows."""
 SEALED = Leaves("sealed")
 """One party may learn the sum over all parties, and the server not even that."""
 SECRET = Leaves("secret")
