@@ -33,9 +33,10 @@ from vfl_flower.app.config import (
     make_strategy,
     party_source,
     run_keys,
+    tasks_of,
 )
 from vfl_flower.app.settings import markdown
-from vfl_flower.protocol.consent import KINDS, Consent
+from vfl_flower.protocol.consent import KINDS, Consent, Limit
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings_of
@@ -139,12 +140,36 @@ def test_own_apps_run(tmp_path):
     for context, block, owner in zip(
         grid._contexts.values(), blocks, "cab", strict=True
     ):
-        context.node_config = {"table": str(tmp_path / f"{owner}.npz"), "owner": owner}
+        context.node_config = {
+            "table": str(tmp_path / f"{owner}.npz"),
+            "owner": owner,
+            "state-dir": str(tmp_path / owner),
+            "consent": str(tmp_path / "consent.toml"),
+        }
         np.savez(context.node_config["table"], **block)
+    consent = tmp_path / "consent.toml"
+    consent.touch(mode=0o600)
+    consent.write_text(demo_consent())
     grid._app = names["app"]
     result = vf.CoresetVRLR(size=2000).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set("abc")
     np.testing.assert_allclose(np.concatenate(result.model.coef_), np.ones(6))
+
+
+def demo_consent() -> str:
+    """Return the consent.toml that docs/deploy.md writes to try it on one machine."""
+    ((_, text, *_),) = commands("printf").values()
+    return text.replace("\\n", "\n")
+
+
+def test_the_demo_consent_is_enough_for_the_command_that_follows():
+    consent = Consent.parse(tomllib.loads(demo_consent()))
+    words = commands("flwr run")["docs/deploy.md-0"]
+    (given,) = options(words, "--run-config")
+    strategy = make_strategy(check_run_config(parse_config_args([given])))
+    plan = {"kinds": strategy.needs, "parties": strategy.n_parties}
+    assert consent.lacks(seeded=strategy.seed is not None, **plan) == []
+    assert consent.trust_on_first_use
 
 
 @pytest.fixture
@@ -286,11 +311,17 @@ def test_commands_of_flwr_are_understood(words):
     command.make_context(words[0], arguments)
 
 
+def toml_blocks(key: str) -> list[str]:
+    """Return the TOML in docs/deploy.md that has a key or table."""
+    blocks = re.findall(r"(?s)```toml\n(.*?)```", PAGES["docs/deploy.md"])
+    return [block for block in blocks if f"\n{key}" in f"\n{block}"]
+
+
 def test_superlinks_of_config_toml_are_understood(tmp_path, monkeypatch):
     """With TLS or insecure, under the name that ``flwr run`` is given."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     insecure = []
-    for block in re.findall(r"(?s)```toml\n(.*?)```", PAGES["docs/deploy.md"]):
+    for block in toml_blocks("[superlink]"):
         (tmp_path / "config.toml").write_text(block)
         connection = read_superlink_connection("mylink")
         assert connection.address == "127.0.0.1:8000"
@@ -383,6 +414,60 @@ def test_run_config_keys_in_tables_exist():
     assert set(keys) <= set(run_keys())
 
 
+CONSENT_KEYS = {f.name.replace("_", "-"): f.default for f in fields(Consent)}
+
+
+def test_the_consent_to_copy_has_every_key_with_its_default():
+    (text,) = toml_blocks("[leaves]")
+    peers = tomllib.loads(text)["peers"]
+    assert list(peers) == ["weather", "registry"]
+    assert Consent.parse(tomllib.loads(text)) == Consent(peers=peers)
+    for kind, meaning in KINDS.items():
+        assert re.search(rf"(?m)^{kind} = false +# {meaning}$", text)
+
+    (limit,) = re.findall(r"true: any number; (\{.*?\})", text)
+    changed = re.sub("(?m)^# (?=[a-z-]+ = )", "", text)  # those without a default
+    changed = re.sub("(?m)^rows = false", f"rows = {limit}", changed)
+    given = tomllib.loads(changed)
+    assert set(given) == set(CONSENT_KEYS)
+    assert set(given) - set(tomllib.loads(text)) == {
+        key for key, default in CONSENT_KEYS.items() if default is None
+    }
+    assert Consent.parse(given).leaves == {"rows": Limit(run=2000, life=10000)}
+
+
+def needs_of_strategies() -> Iterator[tuple[str, str, set[str]]]:
+    """Yield strategy, setting and lines of each row of the table."""
+    header = "| strategy | setting | lines under `[leaves]` |"
+    table = PAGES["docs/deploy.md"].split(header, 1)[1].split("\n\n", 1)[0]
+    for row in table.splitlines()[2:]:
+        name, setting, lines = (
+            re.findall("`(.+?)`", cell) for cell in row.split("|")[1:-1]
+        )
+        yield name[0], " ".join(setting), set(lines)
+
+
+def test_lines_that_strategies_need():
+    rows = list(needs_of_strategies())
+    for name, setting, lines in rows:
+        given = parse_config_args([setting] if setting else [])
+        task = tasks_of({"strategy": name})[given.get("task", "train")]
+        config = {"strategy": name} | given
+        for needed in settings_of(task):
+            if needed.name == "model":
+                config["model"] = "0" * 16
+            elif needed.name == "clients":
+                config["mufc.clients"] = "clinic-a"
+        needs = make_strategy(check_run_config(config)).needs
+        assert lines == {f"{kind} = true" for kind in needs}, (name, setting)
+    tasks = {(name, s.task) for name, some in algorithms().items() for s in some}
+    told = {
+        (name, parse_config_args([setting] if setting else []).get("task", "train"))
+        for name, setting, _ in rows
+    }
+    assert tasks <= told
+
+
 def words_in_code(page: str) -> Iterator[str]:
     """Yield what stands in backquotes in the text of a page."""
     text = re.sub(r"(?ms)^ *```.*?^ *```", "", PAGES[page])
@@ -395,14 +480,13 @@ def test_keys_in_the_text_exist(page):
     keys = run_keys()
     sections = "|".join(algorithms())
     known = {key.rpartition(".")[2] for key in keys} | set(NODE_KEYS) | set(keys)
-    known |= {"num-partitions", "num-supernodes"}
+    known |= {"num-partitions", "num-supernodes"} | set(CONSENT_KEYS) | set(KINDS)
     for name, strategies in algorithms().items():
         known |= {name} | {strategy.task for strategy in strategies}
         for strategy in strategies:
             for setting in settings_of(strategy):
                 known |= set(setting.choices)
     known |= {"flower-superlink", "flower-supernode"}
-    known |= set(KINDS) | {f.name.replace("_", "-") for f in fields(Consent)}
     known |= {"share-rows"} if page == "CHANGELOG.md" else set()  # gone
     for code in words_in_code(page):
         name = code.partition("=")[0]

@@ -2,9 +2,10 @@
 
 How to use it, for three parties with a key of the node config beside the usual ones::
 
-    configs = node_configs(folder, consent={"airline": "/abs/consent.toml", ...})
+    configs = node_configs(folder, impute={"airline": "none", ...})
     with deploy(folder, configs) as deployment:
         write_party(configs["airline"], {"id": [...], "x": [...]})  # and the others
+        write_consents(configs, "angles", allow_seed=True)  # before any run
         run = deployment.run(project, {"strategy": "fdskl", "seed": 3})
     run.status, run.seconds, run.log, run.party_logs["airline"]
 """
@@ -34,6 +35,8 @@ from vfl_flower.app.flower_run import (
     submit,
     wait_for,
 )
+from vfl_flower.app.identity import line_for_peers
+from vfl_flower.protocol.consent import Kind
 
 NAMES = ("airline", "weather", "registry")
 """The parties; the last one holds the labels."""
@@ -47,7 +50,8 @@ def node_configs(
     Parameters
     ----------
     folder : path
-        Of the parties' files ``NAME.csv`` and of their ``state-NAME`` folders.
+        Of the parties' files ``NAME.csv`` and ``NAME.toml``, their consent, and of
+        their ``state-NAME`` folders.
     **more : mapping
         A further key of the node config, with ``_`` for ``-``: its value by party.
     """
@@ -58,6 +62,7 @@ def node_configs(
             "party-name": name,
             "id-column": "id",
             "state-dir": str(folder / f"state-{name}"),
+            "consent": str(folder / f"{name}.toml"),
         }
         for j, name in enumerate(NAMES)
     }
@@ -76,6 +81,35 @@ def write_party(
         rows = writer(file)
         rows.writerow(columns)
         rows.writerows(zip(*columns.values(), strict=True))
+
+
+def write_consents(
+    configs: Mapping[str, Mapping[str, Any]], *leaves: Kind, **rules: bool
+) -> None:
+    """Write the ``consent.toml`` of each party, with the keys of the others pinned.
+
+    A SuperNode reads it for each message, so that a run holds what stands in it then.
+
+    Parameters
+    ----------
+    configs : mapping
+        Node config of each party, by name. A party that has no key is given one.
+    *leaves : str
+        The kinds that may leave each party, without limit.
+    **rules : bool
+        Further keys, with ``_`` for ``-``.
+    """
+    pins = {
+        name: line_for_peers(Path(config["state-dir"]), name)
+        for name, config in configs.items()
+    }
+    for name, config in configs.items():
+        lines = [f"{k.replace('_', '-')} = {json.dumps(v)}" for k, v in rules.items()]
+        lines += ["[leaves]", *(f"{kind} = true" for kind in leaves)]
+        lines += ["[peers]", *(pin for peer, pin in pins.items() if peer != name)]
+        path = Path(config["consent"])
+        path.touch(mode=0o600)
+        path.write_text("\n".join([*lines, ""]))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Three organisations with files and SuperNodes: train, predict, and forget later.
 
-The SuperLink has TLS, and takes the registered SuperNodes only.
+The SuperLink has TLS, and takes the registered SuperNodes only. The parties have pinned
+each other's keys, and each test says what else their consent lets leave them.
 One deployment serves all tests, which put other files in the place of those before.
 """
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,19 @@ from wiring.deployment import (
     Run,
     deploy,
     node_configs,
+    write_consents,
     write_party,
 )
 
 from vfl_flower.app.client_app import load_from_context
-from vfl_flower.app.config import check_run_config, party_source
+from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.flower_run import RunFailed
+from vfl_flower.app.identity import line_for_peers
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.data import load_party
 from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.protocol.consent import FREE, Kind
 from vfl_flower.protocol.parts import load_part
 from vfl_flower.simulation import simulate
 
@@ -44,11 +49,16 @@ class Organisations:
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
         self.deployment = deployment
-        self.configs = list(node_configs(folder).values())
+        self.named = node_configs(folder)
+        self.configs = list(self.named.values())
 
     def write(self, j: int, columns: dict[str, list[Any]]) -> None:
         """Write the file of party j."""
         write_party(self.configs[j], columns)
+
+    def consent(self, *leaves: Kind, **rules: bool) -> None:
+        """Write the consent of all parties, as of :func:`write_consents`."""
+        write_consents(self.named, *leaves, **rules)
 
     def run(self, project: Path, out: Path, config: dict[str, Any]) -> Run:
         """Run the project on the SuperNodes."""
@@ -94,6 +104,7 @@ def test_a_model_predicts_new_rows_in_a_later_run(project, tmp_path, organisatio
     (strategy,) = make_strategies(check_run_config(config)).values()
     expected = simulate(strategy, [load_party(source) for source in sources])
 
+    organisations.consent("angles", allow_seed=True)
     run = organisations.run(project, tmp_path / "train", config)
     assert run.completed, run
     (report,) = tmp_path.glob("train/*/result.json")
@@ -102,6 +113,7 @@ def test_a_model_predicts_new_rows_in_a_later_run(project, tmp_path, organisatio
     assert trained["ledger"]["round_trips"] == expected.ledger.round_trips == 3
 
     labels = write_columns(organisations, 90, seed=1)
+    organisations.consent("angles")
     task = {"strategy": "fdskl", "task": "predict", "model": trained["model"]}
     run = organisations.run(project, tmp_path / "predict", task)
     assert run.completed, run
@@ -146,7 +158,11 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
     training |= config | {"output-dir": str(tmp_path)}
     contexts = [Context(0, 0, c, RecordDict(), {}) for c in organisations.configs]
     (strategy,) = make_strategies(check_run_config(training)).values()
-    simulate(strategy, [load_from_context(context) for context in contexts])
+    organisations.consent("centroids")
+    parties = [load_from_context(context) for context in contexts]
+    for party in parties:
+        party.consent = FREE  # nobody signs in one process
+    simulate(strategy, parties)
     (number,) = list_models(tmp_path / "state")
     server = ServerState(tmp_path / "state", number)
     assert server.load().counts.sum() == 105
@@ -230,6 +246,7 @@ def test_trusted_entities_refuse_the_bundle_of_a_folder(
     project, tmp_path, organisations
 ):
     """As docs/deploy.md says; remove the warning there when this test fails."""
+    organisations.consent("rows", "totals")
     write_columns(organisations, 60, seed=2)
     deployment, name = organisations.deployment, NAMES[-1]
     config = organisations.configs[-1]
@@ -251,3 +268,95 @@ def test_trusted_entities_refuse_the_bundle_of_a_folder(
     refusal = "App verification is not supported by the connected SuperLink"
     assert refusal in run.party_logs[name]
     assert all(refusal not in run.party_logs[other] for other in NAMES[:-1])
+
+
+# -- what no party has consented to ----------------------------------------------------
+
+REFUSED = {
+    "coreset-vrlr": {},
+    "coreset-vrlr with cg": {"coreset-vrlr.solver": "cg"},
+    "coreset-vkmc": {},
+    "fdskl": {},
+    "fk-kmeans": {},
+    "mufc": {},
+}
+"""Run configs beside the strategy, which is the first word."""
+
+MOST_SECONDS = 60
+"""Until a refusal; a machine that does nothing else takes less than half of it."""
+
+
+def refusal(run: Run, error: str) -> str:
+    """Return the one sentence by which a run was refused, in time."""
+    assert not run.completed
+    assert run.seconds < MOST_SECONDS, run
+    (sentence,) = re.findall(rf"(?m)^[\w.]+\.{error}: (.*)$", run.log)
+    assert f"ServerApp failed with exception: {sentence}\n" in run.status
+    print(f"{run.seconds:.1f} s: {sentence}")
+    return sentence
+
+
+def told(run: Run, party: str) -> list[str]:
+    """Return what the log of a party says of its consent."""
+    return re.findall(r"(?m)^.*consent.*$", run.party_logs[party])
+
+
+def lacking(run: Run, *lines: str) -> None:
+    """Check that all parties refuse a run, and say which lines they lack."""
+    need = f"would need {', '.join(lines)}"
+    which = "; ".join(f"the consent.toml of {name!r} {need}" for name in NAMES)
+    sentence, _, _ = refusal(run, "FederationError").partition(". With solver='cg'")
+    assert sentence == f"3 of 3 parties refuse the run: {which}"
+    own = f"the consent of this party lacks: {'; '.join(lines)}"
+    assert all(told(run, name) == [own] for name in NAMES)
+
+
+def write_numbers(parties):
+    """Write the files of parties that may hold columns or rows."""
+    numbers = np.random.default_rng(3).normal(size=(4, 300)).tolist()
+    for j, config in enumerate(parties.configs):
+        columns = {"id": list(range(300)), f"x{j}": numbers[j]}
+        labels = {"y": numbers[3]} if "label-column" in config else {}
+        parties.write(j, columns | labels)
+
+
+def test_no_strategy_runs_without_consent(project, tmp_path, organisations):
+    """Each says which lines it needs, and with these lines it runs."""
+    write_numbers(organisations)
+    organisations.consent()
+    for name, more in REFUSED.items():
+        config = {"strategy": name.partition(" ")[0]} | more
+        needs = make_strategy(check_run_config(config)).needs
+        run = organisations.run(project, tmp_path, config)
+        lacking(run, "[leaves]", *(f"{kind} = true" for kind in needs))
+
+    organisations.consent("rows", "totals")
+    run = organisations.run(project, tmp_path, {"strategy": "coreset-vrlr"})
+    assert run.completed, run
+    assert all(told(run, name) == [] for name in NAMES)
+
+
+def test_no_seed_and_no_stranger_without_consent(project, tmp_path, organisations):
+    """One party alone has not pinned another one, or has pinned another key of it."""
+    write_numbers(organisations)
+    organisations.consent("rows", "totals")
+    config = {"strategy": "coreset-vrlr", "seed": 1}
+    lacking(organisations.run(project, tmp_path, config), "allow-seed = true")
+
+    consent = Path(organisations.named["airline"]["consent"])
+    (pin,) = re.findall('(?m)^weather = ".*"\n', text := consent.read_text())
+    other = line_for_peers(tmp_path / "other", "weather")
+    pinned, forged = (line.split('"')[1] for line in (pin, other))
+    rules = {
+        "": "party 'weather' must be pinned among the peers of this party's consent, "
+        "but it is not",
+        f"{other}\n": "the key of party 'weather' must be the one that is pinned, but "
+        f"it is {pinned}",
+    }
+    assert forged != pinned
+    for line, rule in rules.items():
+        consent.write_text(text.replace(pin, line))
+        run = organisations.run(project, tmp_path, {"strategy": "coreset-vrlr"})
+        sentence = f"party 'airline' failed in 'coresets_totals': {rule}"
+        assert refusal(run, "PartyFailed") == sentence
+        assert f"\nrefused coresets_totals: {rule}\n" in run.party_logs["airline"]

@@ -708,7 +708,8 @@ class Parties(Sequence[PartyInfo]):
                 f"the consent.toml of {name!r} would need {', '.join(lines)}"
                 for name, lines in refusing.items()
             )
-            less = f". {self._needs_less}" if self._needs_less else ""
+            kinds = any("[leaves]" in lines for lines in refusing.values())
+            less = f". {self._needs_less}" if kinds and self._needs_less else ""
             raise FederationError(
                 f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
             )
