@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from typing import get_args
 
 import numpy as np
@@ -395,6 +396,59 @@ def test_a_party_that_is_killed_has_sent_no_more_than_it_counted(tmp_path, when)
         assert sent == (when == "after" and start < 30)
         expected = 1 if when == "after" and start == 30 else -signal.SIGKILL
         assert killed.returncode == expected
+
+
+SENDING = """
+import pathlib, sys
+import numpy as np
+from vfl_flower import Party
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.journal import journal_of
+folder, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+consent = Consent(leaves={"rows": Limit(None, 300)}, peers=None)
+party = Party(np.arange(2000.0)[:, None], ids=np.arange(2000), consent=consent)
+print("ready", flush=True)
+for number in range(first, first + 1000):
+    frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
+                  previous=0, parties=3, index=0)
+    party.shared, party.releases = {}, None
+    try:
+        with journal_of(folder, number) as line:
+            line.greet(1)
+            line.enter(frame, party)
+            party.share(np.arange(number % 2000, number % 2000 + 1), "rows")
+            line.leave(frame, party, b"reply", 5)
+    except PartyError:
+        continue
+    print(number % 2000, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_a_party_has_counted_what_it_sent(tmp_path):
+    """Two processes at once, killed after a random time, ten times."""
+    rng = np.random.default_rng(0)
+    sent: set[str] = set()
+    for attempt in range(10):
+        commands = [
+            [sys.executable, "-c", SENDING, tmp_path, str(2000 * attempt + first)]
+            for first in (0, 1000)
+        ]
+        running = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            for command in commands
+        ]
+        for process in running:
+            assert process.stdout.readline() == "ready\n"
+        time.sleep(rng.uniform(0.01, 0.4))
+        for process in running:
+            process.kill()
+            sent |= set(process.communicate()[0].split())
+    with sqlite3.connect(tmp_path / FILE) as db:
+        ((tags,),) = db.execute("SELECT tags FROM released").fetchall()
+    assert 20 < len(sent) <= len(tags) // 8 <= 300
 
 
 def test_no_id_and_no_value_is_in_the_journal(tmp_path):
