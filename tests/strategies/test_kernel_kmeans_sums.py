@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
+from consents import limited
 from faults import Fault, FaultyGrid
 from kernel_views import nibbles_are_uniform, sent, up_to_linear, wine
 from transcripts import Recorder
@@ -261,11 +262,13 @@ def test_rows_that_are_all_the_same():
 def test_all_rows_of_a_party_count_as_shared():
     blocks = parties()
     for party, most in zip(blocks, (80, 129, 30), strict=True):
-        party.share_rows = most
-    with pytest.raises(PartyFailed, match="share-rows lets 129 rows") as caught:
+        party.consent = limited(most)
+    with pytest.raises(
+        PartyFailed, match="lets 129 rows leave it as row-sums"
+    ) as caught:
         strategy().start(InProcessGrid(blocks))
     assert caught.value.action == "kernel_kmeans_lloyd"
-    blocks[1].share_rows = 130
+    blocks[1].consent = limited(130)
     strategy().start(InProcessGrid(blocks))
 
 
