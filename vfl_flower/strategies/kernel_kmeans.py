@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -245,6 +245,12 @@ class FKKMeans(ProtocolStrategy):
     def needs(self) -> tuple[Kind, ...]:
         """Embedded rows; with split columns the features of all rows."""
         return ("embedded-rows",) if self.partition == "horizontal" else ("angles",)
+
+    def scaled(self, share: float) -> Self:
+        """With split columns scale the blocks, which then have as many features."""
+        if self.partition == "horizontal":
+            return self
+        return self.replace(block_bytes=max(1, round(share * self.block_bytes)))
 
     @property
     def least_parties(self) -> int:
