@@ -547,13 +547,6 @@ def plan(
     -------
     RunPlan
         Without costs where the strategy cannot be rehearsed; it then says why.
-
-    Examples
-    --------
-    >>> from vfl_flower import MUFC
-    >>> shapes = [Shape(n_rows=500, n_columns=3)] * 4
-    >>> plan(MUFC(5), shapes).ledger.round_trips
-    3
     """
     shapes = tuple(shapes)
     steps = (hello, *strategy.steps)
@@ -673,7 +666,7 @@ def _extended_ledger(ledgers: Sequence[Ledger], doublings: float) -> Ledger:
     result = Ledger()
     for (action, party), entry in largest.entries.items():
         entries = [x.entries.get((action, party), Entry("", "")) for x in ledgers]
-        counts = {
+        counts: dict[str, Any] = {
             name: round(extended([getattr(e, name) for e in entries], doublings))
             for name in COUNTS
         }
