@@ -220,7 +220,7 @@ def test_time_is_that_of_round_trips_and_of_computing():
     assert planned.round_trip == 6
     assert planned.ledger.round_trips == 3
     assert 18.5 <= planned.seconds == 18 + planned.computing < 60
-    assert "3 round trips of 6.0 s, as `hello` took" in str(planned)
+    assert "3 round trips of 6.00 s, as `hello` took" in str(planned)
 
 
 # -- what cannot be rehearsed ----------------------------------------------------------
@@ -260,6 +260,19 @@ def test_a_strategy_that_fails_says_why(caplog):
 )
 def test_random_rows_suit_the_settings(strategy, shapes):
     assert plan(strategy, shapes).reason == ""
+
+
+def test_a_plan_needs_all_parties():
+    """It would wait for the others otherwise."""
+    with pytest.raises(ValueError, match=r"shapes must be of the 2 .* least, got 1"):
+        plan(CoresetVRLR(size=40), SHAPES[:1])
+    with pytest.raises(ValueError, match=r"shapes must be of the 4 .* got 3"):
+        plan(CoresetVRLR(size=40, n_parties=4), SHAPES)
+
+
+def test_a_plan_warns_of_sums_that_hide_nothing():
+    assert "knows the other's part" in str(plan(CoresetVRLR(size=40), SHAPES[:2]))
+    assert "each addend" in str(plan(CoresetVRLR(size=40, masking="plain"), SHAPES))
 
 
 def test_a_plan_leaves_the_run_around_it_alone():
@@ -330,6 +343,9 @@ def test_a_plan_shows_the_kinds_of_its_requests():
         return {kind for row in rows for kind in row.kinds}
 
     assert kinds() == {"totals", "rows"}
+    greeting = plan(CoresetVRLR(size=40), SHAPES).learned[0]
+    assert greeting.step == "hello"
+    assert "signature" in greeting.values  # which rehearsed parties do not send
     assert kinds(solver="cg") == {"totals", "row-sums", "coefficients"}
 
 

@@ -515,6 +515,8 @@ class RunPlan:
             text = f"The consent of each party must let these leave it: {kinds}."
             less = self.strategy.needs_less
             text += f" {less[0].upper()}{less[1:]}." if less else ""
+        if len(self.shapes) == 2:
+            text += " Of two parties, one that learns a sum knows the other's part."
         if self.strategy.masking == "plain":
             text += " With masking 'plain' the server learns each addend of all sums."
         return [text]
@@ -522,7 +524,7 @@ class RunPlan:
 
 def _duration(seconds: float) -> str:
     if seconds < 120:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.{1 if seconds >= 10 else 2}f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
@@ -547,10 +549,21 @@ def plan(
     -------
     RunPlan
         Without costs where the strategy cannot be rehearsed; it then says why.
+
+    Raises
+    ------
+    ValueError
+        The run needs another number of parties.
     """
     shapes = tuple(shapes)
-    steps = (hello, *strategy.steps)
-    declared = RunPlan(strategy, shapes, who_learns(steps))
+    fits = strategy.n_parties in (0, len(shapes))
+    if not fits or len(shapes) < strategy.least_parties:
+        raise ValueError(
+            f"shapes must be of the {strategy.n_parties or strategy.least_parties} "
+            f"parties that the run needs{' at least' * (not strategy.n_parties)}, got "
+            f"{len(shapes)}"
+        )
+    declared = RunPlan(strategy, shapes, who_learns([hello, *strategy.steps]))
     if strategy.task != "train":
         reason = (
             f"A plan has the costs of training only: the task {strategy.task!r} works "
@@ -598,7 +611,8 @@ def plan(
     return RunPlan(
         strategy,
         shapes,
-        who_learns(steps, last.seen),
+        # Real parties send more in ``hello`` than rehearsed ones, such as signatures.
+        [*who_learns([hello]), *who_learns(strategy.steps, last.seen)],
         ledger,
         rows=rows,
         extended=len(rehearsals) > 1,
