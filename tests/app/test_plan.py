@@ -15,6 +15,7 @@ from vfl_flower import (
     FDSKLPrediction,
     FederationError,
     FKKMeans,
+    Ledger,
     Party,
     simulate,
 )
@@ -145,6 +146,22 @@ def test_messages_are_no_larger_than_they_can_be(monkeypatch):
     planned = plan(CoresetVRLR(sampling="full"), [Shape(8000, 2, 8000), Shape(8000, 2)])
     most = max(e.bytes_up for e in planned.ledger.entries.values())
     assert len(planned.ledger.waits["coresets_pooled_rows"]) == -(-most // 50_000) > 2
+
+
+def test_iterations_are_not_continued():
+    """One iteration more on twice the rows says nothing of a million rows."""
+
+    def ledger(trips):
+        made = Ledger()
+        for _ in range(trips):
+            made.round_trip("solve", 1.0)
+            made.entry("solve", "a").bytes_up += 50
+        return made
+
+    ledgers = [ledger(trips) for trips in (9, 9, 10)]
+    planned = plans._extended_ledger(ledgers, 5, {"solve"})
+    assert (planned.round_trips, planned.bytes_up) == (10, 500)
+    assert plans._extended_ledger(ledgers, 5, {}).round_trips == 10 + 2 * (2**5 - 1)
 
 
 def test_a_budget_that_is_used_up_costs_no_more():

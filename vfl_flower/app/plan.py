@@ -14,7 +14,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -597,7 +597,9 @@ def plan(
     last = rehearsals[-1]
     ledger, seconds = last.ledger, last.seconds
     if len(rehearsals) > 1:
-        ledger = _extended_ledger([r.ledger for r in rehearsals], doublings)
+        ledger = _extended_ledger(
+            [r.ledger for r in rehearsals], doublings, varying or ()
+        )
         seconds = extended([r.seconds for r in rehearsals], doublings)
     round_trip = None
     if greeted is not None:
@@ -674,25 +676,39 @@ def extended(values: Sequence[float], doublings: float) -> float:
     return values[2] + last * ratio * float(ratio**doublings - 1) / (ratio - 1)
 
 
-def _extended_ledger(ledgers: Sequence[Ledger], doublings: float) -> Ledger:
-    """Return the ledger of more rows from those of n / 4, n / 2 and n."""
-    largest = ledgers[-1]
+def _extended_ledger(
+    ledgers: Sequence[Ledger], doublings: float, varying: Collection[str]
+) -> Ledger:
+    """Return the ledger of more rows from those of n / 4, n / 2 and n.
+
+    A step that varies with the values is asked as often as in one of them, since how
+    many iterations a solver takes does not follow from the number of rows.
+    """
     result = Ledger()
-    for (action, party), entry in largest.entries.items():
+    trips = {
+        action: [len(ledger.waits.get(action, ())) for ledger in ledgers]
+        for action in ledgers[-1].waits
+    }
+    for (action, party), entry in ledgers[-1].entries.items():
         entries = [x.entries.get((action, party), Entry("", "")) for x in ledgers]
-        counts: dict[str, Any] = {
-            name: round(extended([getattr(e, name) for e in entries], doublings))
-            for name in COUNTS
-        }
+        times, shares = 1, [1] * len(ledgers)
+        if action in varying:
+            times, shares = max(trips[action]), [max(1, n) for n in trips[action]]
+        counts: dict[str, Any] = {}
+        for name in COUNTS:
+            pairs = zip(entries, shares, strict=True)
+            each = [getattr(e, name) / share for e, share in pairs]
+            counts[name] = round(times * extended(each, doublings))
         # Seconds vary too much for a curve: they count as proportional to the rows.
         counts["seconds_computed"] = entry.seconds_computed * 2**doublings
         result.entries[action, party] = Entry(action, party, **counts)
-    for action, waits in largest.waits.items():
-        trips = [len(ledger.waits.get(action, ())) for ledger in ledgers]
+    for action, waits in ledgers[-1].waits.items():
         of_step = (e for e in result.entries.values() if e.action == action)
         least = math.ceil(max(e.bytes_up for e in of_step) / MESSAGE_BYTES)
-        count = max(least, math.ceil(extended(trips, doublings)))
-        result.waits[action] = [sum(waits) / len(waits)] * count
+        count = math.ceil(extended(trips[action], doublings))
+        if action in varying:
+            count, least = max(trips[action]), 0
+        result.waits[action] = [sum(waits) / len(waits)] * max(least, count)
     return result
 
 
