@@ -39,7 +39,7 @@ BELOW: dict[str, set[str]] = {
     "data": {"protocol"},
     "clients": {"numerics", "secure_aggregation", "protocol"},
     "strategies": {"numerics", "secure_aggregation", "protocol", "models", "clients"},
-    "app": {"models", "protocol", "data", "strategies"},
+    "app": {"models", "protocol", "data", "strategies", "simulation"},
     "simulation": {"protocol", "app"},
 }
 """What each layer may import besides itself and the leaves."""

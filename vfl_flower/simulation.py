@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import (
@@ -25,6 +26,18 @@ from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Let a run in this process leave no trace in that of a ServerApp around it."""
+    names = ("run_id", "node_id", "task_id")
+    kept = {n: getattr(TaskIdentity, f"_{n}", None) for n in names}
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(TaskIdentity, f"_{name}", value)
 
 
 class InProcessGrid(Grid):

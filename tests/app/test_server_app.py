@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from transcripts import Recorder
 
 from vfl_flower import FederationError, Party
 from vfl_flower.app.config import check_run_config
@@ -57,6 +58,20 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     assert f"results in {folder}" in out
     assert "| coreset |" in out
     assert "test loss" in out
+
+
+def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
+    config = {"dry-run": True, "compare": True, "output-dir": str(tmp_path / "runs")}
+    config |= {"coreset-vrlr.size": 20}
+    grid = Recorder(parties())
+    main(grid, context(**config))
+    assert {entry.action for entry in grid.transcript} == {"hello"}
+    assert list(tmp_path.iterdir()) == []
+    out = capsys.readouterr().out
+    for variant in ("coreset", "uniform", "full"):
+        assert f"# Plan: CoresetVRLR, {variant}" in out
+    assert "| `coresets_scores` | `X`, `y` | in the clear |" in out
+    assert "This was a dry run" in out
 
 
 def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
@@ -132,6 +147,7 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
         ({"output-dir": "runs"}, "output-dir must be absolute, got 'runs'"),
         ({"coreset-vrlr.sampling": "x"}, "sampling must be one of"),
         ({"unknown": 1}, "run config has no key 'unknown'"),
+        ({"dry-run": True, "output-dir": "runs"}, "output-dir must be absolute"),
     ],
 )
 def test_a_bad_config_asks_no_party(config, sentence):

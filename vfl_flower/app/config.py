@@ -41,6 +41,9 @@ class RunSettings:
     """The number of the trained model for a later task, as its training printed it."""
     compare: bool = False
     """Also run the baselines of the strategy, one after another."""
+    dry_run: bool = False
+    """Only greet the parties, and print what the run would cost and who would learn
+    what: no row leaves a party, and nothing is written."""
     output_dir: str = ""
     """Absolute folder for results; default: vfl_flower/runs in the data folder of the
     user who runs the SuperLink."""

@@ -1,4 +1,4 @@
-"""The server's side on Flower: run config -> strategy -> start -> report."""
+"""The server's side on Flower: run config -> strategy -> start -> report, or a plan."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vfl_flower.app.config import (
     output_dir,
     without_secrets,
 )
+from vfl_flower.app.plan import dry_run
 from vfl_flower.app.report import write_report
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
@@ -25,14 +26,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says, and report."""
+    """Run what the run config says, and report; or with ``dry-run`` print a plan."""
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
+    results_in = output_dir(config)
+    if config["dry-run"]:
+        print(dry_run(grid, strategies, config["timeout"]), flush=True)
+        return
     started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
-    folder = output_dir(config) / started
+    folder = results_in / started
     folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
     results, text = {}, ""
     try:

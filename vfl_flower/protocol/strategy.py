@@ -23,6 +23,7 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step, Steps
+from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
@@ -235,21 +236,8 @@ class ProtocolStrategy(Strategy):
         while True:
             run = Run(seed, evaluate_fn, list(missing.values()), begun)
             try:
-                parties = Parties(
-                    grid,
-                    ledger,
-                    seed=seed,
-                    private_draws=self.seed is None,
-                    timeout=timeout,
-                    masking="plain" if self.masking == "plain" else "ring",
-                    n_parties=self.n_parties,
-                    least=self.least_parties,
-                    partition=self.partition,
-                    without=list(missing),
-                    model=self.works_with,
-                    steps=self.steps,
-                    needs=self.needs,
-                    needs_less=self.needs_less,
+                parties = self.greet(
+                    grid, ledger, seed=seed, timeout=timeout, without=list(missing)
                 )
                 arrays = self.protocol(parties, run)
                 break
@@ -276,6 +264,44 @@ class ProtocolStrategy(Strategy):
             seed=self.seed,
         )
 
+    def greet(
+        self,
+        grid: Grid,
+        ledger: Ledger,
+        *,
+        seed: int,
+        timeout: float,
+        without: Sequence[int] = (),
+    ) -> Parties:
+        """Ask the parties who they are, and whether they consent; no more than that.
+
+        Parameters
+        ----------
+        grid, ledger, seed, timeout, without
+            As of :class:`~vfl_flower.protocol.parties.Parties`.
+
+        Raises
+        ------
+        FederationError
+            The parties do not fit together, or refuse the run.
+        """
+        return Parties(
+            grid,
+            ledger,
+            seed=seed,
+            private_draws=self.seed is None,
+            timeout=timeout,
+            masking="plain" if self.masking == "plain" else "ring",
+            n_parties=self.n_parties,
+            least=self.least_parties,
+            partition=self.partition,
+            without=without,
+            model=self.works_with,
+            steps=self.steps,
+            needs=self.needs,
+            needs_less=self.needs_less,
+        )
+
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""
 
@@ -298,6 +324,27 @@ class ProtocolStrategy(Strategy):
     def works_with(self) -> str | None:
         """Number of the model whose parts the parties load; None: they load none."""
         return None
+
+    @property
+    def enough_rows(self) -> int | None:
+        """Rows from which on more of them cost no more; None: there is no such number.
+
+        A plan of the run then rehearses with so many.
+        """
+        return None
+
+    def scaled(self, share: float) -> Self:
+        """Return the strategy that needs as many messages on a share of the rows.
+
+        A setting that bounds the size of a message is smaller there, say.
+        """
+        return self
+
+    def random_rows(
+        self, rng: np.random.Generator, n_rows: int, n_columns: int
+    ) -> Array:
+        """Return rows without a meaning that the strategy takes, for a rehearsal."""
+        return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
 
     @property
     def variant(self) -> str:

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import pydantic
@@ -317,6 +317,29 @@ class FDSKL(ProtocolStrategy):
 
     # -- settings --------------------------------------------------------------------
 
+    @property
+    def enough_rows(self) -> int | None:
+        """With the direct solver: where training and test use up the budget."""
+        if self.solver != "direct":
+            return None
+        size = self._bits // 8
+        products = self.budget // size
+        M = self._first_features(products)
+        train = self.rows or max(1, products // M)
+        enough = math.ceil(train / (1 - self.test_fraction))
+        if self.test_fraction:
+            test = max(1, self.budget // 4 // (M * size))
+            enough = max(enough, math.ceil(test / self.test_fraction))
+        return enough
+
+    def scaled(self, share: float) -> Self:
+        """Scale the blocks, down to the least that the solver takes."""
+        direct = self.solver == "direct"
+        M = (self.features or MOST_FEATURES) if direct else self.iterations * self.block
+        least = (1 if direct else self.block) * M * self._bits // 8
+        block_bytes = max(least, round(share * self.block_bytes))
+        return self.replace(block_bytes=min(block_bytes, self.block_bytes))
+
     def _warn(self, parties: Parties, holders: list[int]) -> None:
         """Warn where the label holder learns more than linearly mixed columns."""
         if self.seed is not None:
@@ -385,11 +408,15 @@ class FDSKL(ProtocolStrategy):
         )
         return float(reply["bandwidth"])
 
+    def _first_features(self, products: int) -> int:
+        """Return M for a budget in angles where there are rows enough."""
+        return self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
+
     def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
         """Return the rows to train on, and M."""
         size = self._bits // 8
         n, products = len(train), self.budget // size
-        M = self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
+        M = self._first_features(products)
         m = self.rows or min(n, products // M)
         if m > n:
             raise FederationError(

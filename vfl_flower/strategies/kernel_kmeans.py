@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -284,6 +284,12 @@ class FKKMeans(ProtocolStrategy):
     def _sums(self) -> bool:
         """Whether k-means runs on sums over the parties."""
         return self.partition == "horizontal" and self.clustering == "sums"
+
+    def scaled(self, share: float) -> Self:
+        """With split columns scale the blocks, which then have as many features."""
+        if self.partition == "horizontal":
+            return self
+        return self.replace(block_bytes=max(1, round(share * self.block_bytes)))
 
     @property
     def least_parties(self) -> int:

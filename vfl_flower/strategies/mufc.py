@@ -202,6 +202,13 @@ class ClusterTraining(MUFCTask):
         """Where the server keeps what it needs to forget; None: nowhere."""
         return None
 
+    def random_rows(
+        self, rng: np.random.Generator, n_rows: int, n_columns: int
+    ) -> Array:
+        """Return rows in the box."""
+        lower, upper = (np.resize(bound, n_columns) for bound in parse_box(self.box))
+        return rng.uniform(lower, upper, size=(n_rows, n_columns))
+
     def settled(
         self,
         parties: Parties,
