@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from vfl_flower.protocol.contract import Field, Whole, fields_of
-from vfl_flower.protocol.messages import digest, pack
+from vfl_flower.protocol.messages import address, digest_of_values, pack
 from vfl_flower.typing import Array
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -303,7 +303,7 @@ def damaged(draw: Draw, content: RecordDict) -> RecordDict:
         dtype = draw(st.sampled_from([sent.dtype, "float64", "object", ""]))
         stype = draw(st.sampled_from([sent.stype, "numpy.ndarray", "torch", ""]))
         records["arrays"][name] = FlowerArray(dtype, shape, stype, data)
-    records["frame"]["digest"] = digest(content)
+    address(content, {}, digest_of_values(content))
     return content
 
 

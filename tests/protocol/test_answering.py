@@ -31,7 +31,7 @@ from vfl_flower.protocol.messages import (
     FAILED,
     MALFORMED,
     REFUSED,
-    digest,
+    digest_of_values,
     pack,
     unpack,
 )
@@ -406,12 +406,12 @@ def test_same_round_gets_the_same_reply(server, action):
 @pytest.mark.parametrize("action", ["counter", "total"])
 def test_same_round_with_another_reply_is_refused(server, action):
     """Under one mask the two replies would show their difference."""
-    before = digest(pack(server.values(action, 1)))
+    before = digest_of_values(pack(server.values(action, 1)))
     party = server.grid._parties[1000]
     true, party.X = party.X, party.X + 1
     refused(server.error(action, 1), "round 1", "data have changed")
     party.X = true
-    assert digest(pack(server.values(action, 1))) == before
+    assert digest_of_values(pack(server.values(action, 1))) == before
     party.X = true + 1  # new rounds have new masks
     server.values(action, 2)
 

@@ -14,7 +14,8 @@ from hypothesis.extra.numpy import arrays
 
 from vfl_flower.protocol.messages import (
     CorruptMessage,
-    digest,
+    address,
+    digest_of_values,
     n_bytes,
     n_units,
     pack,
@@ -178,7 +179,7 @@ def test_what_is_no_array_is_noticed(data, kind):
     """The sender has made the digest fit."""
     content = message()
     content["arrays"]["x"] = FlowerArray("float64", (3,), kind, data)
-    content["frame"]["digest"] = digest(content)
+    address(content, {}, digest_of_values(content))
     with pytest.raises(CorruptMessage, match="'x' is no array"):
         unpack(travel(content))
 

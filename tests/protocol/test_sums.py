@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from vfl_flower import Ledger, Party, PartyFailed
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol.contract import SEALED, SECRET, Reals
-from vfl_flower.protocol.messages import digest, pack, unpack
+from vfl_flower.protocol.messages import digest_of_values, pack, unpack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.seals import Sealed
@@ -573,7 +573,7 @@ def test_asked_again_a_party_sends_the_same_bytes(action, clock):
     np.testing.assert_array_equal(actual["up_1"], pooled(range(3), "up_1", 5, 0))
     assert len(grid.twins) == {"sealing": 3, "relaying": 3, "reading": 1}[action]
     for twins in grid.twins:  # the frame has the seconds that each took
-        one, other = (digest(pack(unpack(twin.content)[0])) for twin in twins)
+        one, other = (digest_of_values(pack(unpack(twin.content)[0])) for twin in twins)
         assert one == other
 
 
@@ -960,7 +960,9 @@ def test_a_lost_message_with_a_secret_changes_nothing(action, kind, clock):
     heard = hear(parties, told(parties))
     assert heard == [{}, {"key": SECRET_BYTES}, {"key": SECRET_BYTES}]
     for twins in grid.twins:  # the frame has the seconds that each took
-        first, second = (digest(pack(unpack(twin.content)[0])) for twin in twins)
+        first, second = (
+            digest_of_values(pack(unpack(twin.content)[0])) for twin in twins
+        )
         assert first == second
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Len, MaxLen
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower.protocol.consent import Consent, Kind
@@ -37,10 +37,11 @@ from vfl_flower.protocol.messages import (
     MALFORMED,
     REFUSED,
     CorruptMessage,
-    digest,
-    n_bytes,
+    address,
+    bytes_of_arrays,
+    digest_of_values,
     pack,
-    unpack,
+    unpack_whole,
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError, digest_ids
@@ -164,7 +165,7 @@ def answer(
     start = time.perf_counter()
     name = context.node_config.get("party-name")
     try:
-        values, packed = unpack(message.content)
+        values, packed, digests = unpack_whole(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
         memory = Memory(context.state)
         party = _loaded(load, context, allow_plain)
@@ -180,17 +181,19 @@ def answer(
                     signed = credential_of(party, greeting.session, reply["public_key"])
                     reply["identity"] = signed.identity
                     reply["signature"] = signed.signature
+                content = pack(reply)
+                sent = digest_of_values(content)
             else:
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
                 frame = Frame.parse(packed)
                 _check_consent(step, party, asked_by)
-                reply, clipped = _run(
-                    step, values, frame, party, memory, journal, allow_plain
+                content, sent, clipped = _run(
+                    step, values, digests, frame, party, memory, journal, allow_plain
                 )
         seconds = time.perf_counter() - start
         told = {"seconds": seconds} | ({"clipped": clipped} if clipped else {})
-        content = pack(reply, told)
+        address(content, told, sent)
         return Message(content, reply_to=message)
     except CorruptMessage as error:
         code, reason = DAMAGED, str(error)
@@ -225,13 +228,22 @@ def _journal(
 def _run(
     step: Step[..., Any],
     values: dict[str, Any],
+    digests: Mapping[str, bytes],
     frame: Frame,
     party: Party,
     memory: Memory,
     journal: Journal | None,
     allow_plain: bool,
-) -> tuple[dict[str, Any], bytes | None]:
-    """Run a step of the protocol; return its reply, and what was clipped, masked."""
+) -> tuple[RecordDict, bytes, bytes | None]:
+    """Run a step of the protocol.
+
+    Returns
+    -------
+    RecordDict, bytes
+        Its reply, and the digest of that.
+    bytes or None
+        What was clipped, masked.
+    """
     announced = copy.copy(party)  # before the run gives it a place
     private_key, public_keys = memory.enter(frame, party, step)
     if journal is not None:
@@ -245,7 +257,7 @@ def _run(
         recall_part(party, step, frame.model)
     part = party.part
     sums = PartySums(private_key, public_keys, frame, allow_plain)
-    sums.open(step, values)
+    sums.open(step, values, digests)
     arguments = _arguments(step, values, party)
     for revealed in step.reveals:
         if party.consent is not None and revealed.applies(arguments):
@@ -253,14 +265,14 @@ def _run(
     reply = flatten(step(party, **arguments))
     clipped = sums.hide(step, reply, _sizes(party))
     content = pack(reply)
-    sent = digest(content)
+    sent = digest_of_values(content)
     if journal is not None:
-        journal.leave(frame, party, sent, n_bytes(content))
+        journal.leave(frame, party, sent, bytes_of_arrays(content))
     memory.leave(frame, party, step, sent)
     if party.part is not part:
         memory.keep_part(party, step.algorithm)
     keep_predictions(party, memory.run, frame.model)
-    return reply, clipped
+    return content, sent, clipped
 
 
 def _arguments(

@@ -59,6 +59,7 @@ def own_digest(
 def common_digest(
     fields: Mapping[str, Field],
     values: Mapping[str, Any],
+    digests: Mapping[str, bytes],
     frame: Frame,
     public_keys: list[bytes],
 ) -> bytes:
@@ -70,6 +71,8 @@ def common_digest(
         The declared inputs of the step.
     values : mapping of str to Any
         The inputs of the request under flat names, as they travel.
+    digests : mapping of str to bytes
+        Digests of the arrays among them.
     frame : Frame
         The frame of the message.
     public_keys : list of bytes
@@ -100,7 +103,7 @@ def common_digest(
         sha.update(blocks)
     for name, field, value in _declared(fields, values):
         if field.told is None:
-            _update(sha, name, value)
+            _update(sha, name, digests.get(name, value))
     return sha.digest()
 
 

@@ -61,11 +61,18 @@ def pack(values: Values, frame: Values | None = None) -> RecordDict:
             "settings": ConfigRecord(
                 {k: _scalar(v) for k, v in values.items() if k not in arrays}
             ),
-            FRAME: ConfigRecord({k: _scalar(v) for k, v in (frame or {}).items()}),
+            FRAME: ConfigRecord(),
         }
     )
-    _records(content)[FRAME]["digest"] = digest(content)
+    address(content, frame or {}, digest_of_values(content))
     return content
+
+
+def address(content: RecordDict, frame: Values, values: bytes) -> None:
+    """Put the frame's settings into a message whose values have the digest `values`."""
+    record = _records(content)[FRAME]
+    record.update({k: _scalar(v) for k, v in frame.items()})
+    record["digest"] = _digest(record, values)
 
 
 def _scalar(value: Any) -> Any:
@@ -81,12 +88,20 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
     CorruptMessage
         A record is missing, the digest does not fit, or an array cannot be read.
     """
+    return unpack_whole(content)[:2]
+
+
+def unpack_whole(
+    content: RecordDict,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
+    """Return the same, and the SHA-256 of each array as it travels."""
     records = _records(content)
     for name, kind in RECORDS.items():
         if not isinstance(records.get(name), kind):
             raise CorruptMessage(f"the message lacks its record {name!r}")
     frame: dict[str, Any] = dict(records[FRAME])
-    if frame.get("digest") != digest(content):
+    arrays = _array_digests(content)
+    if frame.get("digest") != _digest(frame, _values_digest(content, arrays)):
         raise CorruptMessage("the message was damaged on its way")
     values: dict[str, Any] = dict(records["settings"])
     for name, array in records["arrays"].items():
@@ -94,21 +109,34 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
             values[name] = array.numpy()
         except Exception:  # NumPy raises many kinds on bytes that are no array
             raise CorruptMessage(f"{name!r} is no array of NumPy") from None
-    return values, frame
+    return values, frame, arrays
 
 
-def digest(content: RecordDict) -> bytes:
-    """Return the SHA-256 of all records of a message but the digest itself."""
-    sha = hashlib.sha256()
-    for name in ("settings", FRAME):
-        record = _records(content)[name]
-        items = sorted((k, v) for k, v in record.items() if k != "digest")
-        sha.update(f"{name}{items!r}".encode())
+def digest_of_values(content: RecordDict) -> bytes:
+    """Return the SHA-256 of a message without its frame."""
+    return _values_digest(content, _array_digests(content))
+
+
+def _array_digests(content: RecordDict) -> dict[str, bytes]:
+    return {
+        name: hashlib.sha256(array.data).digest()
+        for name, array in _records(content)["arrays"].items()
+    }
+
+
+def _values_digest(content: RecordDict, arrays: Mapping[str, bytes]) -> bytes:
+    settings = sorted(_records(content)["settings"].items())
+    sha = hashlib.sha256(repr(settings).encode())
     for name, array in sorted(_records(content)["arrays"].items()):
-        kind = f"{name} {array.dtype} {array.shape} {len(array.data)}"
-        sha.update(kind.encode())
-        sha.update(array.data)
+        kind = name, array.dtype, array.shape, len(array.data), arrays[name]
+        sha.update(repr(kind).encode())
     return sha.digest()
+
+
+def _digest(frame: Mapping[str, Any], values: bytes) -> bytes:
+    """Return the SHA-256 of a whole message but the digest itself."""
+    items = sorted((k, v) for k, v in frame.items() if k != "digest")
+    return hashlib.sha256(repr(items).encode() + values).digest()
 
 
 def _records(content: RecordDict) -> Mapping[str, Any]:
@@ -119,6 +147,11 @@ def _records(content: RecordDict) -> Mapping[str, Any]:
 def n_bytes(content: RecordDict) -> int:
     """Return the size of a message's content in bytes, as Flower serialises it."""
     return int(recorddict_to_proto(content).ByteSize())
+
+
+def bytes_of_arrays(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays, without serialising it."""
+    return sum(len(array.data) for array in _records(content)["arrays"].values())
 
 
 def n_units(content: RecordDict) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -72,11 +72,16 @@ class PartySums:
         except ValueError as error:  # names the rule that the public keys break
             raise PartyError(f"the parties' public keys do not fit: {error}") from None
 
-    def open(self, step: Step[..., Any], values: dict[str, Any]) -> None:
+    def open(
+        self,
+        step: Step[..., Any],
+        values: dict[str, Any],
+        digests: Mapping[str, bytes],
+    ) -> None:
         """Open what is sealed for this party, and put it among the values.
 
         A part of a sum that travels on is added in :meth:`hide` and not shown to the
-        step.
+        step. `digests` are those of the arrays as they came.
 
         Raises
         ------
@@ -87,7 +92,7 @@ class PartySums:
         request = step.contract.request
         if self.frame.sums:
             self._common = common_digest(
-                request, values, self.frame, list(self._public_keys)
+                request, values, digests, self.frame, list(self._public_keys)
             )
         for name in values:
             if _is_hidden(declared_as(request, name)):
