@@ -35,6 +35,7 @@ from vfl_flower.app.config import (
     run_keys,
     tasks_of,
 )
+from vfl_flower.app.plan import table_at_defaults
 from vfl_flower.app.settings import markdown
 from vfl_flower.protocol.consent import KINDS, Consent, Limit
 from vfl_flower.protocol.ledger import Ledger
@@ -578,3 +579,7 @@ def test_tables_of_who_learns_what_have_every_step(name):
     told = {step for cell in cells for step in re.findall(r"`(\w+)`", cell)}
     steps = {s.function.__name__ for s in STEPS.values() if s.algorithm in PAPERS[name]}
     assert told == steps | {"hello"}
+
+
+def test_who_learns_what_is_what_the_steps_declare():
+    assert table_at_defaults() in PAGES["docs/security.md"]

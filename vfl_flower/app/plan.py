@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -760,6 +760,16 @@ def table_of_all() -> str:
     return "\n\n".join(parts)
 
 
+def table_at_defaults() -> str:
+    """Return what leaves the parties at the defaults of a run config, as Markdown."""
+    rows = []
+    for name, (strategy, *_) in ALGORITHMS.items():
+        for row in who_learns(strategy.steps, _seen_at_defaults(name)):
+            if row.how != _BY_SERVER:
+                rows.append([f"`{name}`", *_cells(row)])
+    return _table(("strategy", *_HEADER), rows)
+
+
 def _sent(row: Learned, seen: Mapping[str, Seen]) -> str:
     """Return which of the values of a row a rehearsal has seen."""
     of_step = seen.get(row.step, Seen())
@@ -778,9 +788,13 @@ def _seen_at_defaults(name: str) -> dict[str, Seen]:
         return _rehearse(strategy, shapes).seen
 
 
-def main() -> None:
+def main(
+    defaults: Annotated[
+        bool, typer.Option(help="Only what leaves the parties at the defaults.")
+    ] = False,
+) -> None:
     """Print who learns what in each strategy, as Markdown."""
-    print(table_of_all())
+    print(table_at_defaults() if defaults else table_of_all())
 
 
 if __name__ == "__main__":
