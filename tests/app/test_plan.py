@@ -109,7 +109,7 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
     [
         (CoresetVRLR(size=100, test_fraction=0.2, seed=3), False),
         (CoresetVRLR(sampling="full"), False),
-        (FKKMeans(**CLUSTERS, coreset_size=100), True),
+        (FKKMeans(**CLUSTERS, clustering="coreset", coreset_size=100), True),
         (FKKMeans(**CLUSTERS, partition="vertical", block_bytes=150_000), False),
         (
             FDSKL(
@@ -266,7 +266,7 @@ def test_a_strategy_that_fails_says_why(caplog):
     [
         (MUFC(3, box="0,1;18,120"), UNEQUAL),
         (MUFC(3, privacy="none"), UNEQUAL),
-        (FKKMeans(**CLUSTERS, kernel="polynomial", coreset_size=30), UNEQUAL),
+        (FKKMeans(**CLUSTERS, kernel="polynomial", clustering="coreset"), UNEQUAL),
         (FDSKL(target="multiclass"), SHAPES),
         (FDSKL(loss="square", target="continuous"), SHAPES),
         (
