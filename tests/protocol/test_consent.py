@@ -22,7 +22,7 @@ from vfl_flower import (
     Party,
     PartyFailed,
 )
-from vfl_flower.clients import coresets
+from vfl_flower.clients import coresets, linear
 from vfl_flower.protocol.consent import FREE, KINDS, Consent, Kind, Limit
 from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.ledger import Ledger
@@ -103,7 +103,7 @@ def test_an_empty_file_lets_sums_leave():
         ("[leaves]\nrows = 5", "rows must be true or false or a table"),
         ("[leaves]\nrows = {runs = 5}", "rows: 'runs' is not a value"),
         ("[leaves]\nrows = {run = -5}", "rows: 'run' must be a whole number"),
-        ("[leaves]\ntotals = {run = 5}", "totals must be true or false$"),
+        ("[leaves]\ntotals = 5", "totals must be true or false or a table"),
         ("leaves = 3", "'leaves' must be a table"),
         ("[peers]\nrome = 3", "'peers' must be a table of names and keys"),
         ('[peers]\nrome = "me"', "a party's public key must be 'ed25519:' and 43 "),
@@ -135,9 +135,9 @@ STRATEGIES = {
     "paper rounds": CoresetVRLR(10, rounds="paper"),
     "uniform": CoresetVRLR(10, sampling="uniform"),
     "held out": CoresetVRLR(10, test_fraction=0.2),
-    "cg": CoresetVRLR(10, solver="cg", test_fraction=0.2, evaluate="full"),
-    "lasso": CoresetVRLR(10, solver="cg", regularizer="lasso", alpha=0.1),
-    "saga": CoresetVRLR(10, solver="saga", max_iter=2),
+    "cg": CoresetVRLR(60, solver="cg", test_fraction=0.2, evaluate="full"),
+    "lasso": CoresetVRLR(60, solver="cg", regularizer="lasso", alpha=0.1),
+    "saga": CoresetVRLR(60, solver="saga", max_iter=2),
     "k-means": CoresetVKMC(2, size=10),
     "all rows": CoresetVKMC(2, sampling="full"),
     "distdim": CoresetVKMC(2, size=10, solver="distdim"),
@@ -462,6 +462,57 @@ def test_no_id_and_no_value_is_in_the_journal(tmp_path):
     with sqlite3.connect(tmp_path / "a" / FILE) as db:
         ((kind, tags),) = db.execute("SELECT kind, tags FROM released").fetchall()
     assert (kind, len(tags)) == ("rows", 5 * 8)
+
+
+def test_what_is_not_of_rows_is_counted_by_times(tmp_path):
+    """From as many solutions as there are rows, all rows would follow."""
+    strategy = CoresetVRLR(40, solver="cg", seed=0)
+    leaves = dict.fromkeys(strategy.needs, Limit())
+    leaves["coefficients"] = Limit(life=2)
+    consent = Consent(allow_seed=True, leaves=leaves, peers=None)
+
+    def run():
+        strategy.start(RealParties(made(tmp_path, [consent] * 3)))
+
+    run()
+    run()
+    with pytest.raises(PartyFailed, match="lets coefficients leave it 2 times for the"):
+        run()
+
+
+@pytest.mark.parametrize("weights", [None, "one heavy"])
+def test_a_solution_on_few_rows_counts_as_rows(tmp_path, weights):
+    """On one row it is that row but for its length."""
+    strategy = CoresetVRLR(40, solver="cg", seed=0)
+    consent = letting(*strategy.needs, allow_seed=True)
+    asked = Parties(
+        RealParties(made(tmp_path, [consent] * 3)), Ledger(), seed=0, private_draws=True
+    )
+    rows = np.arange(1 if weights is None else 40, dtype=np.uint32)
+    w = np.ones(len(rows))
+    if weights:
+        w[0] = 1e6
+    with pytest.raises(PartyFailed, match="lets no rows leave it"):
+        asked.ask(
+            linear.start.summing(residual=2.0, norms=2.0**12),
+            method="cg",
+            n=60,
+            l2=0.0,
+            intercept=False,
+            test_fraction=0.0,
+            coreset=coresets.WeightedRows(rows, w),
+        )
+
+
+def test_refusals_run_out(tmp_path):
+    """Each tells a bit: where a box has a row outside of it, say."""
+    grid = RealParties(made(tmp_path, [letting(max_refusals=5)] * 3))
+    for _ in range(5):
+        parties = Parties(grid, Ledger(), seed=0, private_draws=True)
+        with pytest.raises(PartyFailed, match="no rows leave it"):
+            pool(parties, range(3))
+    with pytest.raises(PartyFailed, match="has refused 5 messages and answers none"):
+        Parties(grid, Ledger(), seed=0, private_draws=True)
 
 
 def test_a_limit_for_life_needs_a_folder():

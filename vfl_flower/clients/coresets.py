@@ -48,6 +48,9 @@ MOST_ROWS = 2**24
 MOST_CLUSTERS = 2**10
 """Most clusters: a party's time grows with its rows times their number."""
 
+LEAST_ROWS = 20
+"""Fewest rows, by weight, of a solution that is no more than sums over rows."""
+
 MOST_DISTANCES = 2**24
 """Most distances in one message, for the same reason."""
 

@@ -40,7 +40,7 @@ from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import reveals, step
+from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.secure_aggregation import split_limbs
 from vfl_flower.typing import Array
 
@@ -557,6 +557,7 @@ def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array
 
 
 @step
+@once
 def embed(
     party: Party,
     R: SmallMatrix | None = None,
@@ -660,6 +661,7 @@ def sample(party: Party, count: Count) -> Sample:
 
 
 @step
+@once
 def assign(party: Party, centers: Centers) -> Clusters:
     """Line 20: label this party's rows; the labels stay here."""
     state = party.recall(State)

@@ -18,6 +18,7 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from vfl_flower.clients.coresets import (
+    LEAST_ROWS,
     WeightedRows,
     check_labels,
     numbers_of,
@@ -35,7 +36,7 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.contract import IN_SUM, OWN, Leaves, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
-from vfl_flower.protocol.steps import reveals, step
+from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.typing import Array
 
 Method = Literal["cg", "proximal", "saga"]
@@ -195,6 +196,15 @@ class Block:
         self.used = (spread > noise).astype(np.float64)
 
 
+def _effective(rows: Array, root: Array | None) -> float:
+    """Return (sum w)^2 / sum w^2 over different rows, their effective number (Kish)."""
+    if root is None:
+        return len(rows)
+    weights = np.bincount(np.unique(rows, return_inverse=True)[1], weights=root**2)
+    shares = weights / weights.sum()
+    return float(1 / (shares**2).sum())
+
+
 def _given(array: Array | None, default: Array) -> Array:
     return default if array is None else array
 
@@ -249,7 +259,10 @@ def start(
         state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
     block = Block(party, state)
     rows = np.arange(party.n_rows) if block.rows is None else block.rows
-    party.share(rows, "row-sums")
+    # A solution on one row, or on several of which one has all of the weight, is that
+    # row but for its length.
+    few = _effective(rows, state.root) < LEAST_ROWS
+    party.share(rows, "rows" if few else "row-sums")
     if intercept:
         block.center()
         state.mean, state.used = block.mean, block.used
@@ -389,6 +402,7 @@ def saga(
 
 
 @step
+@once
 @reveals("coefficients")
 def coefficients(party: Party) -> Coefficients:
     """Send the party's block of the solution, in units of the label scale s.

@@ -44,7 +44,7 @@ from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
-from vfl_flower.protocol.steps import reveals, step
+from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
 
@@ -231,6 +231,7 @@ def _taking_part(state: MUFCState) -> Array:
 
 
 @step
+@once
 def commit(
     party: Party,
     version: Version,

@@ -10,7 +10,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -29,7 +29,7 @@ from vfl_flower.protocol.contract import (
 )
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
 from vfl_flower.protocol.identity import SIGNATURE_BYTES, check_run, credential_of
-from vfl_flower.protocol.journal import Journal, journal_of
+from vfl_flower.protocol.journal import Journal, journal_of, note_refusal
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
     DAMAGED,
@@ -163,7 +163,7 @@ def answer(
 ) -> Message:
     """Run one step for one message, or say why not, without a value of the data."""
     start = time.perf_counter()
-    name = context.node_config.get("party-name")
+    name, folder = context.node_config.get("party-name"), None
     try:
         values, packed, digests = unpack_whole(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
@@ -172,6 +172,9 @@ def answer(
         name = party.name or name
         clipped = None
         with _journal(party, context, allow_plain) as journal:
+            if journal is not None:
+                folder = party.state_dir
+                journal.check_refusals(party)
             if step is hello:
                 greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
                 reply = flatten(step(party, **_arguments(step, values, party)))
@@ -207,6 +210,9 @@ def answer(
         log.exception("step %s failed", step.action)
         code = FAILED
         reason = "the step failed unexpectedly, and the reason is in the party's log"
+    if folder is not None and code != DAMAGED:
+        with suppress(PartyError):  # then it refuses all messages
+            note_refusal(folder)
     if step is hello and name and repr(name) not in reason:
         reason = f"party {name!r}: {reason}"  # the server does not know it yet
     return Message(Error(code, reason), reply_to=message)
@@ -259,9 +265,10 @@ def _run(
     sums = PartySums(private_key, public_keys, frame, allow_plain)
     sums.open(step, values, digests)
     arguments = _arguments(step, values, party)
+    again = journal is not None and journal.round == frame.round
     for revealed in step.reveals:
-        if party.consent is not None and revealed.applies(arguments):
-            party.consent.limit(revealed.kind)
+        if revealed.applies(arguments):
+            party.reveal(revealed.kind, again)
     reply = flatten(step(party, **arguments))
     clipped = sums.hide(step, reply, _sizes(party))
     content = pack(reply)

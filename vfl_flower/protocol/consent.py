@@ -10,6 +10,7 @@ reveals`); the frame refuses a step of another kind before it computes, and
 
 from __future__ import annotations
 
+import secrets
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +52,7 @@ KINDS: dict[Kind, str] = {
 """The kinds in words, as documents and refusals say them."""
 
 _WITHOUT_ROWS = frozenset({"totals", "coefficients"})
-"""Kinds that are not of single rows, so that no number of rows bounds them."""
+"""Kinds that are not of single rows: their limits are of how often they leave."""
 
 LEAST_PARTIES = 3
 """Fewest parties of a sum, unless the party consents to two."""
@@ -59,7 +60,7 @@ LEAST_PARTIES = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """Most different rows of one kind that may leave; None: any number.
+    """Most different rows of one kind that may leave, or how often it may; None: any.
 
     Attributes
     ----------
@@ -85,6 +86,7 @@ class _Rules:
     trust_on_first_use: bool = False
     max_round_trips: Natural | None = None
     max_bytes: Natural | None = None
+    max_refusals: Natural = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,8 @@ class Consent(_Rules):
         Whether to pin the key of a peer that has none in `peers` when it first comes.
     max_round_trips, max_bytes : int or None
         Most messages that the party answers in one run, and most bytes of its replies.
+    max_refusals : int
+        Most messages that the party refuses, in all runs, before it answers none.
     leaves : mapping of str to Limit
         The kinds of :data:`KINDS` that may leave.
     peers : mapping of str to str, or None
@@ -248,9 +252,10 @@ def _limit(kind: str, value: object) -> Limit | None:
         )
     if isinstance(value, bool):
         return Limit() if value else None
-    if not isinstance(value, Mapping) or kind in _WITHOUT_ROWS:
-        rest = "" if kind in _WITHOUT_ROWS else " or a table with 'run' and 'life'"
-        raise ContractError(f"{kind} must be true or false{rest}")
+    if not isinstance(value, Mapping):
+        raise ContractError(
+            f"{kind} must be true or false or a table with 'run' and 'life'"
+        )
     try:
         return Limit(**structure(fields_of(Limit), value, {}))
     except ContractError as error:
@@ -300,6 +305,46 @@ class Releases:
         self._life, self._tags = life, tags
         self.added: dict[str, Array] = {}
 
+    def count(self, kind: Kind) -> None:
+        """Count that something of a kind leaves that is not of single rows.
+
+        Raises
+        ------
+        PartyError
+            It may not leave, or not as often.
+        """
+        limit = self.consent.limit(kind)
+        if kind not in _WITHOUT_ROWS or limit == Limit():
+            return
+        times = self.run.get(kind, np.zeros(self._n_rows, dtype=bool)).copy()
+        count = int(np.count_nonzero(times))  # a bit each time, as rows have
+        ever = self._ever(kind, limit)
+        new = np.frombuffer(secrets.token_bytes(8), dtype="<u8")
+        if count >= min(limit.run or len(times), len(times)) or limit.run == 0:
+            raise PartyError(
+                f"this party's consent lets {kind} leave it {limit.run or count} times "
+                "in a run"
+            )
+        if limit.life is not None and len(ever) >= limit.life:
+            raise PartyError(
+                f"this party's consent lets {kind} leave it {limit.life} times for the "
+                "life of its data"
+            )
+        times[count] = True
+        self.run[kind] = times
+        self.added[kind] = np.union1d(ever, new)
+
+    def _ever(self, kind: Kind, limit: Limit) -> Array:
+        if kind in self.added:
+            return self.added[kind]
+        if self._life is not None:
+            return self._life(kind)
+        if limit.life is not None:
+            raise PartyError(
+                f"the limit of {kind} for the life of the data needs a state-dir"
+            )
+        return np.zeros(0, dtype="<u8")
+
     def add(self, kind: Kind, rows: Array) -> None:
         """Count rows that leave the party.
 
@@ -321,8 +366,8 @@ class Releases:
                 f"run, this one asks for {count}"
             )
         new = np.flatnonzero(after & ~before)
-        if self._life is not None and self._tags is not None:
-            known = self.added[kind] if kind in self.added else self._life(kind)
+        known = self._ever(kind, limit)
+        if self._tags is not None:
             ever = np.union1d(known, self._tags(new)) if len(new) else known
             if limit.life is not None and len(ever) > limit.life:
                 raise PartyError(
@@ -330,8 +375,4 @@ class Releases:
                     f"for the life of its data, with this run they were {len(ever)}"
                 )
             self.added[kind] = ever
-        elif limit.life is not None:
-            raise PartyError(
-                f"the limit of {kind} for the life of the data needs a state-dir"
-            )
         self.run[kind] = after

@@ -36,7 +36,9 @@ PATIENCE = 600.0
 KEPT = 100
 """Runs that the journal keeps."""
 
+_COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
+    _COUNTS,
     """CREATE TABLE IF NOT EXISTS answered (run TEXT PRIMARY KEY, session INTEGER,
     round INTEGER, digest BLOB, reply BLOB, messages INTEGER, bytes INTEGER)""",
     """CREATE TABLE IF NOT EXISTS shared (
@@ -73,6 +75,8 @@ class Journal:
         How many messages of the run were answered, and the bytes of the replies.
     shared : dict of str to bytes
         Rows that left the party in the run, by kind, a bit each.
+    refusals : int
+        How many messages the party has refused in all runs.
     released : dict of str to Array
         Tags of rows that have ever left the party, by kind, as this message leaves it.
     trusted : dict of str to str
@@ -85,10 +89,23 @@ class Journal:
     reply: bytes = b""
     messages: int = 0
     n_bytes: int = 0
+    refusals: int = 0
     shared: dict[str, bytes] = field(default_factory=dict)
     released: dict[str, Array] = field(default_factory=dict)
     trusted: dict[str, str] = field(default_factory=dict)
     _db: sqlite3.Connection | None = field(default=None, repr=False, compare=False)
+
+    def check_refusals(self, party: Party) -> None:
+        """Raise ``PartyError`` where the party has refused too often to go on.
+
+        A refusal that depends on the data tells a bit of them.
+        """
+        most = party.consent.max_refusals if party.consent is not None else 0
+        if self.refusals >= most > 0:
+            raise PartyError(
+                f"this party has refused {most} messages and answers none until its "
+                "owner raises max-refusals in its consent.toml"
+            )
 
     def greet(self, session: int) -> None:
         """Begin a session; what was counted in an earlier one still counts."""
@@ -208,6 +225,8 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             shared = db.execute("SELECT kind, rows FROM shared WHERE run = ?", (name,))
             line = Journal(*(known or ()))
             line.trusted = dict(db.execute("SELECT name, key FROM peers"))
+            refused = db.execute("SELECT value FROM counts WHERE name = 'refusals'")
+            (line.refusals,) = refused.fetchone() or (0,)
             line.shared, line._db = dict(shared.fetchall()), db
         yield line
         with _named_errors(path):
@@ -222,6 +241,23 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             for forget in _FORGET:
                 db.execute(forget, (KEPT,) if "?" in forget else ())
             db.execute("COMMIT")
+
+
+def note_refusal(folder: Path) -> None:
+    """Count a message that the party has refused.
+
+    Raises
+    ------
+    PartyError
+        The journal cannot be written.
+    """
+    path = folder / FILE
+    with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
+        db.execute(_COUNTS)
+        db.execute(
+            "INSERT INTO counts VALUES ('refusals', 1) "
+            "ON CONFLICT (name) DO UPDATE SET value = value + 1"
+        )
 
 
 @contextmanager

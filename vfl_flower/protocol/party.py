@@ -205,6 +205,30 @@ class Party:
         """Number of rows whose label this party knows."""
         return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
 
+    def reveal(self, kind: Kind, again: bool = False) -> None:
+        """Check before a step computes that what it reveals may leave, and count it.
+
+        Parameters
+        ----------
+        kind : str
+            What it reveals.
+        again : bool
+            Whether it is asked again for what was counted before.
+
+        Raises
+        ------
+        PartyError
+            The party's consent lets none of this kind leave, or not as often.
+        """
+        if self.consent is None:
+            return
+        if self.releases is None:
+            self.releases = Releases(self.consent, self.shared, self.n_rows)
+        if again:
+            self.consent.limit(kind)
+        else:
+            self.releases.count(kind)
+
     def share(self, rows: Array, kind: Kind) -> None:
         """Count rows whose values leave the party other than in sums over all rows.
 
