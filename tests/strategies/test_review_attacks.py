@@ -7,12 +7,14 @@ The parties are real ones: masks, a consent, a journal in a ``state-dir``.
 import functools
 from copy import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
+from vfl_flower.app.client_app import load_from_context
 from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
 from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
@@ -677,3 +679,56 @@ def test_refused_messages_count_as_messages(tmp_path):
         reasons.append(asked.refusal)
     print(reasons[-1][:80])
     assert "messages at most" in reasons[-1]
+
+
+# -- what the node config decides ------------------------------------------------------
+
+
+def written(path, X):
+    lines = [f"{a!r},{b!r}" for a, b in X.tolist()]
+    path.write_text("\n".join(["a,b", *lines, ""]))
+
+
+def loaded(node, run=None):
+    return load_from_context(SimpleNamespace(node_config=node, run_config=run or {}))
+
+
+@pytest.mark.parametrize("change", ["sorted", "grown"])
+def test_standardised_rows_without_ids_keep_their_count(tmp_path, change):
+    """The documents say that a file that is sorted anew or grows keeps its count."""
+    X = np.random.default_rng(0).normal(size=(500, 2))
+    other = X[::-1] if change == "sorted" else np.vstack([X, [[1.0, 2.0]]])
+    tags = []
+    for name, rows in (("first.csv", X), ("second.csv", other)):
+        written(tmp_path / name, rows)
+        party = loaded(
+            {
+                "data": str(tmp_path / name),
+                "standardize": True,
+                "state-dir": str(tmp_path / "state"),
+                "party-name": "a",
+            }
+        )
+        tags.append(party.tags(np.arange(len(rows)), bytes(32)))
+    known = len(np.intersect1d(*tags))
+    print("of 500 rows known again:", known)
+    assert known == 500
+
+
+def test_a_relative_path_does_not_free_a_party(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "table.csv", np.eye(2))
+    try:
+        party = loaded({"data": "table.csv", "party-name": "a"})
+    except PartyError:
+        return
+    assert party.consent == Consent()
+
+
+def test_a_run_does_not_name_a_file_of_a_node(tmp_path):
+    written(tmp_path / "table.csv", np.eye(2))
+    try:
+        party = loaded({"party-name": "a"}, {"data": str(tmp_path / "table.csv")})
+    except PartyError:
+        return
+    assert party.consent == Consent()
