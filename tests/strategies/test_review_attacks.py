@@ -1,0 +1,734 @@
+"""What a server that deviates gets out of parties beyond what their consent says.
+
+Each test states what the documentation promises and fails as long as the attack works.
+The parties are real ones: masks, a consent, a journal in a ``state-dir``.
+"""
+
+import functools
+from copy import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from deviating import RealParties
+
+from vfl_flower import Party, PartyFailed
+from vfl_flower.app.client_app import load_from_context
+from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
+from vfl_flower.clients.mufc_state import TrainingSettings
+from vfl_flower.numerics.random_features import draw_pairs
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.secure_aggregation import LIMB, PLACES, group, join_limbs
+
+N = 60
+VICTIM = 1
+
+
+def attack(test):
+    """Make a test pass where a party refuses what it asks."""
+
+    @functools.wraps(test)
+    def attacked(*args, **kwargs):
+        try:
+            test(*args, **kwargs)
+        except PartyFailed as error:
+            print("refused:", error.reason)
+
+    return attacked
+
+
+@pytest.fixture(autouse=True)
+def careless(monkeypatch):
+    """Let the server ask on whatever the parties said that they refuse."""
+    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+
+
+def letting(*kinds, **limits):
+    """Return a consent with these kinds; a number limits a kind in run and life."""
+    leaves = dict.fromkeys(kinds, Limit())
+    for kind, most in limits.items():
+        leaves[kind.replace("_", "-")] = Limit(most, most)
+    return Consent(leaves=leaves)
+
+
+def made(tmp_path, consent, d=2, n=N, labels=None, same=True):
+    """Return three parties of the `same` rows or not, the last one with labels."""
+    rng = np.random.default_rng(0)
+    parties = [
+        Party(
+            rng.uniform(-0.4, 0.4, size=(n, d)),
+            y=labels if name == "c" else None,
+            ids=np.array([f"{'' if same else name}{i}" for i in range(n)]),
+            name=name,
+            state_dir=tmp_path / name,
+        )
+        for name in "abc"
+    ]
+    peers = {party.name: public_identity(party.state_dir) for party in parties}
+    for party in parties:
+        party.consent = replace(consent, peers=peers)
+    return parties
+
+
+def greet(grid, partition="vertical"):
+    seed = 0
+    return Parties(grid, Ledger(), seed=seed, private_draws=True, partition=partition)
+
+
+def one(asked, j, step, sums=None, **values):
+    """Ask one party alone; return its reply, or None where it refuses."""
+    wanted = {
+        name: asked._sum_request(spec, asked._round + 1)
+        for name, spec in (sums or {}).items()
+    }
+    last = list(asked._last)
+    try:
+        return asked._round_trip(step, {j: values}, {j: wanted}, _blocks(asked))[j]
+    except PartyFailed as error:
+        asked._last = last
+        asked.refusal = error.reason
+        return None
+
+
+def _blocks(asked):
+    return asked._blocks(coresets.totals, [])
+
+
+# -- linear models: `row-sums` and `coefficients`, no `rows` ---------------------------
+
+
+@attack
+def test_coefficients_do_not_give_rows_in_the_clear(tmp_path):
+    """Conjugate gradients take the server's residual: e_i and a large l2 give row i."""
+    grid = RealParties(made(tmp_path, letting("row-sums", "totals", "coefficients")))
+    asked = greet(grid)
+    victim = grid._parties[1000 + VICTIM]
+    l2, found = 1e12, []
+    asked.ask(
+        linear.start.summing(residual=8.0, norms=2.0**12),
+        method="cg",
+        n=1,
+        l2=l2,
+        intercept=False,
+        test_fraction=0.0,
+    )
+    for i in range(5):
+        for residual, size in ((np.eye(N)[i], 0.0), (np.zeros(N), 1.0)):
+            asked.ask(
+                linear.cg.summing(direction=8.0, energies=8.0),
+                residual=residual,
+                step_size=size,
+                shrink=0.0,
+            )
+        replies = asked.ask(linear.coefficients.summing(shift=8.0))
+        theta = replies.each("coefficients")[VICTIM]
+        found.append(theta * l2)
+    error = np.abs(np.array(found) - victim.X[:5]).max()
+    print("rows from coefficients: largest error", error)
+    assert error > 1e-3
+
+
+@attack
+def test_the_scale_of_labels_does_not_give_labels(tmp_path):
+    """`start` says |t| in the clear, and the weights tell the rows in it apart."""
+    y = np.random.default_rng(3).integers(0, 2, N).astype(float)
+    asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=y)))
+    found = []
+    for first in range(0, N, 30):
+        rows = np.arange(first, first + 30, dtype=np.uint32)
+        replies = asked.ask(
+            linear.start.summing(residual=2.0, norms=2.0**12),
+            method="cg",
+            n=1,
+            l2=1.0,
+            intercept=False,
+            test_fraction=0.0,
+            coreset=coresets.WeightedRows(rows, 4.0 * 2.0 ** np.arange(30)),
+        )
+        total = round(replies[2]["scale"] ** 2 / 4)
+        found += [total >> k & 1 for k in range(30)]
+    right = np.mean(found == y)
+    print("labels from the scale, in two messages: right", right)
+    assert right < 0.9
+
+
+@attack
+def test_the_first_residual_is_not_the_labels(tmp_path):
+    """All other parties start from zero, and with a large l2 so does the holder."""
+    y = np.random.default_rng(3).normal(size=N)
+    asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=y)))
+    replies = asked.ask(
+        linear.start.summing(residual=2.0, norms=2.0**12),
+        method="cg",
+        n=1,
+        l2=1e30,
+        intercept=False,
+        test_fraction=0.0,
+    )
+    error = np.abs(replies.sums["residual"] * replies[2]["scale"] - y).max()
+    print("labels from the first residual: error", error)
+    assert error > 1e-3
+
+
+# -- coresets: `totals` alone ----------------------------------------------------------
+
+
+@attack
+def test_totals_do_not_tell_values_of_single_rows(tmp_path):
+    """A party draws millions of rows by its scores: how often is the score."""
+    parties = made(tmp_path, letting("totals"), d=1)
+    asked = greet(RealParties(parties))
+    reply = one(
+        asked, VICTIM, coresets.totals, size=2**22, test_fraction=0.0, intercept=False
+    ).values
+    share = np.bincount(reply["rows"], minlength=N) / len(reply["rows"])
+    leverage = share * reply["total"][0] - 1 / N
+    x = np.abs(parties[VICTIM].X[:, 0])
+    guess = np.sqrt(np.clip(leverage, 0, None))
+    guess *= x.max() / guess.max()
+    error = np.abs(guess - x).max() / x.max()
+    print("|x| of all rows from draws: largest error over the range", error)
+    assert error > 0.1
+
+
+# -- kernel k-means: an empty consent --------------------------------------------------
+
+
+def begun(asked):
+    """Bring the parties to the first iteration."""
+    first = asked.ask(kernel_kmeans.begin.summing())
+    setup = kernel_kmeans.Setup("gaussian", 2.0, 2, 0.0, 8, 8)
+    asked.ask(
+        kernel_kmeans.product.summing(product=100.0),
+        vectors=np.eye(8)[:, :1],
+        t=1,
+        setup=setup,
+        seed=each(first.secrets["seed"]),
+    )
+
+
+@attack
+def test_assign_does_not_single_out_a_row_without_consent(tmp_path):
+    """`lloyd` counts as row-sums since centres can single out rows; so can these."""
+    grid = RealParties(made(tmp_path, letting(), same=False))
+    asked = greet(grid, "horizontal")
+    begun(asked)
+    R = np.eye(8)[:, :4]
+    asked.secure_sum(kernel_kmeans.embed.summing(sum_h=1000.0), R=R)
+    H = np.concatenate(
+        [p.recall(kernel_kmeans.State).H for p in resumed(grid)]
+    )  # the truth, for the comparison
+
+    def ask(centers):
+        sums = asked.secure_sum(
+            kernel_kmeans.assign.summing(inertia=2.0**20, sizes=1e4), centers=centers
+        )
+        return sums["inertia"][0], np.rint(sums["sizes"])
+
+    # Bisection along a direction for a half-space that holds a single row.
+    rng = np.random.default_rng(1)
+    u = rng.normal(size=4)
+    u /= np.linalg.norm(u)
+    low, high = -5.0, 5.0  # a half-space h.u > b has all rows, or none
+    for _ in range(60):
+        b = (low + high) / 2
+        _, sizes = ask(np.array([u * (b - 10), u * (b + 10)]))
+        if sizes[1] == 1:
+            break
+        low, high = (b, high) if sizes[1] > 1 else (low, b)
+    assert sizes[1] == 1
+    # The other rows stay where they are; the single row's centre moves a little.
+    base = np.array([u * (b - 10), u * (b + 10)])
+    before = ask(base)[0]
+    gradient = np.zeros(4)
+    for k in range(4):
+        moved = base.copy()
+        moved[1, k] += 1e-3
+        after, sizes = ask(moved)
+        assert sizes[1] == 1
+        gradient[k] = (after - before - 1e-6) / 2e-3
+    row = base[1] - gradient
+    error = np.linalg.norm(H - row, axis=1).min() / np.linalg.norm(H.std(axis=0))
+    print("a row of the embedding without any consent: relative error", error)
+    assert error > 0.1
+
+
+def resumed(grid):
+    """Return the parties with what they keep: the truth that attacks are held to."""
+    for node, party in grid._parties.items():
+        party = copy(party)
+        party.resume(Memory(grid._contexts[node].state)._kept("after"))
+        yield party
+
+
+@attack
+def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
+    """A vector is scaled: a product that overflows is refused, any other answered."""
+    grid = RealParties(made(tmp_path, letting(), same=False))
+    asked = greet(grid, "horizontal")
+    begun(asked)
+    victim = list(resumed(grid))[VICTIM]
+    truth = np.abs(victim.recall(kernel_kmeans.State).G[:, 0]).max()
+    low, high = 1.0, 1000.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        answered = one(
+            asked,
+            VICTIM,
+            kernel_kmeans.product,
+            {"product": Sum(1.0)},
+            vectors=np.eye(8)[:, :1] * (np.finfo(float).max / middle),
+        )
+        low, high = (middle, high) if answered is None else (low, middle)
+    error = abs(high - truth) / truth
+    print("a party's part of a Gram matrix from refusals: error", error)
+    print(asked.refusal)
+    assert error > 1e-6
+
+
+@attack
+def test_the_number_of_clipped_values_does_not_tell_parts_of_a_sum(tmp_path):
+    """It is a sum over the parties, but bound after bound it tells each size."""
+    grid = RealParties(made(tmp_path, letting(), same=False))
+    asked = greet(grid, "horizontal")
+    begun(asked)
+    parts = [p.recall(kernel_kmeans.State).G[:, 0] for p in resumed(grid)]
+    truth = np.sort(np.abs(np.concatenate(parts)))[::-1][:3]
+
+    def clipped(bound):
+        question = kernel_kmeans.product.summing(product=bound)
+        return asked.ask(question, vectors=np.eye(8)[:, :1]).clipped
+
+    found = []
+    for more in (1, 2, 3):  # the largest numbers, whichever party has them
+        low, high = 0.0, 100.0
+        for _ in range(48):
+            middle = (low + high) / 2
+            low, high = (middle, high) if clipped(middle) >= more else (low, middle)
+        found.append(high)
+    error = np.abs(np.array(found) - truth).max()
+    print("three numbers of single parties, from clips: error", error)
+    assert error > 1e-6
+
+
+def bisect_box(asked, low, high, k, settings_of):
+    asks = 0
+    for _ in range(45):
+        middle = (low + high) / 2
+        asks += 1
+        answered = one(
+            asked,
+            VICTIM,
+            mufc.train,
+            {"totals": Sum(2.0**40), "message": Sum(group="field")},
+            model=f"{asked.session:016x}",
+            settings=settings_of(middle),
+            key=bytes(16),
+            keep=False,
+        )
+        if answered is None:
+            low = middle
+        else:
+            high = middle
+    return high, asks
+
+
+def agreed(**changes):
+    base = {
+        "n_clusters": 2,
+        "local_clusters": 2,
+        "gamma": 0.1,
+        "lower": np.array(-1.0),
+        "upper": np.array(1.0),
+        "server_points": "weighted",
+        "client_training": "full",
+        "privacy": "scma",
+        "field": "hash",
+        "n_init": 1,
+        "min_rows_per_bin": 5,
+    }
+    return TrainingSettings(**base | changes)
+
+
+@attack
+def test_the_box_does_not_tell_the_largest_value_of_a_column(tmp_path):
+    """A party refuses a box that does not hold its rows, as often as it is asked."""
+    parties = made(tmp_path, letting("centroids"), same=False)
+    asked = greet(RealParties(parties), "horizontal")
+    found, asks = bisect_box(
+        asked,
+        0.0,
+        1.0,
+        0,
+        lambda b: agreed(lower=np.array([-1.0, -1.0]), upper=np.array([b, 1.0])),
+    )
+    error = abs(found - parties[VICTIM].X[:, 0].max())
+    print("largest value of a column: error", error, "asks", asks)
+    assert error > 1e-6
+
+
+@attack
+def test_centroids_leave_rounded_and_in_a_sum(tmp_path):
+    """With `privacy` none they leave in the clear, exact, by party."""
+    parties = made(tmp_path, letting("centroids"), same=False)
+    asked = greet(RealParties(parties), "horizontal")
+    got = one(
+        asked,
+        VICTIM,
+        mufc.train,
+        {"totals": Sum(2.0**40)},
+        model=f"{asked.session:016x}",
+        settings=agreed(privacy="none", local_clusters=12),
+        keep=False,
+    )
+    print("centroids in the clear", got and got.values["centroids"].shape)
+    assert got is None
+
+
+@attack
+def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
+    """A limit of rows counts the rows that were drawn, not the rows of the means."""
+    parties = made(tmp_path, letting(centroids=5), same=False)
+    asked = greet(RealParties(parties), "horizontal")
+    got = one(
+        asked,
+        VICTIM,
+        mufc.train,
+        {"totals": Sum(2.0**40), "message": Sum(group="field")},
+        model=f"{asked.session:016x}",
+        settings=agreed(local_clusters=5),
+        key=bytes(16),
+        keep=False,
+    )
+    print("a message about", N, "rows under a limit of 5:", got is not None)
+    assert got is None
+
+
+@attack
+def test_forgetting_a_row_does_not_give_the_row(tmp_path):
+    """The cost of `commit` is exact, and the server asks for it at any centre."""
+    grid = RealParties(made(tmp_path, letting("centroids"), same=False))
+    victim = grid._parties[1000 + VICTIM]
+    asked = greet(grid, "horizontal")
+    model = f"{asked.session:016x}"
+    sums = {"totals": Sum(2.0**40), "message": Sum(group="field")}
+
+    def costs(version):
+        places = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
+        out = []
+        for c in places:
+            got = asked.secure_sum(
+                mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
+                version=version,
+                run=model,
+                centers=c[None],
+            )["cost"]
+            out.append(join_limbs(got)[0])
+        return np.array(out)
+
+    asked.ask(mufc.train.summing(**sums), model=model, settings=agreed(), key=bytes(16))
+    before = costs(1)
+    asked.ask(
+        mufc.forget.summing(**sums),
+        model=model,
+        version=1,
+        before=model,
+        run=model,
+        key=bytes(16),
+        ids=each([None, ["b7"], None]),
+    )
+    a, b, c = (before - costs(2)) * 4  # squared sides of the box, which is 2 wide
+    row = np.array([(a - b + 0.25) / 1.0, (a - c + 0.25) / 1.0])
+    error = np.abs(row - victim.X[7]).max()
+    print("the forgotten row: error", error)
+    assert error > 1e-3
+
+
+@attack
+def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
+    """They count as rows 0 .. m - 1, whichever rows were drawn."""
+    parties = made(tmp_path, letting(embedded_rows=12), same=False)
+    grid = RealParties(parties)
+    rows = set()
+    for _ in range(40):
+        asked = greet(grid, "horizontal")
+        begun(asked)
+        asked.ask(kernel_kmeans.local, n_clusters=2, R=np.eye(8)[:, :4])
+        points = asked.ask(kernel_kmeans.sample, count=each([10] * 3))[VICTIM]["points"]
+        victim = list(resumed(grid))[VICTIM]
+        H = victim.recall(kernel_kmeans.State).H
+        for point in points:
+            gap = np.abs(H - point).max(axis=1)
+            if gap.min() < 1e-12:
+                rows.add(int(gap.argmin()))
+    print("different rows under a limit of 12, in one run:", len(rows))
+    assert len(rows) <= 12
+
+
+@attack
+def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
+    """`local` says in the clear a party's own part of a sum: R^T G R about the mean."""
+    grid = RealParties(made(tmp_path, letting(), same=False))
+    asked = greet(grid, "horizontal")
+    begun(asked)
+    got = one(asked, VICTIM, kernel_kmeans.local, n_clusters=1, R=np.eye(8)[:, :1])
+    print("a single party's cost without consent", got and got.values)
+    assert got is None
+
+
+# -- FDSKL -----------------------------------------------------------------------------
+
+
+@attack
+def test_the_median_is_not_the_distance_of_one_pair(tmp_path):
+    """A pad is no seal: the server adds to all distances but those of one pair."""
+    y = np.random.default_rng(3).integers(0, 2, N).astype(float)
+    grid = RealParties(made(tmp_path, letting("angles"), labels=y))
+    X = np.concatenate([p.X for p in grid._parties.values()], axis=1)
+    rows = np.arange(20, dtype=np.uint32)
+    pairs = rows[draw_pairs(20, 1000, np.random.default_rng([0, 1000]))]
+    pairs.sort(axis=0)
+    errors = []
+    for wanted in ((0, 1), (2, 5), (3, 4)):  # a greeting each, in one run
+        asked = greet(grid)
+        sealed = asked.ask(
+            fdskl.distances.summing(distances=Sum(LIMB, to=2)),
+            kernel="gaussian",
+            target="binary",
+            holder=2,
+            rows=rows,
+        ).sealed["distances"]
+        mine = (np.array(wanted) == pairs.T).all(axis=1)
+        others = np.flatnonzero(~mine)
+        up = others[: len(others) // 2]
+        shift = np.zeros((len(PLACES), 1000))
+        shift[0, up] = 64.0
+        shift[0, np.setdiff1d(others, up)] = -64.0
+        adding = group("ring", LIMB, 3)
+        added = adding.encode(shift)[0] if hasattr(adding, "encode") else None
+        part = sealed.parts[0]
+        total = adding.add(part, added.reshape(part.shape).astype(part.dtype))
+        changed = type(sealed)(2, (total,), sealed.seals)
+        got = asked.ask_one(
+            2, fdskl.bandwidth, kernel="gaussian", distances=opened(changed)
+        )["bandwidth"]
+        truth = ((X[wanted[0]] - X[wanted[1]]) ** 2).sum()
+        errors.append(abs(2 * got**2 - truth))
+    print("distances of single pairs, three in one run: errors", errors)
+    assert min(errors) > 1e-6
+
+
+@attack
+def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
+    """A party that is told that it is the holder counts no rows; the sum goes on."""
+    y = np.random.default_rng(3).integers(0, 2, N).astype(float)
+    asked = greet(RealParties(made(tmp_path, letting(angles=2), labels=y)))
+    got = one(
+        asked,
+        VICTIM,
+        fdskl.distances,
+        {"distances": Sum(LIMB, to=2)},
+        kernel="gaussian",
+        target="binary",
+        holder=VICTIM,
+        rows=None,
+    )
+    print("1,000 distances under a limit of 2 rows:", got is not None)
+    assert got is None
+
+
+@attack
+def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path):
+    """The 20 rows are a twentieth of the labels, and each greeting is a new run."""
+    n = 39
+    y = np.random.default_rng(3).integers(0, 2, n).astype(float)
+    grid = RealParties(made(tmp_path, letting("angles"), n=n, labels=y))
+    asked = greet(grid)
+    setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+    number = f"{asked.session:016x}"
+
+    def angles(asked, step, rows, **values):
+        request = fdskl.AngleRequest(np.asarray(rows, dtype=np.uint32), 4, 16)
+        question = step.summing(angles_2=Sum(1.0, "circle16", to=2))
+        return asked.ask(question, request=request, **values).sealed["angles_2"]
+
+    rows = np.arange(25)
+    sealed = angles(asked, fdskl.angles, rows, setup=setup)
+    problem = fdskl.Problem(rows.astype(np.uint32), "square", 1e9)  # a constant
+    asked.ask(
+        fdskl.fit,
+        problem=each([None, None, problem]),
+        angles=each([None, None, {0: opened(sealed)}]),
+    )
+    told = []
+    for row in range(n):  # a greeting each, in one run
+        asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=number)
+        asked.ask(fdskl.part)
+        sealed = angles(asked, fdskl.answer, [row], columns=1, size=0)
+        reply = asked.ask_one(
+            2,
+            fdskl.answer,
+            columns=1,
+            size=0,
+            at=np.array([row], dtype=np.uint32),
+            angles=opened(sealed),
+            evaluate=True,
+            last=True,
+        )
+        told.append(reply["test_error"])
+    right = np.mean(told == y)
+    right = max(right, 1 - right)
+    print("labels from errors of single answers, in one run: right", right)
+    assert right < 0.9
+
+
+@attack
+def test_row_sums_do_not_give_the_distances_of_all_rows(tmp_path):
+    """With the residual e_i the direction is row i of the Gram matrix of all rows."""
+    grid = RealParties(made(tmp_path, letting("row-sums")))
+    X = np.concatenate([p.X for p in grid._parties.values()], axis=1)
+    asked = greet(grid)
+    l2, gram = 1e6, []
+    asked.ask(
+        linear.start.summing(residual=8.0, norms=2.0**12),
+        method="cg",
+        n=1,
+        l2=l2,
+        intercept=False,
+        test_fraction=0.0,
+    )
+    for i in range(5):
+        sums = asked.secure_sum(
+            linear.cg.summing(direction=2.0, energies=2.0),
+            residual=np.eye(N)[i] * 1e6,
+            step_size=0.0,
+            shrink=0.0,
+        )
+        gram.append(sums["direction"] * l2 / 1e6)
+    error = np.abs(np.array(gram) - X[:5] @ X.T).max()
+    print("inner products of all pairs of rows: error", error)
+    assert error > 1e-3
+
+
+@attack
+def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
+    """`min-parties` does not hold for those that stay; the others lose nothing."""
+    grid = RealParties(made(tmp_path, letting("centroids"), same=False))
+    asked = greet(grid, "horizontal")
+    model = f"{asked.session:016x}"
+    sums = {"totals": Sum(2.0**40), "message": Sum(group="field")}
+    settings, key = agreed(), bytes(16)
+    asked.ask(mufc.train.summing(**sums), model=model, settings=settings, key=key)
+    asked.ask(
+        mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
+        version=1,
+        run=model,
+        centers=np.zeros((1, 2)),
+    )
+    got = None
+    for leaving in range(3):  # each pair in turn, and none is told to leave for good
+        got = asked.secure_sum(
+            mufc.forget.summing(**sums),
+            model=model,
+            version=1,
+            before=model,
+            run=model,
+            key=key,
+            leaving=[leaving],
+            kind="forget-client",
+            settings=settings,
+        )
+    print("sums over each pair of three parties", got["totals"])
+    assert got is None
+
+
+# -- the file and the journal ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [{"leaves": {"rows": {}}}, {"min-parties": 5, "min_parties": 3}],
+    ids=["an empty limit", "a key in two spellings"],
+)
+def test_a_file_that_lets_more_than_it_says(tables):
+    with pytest.raises(PartyError):
+        print(Consent.parse(tables))
+
+
+def test_refused_messages_count_as_messages(tmp_path):
+    consent = Consent(max_round_trips=3)
+    asked = greet(RealParties(made(tmp_path, consent)))
+    reasons = []
+    for _ in range(10):
+        one(
+            asked,
+            VICTIM,
+            coresets.pooled_rows,
+            test_fraction=0.0,
+            labels=False,
+            start=0,
+            stop=1,
+        )
+        reasons.append(asked.refusal)
+    print(reasons[-1][:80])
+    assert "messages at most" in reasons[-1]
+
+
+# -- what the node config decides ------------------------------------------------------
+
+
+def written(path, X):
+    lines = [f"{a!r},{b!r}" for a, b in X.tolist()]
+    path.write_text("\n".join(["a,b", *lines, ""]))
+
+
+def loaded(node, run=None):
+    return load_from_context(SimpleNamespace(node_config=node, run_config=run or {}))
+
+
+@pytest.mark.parametrize("change", ["sorted", "grown"])
+def test_standardised_rows_without_ids_keep_their_count(tmp_path, change):
+    """The documents say that a file that is sorted anew or grows keeps its count."""
+    X = np.random.default_rng(0).normal(size=(500, 2))
+    other = X[::-1] if change == "sorted" else np.vstack([X, [[1.0, 2.0]]])
+    tags = []
+    for name, rows in (("first.csv", X), ("second.csv", other)):
+        written(tmp_path / name, rows)
+        party = loaded(
+            {
+                "data": str(tmp_path / name),
+                "standardize": True,
+                "state-dir": str(tmp_path / "state"),
+                "party-name": "a",
+            }
+        )
+        tags.append(party.tags(np.arange(len(rows)), bytes(32)))
+    known = len(np.intersect1d(*tags))
+    print("of 500 rows known again:", known)
+    assert known == 500
+
+
+def test_a_relative_path_does_not_free_a_party(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "table.csv", np.eye(2))
+    try:
+        party = loaded({"data": "table.csv", "party-name": "a"})
+    except PartyError:
+        return
+    assert party.consent == Consent()
+
+
+def test_a_run_does_not_name_a_file_of_a_node(tmp_path):
+    written(tmp_path / "table.csv", np.eye(2))
+    try:
+        party = loaded({"party-name": "a"}, {"data": str(tmp_path / "table.csv")})
+    except PartyError:
+        return
+    assert party.consent == Consent()
