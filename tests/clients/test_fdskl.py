@@ -112,7 +112,7 @@ def test_distances_are_of_rows_to_train_on():
 def test_distances_count_as_shared_rows():
     """Those of a few rows give the columns up to a rotation."""
     rows = np.array([2, 3, 7, 5, 1, 9])
-    for index, bound in ((0, 6), (2, 0)):  # party 2 gets the sum
+    for index, bound in ((0, 6), (2, 6)):  # party 2 gets the sum, if the server says so
         y = labels() if index == 2 else None
         party = a_party(index, y, consent=limited(bound))
         fdskl.distances(party, "gaussian", "binary", 2, rows)
@@ -208,7 +208,7 @@ def test_angles_of_rows_that_are_not_trained_on_are_those_of_the_model():
     assert not alone.remembered()
 
 
-def test_consent_counts_rows_once_and_not_those_of_a_lone_holder():
+def test_consent_counts_rows_once_and_those_of_a_lone_holder():
     party = a_party(0, consent=limited(3))
     ask(party, rows=(0, 1, 0))
     ask(party, rows=(1, 2))
@@ -221,9 +221,9 @@ def test_consent_counts_rows_once_and_not_those_of_a_lone_holder():
     with pytest.raises(PartyError, match=message):
         fdskl.answer(party, 1, 0, request=request(3))
     assert "shared" not in party.part
-    ask(a_party(2, labels(), consent=limited(0)))
-    with pytest.raises(PartyError, match=r"asks for 2$"):
-        ask(a_party(2, labels() == 7.0, consent=limited(0)), holders=[0, 2])
+    for y, holders in ((labels(), [2]), (labels() == 7.0, [0, 2])):
+        with pytest.raises(PartyError, match=r"asks for 2$"):
+            ask(a_party(2, y, consent=limited(0)), holders=holders)
 
 
 @pytest.mark.parametrize(
@@ -596,15 +596,19 @@ def test_answers_of_all_rows_in_order_name_no_rows():
 
 
 def test_errors_are_of_the_rows_whose_labels_are_known():
-    """Rows 4, 5, 1 and 0 have the labels 3, 3, none and 7: one of three is wrong."""
+    """Rows 0 to 3 have label 7 but row 1 none, the others 3; row 5 is answered 7."""
     y = labels()
     y[1] = np.nan
     party, _, _ = fitted(labels(), target="binary")
     party.y = y
-    done = np.array([4, 5, 1, 0], dtype=np.uint32)
-    scores = np.array([-1.0, 2.0, 1.0, 1.0])
+    done = np.arange(8, dtype=np.uint32)
+    scores = np.where(labels()[:8] == 7.0, 1.0, -1.0)
+    scores[5] = 2.0
+    wrong = float(
+        np.mean((scores > 0)[[0, *range(2, 8)]] != (y[[0, *range(2, 8)]] == 7))
+    )
     reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
-    assert reply == {"test_error": pytest.approx(1 / 3), "test_rows": 3}
+    assert reply == {"test_error": pytest.approx(wrong), "test_rows": 7}
     assert party.predictions is None
     party.remember(FDSKLState())
     done = np.array([1], dtype=np.uint32)
@@ -614,18 +618,18 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
 
 def test_a_mean_squared_error_by_hand():
     party, _, _ = fitted()
-    done, scores = np.array([2, 3], dtype=np.uint32), np.array([2.5, 1.0])
+    done = np.arange(6, dtype=np.uint32)
+    scores = party.y[:6] + np.array([0.5, 2.0, 0.0, 0.0, 0.0, 0.0])
     reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
-    assert reply == {"test_loss": (0.25 + 4) / 2, "test_rows": 2}
+    assert reply == {"test_loss": pytest.approx((0.25 + 4) / 6), "test_rows": 6}
 
 
-def test_the_error_of_one_answer_is_no_mean():
+def test_the_error_of_one_answer_is_not_told():
     """It said whether a label is what the server guesses: all 200 of 200."""
     party, _, _ = fitted(labels(), target="binary")
-    party.X, party.y = np.tile(party.X, (30, 1)), np.tile(party.y, 30)
     one = np.array([4], dtype=np.uint32)
-    with pytest.raises(PartyError, match="rows must be at least 18, each once, got 1"):
-        fdskl.answer(party, 1, 0, np.ones(1), one, evaluate=True, last=True)
+    reply = fdskl.answer(party, 1, 0, np.ones(1), one, evaluate=True, last=True)
+    assert reply == {"test_rows": 0}
 
 
 def test_errors_are_told_once_a_run():
@@ -893,6 +897,7 @@ def test_answers_that_do_not_fit(party, values, rule):
 
 def test_an_error_that_is_not_finite():
     party = fitted()[0]
-    values = {"done": AT, "scores": np.full(2, 1e200), "evaluate": True}
+    done = np.arange(6, dtype=np.uint32)
+    values = {"done": done, "scores": np.full(6, 1e200), "evaluate": True}
     with pytest.raises(PartyError, match="is not finite"):
         fdskl.answer(party, 1, 0, last=True, **values)

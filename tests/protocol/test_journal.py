@@ -116,7 +116,7 @@ def test_a_refused_message_is_not_in_the_journal(tmp_path):
     with pytest.raises(ZeroDivisionError), journal_of(tmp_path, 7) as line:
         line.round = 1 // 0
     with journal_of(tmp_path, 7) as line:
-        assert line == Journal(5)
+        assert line == Journal(5, sessions=1)
 
 
 def test_killed_before_its_reply_a_party_answers_again(tmp_path):
@@ -125,7 +125,7 @@ def test_killed_before_its_reply_a_party_answers_again(tmp_path):
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert killed.returncode == -signal.SIGKILL
     with journal_of(tmp_path, 7) as line:
-        assert line == Journal(5)
+        assert line == Journal(5, sessions=1)
 
 
 def test_one_message_at_a_time(tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_runs_are_apart_and_old_ones_go(tmp_path):
         with journal_of(tmp_path, run) as line:
             line.greet(run)
     with sqlite3.connect(tmp_path / FILE) as db:
-        runs = [int(run) for (run,) in db.execute("SELECT run FROM answered")]
+        runs = [int(run) for (run,) in db.execute("SELECT run FROM sessions")]
     assert sorted(runs) == list(range(20, 120))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 
 from vfl_flower.app.config import party_source
 from vfl_flower.app.register import make_client_app
-from vfl_flower.data import StoredRows, load_party
+from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.files import who_of
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.consent import FREE, Consent
@@ -26,7 +26,7 @@ def load_from_context(context: Context) -> Party:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
     # Other parties are simulated: they hold parts of a bundled data set or folder.
-    real = Path(str(context.node_config.get("data", ""))).is_absolute()
+    real = _is_real(source, "data" in context.node_config)
     try:
         encoding = _encoding(source, context.run_config, real)
         consent = Consent.load(source.consent) if source.consent else None
@@ -40,6 +40,25 @@ def load_from_context(context: Context) -> Party:
     party.n_parties = source.count or 0
     party.consent = consent
     return party
+
+
+def _is_real(source: PartySource, by_node: bool) -> bool:
+    """Return whether a party has data that somebody has to protect.
+
+    Raises
+    ------
+    PartyError
+        The run config names a file, and this is no simulation.
+    """
+    if not is_file(source):
+        return False
+    # Flower's simulation engine is Ray; a SuperNode has no part of it.
+    if not by_node and "ray" not in sys.modules:
+        raise PartyError(
+            f"{who_of(source)}: a file must be named as 'data' in the node config, and "
+            "not in a run config"
+        )
+    return by_node
 
 
 def _encoding(source: PartySource, run_config: Mapping[str, Any], real: bool) -> Any:

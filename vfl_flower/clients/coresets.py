@@ -39,7 +39,7 @@ from vfl_flower.protocol.contract import (
 )
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction
-from vfl_flower.protocol.steps import reveals, step
+from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.typing import Array
 
 MOST_ROWS = 2**24
@@ -226,6 +226,7 @@ def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
 
 
 @step
+@once
 @reveals("totals")
 def totals(
     party: Party,
@@ -245,6 +246,11 @@ def totals(
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
+    if size > 2 * party.n_rows:
+        raise PartyError(
+            f"size must be at most twice the {party.n_rows} rows, got {size}: more "
+            "draws tell the score of each"
+        )
     state = CoresetState(test_fraction, n, intercept)
     blocks = _blocks(party, state, train)
     if clustering is None:
@@ -272,6 +278,7 @@ def totals(
 
 
 @step
+@once
 @reveals("totals")
 def drawn_rows(
     party: Party, count: Annotated[Array, Whole("1", below=2 * MOST_ROWS + 1)]

@@ -62,6 +62,9 @@ MOST_BYTES = 2**27
 MOST_CENTERS = 2**17
 """Most centres of all starts of k-means together."""
 
+MOST_OF_VECTOR = 1e50
+"""Largest number of a vector: where a product overflows, a refusal would tell it."""
+
 LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""
 
@@ -472,6 +475,8 @@ def product(
             f"vectors must be at most {len(G)} of {len(G)} numbers, got shape "
             f"{vectors.shape}"
         )
+    if np.abs(vectors).max() > MOST_OF_VECTOR:
+        raise PartyError(f"vectors must have numbers of at most {MOST_OF_VECTOR:g}")
     with _within_memory():
         reply: Product = {"product": G @ np.asarray(vectors, dtype=np.float64)}
     if trace_wanted:
@@ -618,6 +623,8 @@ def lloyd(
 
 
 @step
+@once
+@reveals("embedded-rows")
 def local(
     party: Party,
     n_clusters: Annotated[int, Ge(1), Le(MOST_COMPONENTS)],
@@ -655,13 +662,18 @@ def sample(party: Party, count: Count) -> Sample:
         points, weights = distributed_kmeans.sample(
             RowBlocks(H), clusters, count, party.rng("sample")
         )
-    # The centres count too: a cluster of one row has that row as its centre.
-    party.share(np.arange(min(len(points), party.n_rows)), "embedded-rows")
+    # The centre of a cluster of few rows is as good as these rows.
+    places = {row.tobytes(): i for i, row in enumerate(H)}
+    rows = [places[p.tobytes()] for p in points if p.tobytes() in places]
+    nearest = kmeans.assign(H, clusters.centers)[0]
+    few = np.flatnonzero(clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS)
+    party.share(np.union1d(rows, few).astype(np.intp), "embedded-rows")
     return {"points": points, "weights": weights}
 
 
 @step
 @once
+@reveals("row-sums")
 def assign(party: Party, centers: Centers) -> Clusters:
     """Line 20: label this party's rows; the labels stay here."""
     state = party.recall(State)

@@ -10,6 +10,7 @@ coefficients stay with their party until :func:`coefficients` is asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, TypedDict
@@ -237,6 +238,7 @@ def _labels(party: Party, state: LinearState, block: Block) -> Array:
 
 
 @step
+@once
 @reveals("row-sums")
 def start(
     party: Party,
@@ -272,7 +274,10 @@ def start(
         if intercept:
             t = _labels(party, state, block)
             state.y_mean = float(block.root @ t / (block.root @ block.root))
-        state.scale = float(np.linalg.norm(_labels(party, state, block))) or 1.0
+        # A power of two, since weights of the server's choice would else make the
+        # length say which labels are in it.
+        length = float(np.linalg.norm(_labels(party, state, block)))
+        state.scale = 2.0 ** math.ceil(math.log2(length)) if length else 1.0
         reply["scale"] = state.scale
     residual, gram = _labels(party, state, block), block.gram()
     _check_finite(gram, residual)

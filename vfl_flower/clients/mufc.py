@@ -138,6 +138,7 @@ class Status(TypedDict):
 
 
 @step
+@once
 @reveals("centroids")
 def train(
     party: Party,
@@ -196,7 +197,10 @@ def _counts(
     settings, sums = state.settings, np.array(totals, dtype=np.float64)
     _check_box(party, settings, state.drawn)
     few = settings.client_training == "init" or settings.min_rows_per_bin < LEAST_ROWS
-    party.share(state.drawn, "rows" if few else "centroids")
+    if few or code is None:
+        party.share(state.drawn, "rows")
+    else:  # each row that takes part is in a mean
+        party.share(_taking_part(state), "centroids")
     if settings.client_training == "full":
         _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
@@ -288,6 +292,7 @@ def commit(
 
 
 @step
+@once
 @reveals("centroids")
 def forget(
     party: Party,
@@ -310,9 +315,11 @@ def forget(
     more the sums say of each.
     """
     gone_parties = set(leaving or ())
-    if party.n_parties - len(gone_parties) < LEAST_PARTIES:
+    least = LEAST_PARTIES if party.consent is None else party.consent.least_parties
+    least = max(least, LEAST_PARTIES)
+    if party.n_parties - len(gone_parties) < least:
         raise PartyError(
-            f"leaving must leave at least {LEAST_PARTIES} parties, whose sum hides each"
+            f"leaving must leave at least {least} parties, whose sum hides each"
         )
     if party.index in gone_parties:
         return _leave(party, model, settings, key)

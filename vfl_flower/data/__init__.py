@@ -134,7 +134,7 @@ def read_ids(source: PartySource) -> list[str] | None:
 
 def drop_cache(source: PartySource) -> None:
     """Remove the cached copies of a party's file, where it has one."""
-    if source.data not in BUNDLED and not _is_synthetic(source):
+    if is_file(source):
         path, _ = _party_file(source)
         CacheEntry.of(path, (0, 0), source, False, None).drop()
 
@@ -158,6 +158,11 @@ class StoredRows:
     def drop_cache(self) -> None:
         """Remove the cached copies of the file; see :func:`drop_cache`."""
         drop_cache(self._source)
+
+
+def is_file(source: PartySource) -> bool:
+    """Return whether the data are a file or a folder, not bundled or generated."""
+    return source.data not in BUNDLED and not _is_synthetic(source)
 
 
 def _is_synthetic(source: PartySource) -> bool:
@@ -192,6 +197,7 @@ __all__ = [
     "FORMATS",
     "StoredRows",
     "drop_cache",
+    "is_file",
     "load_party",
     "read_ids",
     "split_columns",

@@ -10,6 +10,8 @@ reveals`); the frame refuses a step of another kind before it computes, and
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import stat
 import tomllib
@@ -53,6 +55,9 @@ KINDS: dict[Kind, str] = {
 
 _WITHOUT_ROWS = frozenset({"totals", "coefficients"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
+
+MOST_BYTES = 2**20
+"""Most bytes of a ``consent.toml``."""
 
 LEAST_PARTIES = 3
 """Fewest parties of a sum, unless the party consents to two."""
@@ -144,14 +149,18 @@ class Consent(_Rules):
         path = Path(path)
         try:
             with path.open("rb") as file:
-                mode = path.stat().st_mode
-                tables = tomllib.load(file)
+                status = os.fstat(file.fileno())
+                tables = tomllib.loads(file.read(MOST_BYTES).decode("utf-8-sig"))
         except OSError as error:
             raise PartyError(f"consent cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise PartyError(f"consent must be a TOML file: {error}") from None
-        if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PartyError("consent must be a file that only its owner can write")
+        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if others or status.st_uid not in (os.geteuid(), 0):
+            raise PartyError(
+                "consent must be a file of the user who runs the SuperNode, which no "
+                "other user can write (chmod 600)"
+            )
         return cls.parse(tables)
 
     @classmethod
@@ -163,13 +172,17 @@ class Consent(_Rules):
         PartyError
             A key or a value is not one that it may hold.
         """
+        for key in tables:
+            if "_" in key:
+                raise PartyError(f"consent: {key!r} must be written with '-'")
         rules = {k.replace("-", "_"): v for k, v in tables.items()}
         leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
         try:
             plain = structure(fields_of(_Rules), rules, {})
             limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
         except ContractError as error:
-            text = str(error).replace("_", "-")
+            text = str(error)
+            text = re.sub(r"^'\w+'", lambda key: key[0].replace("_", "-"), text)
             raise PartyError(f"consent: {text}") from None
         except AttributeError:
             raise PartyError("consent: 'leaves' must be a table") from None
@@ -252,7 +265,7 @@ def _limit(kind: str, value: object) -> Limit | None:
         )
     if isinstance(value, bool):
         return Limit() if value else None
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or not value:
         raise ContractError(
             f"{kind} must be true or false or a table with 'run' and 'life'"
         )
@@ -366,10 +379,12 @@ class Releases:
                 f"run, this one asks for {count}"
             )
         new = np.flatnonzero(after & ~before)
-        known = self._ever(kind, limit)
-        if self._tags is not None:
+        if limit.life is not None:
+            known = self._ever(kind, limit)
+            if self._tags is None:
+                raise PartyError(f"the limit of {kind} needs a state-dir")
             ever = np.union1d(known, self._tags(new)) if len(new) else known
-            if limit.life is not None and len(ever) > limit.life:
+            if len(ever) > limit.life:
                 raise PartyError(
                     f"this party's consent lets {limit.life} rows leave it as {kind} "
                     f"for the life of its data, with this run they were {len(ever)}"

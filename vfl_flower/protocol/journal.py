@@ -33,29 +33,34 @@ FILE = "journal.sqlite"
 PATIENCE = 600.0
 """Seconds that a message waits while another one of the same party is answered."""
 
+MOST_SESSIONS = 10
+"""Most sessions of a run: it begins anew without a party, or with a baseline."""
+
 KEPT = 100
 """Runs that the journal keeps."""
 
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
     _COUNTS,
-    """CREATE TABLE IF NOT EXISTS answered (run TEXT PRIMARY KEY, session INTEGER,
-    round INTEGER, digest BLOB, reply BLOB, messages INTEGER, bytes INTEGER)""",
+    """CREATE TABLE IF NOT EXISTS sessions (run TEXT PRIMARY KEY, session INTEGER,
+    round INTEGER, digest BLOB, reply BLOB, messages INTEGER, bytes INTEGER,
+    sessions INTEGER)""",
     """CREATE TABLE IF NOT EXISTS shared (
     run TEXT, kind TEXT, rows BLOB, PRIMARY KEY (run, kind))""",
     "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
     "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
 )
-_READ = """SELECT session, round, digest, reply, messages, bytes FROM answered
-    WHERE run = ?"""
-_WRITE = """INSERT INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)
+_READ = """SELECT session, round, digest, reply, messages, bytes, sessions
+    FROM sessions WHERE run = ?"""
+_WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (run) DO UPDATE SET session = excluded.session,
     round = excluded.round, digest = excluded.digest, reply = excluded.reply,
-    messages = excluded.messages, bytes = excluded.bytes"""
+    messages = excluded.messages, bytes = excluded.bytes,
+    sessions = excluded.sessions"""
 _FORGET = (
-    "DELETE FROM answered WHERE rowid <= (SELECT max(rowid) FROM answered) - ?",
-    "DELETE FROM shared WHERE run NOT IN (SELECT run FROM answered)",
+    "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - ?",
+    "DELETE FROM shared WHERE run NOT IN (SELECT run FROM sessions)",
 )
 
 
@@ -75,6 +80,8 @@ class Journal:
         How many messages of the run were answered, and the bytes of the replies.
     shared : dict of str to bytes
         Rows that left the party in the run, by kind, a bit each.
+    sessions : int
+        How often the run has begun.
     refusals : int
         How many messages the party has refused in all runs.
     released : dict of str to Array
@@ -89,6 +96,7 @@ class Journal:
     reply: bytes = b""
     messages: int = 0
     n_bytes: int = 0
+    sessions: int = 0
     refusals: int = 0
     shared: dict[str, bytes] = field(default_factory=dict)
     released: dict[str, Array] = field(default_factory=dict)
@@ -108,9 +116,19 @@ class Journal:
             )
 
     def greet(self, session: int) -> None:
-        """Begin a session; what was counted in an earlier one still counts."""
+        """Begin a session; what was counted in an earlier one still counts.
+
+        Raises
+        ------
+        PartyError
+            The run has begun too often: what is answered once is so in each session.
+        """
         if session != self.session:
-            self.session, self.round = session, 0
+            if self.sessions >= MOST_SESSIONS:
+                raise PartyError(
+                    f"this run has begun {MOST_SESSIONS} times, which is the most"
+                )
+            self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
 
     def enter(self, frame: Frame, party: Party) -> None:
@@ -231,7 +249,8 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         yield line
         with _named_errors(path):
             numbers = line.session, line.round, line.digest, line.reply
-            db.execute(_WRITE, (name, *numbers, line.messages, line.n_bytes))
+            counts = line.messages, line.n_bytes, line.sessions
+            db.execute(_WRITE, (name, *numbers, *counts))
             rows = [(name, kind, packed) for kind, packed in line.shared.items()]
             db.executemany("REPLACE INTO shared VALUES (?, ?, ?)", rows)
             tags = [(kind, known.tobytes()) for kind, known in line.released.items()]

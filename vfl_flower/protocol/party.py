@@ -256,15 +256,20 @@ class Party:
         Returns
         -------
         Array of uint64, shape (at most m,)
-            Keyed hashes of their ids, or of their values where they have none.
+            Keyed hashes of their ids.
+
+        Raises
+        ------
+        PartyError
+            They have no ids.
         """
         ids = self.read_ids()
         if ids is None:
-            y = np.zeros(len(rows)) if self.y is None else self.y[rows]
-            table = np.column_stack([self.X[rows], y]).astype(np.float64)
-            texts = [row.tobytes() for row in table]
-        else:
-            texts = [str(ids[row]).encode() for row in rows.tolist()]
+            raise PartyError(
+                "a limit for the life of the data needs the ids of this party's rows "
+                "(id-column), by which they are known in a later run"
+            )
+        texts = [str(ids[row]).encode() for row in rows.tolist()]
         hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
         return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
 

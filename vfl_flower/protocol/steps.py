@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
@@ -44,8 +45,8 @@ class Sum:
     Attributes
     ----------
     bound : float
-        Largest absolute value of a party's entries: it sets the resolution of the
-        fixed point. It has no meaning on the circle.
+        Largest absolute value of a party's entries, rounded up to a power of two: it
+        sets the resolution of the fixed point. It has no meaning on the circle.
     group : str
         Where to add; default: as the run masks.
     to : int or None
@@ -55,6 +56,13 @@ class Sum:
     bound: float = 1.0
     group: str = ""
     to: int | None = None
+
+    def __post_init__(self) -> None:
+        """Round the bound up to a power of two, as parties insist on."""
+        if 0 < self.bound < math.inf:
+            fraction, exponent = math.frexp(self.bound)
+            power = exponent - 1 if fraction == 0.5 else exponent
+            object.__setattr__(self, "bound", math.ldexp(1.0, power))
 
 
 @dataclass(frozen=True)

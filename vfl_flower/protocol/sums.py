@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -189,6 +190,12 @@ class PartySums:
             least = declared.leaves.least
             if isinstance(least, str):
                 least = sizes[least]
+            if math.frexp(wanted.bound)[0] != 0.5:
+                raise PartyError(
+                    f"the bound of the sum of {name!r} must be a power of two, got "
+                    f"{wanted.bound:g}: bound after bound, the number of clipped "
+                    "values would tell addends"
+                )
             if wanted.bound < least:
                 raise PartyError(
                     f"the bound of the sum of {name!r} must be at least {least:g}, got "

@@ -271,14 +271,14 @@ class FKKMeans(ProtocolStrategy):
         """Row sums or embedded rows; with split columns the features of all rows."""
         if self.partition == "vertical":
             return ("angles",)
-        return ("row-sums",) if self._sums else ("embedded-rows",)
+        return ("row-sums",) if self._sums else ("embedded-rows", "row-sums")
 
     @property
     def needs_less(self) -> str:
         """The coreset is of embedded rows."""
         if "embedded-rows" not in self.needs:
             return ""
-        return "With clustering='sums' it needs row-sums in their place"
+        return "With clustering='sums' it needs row-sums alone"
 
     @property
     def _sums(self) -> bool:

@@ -422,6 +422,7 @@ class MUFC(ClusterTraining):
             {"centroids"}
             if self.client_training == "full"
             and self.min_rows_per_bin >= party.LEAST_ROWS
+            and self.privacy == "scma"
             else {"centroids", "rows"}
         )
 
