@@ -534,7 +534,7 @@ def test_masks_hide_each_and_cancel_in_the_sum(server):
 
 
 def test_clipped_values_are_counted_under_a_mask(server):
-    content = server.ask("total", frame={"bound.total": 10.0}).content
+    content = server.ask("total", frame={"bound.total": 8.0}).content
     count = np.frombuffer(unpack(content)[1]["clipped"], "<u8")
     bare, _ = group("ring", MOST_CLIPPED, len(server.parties)).encode(np.array([3.0]))
     assert count.shape == (1,)

@@ -420,7 +420,7 @@ def test_consent_bounds_predictions_too(tmp_path):
     assert caught.value.party == "party 0"
     parties[0].consent, parties[2].consent = (
         limited(NEW),
-        limited(0),
+        limited(NEW),
     )
     simulate(FDSKLPrediction(model), parties)
     assert files(tmp_path)

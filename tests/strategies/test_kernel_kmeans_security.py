@@ -441,22 +441,21 @@ def test_the_seed_of_a_run_without_one_is_not_in_the_frame():
 def others_gram(grid, t):
     """Return V and V^T G V of all other parties' W_t, by party 0 alone, t = 1 or 2.
 
-    R_t = v_i sqrt(1 - cut / lambda_i) shows v_i and lambda_i / cut; the bounds of the
-    sums, by which numbers are put into fixed point, show N and cut.
+    R_t = v_i sqrt(1 - cut / lambda_i) shows v_i and lambda_i / cut. One number is left,
+    the cut, which the bounds of the sums show to a factor of two; here it is given.
     """
     (part, *_), rows = parts_of(grid), grid._parties[grid.get_node_ids()[0]].X
     insider, asks = Attacker(grid, part["seed"]), asked(grid, "kernel_kmeans_gram")
-    N, B = asks[0].frame["bound.gram"] / 2, np.zeros((len(rows), 0))
+    B = np.zeros((len(rows), 0))
     for k in range(1, t + 1):
         W = stack(insider.features(rows, k), B, step_size(k, insider.D, insider.D_1))
         R = asks[k].values["R"]
         B = W @ R
-    eta = step_size(t + 1, insider.D, insider.D_1)
-    mass = (asks[t].frame["bound.gram"] - 2 * eta * N) / (1 - eta)
     shares = (R**2).sum(axis=0)
     V, ratios = R / np.sqrt(shares), 1 / (1 - shares)
-    cut = mass / (ratios - 1).sum()
-    return N, V, np.diag(cut * ratios) - V.T @ (W.T @ W) @ V
+    everyone = range(len(grid.get_node_ids()))
+    cut = V[:, 0] @ true_gram(grid, everyone, t) @ V[:, 0] / ratios[0]
+    return V, np.diag(cut * ratios) - V.T @ (W.T @ W) @ V
 
 
 def true_gram(grid, places, t):
@@ -477,9 +476,8 @@ def test_a_party_knows_the_sum_of_all_others_in_the_leading_directions(count, t)
     """Of two parties the other's own: over 90 % of the trace of its Gram matrix."""
     parts = [exponential(60)[m::count] for m in range(count)]
     grid = watch(parts, allow_two_parties=count == 2)
-    N, V, G = others_gram(grid, t)
+    V, G = others_gram(grid, t)
     true = true_gram(grid, range(1, count), t)
-    assert N == 60
     np.testing.assert_allclose(G, V.T @ true @ V, rtol=1e-6, atol=1e-9)
     assert G.trace() > 0.9 * true.trace()
 
@@ -488,7 +486,7 @@ def test_a_party_tells_rows_of_others_that_have_few_together():
     """Two others of three rows: V^T a(x) in the range of rank 6 of 20 directions."""
     X = exponential(86)
     grid = watch([X[:40], X[80:83], X[83:]], **REAL)
-    _, V, G = others_gram(grid, 1)
+    V, G = others_gram(grid, 1)
     assert V.shape[1] >= 15
     insider = Attacker(grid, seed_of_parties(grid))
     values = np.linalg.eigvalsh(G)
@@ -500,7 +498,7 @@ def test_a_party_tells_rows_of_others_that_have_few_together():
 def test_of_two_parties_one_finds_the_others_only_row():
     X = exponential(31)
     grid = watch([X[:30], X[30:]], allow_two_parties=True)
-    _, V, G = others_gram(grid, 1)
+    V, G = others_gram(grid, 1)
     insider, mean = Attacker(grid, seed_of_parties(grid)), X[:30].mean(axis=0)
     values, vectors = np.linalg.eigh(G)
     assert values[-2] < 1e-6 * values[-1]

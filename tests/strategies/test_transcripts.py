@@ -501,8 +501,8 @@ def test_messages_of_several_label_holders(topology, target):
     assert picked[1].values == {}
     last = [e for e in transcript if e.up and e.action == "fdskl_answer"][-3:]
     told = [set(e.values) & names("test_error test_loss test_rows") for e in last]
-    error = "test_loss" if target == "continuous" else "test_error"
-    assert told == [{error, "test_rows"}, set(), set()]  # the first holder alone
+    # The first holder alone, and of few labels no error.
+    assert told == [{"test_rows"}, set(), set()]
 
 
 def test_messages_of_predictions_have_these_names_and_no_others(tmp_path):
@@ -986,7 +986,7 @@ def test_first_residual_is_not_the_labels(regularizer):
         for e in transcript
         if e.action == "linear_start" and e.up and e.party == HOLDER
     )
-    assert scale == pytest.approx(np.linalg.norm(t))
+    assert scale == 2 ** np.ceil(np.log2(np.linalg.norm(t)))
     A = root[:, None] * np.column_stack([X[S, 3:], np.ones(40)])
     own = t - A @ np.linalg.lstsq(A, t)[0]
     np.testing.assert_allclose(seen * scale, own, atol=1e-9)
@@ -1013,7 +1013,7 @@ def test_first_residuals_of_saga_are_not_the_labels():
     seen = ring.decode(sum(replies(transcript, "linear_saga", "residual")[:3]))
     A = np.column_stack([X[:, 3:], np.ones(N)])
     own = A @ np.linalg.lstsq(A, y)[0] - y
-    scale = np.std(y) * np.sqrt(N)
+    scale = 2 ** np.ceil(np.log2(np.std(y))) * np.sqrt(N)
     np.testing.assert_allclose(seen * scale, own[batch], atol=1e-9)
 
 

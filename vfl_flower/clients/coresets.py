@@ -48,6 +48,9 @@ MOST_ROWS = 2**24
 MOST_CLUSTERS = 2**10
 """Most clusters: a party's time grows with its rows times their number."""
 
+MOST_DRAWS = 2**12
+"""Most rows that a party draws, unless it has half as many or more."""
+
 LEAST_ROWS = 20
 """Fewest rows, by weight, of a solution that is no more than sums over rows."""
 
@@ -246,9 +249,9 @@ def totals(
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
-    if size > 2 * party.n_rows:
+    if size > max(2 * party.n_rows, MOST_DRAWS):
         raise PartyError(
-            f"size must be at most twice the {party.n_rows} rows, got {size}: more "
+            f"size must be at most {MOST_DRAWS} or twice the rows, got {size}: more "
             "draws tell the score of each"
         )
     state = CoresetState(test_fraction, n, intercept)
