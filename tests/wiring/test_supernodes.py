@@ -158,7 +158,7 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
     training |= config | {"output-dir": str(tmp_path)}
     contexts = [Context(0, 0, c, RecordDict(), {}) for c in organisations.configs]
     (strategy,) = make_strategies(check_run_config(training)).values()
-    organisations.consent("centroids")
+    organisations.consent("rows", "centroids")
     parties = [load_from_context(context) for context in contexts]
     for party in parties:
         party.consent = FREE  # nobody signs in one process
