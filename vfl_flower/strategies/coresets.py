@@ -113,7 +113,8 @@ class CoresetVRLR(CoresetStrategy):
     """Iterations of cg; passes over the coreset of saga."""
     tol: NotNegative = 1e-6
     """Tolerance at which cg and saga stop, relative to the standard deviation of the
-    labels (without an intercept, to their root mean square)."""
+    labels (without an intercept, to their root mean square), rounded up to a power of
+    two."""
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0

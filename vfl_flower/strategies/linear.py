@@ -65,7 +65,8 @@ class Solution:
     iterations : int
         Round trips of the solver, without start and end.
     scale : float
-        Standard deviation of y on the rows; without an intercept its root mean square.
+        Standard deviation of y on the rows, rounded up to a power of two; without an
+        intercept its root mean square.
     metrics : dict
         Further metrics.
     """
