@@ -250,6 +250,17 @@ def test_the_embedding_and_its_map():
     assert not asked.cache
 
 
+def test_a_sample_needs_clusters_of_the_party_s_own():
+    asked = embedded()[0]
+    with pytest.raises(PartyError, match="own clusters must be made before"):
+        client.sample(asked, 5)
+
+
+def test_a_product_with_no_vector():
+    asked = begun()
+    assert client.product(asked, VECTORS[:, :0], 1)["product"].shape == (6, 0)
+
+
 def test_points_are_counted_as_rows_that_are_shared():
     asked, _ = trained()
     asked.consent = limited(4)
@@ -400,6 +411,11 @@ REFUSED = [
     (begun, lambda asked: client.product(asked, VECTORS), "first product"),
     (begun, lambda asked: client.product(asked, VECTORS[1:], 1), "vectors must be"),
     (begun, lambda asked: client.product(asked, np.ones((6, 7)), 1), "vectors must be"),
+    (
+        begun,
+        lambda asked: client.product(asked, 1e60 * VECTORS, 1),
+        "vectors must have",
+    ),
     (begun, lambda asked: client.project(asked, np.ones(N), 2), "or none"),
     (begun_without_cem, lambda asked: client.gram(asked, 2, R), "or none"),
     (begun_without_cem, lambda asked: client.gram(asked, 1, setup=SETUP), "or none"),

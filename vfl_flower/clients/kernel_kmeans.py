@@ -475,7 +475,7 @@ def product(
             f"vectors must be at most {len(G)} of {len(G)} numbers, got shape "
             f"{vectors.shape}"
         )
-    if np.abs(vectors).max() > MOST_OF_VECTOR:
+    if np.abs(vectors).max(initial=0.0) > MOST_OF_VECTOR:
         raise PartyError(f"vectors must have numbers of at most {MOST_OF_VECTOR:g}")
     with _within_memory():
         reply: Product = {"product": G @ np.asarray(vectors, dtype=np.float64)}
@@ -657,7 +657,8 @@ def sample(party: Party, count: Count) -> Sample:
     """Draw this party's share of the coreset of Balcan et al. (2013)."""
     state = party.recall(State)
     H, clusters = _embedded(state), state.clusters
-    assert clusters is not None
+    if clusters is None:
+        raise PartyError("this party's own clusters must be made before this step")
     with _within_memory():
         points, weights = distributed_kmeans.sample(
             RowBlocks(H), clusters, count, party.rng("sample")
