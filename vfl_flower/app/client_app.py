@@ -12,7 +12,7 @@ from vfl_flower.app.config import party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, load_party
 from vfl_flower.data.files import who_of
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.consent import FREE, Consent
 from vfl_flower.protocol.parts import check_folder, load_part
 from vfl_flower.protocol.party import Party, PartyError
@@ -26,7 +26,8 @@ def load_from_context(context: Context) -> Party:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
     # Other parties are simulated: they hold parts of a bundled data set or folder.
-    real = Path(str(context.node_config.get("data", ""))).is_absolute()
+    data = str(context.node_config.get("data", ""))
+    real = Path(data).is_absolute() or data.startswith(QUERY)
     try:
         encoding = _encoding(source, context.run_config, real)
         consent = Consent.load(source.consent) if source.consent else None

@@ -22,7 +22,9 @@ are imported only by the step that needs them; a load from the cache needs none.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from vfl_flower.data.bundled import (
@@ -35,13 +37,13 @@ from vfl_flower.data.bundled import (
 from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.encoding import Encoding
 from vfl_flower.data.files import (
-    FORMATS,
     folder_files,
     from_file,
     ids_of_file,
     who_of,
 )
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.data.tables import FORMATS, files_of
 from vfl_flower.protocol.party import Party, PartyError
 
 IMPUTE = ("mean", "median", "none")
@@ -107,7 +109,7 @@ def load_party(
     return from_file(path, source, folder, encoding)
 
 
-def read_ids(source: PartySource) -> list[str] | None:
+def read_ids(source: PartySource) -> Sequence[str] | None:
     """Return the ids of a party's rows as text, in the order of its file.
 
     Parameters
@@ -117,9 +119,10 @@ def read_ids(source: PartySource) -> list[str] | None:
 
     Returns
     -------
-    list of str, length n, or None
-        None where the data have no id column. Where the rows of a bundled or generated
-        set are split, the ids are the row numbers in the set.
+    sequence of str, length n, or None
+        Those of a file are mapped from the cache. None where the data have no id
+        column. Where the rows of a bundled or generated set are split, the ids are the
+        row numbers in the set.
 
     Raises
     ------
@@ -151,7 +154,7 @@ class StoredRows:
     def __init__(self, source: PartySource) -> None:
         self._source = source
 
-    def read_ids(self) -> list[str] | None:
+    def read_ids(self) -> Sequence[str] | None:
         """Return the ids of the rows; see :func:`read_ids`."""
         return read_ids(self._source)
 
@@ -166,8 +169,14 @@ def _is_synthetic(source: PartySource) -> bool:
 
 def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
     """Return the file of the party, and all files of its folder where it has one."""
+    if source.data.startswith(QUERY):
+        return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []
     path = Path(source.data).expanduser()
-    if path.is_dir():
+    if "*" in path.name and path.suffix.lower() == ".parquet":
+        if not files_of(path):
+            raise PartyError(f"data of {who_of(source)} must be files that are there")
+        return path, []
+    if path.is_dir() and path.suffix.lower() != ".parquet":
         files = folder_files(path, source)
         return files[source.index or 0], files
     if path.suffix.lower() in FORMATS:
