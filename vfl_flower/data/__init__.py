@@ -105,7 +105,7 @@ def load_party(
         return from_bundled(source, encoding)
     if _is_synthetic(source):
         return from_synthetic(source, seed, encoding)
-    path, folder = _party_file(source)
+    path, folder = party_file(source)
     return from_file(path, source, folder, encoding)
 
 
@@ -131,14 +131,14 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
     """
     if source.data in BUNDLED or _is_synthetic(source):
         return ids_of_bundled(source)
-    path, _ = _party_file(source)
+    path, _ = party_file(source)
     return ids_of_file(path, source)
 
 
 def drop_cache(source: PartySource) -> None:
     """Remove the cached copies of a party's file, where it has one."""
     if source.data not in BUNDLED and not _is_synthetic(source):
-        path, _ = _party_file(source)
+        path, _ = party_file(source)
         CacheEntry.of(path, (0, 0), source, False, None).drop()
 
 
@@ -167,7 +167,7 @@ def _is_synthetic(source: PartySource) -> bool:
     return source.data.partition(":")[0] == "synthetic"
 
 
-def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
+def party_file(source: PartySource) -> tuple[Path, list[Path]]:
     """Return the file of the party, and all files of its folder where it has one."""
     if source.data.startswith(QUERY):
         return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []

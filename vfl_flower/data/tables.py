@@ -55,6 +55,9 @@ SAMPLE = 2**16
 BATCH_VALUES = 2**20
 """Values of a batch, which has fewer rows where there are many columns."""
 
+PLAIN_TEXT = 2**22
+"""Bytes of a column of text in a part of a Parquet file that is no dictionary."""
+
 MOST_COLUMNS = 2**20
 """Most columns of a file that has no need to name them."""
 
@@ -446,7 +449,15 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_rows(path, file.metadata.num_rows, len(wanted))
             fields = [file.schema_arrow.field(name) for name in wanted]
-        texts = [field.name for field in fields if pa.types.is_string(field.type)]
+            texts = [
+                field.name
+                for field in fields
+                if pa.types.is_string(field.type)
+                and not (
+                    file.metadata.num_columns == len(schema.names)  # none is nested
+                    and _plain(file.metadata, schema.names.index(field.name))
+                )
+            ]
         size = 0
         with pyarrow.parquet.ParquetFile(
             path, read_dictionary=texts, **options
@@ -465,6 +476,19 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     return Table(list(schema.names), read)
 
 
+def _plain(metadata: Any, column: int) -> bool:
+    """Return whether the texts of a column are too many for a dictionary.
+
+    Read as one, to size them before they are unpacked, they would all be in memory.
+    """
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(column)
+        size = chunk.total_uncompressed_size
+        if size >= max(PLAIN_TEXT, 8 * chunk.num_values):
+            return True
+    return False
+
+
 def _arrow(path: Path) -> Table:
     """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
 
@@ -472,8 +496,12 @@ def _arrow(path: Path) -> Table:
         reader, mapped = _opened(path)
         if hasattr(reader, "num_record_batches"):  # a file, which knows its rows unread
             import pyarrow.dataset
+            import pyarrow.fs
 
-            rows = pyarrow.dataset.dataset(path, format="ipc").count_rows()
+            mapping = pyarrow.fs.LocalFileSystem(use_mmap=True)  # else it reads it all
+            rows = pyarrow.dataset.dataset(
+                str(path), format="ipc", filesystem=mapping
+            ).count_rows()
             _check_rows(path, rows, len(reader.schema))
             batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
@@ -486,7 +514,7 @@ def _arrow(path: Path) -> Table:
             step = batch_rows(len(wanted))
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step)
-                if start % (16 * step) == 0 and hasattr(mmap, "MADV_DONTNEED"):
+                if start % (4 * step) == 0 and hasattr(mmap, "MADV_DONTNEED"):
                     mapped.madvise(mmap.MADV_DONTNEED)  # pages that were read
 
     reader, _ = _opened(path)
