@@ -341,7 +341,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         missing=tuple(map(str.strip, missing.split(","))) if missing else None,
         max_levels=levels or None,
         delimiter=delimiter,
-        encoding=encoding,
+        text_encoding=encoding,
         header=flag("header"),
         consent=path("consent"),
         state_dir=path("state-dir"),

@@ -8,7 +8,9 @@ A party's data come from one of four places, named by :class:`PartySource`:
 ``diabetes`` and others   a bundled set; party j of ``count`` has the j-th group of
                           consecutive columns, the last party also has the labels
 ``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
-``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC or NPZ
+``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ, libsvm
+``/abs/rows/*.parquet``   several Parquet files, one after another by name
+``duckdb:SELECT ..``      the result of a query, where DuckDB is installed
 ``/abs/folder``           the ``index``-th of its party files, in natural order
 ========================  ==========================================================
 
@@ -84,29 +86,35 @@ def load_party(
     Notes
     -----
     A text or categorical column becomes one 0/1 column for each level, ``carrier=UA``,
-    in sorted order; a bool column becomes one 0/1 column. A missing number becomes the
-    mean or median of its column, a missing text the mean or median of each of its 0/1
-    columns. Scaling comes last. Parquet keeps only categories of text: categories of
-    numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ need no option.
-    In a folder all parties have the same options, so a label column or a feature column
-    may be in another file, but must be in one of them. A label that is missing belongs
-    to another party: NaN in y.
+    in sorted order; truth values, and yes and no, become one 0/1 column, and dates the
+    days since 1970-01-01. Of many levels the most frequent are kept. A missing number
+    becomes the mean or median of its column, a missing text the mean or median of each
+    of its 0/1 columns. Scaling comes last. Parquet keeps only categories of text:
+    categories of numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ
+    need no option. In a folder all parties have the same options, so a label column or
+    a feature column may be in another file, but must be in one of them. A label that is
+    missing belongs to another party: NaN in y.
 
     With an encoding nothing is computed from the new rows: levels, fills, means and
     scales are those of training. A level that training did not have becomes 0 in each
     column of its source column; a column that training did not have is left out. Both
     are logged.
     """
-    if source.impute not in IMPUTE:
-        raise PartyError(
-            f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
-        )
+    check_impute(source)
     if source.data in BUNDLED:
         return from_bundled(source, encoding)
     if _is_synthetic(source):
         return from_synthetic(source, seed, encoding)
     path, folder = party_file(source)
     return from_file(path, source, folder, encoding)
+
+
+def check_impute(source: PartySource) -> None:
+    """Raise ``PartyError`` for an unknown value of the option ``impute``."""
+    if source.impute not in IMPUTE:
+        raise PartyError(
+            f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
+        )
 
 
 def read_ids(source: PartySource) -> Sequence[str] | None:

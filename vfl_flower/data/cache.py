@@ -125,7 +125,7 @@ class CacheEntry:
             source.id_column,
             sorted(source.missing) if source.missing is not None else None,
             source.delimiter,
-            source.encoding,
+            source.text_encoding,
             source.header,
         ]
         parts = [

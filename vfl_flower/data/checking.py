@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.data import party_file
+from vfl_flower.data import check_impute, party_file
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, columns_of
 from vfl_flower.data.files import Survey, survey_file
 from vfl_flower.data.findings import Finding, fault
@@ -78,6 +78,7 @@ def check(source: PartySource) -> Checked:
     """
     who = "the file"
     try:
+        check_impute(source)
         path, _ = party_file(source)
         survey = survey_file(path, source, who, fingerprint=True)
     except PartyError as error:

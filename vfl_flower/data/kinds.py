@@ -104,6 +104,7 @@ def without_markers(column: Any, markers: frozenset[str]) -> Any:
 
     if not is_text(column.type):
         return column
+    column = column.cast(pa.string())
     values = pa.array(sorted(markers), column.type)
     gaps = pc.is_in(pc.utf8_trim_whitespace(column), value_set=values)
     if not pc.any(gaps).as_py():

@@ -51,7 +51,7 @@ class PartySource:
         "other"; None: one of more than 100 levels keeps 20.
     delimiter : str or None
         ``delimiter``: what separates the fields of a CSV; None: told from the file.
-    encoding : str or None
+    text_encoding : str or None
         ``encoding`` of the text of a CSV; None: told from the file.
     header : bool
         Whether the first line of a CSV has the names of its columns.
@@ -77,7 +77,7 @@ class PartySource:
     missing: tuple[str, ...] | None = None
     max_levels: int | None = None
     delimiter: str | None = None
-    encoding: str | None = None
+    text_encoding: str | None = None
     header: bool = True
     consent: Path | None = None
     state_dir: Path | None = None

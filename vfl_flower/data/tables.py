@@ -238,7 +238,7 @@ def _encoding(path: Path, whole: bool) -> str:
 
 def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
     """Return how a CSV is written, from its first lines; its encoding from all."""
-    encoding = source.encoding or _encoding(path, whole)
+    encoding = source.text_encoding or _encoding(path, whole)
     with _bytes(path) as file:
         decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         start = file.read(SAMPLE)
@@ -387,9 +387,11 @@ def _sparse(path: Path) -> Table:
                 values = [(int(k), float(v)) for k, _, v in pairs if k != b"qid"]
                 yield float(fields[0]), values
 
-    numbers = [k for _, pairs in rows() for k in (max(pairs)[0],) if pairs] or [0]
-    least = min((k for _, pairs in rows() for k, _ in pairs[:1]), default=1)
-    start, d = (0 if least == 0 else 1), max(numbers)
+    least, d = 1, 0
+    for _, pairs in rows():
+        if pairs:
+            least, d = min(least, min(pairs)[0]), max(d, max(pairs)[0])
+    start = 0 if least == 0 else 1
     if least < 0 or d >= MOST_COLUMNS:
         raise ValueError("a column must have a number from 0 to 2^20")
     names = [f"x{j}" for j in range(start, d + 1)]
@@ -608,14 +610,18 @@ def _query(sql: str, who: str) -> Table:
             f"data of {who} is a query and needs DuckDB: pip install duckdb"
         ) from None
 
-    def run(query: str) -> Any:
+    inner = sql.strip().rstrip(";")
+
+    def run(rest: str) -> Any:
         connection = duckdb.connect(config={"threads": 1, "memory_limit": "128MB"})
-        return connection.execute(query).fetch_record_batch(BATCH)
+        # Within another query it can only be one that selects.
+        relation = connection.sql(f"SELECT * FROM ({inner}\n) {rest}")
+        if hasattr(relation, "to_arrow_reader"):
+            return relation.to_arrow_reader(BATCH)
+        return relation.fetch_arrow_reader(BATCH)  # before DuckDB 1.5
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        for batch in run(sql):
+        for batch in run(""):
             yield batch.select(list(wanted))
 
-    return Table(
-        list(run(f"SELECT * FROM ({sql.rstrip(' ;')}) LIMIT 0").schema.names), read
-    )
+    return Table(list(run("LIMIT 0").schema.names), read)
