@@ -186,6 +186,9 @@ def test_each_fault_alone_is_found_and_nothing_else(tmp_path, key):
         ("31337,0.5,zqx\n2,0.7,zqx\n3,0.1,abc\n", "has no header"),
         ("31337;zqx;2020-01-01\n2;zqx;2020-02-01\n", "has no header"),
         ("31337\n2\n3\n", "has no header"),
+        ("0\n1\n1\n", "has no header"),
+        ("17,zqx-ann,0.5\n18,zqx-bob,0.7\n", "has no header"),
+        ("zqx-ann,hunter,47\nzqx-bob,Secretville,18\n", "has no header"),
         ("a,b\n1,2\n1,zqx,31337\n", "1 rows of the file have not as many fields"),
         ("a,a\n1,zqx\n", "more than one column 'a'"),
         (b"a,b\n1,\0\n", "cannot be read"),
@@ -203,7 +206,13 @@ def test_faults_of_a_whole_file(write, text, words):
 
 @pytest.mark.parametrize(
     "text",
-    ["0,1,2\n5,6,7\n8,9,1\n", ",0\n0,5\n1,7\n", "id,2019,2020\n1,2,3\n", "a\nb\nc\n"],
+    [
+        "0,1,2\n5,6,7\n8,9,1\n",
+        ",0\n0,5\n1,7\n",
+        "id,2019,2020\n1,2,3\n",
+        "a\nb\nc\n",
+        "id,0,1\nx,5,6\n",
+    ],
 )
 def test_names_that_are_numbers_may_be_a_header(write, text):
     findings = check(PartySource(data=str(write(text)))).findings

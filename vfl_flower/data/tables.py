@@ -281,17 +281,28 @@ _VALUE = re.compile(
 
 
 def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
-    """Return whether the first record looks like the others, so that it is a row."""
-    if not rows or not any(_VALUE.fullmatch(cell) for cell in rows[0]):
+    """Return whether the first record looks like the others, so that it is a row.
+
+    Numbers may be names where they are years, or count as those of pandas do.
+    """
+    if not rows or not (values := [x for x in rows[0] if _VALUE.fullmatch(x)]):
         return False
-    seen = [set(column) for column in zip(*rows[1:], strict=False)]
-    for j, cell in enumerate(rows[0]):
-        below = seen[j] if j < len(seen) else set()
-        if not (_VALUE.fullmatch(cell) or cell in markers or cell in below):
-            return False
-    # pandas names the columns of a matrix 0, 1, 2, and its index not at all.
     named = [cell for cell in rows[0] if cell]
-    return named != [str(j) for j in range(len(named))]
+    if named == [str(j) for j in range(len(named))]:  # a matrix, or it has an index
+        return len(named) < 3 and rows[0][0] != ""
+    seen = [set(column) for column in zip(*rows[1:], strict=False)]
+    below = [*seen, *[set()] * (len(rows[0]) - len(seen))]
+    if all(
+        _VALUE.fullmatch(cell) or cell in markers or cell in under
+        for cell, under in zip(rows[0], below, strict=True)
+    ):
+        return True
+    if not all(re.fullmatch(r"\d+", cell) for cell in values):
+        return True  # a fraction, a negative number or a date is no name
+    numbers = [int(cell) for cell in values]
+    years = all(1900 <= number <= 2100 for number in numbers)
+    counted = numbers == [numbers[0] + j for j in range(len(numbers))]
+    return not (years or (counted and numbers[0] in (0, 1)))
 
 
 def _csv(path: Path, source: PartySource, who: str) -> Table:
