@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +63,6 @@ def check_command(
     Nothing leaves the machine, and no value of the data is printed without --show. The
     command ends with 1 where something must be mended before a run.
     """
-    logging.getLogger("vfl_flower").setLevel(logging.CRITICAL)
     data = file if file.startswith(QUERY) else str(Path(file).expanduser().absolute())
     config: dict[str, bool | int | float | str] = {
         "data": data,
@@ -80,7 +81,8 @@ def check_command(
     try:
         if write is not None and not (write.parent.is_dir() or write.is_dir()):
             raise ValueError("write must be a folder, or a new one in one that exists")
-        checked = check(party_source(config, {}))
+        with _silence():
+            checked = check(party_source(config, {}))
     except ValueError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
@@ -90,6 +92,18 @@ def check_command(
         typer.echo(f"\nwritten: {write / 'node-config'}, {write / 'consent.toml'}")
     if not checked.sound:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the log quiet: what it says of a file is among the findings."""
+    logger = logging.getLogger("vfl_flower")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def print_findings(checked: Checked, show: bool) -> None:
