@@ -379,7 +379,9 @@ def test_node_config_keys_are_read():
     text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
     columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
-    given = text | numbers | columns | {"state-dir": "/var/a"}
+    reading = {"missing": "?", "max-levels": 5, "delimiter": "tab", "header": False}
+    given = text | numbers | columns | reading
+    given |= {"state-dir": "/var/a", "encoding": "latin-1"}
     assert set(NODE_KEYS) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
@@ -387,6 +389,9 @@ def test_node_config_keys_are_read():
     assert source.consent == Path("/var/c")
     assert source.state_dir == Path("/var/a")
     assert (source.standardize, source.one_hot) == (True, False)
+    assert (source.missing, source.max_levels) == (("?",), 5)
+    assert (source.delimiter, source.header) == ("\t", False)
+    assert source.text_encoding == "latin-1"
 
 
 @parametrise(

@@ -42,6 +42,8 @@ def test_a_file_is_converted_once(write, conversions, cache):
     files = list((cache / "parties").iterdir())
     assert sorted("".join(file.suffixes) for file in files) == [
         ".X.npy",
+        ".at.npy",
+        ".ids.npy",
         ".json",
         ".y.npy",
     ]

@@ -314,6 +314,6 @@ def test_a_folder_of_new_rows(write, tmp_path):
 
 def test_an_encoding_of_a_later_format(write):
     path = write("a\n1\n")
-    encoding = load(path).encoding | {"format": 2}
-    words = "the encoding of party 'airline' must be of format 1, got 2"
+    encoding = load(path).encoding | {"format": 3}
+    words = "the encoding of party 'airline' must be of format 1 or 2, got 3"
     assert words in refusal(path, encoding)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from party_files import FRAME, TEXT, load, refusal, write_frame
 
-from vfl_flower.data import files, read_ids
+from vfl_flower.data import read_ids, tables
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.party import Party, PartyError, digest_ids
 
@@ -58,7 +58,7 @@ def test_ids_of_a_csv_are_text(write):
 
 
 def test_a_csv_may_turn_from_integers_to_fractions_after_a_block(write, monkeypatch):
-    monkeypatch.setattr(files, "CSV_BLOCK", 2**16)
+    monkeypatch.setattr(tables, "CSV_BLOCK", 2**16)
     rows = ["7"] * 100_000 + ["0.5", '"2"']
     party = load(write("\n".join(["a", *rows]) + "\n"))
     assert party.X.shape == (100_002, 1)
@@ -77,7 +77,7 @@ def test_an_empty_line_is_a_missing_value_in_one_column_only(write):
 
 
 def test_quoted_line_breaks_may_fall_on_the_edge_of_a_block(write, monkeypatch):
-    monkeypatch.setattr(files, "CSV_BLOCK", 2**10)
+    monkeypatch.setattr(tables, "CSV_BLOCK", 2**10)
     party = load(write("a,b\n" + '1,"x\n\ny"\n' * 2000))
     assert party.columns == ["a", "b=x\n\ny"]
     np.testing.assert_array_equal(party.X, np.ones((2000, 2)))
@@ -160,7 +160,7 @@ def test_ids_keep_their_zeros_in_a_csv_and_come_from_a_folder_too(folder, write)
         ("id,b\n1,2\n,3\n", "no missing value, 1 found"),
         ("id,id\n1,2\n", "more than one column 'id'"),
         ("", "is empty"),
-        ("id,a\n1,secret,3\n", "cannot be read as CSV"),
+        ("id,a\n1,secret,3\n", "1 rows of party 'airline' have not as many fields"),
     ],
 )
 def test_errors_of_ids(write, text, words):
@@ -264,8 +264,8 @@ def test_a_folder_without_party_files(tmp_path):
         ("a,b\n", {}, "has a header and no rows"),
         ("a,b", {}, "has a header and no rows"),
         ("\n\n", {}, "is empty"),
-        ("a,b\n1,secret,3\n", {}, "cannot be read as CSV: UTF-8, separated by commas"),
-        (b"a,b\n1,secret\xff\xfe\n", {}, "cannot be read as CSV"),
+        ("a,b\n1,secret,3\n", {}, "1 rows of party 'airline' have not as many fields"),
+        (b"a,b\n1,secret\0\n", {}, "cannot be read as CSV: text in one encoding"),
         ("a,b,a\n1,2,3\n", {}, "more than one column 'a'"),
         ("a,b\n1,2\n", {"columns": ("a", "z")}, "party 'airline' must be columns"),
         ("a,b\n1,2\n", {"columns": ("a", "z")}, "got 'z'"),
@@ -283,7 +283,7 @@ def test_a_folder_without_party_files(tmp_path):
         (
             "a,b\n1,secret\n",
             {"label_column": "b"},
-            "'b' of party 'airline' must hold num",
+            "'b' of party 'airline' must hold numbers or 2 to 100 classes, got 1",
         ),
         (
             "a,b\n1,\n",
@@ -304,13 +304,6 @@ def test_a_folder_without_party_files(tmp_path):
         ("a,b\n1,\n2,2\n,3\n", {"impute": "none"}, "1 in column 'a', 1 in column 'b'"),
         ("a,b\n1,\n2,x\n", {"impute": "none"}, "1 in column 'b'"),
         ("a,b\n1,2\n", {"impute": "zero"}, "must be one of mean, median, none"),
-        (
-            "a,b\n1,2013-01-01\n",
-            {},
-            "column 'b' of party 'airline' holds dates or times",
-        ),
-        ("a,b\n1,2013-01-01T10:00:00Z\n", {}, "holds dates or times"),
-        ("a,b\n1,10:30:00\n", {}, "holds dates or times"),
         (
             "b\n" + "\n".join(f"secret{i}" for i in range(101)),
             {},
@@ -352,7 +345,7 @@ def test_damaged_files(tmp_path, name, keep, caplog):
         ({"X": np.eye(2), "y": [1.0]}, "y in the data file of party 'a' must have one"),
         ({"X": np.eye(2), "y": [np.inf, np.nan]}, "no infinite value, 1 found"),
         ({"X": np.eye(2), "y": [np.nan, np.nan]}, "'y' of party 'a' has no value"),
-        ({"X": np.eye(2), "y": ["b", "c"]}, "must hold numbers"),
+        ({"X": np.eye(2), "y": ["b", "b"]}, "must hold numbers or 2 to 100 classes"),
         ({"X": np.eye(2), "ids": [1, 1]}, "1 rows repeat an id"),
         ({"X": np.eye(2), "ids": [1.0, 2.0]}, "must hold integers or text"),
         ({"X": np.eye(2), "y": [1, 2], "columns": ["y", "b"]}, "for the same thing"),

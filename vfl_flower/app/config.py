@@ -6,6 +6,7 @@ algorithm with the settings that its strategies declare, such as ``example.size`
 
 from __future__ import annotations
 
+import codecs
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.settings import (
     Count,
+    Natural,
     Positive,
     Setting,
     settings,
@@ -69,6 +71,21 @@ class RunSettings:
     """Text columns become 0/1 columns; false: they are an error."""
     impute: Literal["mean", "median", "none"] = "mean"
     """What missing values become; none: they are an error."""
+    missing: str = ""
+    """Texts for a missing value, "NA,?,-999"; default: NA, N/A, NaN, null, None, ?, -
+    and a point, in upper and lower case. An empty cell always is one."""
+    max_levels: Natural = 0
+    """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
+    more than 100 levels keeps 20."""
+    delimiter: str = ""
+    """What separates the fields of a CSV; default: comma, semicolon, tab or bar, as the
+    file has it."""
+    encoding: str = ""
+    """Encoding of a CSV; default: by its mark, else UTF-8 where it is that, else
+    Latin-1."""
+    header: bool = True
+    """Whether the first line of a CSV has the names of its columns; false: they are x0,
+    x1 and so on."""
 
 
 _OF_THE_RUN = frozenset({"model", "n_parties", "seed"})
@@ -78,7 +95,10 @@ _IN_PROCESS = frozenset({"masking"})
 """Settings for runs in one process only: elsewhere parties insist on masks."""
 
 _NODE_KEYS = frozenset(
-    {"id-column", "label-column", "columns", "standardize", "one-hot", "impute"}
+    {
+        *("id-column", "label-column", "columns", "standardize", "one-hot", "impute"),
+        *("missing", "max-levels", "delimiter", "encoding", "header"),
+    }
 )
 """Keys of the run config that a node config with ``data`` may have too."""
 
@@ -288,7 +308,24 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(f"{key} must be an absolute path")
         return Path(value) if value else None
 
-    columns = text("columns")
+    if not by_node and str(chosen["data"]).startswith(QUERY):
+        raise ValueError("data may be a query in a node config only, not in a run's")
+    columns, missing = text("columns"), text("missing")
+    levels = chosen["max-levels"]
+    if type(levels) is not int or levels < 0:
+        raise ValueError(f"max-levels must be a whole number from 0, got {levels!r}")
+    delimiter = text("delimiter")
+    if delimiter in ("tab", "\\t"):
+        delimiter = "\t"
+    if delimiter is not None and len(delimiter) != 1:
+        raise ValueError(f"delimiter must be one character or tab, got {delimiter!r}")
+    if (encoding := text("encoding")) is not None:
+        try:
+            codecs.lookup(encoding)
+        except LookupError:
+            raise ValueError(
+                f"encoding must be one that Python knows, got {encoding!r}"
+            ) from None
     rows, encodes = _data_rules(run_config)
     standardize = flag("standardize")
     if rows and standardize and by_node:
@@ -304,6 +341,11 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         standardize=standardize and not rows,
         one_hot=flag("one-hot") and encodes,
         impute=(text("impute") or "mean") if encodes else "none",
+        missing=tuple(map(str.strip, missing.split(","))) if missing else None,
+        max_levels=levels or None,
+        delimiter=delimiter,
+        text_encoding=encoding,
+        header=flag("header"),
         consent=path("consent"),
         state_dir=path("state-dir"),
         rows=rows,

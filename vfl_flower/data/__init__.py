@@ -8,7 +8,9 @@ A party's data come from one of four places, named by :class:`PartySource`:
 ``diabetes`` and others   a bundled set; party j of ``count`` has the j-th group of
                           consecutive columns, the last party also has the labels
 ``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
-``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC or NPZ
+``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ, libsvm
+``/abs/rows/*.parquet``   several Parquet files, one after another by name
+``duckdb:SELECT ..``      the result of a query, where DuckDB is installed
 ``/abs/folder``           the ``index``-th of its party files, in natural order
 ========================  ==========================================================
 
@@ -22,7 +24,9 @@ are imported only by the step that needs them; a load from the cache needs none.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from vfl_flower.data.bundled import (
@@ -35,13 +39,13 @@ from vfl_flower.data.bundled import (
 from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.encoding import Encoding
 from vfl_flower.data.files import (
-    FORMATS,
     folder_files,
     from_file,
     ids_of_file,
     who_of,
 )
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.data.tables import FORMATS, files_of
 from vfl_flower.protocol.party import Party, PartyError
 
 IMPUTE = ("mean", "median", "none")
@@ -82,32 +86,38 @@ def load_party(
     Notes
     -----
     A text or categorical column becomes one 0/1 column for each level, ``carrier=UA``,
-    in sorted order; a bool column becomes one 0/1 column. A missing number becomes the
-    mean or median of its column, a missing text the mean or median of each of its 0/1
-    columns. Scaling comes last. Parquet keeps only categories of text: categories of
-    numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ need no option.
-    In a folder all parties have the same options, so a label column or a feature column
-    may be in another file, but must be in one of them. A label that is missing belongs
-    to another party: NaN in y.
+    in sorted order; truth values, and yes and no, become one 0/1 column, and dates the
+    days since 1970-01-01. Of many levels the most frequent are kept. A missing number
+    becomes the mean or median of its column, a missing text the mean or median of each
+    of its 0/1 columns. Scaling comes last. Parquet keeps only categories of text:
+    categories of numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ
+    need no option. In a folder all parties have the same options, so a label column or
+    a feature column may be in another file, but must be in one of them. A label that is
+    missing belongs to another party: NaN in y.
 
     With an encoding nothing is computed from the new rows: levels, fills, means and
     scales are those of training. A level that training did not have becomes 0 in each
     column of its source column; a column that training did not have is left out. Both
     are logged.
     """
-    if source.impute not in IMPUTE:
-        raise PartyError(
-            f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
-        )
+    check_impute(source)
     if source.data in BUNDLED:
         return from_bundled(source, encoding)
     if _is_synthetic(source):
         return from_synthetic(source, seed, encoding)
-    path, folder = _party_file(source)
+    path, folder = party_file(source)
     return from_file(path, source, folder, encoding)
 
 
-def read_ids(source: PartySource) -> list[str] | None:
+def check_impute(source: PartySource) -> None:
+    """Raise ``PartyError`` for an unknown value of the option ``impute``."""
+    if source.impute not in IMPUTE:
+        raise PartyError(
+            f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
+        )
+
+
+def read_ids(source: PartySource) -> Sequence[str] | None:
     """Return the ids of a party's rows as text, in the order of its file.
 
     Parameters
@@ -117,9 +127,10 @@ def read_ids(source: PartySource) -> list[str] | None:
 
     Returns
     -------
-    list of str, length n, or None
-        None where the data have no id column. Where the rows of a bundled or generated
-        set are split, the ids are the row numbers in the set.
+    sequence of str, length n, or None
+        Those of a file are mapped from the cache. None where the data have no id
+        column. Where the rows of a bundled or generated set are split, the ids are the
+        row numbers in the set.
 
     Raises
     ------
@@ -128,14 +139,14 @@ def read_ids(source: PartySource) -> list[str] | None:
     """
     if source.data in BUNDLED or _is_synthetic(source):
         return ids_of_bundled(source)
-    path, _ = _party_file(source)
+    path, _ = party_file(source)
     return ids_of_file(path, source)
 
 
 def drop_cache(source: PartySource) -> None:
     """Remove the cached copies of a party's file, where it has one."""
     if is_file(source):
-        path, _ = _party_file(source)
+        path, _ = party_file(source)
         CacheEntry.of(path, (0, 0), source, False, None).drop()
 
 
@@ -151,7 +162,7 @@ class StoredRows:
     def __init__(self, source: PartySource) -> None:
         self._source = source
 
-    def read_ids(self) -> list[str] | None:
+    def read_ids(self) -> Sequence[str] | None:
         """Return the ids of the rows; see :func:`read_ids`."""
         return read_ids(self._source)
 
@@ -169,10 +180,16 @@ def _is_synthetic(source: PartySource) -> bool:
     return source.data.partition(":")[0] == "synthetic"
 
 
-def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
+def party_file(source: PartySource) -> tuple[Path, list[Path]]:
     """Return the file of the party, and all files of its folder where it has one."""
+    if source.data.startswith(QUERY):
+        return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []
     path = Path(source.data).expanduser()
-    if path.is_dir():
+    if "*" in path.name and path.suffix.lower() == ".parquet":
+        if not files_of(path):
+            raise PartyError(f"data of {who_of(source)} must be files that are there")
+        return path, []
+    if path.is_dir() and path.suffix.lower() != ".parquet":
         files = folder_files(path, source)
         return files[source.index or 0], files
     if path.suffix.lower() in FORMATS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, overload
 
 import numpy as np
 
@@ -17,8 +18,14 @@ from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.typing import Array
 
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 """Part of every cache key: raise it when the conversion changes."""
+
+IDS = (".ids.npy", ".at.npy")
+"""Endings of the files of ids: their bytes, and where each begins."""
+
+Shape = tuple[str, tuple[int, ...]]
+"""Type and shape of an array in a file."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +43,63 @@ class Converted:
     encoding: dict[str, Any]
 
 
+class StoredIds(Sequence[str]):
+    """The ids of the rows, mapped from a file of their bytes and one of their places.
+
+    Parameters
+    ----------
+    data : Array of uint8
+        The ids in UTF-8, one after another.
+    at : Array of int64, shape (n + 1,)
+        Where each begins in `data`, and where the last one ends.
+    """
+
+    def __init__(self, data: Array, at: Array) -> None:
+        self._data, self._at = data, at
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return len(self._at) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        """Return the id of a row, or those of several."""
+        if isinstance(row, slice):
+            return [self[k] for k in range(*row.indices(len(self)))]
+        row = range(len(self))[row]
+        return self._data[self._at[row] : self._at[row + 1]].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the ids, some thousands at a time."""
+        for start in range(0, len(self), 2**14):
+            at = self._at[start : start + 2**14 + 1]
+            block = self._data[at[0] : at[-1]].tobytes()
+            for first, last in itertools.pairwise((at - at[0]).tolist()):
+                yield block[first:last].decode()
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other is a sequence of the same ids."""
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class CacheEntry:
     """The converted form of one party file under one set of options.
 
-    An entry has three files, ``.X.npy``, ``.y.npy`` and ``.json``, which is written
-    last: a reader sees a complete entry or none.
+    An entry has the files ``.X.npy``, ``.y.npy`` and ``.json``, which is written last:
+    a reader sees a complete entry or none. Its ids, ``.ids.npy`` and ``.at.npy``, serve
+    several entries, as they depend on fewer options.
     """
 
     folder: Path
     file: str
     key: str
+    ids_key: str
     stamp: tuple[int, int]
 
     @classmethod
@@ -65,11 +118,19 @@ class CacheEntry:
 
             root = platformdirs.user_cache_dir("vfl_flower")
         absolute = os.path.abspath(path)
-        parts = [
+        of_ids = [
             CACHE_FORMAT,
             absolute,
             *stamp,
             source.id_column,
+            sorted(source.missing) if source.missing is not None else None,
+            source.delimiter,
+            source.text_encoding,
+            source.header,
+        ]
+        parts = [
+            *of_ids,
+            source.max_levels,
             source.label_column,
             source.columns,
             source.standardize,
@@ -81,7 +142,8 @@ class CacheEntry:
         return cls(
             folder=Path(root) / "parties",
             file=hashlib.sha256(absolute.encode()).hexdigest()[:16],
-            key=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
+            key=_digest(parts),
+            ids_key=_digest(of_ids),
             stamp=stamp,
         )
 
@@ -92,7 +154,8 @@ class CacheEntry:
                 path.unlink(missing_ok=True)
 
     def _path(self, ending: str) -> Path:
-        return self.folder / f"{self.file}-{self.key}{ending}"
+        key = self.ids_key if ending in IDS else self.key
+        return self.folder / f"{self.file}-{key}{ending}"
 
     def _check_own(self) -> None:
         """Raise ``OSError`` where another user could have written the entry."""
@@ -102,8 +165,19 @@ class CacheEntry:
             about.st_uid != os.geteuid() or about.st_mode & 0o22
         ):
             raise PermissionError("the cache must be of this user alone")
-        for ending in (".json", ".X.npy", ".y.npy"):
+        for ending in (".json", ".X.npy", ".y.npy", *IDS):
             check_no_link(self._path(ending))
+
+    def load_ids(self) -> StoredIds | None:
+        """Map the ids of the rows into memory; None where there are none."""
+        try:
+            self._check_own()
+            data, at = (np.load(self._path(end), mmap_mode="r") for end in IDS)
+            if at.ndim != 1 or data.shape != (at[-1],) or at.dtype != np.int64:
+                return None
+        except (OSError, ValueError, IndexError, EOFError):
+            return None
+        return StoredIds(np.asarray(data), np.asarray(at))
 
     def load(self) -> Converted | None:
         """Map the entry into memory; None where there is none or it is damaged.
@@ -133,8 +207,39 @@ class CacheEntry:
             return None
         return entry if sound else None
 
-    def save(self, converted: Converted) -> None:
-        """Write the entry, and remove those of an earlier state of the same file."""
+    def open(
+        self, shapes: Mapping[str, Shape], write: Callable[[list[IO[bytes]]], None]
+    ) -> None:
+        """Write files of the entry together, whole or not at all, but no ``.json``.
+
+        Parameters
+        ----------
+        shapes : mapping of str to (str, tuple of int)
+            Of each file, by its ending: type and shape of its array.
+        write : callable
+            Is given the files, each after its header, in the order of `shapes`.
+        """
+        self._make_folder()
+        endings = list(shapes)
+
+        def descend(files: list[IO[bytes]]) -> None:
+            if len(files) == len(endings):
+                write(files)
+                return
+            ending = endings[len(files)]
+
+            def content(file: IO[bytes]) -> None:
+                descr, shape = shapes[ending]
+                header = {"descr": descr, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                descend([*files, file])
+
+            write_whole(self._path(ending), content, private=True)
+
+        descend([])
+
+    def _make_folder(self) -> None:
+        """Make the folder, and remove what belongs to an earlier state of the file."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_no_link(self.folder)
         self.folder.chmod(0o700)
@@ -143,6 +248,12 @@ class CacheEntry:
                 if tuple(json.loads(old.read_text())["stamp"]) != self.stamp:
                     for ending in (".json", ".X.npy", ".y.npy"):
                         old.with_name(old.stem + ending).unlink(missing_ok=True)
+                    for ending in IDS:  # those of this state are written again
+                        for ids in self.folder.glob(f"{self.file}-*{ending}"):
+                            ids.unlink(missing_ok=True)
+
+    def seal(self, converted: Converted) -> None:
+        """Write what makes the entry complete."""
         about = {
             "rows": len(converted.X),
             "columns": converted.columns,
@@ -151,10 +262,21 @@ class CacheEntry:
             "encoding": converted.encoding,
             "stamp": self.stamp,
         }
-        self._write(".X.npy", lambda file: np.save(file, converted.X))
-        if (y := converted.y) is not None:
-            self._write(".y.npy", lambda file: np.save(file, y))
-        self._write(".json", json.dumps(about).encode())
+        content = json.dumps(about).encode()
+        write_whole(self._path(".json"), content, private=True)
 
-    def _write(self, ending: str, content: bytes | Callable[[IO[bytes]], None]) -> None:
-        write_whole(self._path(ending), content, private=True)
+    def map(self, labels: bool) -> tuple[Array, Array | None]:
+        """Map X and y, which were written, into memory."""
+        X = np.asarray(np.load(self._path(".X.npy"), mmap_mode="r"))
+        if not labels:
+            return X, None
+        return X, np.asarray(np.load(self._path(".y.npy"), mmap_mode="r"))
+
+    def remove(self) -> None:
+        """Remove what was written of the entry."""
+        for ending in (".json", ".X.npy", ".y.npy", *IDS):
+            self._path(ending).unlink(missing_ok=True)
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

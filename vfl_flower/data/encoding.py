@@ -8,107 +8,282 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
 
 ``levels`` is None for numbers. ``fill`` (for a missing value), ``mean`` and ``scale``
 have one number, in its unit, for each column that the source column became, and none
-where nothing was filled or scaled; a scale of 0 makes the column 0 in each row.
+where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
+``"other": true`` the last level stands for all texts that are none of the others, with
+``"kind": "date"`` the numbers are days. ``classes`` beside ``columns`` are the texts of
+the labels that became 0, 1 and so on.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import re
-from collections.abc import Sequence
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.kinds import (
+    KINDS,
+    REFUSED,
+    decoded,
+    is_text,
+    parse,
+    without_markers,
+)
 from vfl_flower.data.source import PartySource
+from vfl_flower.data.statistics import (
+    MOST_DISTINCT,
+    Column,
+    Numbers,
+    marker_numbers,
+    packed,
+    without_coded,
+)
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.typing import Array
 
-logger = logging.getLogger("vfl_flower")
-
 MAX_LEVELS = 100
-"""A text column with more levels is refused: it is an id or free text."""
+"""Levels that a text column may have without an option; of more, some become one."""
 
-FORMAT = 1
-"""Version of the format of an encoding."""
+KEPT_LEVELS = 20
+"""Levels that a text column of more than `MAX_LEVELS` keeps, besides "other"."""
+
+OTHER = "other"
+"""The level that stands for all that have none of their own."""
+
+TEXT = ("text", "levels")
+"""Kinds of columns that have levels."""
+
+FORMAT = 2
+"""Latest format of an encoding: 2 where it has dates or the level "other", else 1."""
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
 
 Encoding = dict[str, Any]
 
 
-def encode(
-    table: Any,
+def fit(
+    columns: Mapping[str, Column],
     names: Sequence[str],
     source: PartySource,
     who: str,
-    encoding: Encoding | None = None,
-) -> tuple[Array, Encoding]:
-    """Return the features as numbers, none missing, and their encoding.
+    medians: Mapping[str, float],
+) -> tuple[Encoding, list[Finding]]:
+    """Return the encoding of features, and what must be mended in them.
 
-    If an `encoding` is given, it is used; `names` and `source` are ignored.
+    Parameters
+    ----------
+    columns : mapping of str to Column
+        What a survey of the rows has told of each column.
+    names : sequence of str
+        The features, in the order of X.
+    medians : mapping of str to float
+        The median of each column of numbers, where the option ``impute`` asks for it.
     """
-    import pyarrow as pa
-
-    fitted = encoding is None
-    if encoding is None:
-        entries = [
-            _new(name, _levels(table[name], name, source.one_hot, who))
-            for name in names
-        ]
-        encoding = {"format": FORMAT, "columns": entries}
-    else:
-        for entry in encoding["columns"]:
-            _check_kind(table[entry["name"]], entry, who)
-    X = np.empty((table.num_rows, len(columns_of(encoding))))
-    texts: list[str] = []
-    filled: list[str] = []
+    entries: list[dict[str, Any]] = []
+    faults: list[Finding] = []
     unfilled: list[str] = []
-    unknown_levels: list[str] = []
-    fill = f"its {source.impute}" if fitted else "its fill of training"
+    for name in names:
+        column = columns[name]
+        found = check_column(column, source, who)
+        faults += found
+        if found:
+            continue
+        numbers = column.numbers
+        if numbers.gaps and source.impute == "none":
+            unfilled.append(f"{numbers.gaps} in column {name!r}")
+        entry = _new(name, _levels(column, source))
+        if entry["levels"] is None:
+            if column.kind == "date":
+                entry["kind"] = "date"
+            _fit_numbers(entry, numbers, source, medians.get(name, 0.0))
+        else:
+            entry |= (
+                {"other": True} if len(column.levels) > len(entry["levels"]) else {}
+            )
+            if entry.get("other"):
+                entry["levels"].append(OTHER)
+            _fit_levels(entry, column, source)
+        if not _finite(entry, numbers):
+            faults.append(_too_large(name, who))
+        entries.append(entry)
+    if unfilled:
+        faults.append(
+            fault(
+                "missing",
+                None,
+                f"{who} has missing values and impute is none: {', '.join(unfilled)}",
+                "impute",
+            )
+        )
+    later = any("kind" in entry or "other" in entry for entry in entries)
+    return {"format": FORMAT if later else 1, "columns": entries}, faults
+
+
+def check_column(column: Column, source: PartySource, who: str) -> list[Finding]:
+    """Return why a column cannot be a feature; nothing where it can."""
+    name, numbers = column.name, column.numbers
+    what = f"column {name!r} of {who}"
+    if column.kind is None:
+        text = f"{what} must hold numbers or text: leave it out by columns"
+        return [fault("type", name, text, "columns")]
+    if column.kind in REFUSED:
+        about = "dates" if column.kind == "slashes" else "numbers"
+        return [fault(about, name, f"{what} {REFUSED[column.kind]}", "columns")]
+    if numbers.infinite:
+        text = f"{what} must have no infinite value, {numbers.infinite} found"
+        return [fault("infinite", name, text, "missing")]
+    if numbers.gaps == numbers.n:
+        text = f"{what} has no value in any row"
+        return [fault("empty", name, text, "columns")]
+    if column.kind not in TEXT:
+        return []
+    if others := other_texts(column):
+        rows = sum(column.levels[level] for level in others)
+        text = (
+            f"{what} holds numbers, but in {rows} rows texts ({len(others)} different "
+            "ones): name them in missing, or write numbers"
+        )
+        return [fault("markers", name, text, "missing", others)]
+    distinct, known = len(column.levels), numbers.n - numbers.gaps
+    if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
+        got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
+        text = (
+            f"{what} must have at most {MAX_LEVELS} different texts to be one-hot "
+            f"encoded, got {got}, and most rows have one of their own, as ids or free "
+            "text do: leave it out by columns"
+        )
+        return [fault("levels", name, text, "columns")]
+    if not source.one_hot:
+        text = (
+            f"{what} holds text and one-hot is off: turn it into numbers, or leave it "
+            "out by columns"
+        )
+        return [fault("text", name, text, "one-hot")]
+    return []
+
+
+def other_texts(column: Column) -> list[str]:
+    """Return the texts of a column that otherwise holds numbers; else nothing.
+
+    It does so where four rows in five hold numbers, and these are ten or more.
+    """
+    if column.kind != "text":
+        return []
+    numbers = {level for level in column.levels if _NUMBER.fullmatch(level)}
+    rows = sum(column.levels[level] for level in numbers)
+    if len(numbers) < 10 or 5 * rows < 4 * sum(column.levels.values()):
+        return []
+    return sorted(column.levels.keys() - numbers)
+
+
+def fit_new(
+    columns: Mapping[str, Column], encoding: Encoding, who: str
+) -> list[Finding]:
+    """Return what must be mended in new rows for an encoding of training."""
+    faults: list[Finding] = []
+    unfilled: list[str] = []
+    for entry in encoding["columns"]:
+        name = entry["name"]
+        numbers = columns[name].numbers
+        if numbers.gaps < numbers.n or columns[name].kind is None:
+            faults += _check_kind(columns[name], entry, who)
+        if numbers.infinite:
+            text = f"column {name!r} of {who} must have no infinite value, "
+            text += f"{numbers.infinite} found"
+            faults.append(fault("infinite", name, text))
+        if numbers.gaps and not entry["fill"]:
+            unfilled.append(f"{numbers.gaps} in column {name!r}")
+    if unfilled:
+        text = f"{who} has missing values and impute was none in training: "
+        faults.append(fault("missing", None, text + ", ".join(unfilled), "impute"))
+    return faults
+
+
+def encode(
+    block: Mapping[str, Any],
+    columns: Mapping[str, Column],
+    encoding: Encoding,
+    markers: frozenset[str],
+    who: str,
+) -> Array:
+    """Return the features of a block of rows, shape (b, d), float64, none missing.
+
+    Parameters
+    ----------
+    block : mapping of str to pyarrow.Array
+        Columns by name, length b.
+    columns : mapping of str to Column
+        What a survey of all rows has told of them.
+    """
+    n = len(next(iter(block.values())))
+    X = np.empty((n, len(columns_of(encoding))))
     k = 0
     for entry in encoding["columns"]:
         name, levels = entry["name"], entry["levels"]
-        column = _decoded(table[name])
+        array = without_markers(block[name], markers)
         if levels is None:
-            values = column.cast(pa.float64(), safe=False).to_numpy()
+            values = numbers_of(array, columns[name], markers)
         else:
-            values = _codes(column, levels)
-            texts.append(
-                f"text column {name!r} became {len(levels)} columns of 0 and 1"
-            )
+            values = _codes(decoded(array), levels, bool(entry.get("other")))
         gaps = np.isnan(values)
-        missing = int(gaps.sum())
-        if fitted and missing == len(values):
-            raise PartyError(f"column {name!r} of {who} has no value in any row")
-        if np.isinf(values).any():
-            raise PartyError(
-                f"column {name!r} of {who} must have no infinite value, "
-                f"{int(np.isinf(values).sum())} found"
-            )
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
             numbers = values if levels is None else (values == code).astype(np.float64)
-            if fitted:
-                _fit(entry, numbers, gaps, source)
             X[:, k] = _applied(entry, code, numbers, gaps, who)
             k += 1
-        if missing and entry["fill"]:
-            filled.append(f"{missing} missing values of column {name!r} became {fill}")
-        elif missing:
-            unfilled.append(f"{missing} in column {name!r}")
-        if levels is not None and (unknown := int((values == -1).sum())):
-            unknown_levels.append(
-                f"{unknown} values of column {name!r} were not in training and became "
-                "0 in each of its columns"
+    return X
+
+
+def numbers_of(array: Any, column: Column, markers: frozenset[str]) -> Array:
+    """Return a block of a column that does not hold text as numbers, NaN for gaps."""
+    if column.numbers.gaps == column.numbers.n:
+        return np.full(len(array), np.nan)
+    values = parse(array, str(column.kind))
+    if values is None:
+        raise PartyError("the data file changed while it was read")
+    return without_coded(values, marker_numbers(markers))
+
+
+def said(
+    columns: Mapping[str, Column],
+    encoding: Encoding,
+    source: PartySource,
+    fitted: bool,
+) -> list[str]:
+    """Return in words what was done to the columns: first texts, then gaps."""
+    texts, filled, unknown = [], [], []
+    fill = f"its {source.impute}" if fitted else "its fill of training"
+    for entry in encoding["columns"]:
+        name, levels, column = entry["name"], entry["levels"], columns[entry["name"]]
+        if levels is not None:
+            text = f"text column {name!r} became {len(levels)} columns of 0 and 1"
+            if entry.get("other"):
+                text += (
+                    f", for the {len(levels) - 1} most frequent of its "
+                    f"{len(column.levels)} texts and for the others"
+                )
+            texts.append(text)
+            place = set(levels)
+            new = sum(
+                n for level, n in column.levels.items() if str(level) not in place
             )
-    if unfilled:
-        raise PartyError(
-            f"{who} has missing values and impute "
-            f"{'is none' if fitted else 'was none in training'}: {', '.join(unfilled)}"
-        )
-    # A warning, so that it is seen by default.
-    if done := [*(texts if fitted else ()), *filled, *unknown_levels]:
-        logger.warning("%s: %s", who, "; ".join(done))
-    return X, encoding
+            if new and not fitted and not entry.get("other"):
+                unknown.append(
+                    f"{new} values of column {name!r} were not in training and became "
+                    "0 in each of its columns"
+                )
+        elif entry.get("kind") == "date":
+            texts.append(f"dates of column {name!r} became days since 1970-01-01")
+        if column.numbers.gaps and entry["fill"]:
+            filled.append(
+                f"{column.numbers.gaps} missing values of column {name!r} became {fill}"
+            )
+    return [*(texts if fitted else ()), *filled, *unknown]
 
 
 def encode_arrays(
@@ -124,7 +299,7 @@ def encode_arrays(
     """
     fitted = encoding is None
     if encoding is None:
-        encoding = {"format": FORMAT, "columns": [_new(name, None) for name in names]}
+        encoding = {"format": 1, "columns": [_new(name, None) for name in names]}
     gaps = np.zeros(len(X), dtype=bool)
     for k, entry in enumerate(encoding["columns"]):
         if entry["levels"] is not None:
@@ -139,9 +314,9 @@ def check_columns(
     names: Sequence[str], encoding: Encoding, who: str
 ) -> tuple[list[str], list[str]]:
     """Return an encoding's columns, which must be in `names`, and the other names."""
-    if encoding["format"] != FORMAT:
+    if encoding["format"] not in (1, FORMAT):
         raise PartyError(
-            f"the encoding of {who} must be of format {FORMAT}, got "
+            f"the encoding of {who} must be of format 1 or {FORMAT}, got "
             f"{encoding['format']}: update vfl-flower"
         )
     features = [entry["name"] for entry in encoding["columns"]]
@@ -167,17 +342,20 @@ def columns_of(encoding: Encoding) -> list[str]:
     ]
 
 
-def text_columns(encoding: Encoding) -> list[str]:
-    """Return the columns that few rows of a CSV may show as numbers or dates.
+def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
+    """Return what the columns with levels may be taken for in a few new rows.
 
-    They hold text, but a column of one of their levels alone would be misread.
+    A column of some of the levels alone may look like numbers or dates, and must be
+    text then; otherwise one that holds numbers is refused.
     """
-    not_text = re.compile(r"\s*[-+.]?\d|(true|false|inf|infinity)$", re.IGNORECASE)
-    return [
-        entry["name"]
-        for entry in encoding["columns"]
-        if any(not_text.match(level) for level in entry["levels"] or ())
-    ]
+    not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
+    kinds: dict[str, Sequence[str]] = {}
+    for entry in encoding["columns"]:
+        if entry["levels"] is not None:
+            plain = not any(not_text.match(level) for level in entry["levels"])
+            rest = [kind for kind in KINDS if kind != "truth"]
+            kinds[entry["name"]] = rest if plain else ["text"]
+    return kinds
 
 
 def _new(name: str, levels: list[str] | None) -> dict[str, Any]:
@@ -222,7 +400,73 @@ def _applied(
     return numbers
 
 
-def _codes(column: Any, levels: Sequence[str]) -> Array:
+def _levels(column: Column, source: PartySource) -> list[str] | None:
+    """Return the sorted levels of a text column, None for a column of numbers."""
+    if column.kind not in TEXT:
+        return None
+    levels = sorted(column.levels)
+    most = source.max_levels or MAX_LEVELS
+    if len(levels) > most:
+        named = [level for level in levels if str(level) != OTHER]
+        named.sort(key=lambda level: -column.levels[level])  # stable: ties as sorted
+        levels = sorted(named[: source.max_levels or KEPT_LEVELS])
+    return [str(level) for level in levels]
+
+
+def _fit_numbers(
+    entry: dict[str, Any], numbers: Numbers, source: PartySource, median: float
+) -> None:
+    fill = None
+    if source.impute != "none":
+        fill = numbers.mean if source.impute == "mean" else median
+        entry["fill"].append(fill)
+    if source.standardize:
+        mean, variance = numbers.filled(fill)
+        entry["mean"].append(mean)
+        constant = numbers.constant
+        entry["scale"].append(0.0 if constant else float(np.sqrt(variance)))
+
+
+def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
+    known = column.numbers.n - column.numbers.gaps
+    counts = {str(level): count for level, count in column.levels.items()}
+    if entry.get("other"):
+        named = entry["levels"][:-1]
+        counts[OTHER] = known - sum(counts[level] for level in named)
+    for level in entry["levels"]:
+        ones, fill = counts[level], None
+        if source.impute == "mean":
+            fill = ones / known
+        elif source.impute == "median":
+            fill = 0.5 * ((2 * ones > known) + (2 * ones >= known))
+        numbers = Numbers()
+        numbers.n, numbers.gaps = column.numbers.n, column.numbers.gaps
+        numbers.mean = ones / known
+        numbers.squares = ones * (known - ones) / known
+        if fill is not None:
+            entry["fill"].append(fill)
+        if source.standardize:
+            mean, variance = numbers.filled(fill)
+            entry["mean"].append(mean)
+            entry["scale"].append(0.0 if ones == known else float(np.sqrt(variance)))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _finite(entry: dict[str, Any], numbers: Numbers) -> bool:
+    """Return whether the figures of an entry, and all values with them, are finite."""
+    figures = [x for key in ("fill", "mean", "scale") for x in entry[key]]
+    if entry["levels"] is None and entry["scale"] and entry["scale"][0]:
+        ends = np.array([numbers.least, numbers.most])
+        figures += list((ends - entry["mean"][0]) / entry["scale"][0])
+    return bool(np.isfinite(figures).all())
+
+
+def _too_large(name: str, who: str) -> Finding:
+    text = f"column {name!r} of {who} has values too large to be filled or scaled"
+    return fault("large", name, text, "columns")
+
+
+def _codes(column: Any, levels: Sequence[str], other: bool) -> Array:
     """Return the place of each value in `levels`; NaN: missing, -1: not a level."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -234,147 +478,218 @@ def _codes(column: Any, levels: Sequence[str]) -> Array:
     # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
     place = {level: float(code) for code, level in enumerate(levels)}
     texts = map(str, distinct.to_pylist())
-    code_of = np.array([place.get(text, -1.0) for text in texts])
-    index = pc.index_in(column, value_set=distinct).cast(pa.float64()).to_numpy()
+    unknown = len(levels) - 1.0 if other else -1.0
+    code_of = np.array([place.get(text, unknown) for text in texts])
+    index = pc.index_in(column, value_set=distinct).cast(pa.float64())
+    index = index.to_numpy(zero_copy_only=False)
     known = ~np.isnan(index)
     codes[known] = code_of[index[known].astype(np.intp)]
     return codes
 
 
-def _check_kind(column: Any, entry: dict[str, Any], who: str) -> None:
-    """Refuse numbers in place of text and the reverse; a column may have no values."""
-    from pyarrow import types
-
-    if types.is_null(column.type):
-        return
-    categorical = types.is_dictionary(column.type)
-    column = _decoded(column)
-    text = not types.is_temporal(column.type) and (categorical or _is_text(column))
-    if not (_is_number(column) if entry["levels"] is None else text):
-        raise _other_kind(entry, who)
+def _check_kind(column: Column, entry: dict[str, Any], who: str) -> list[Finding]:
+    """Refuse numbers in place of text and the reverse."""
+    if entry["levels"] is not None:
+        fits = column.kind in TEXT
+    elif entry.get("kind") == "date":
+        fits = column.kind == "date"
+    else:
+        fits = column.kind in ("number", "truth", "comma")
+    if fits:
+        return []
+    return [fault("kind", entry["name"], str(_other_kind(entry, who)))]
 
 
 def _other_kind(entry: dict[str, Any], who: str) -> PartyError:
-    kind = "numbers" if entry["levels"] is None else "text"
+    kind = "text"
+    if entry["levels"] is None:
+        kind = "dates" if entry.get("kind") == "date" else "numbers"
     return PartyError(
         f"column {entry['name']!r} of {who} must hold {kind}, as its part of the model "
         "was trained on"
     )
 
 
-def _levels(column: Any, name: str, one_hot: bool, who: str) -> list[str] | None:
-    """Return the sorted levels of a text column, None for a column of numbers."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+class Labels:
+    """How a column of labels becomes numbers.
 
-    is_a = pa.types
-    categorical = is_a.is_dictionary(column.type)
-    column = _decoded(column)
-    if is_a.is_temporal(column.type):
-        raise PartyError(
-            f"column {name!r} of {who} holds dates or times: turn them into numbers, "
-            "or leave it out by columns"
-        )
-    if not categorical and (_is_number(column) or is_a.is_null(column.type)):
-        return None
-    if not categorical and not _is_text(column):
-        raise PartyError(
-            f"column {name!r} of {who} must hold numbers or text: leave it out by "
-            "columns"
-        )
-    if not one_hot:
-        raise PartyError(
-            f"column {name!r} of {who} holds text and one-hot is off: turn it into "
-            "numbers, or leave it out by columns"
-        )
-    distinct = pc.unique(column).drop_null()
-    if len(distinct) == 0:
-        raise PartyError(f"column {name!r} of {who} has no value in any row")
-    if len(distinct) > MAX_LEVELS:
-        raise PartyError(
-            f"column {name!r} of {who} must have at most {MAX_LEVELS} different texts "
-            f"to be one-hot encoded, got {len(distinct)}"
-        )
-    return [str(level) for level in sorted(distinct.to_pylist())]
+    Parameters
+    ----------
+    column : Column
+        What a survey has told of it.
+    known : list of str or None
+        Classes of training, for new rows; None: those of the column.
 
+    Attributes
+    ----------
+    faults : list of Finding
+        What must be mended.
+    classes : list of str or None
+        The classes that became 0, 1 and so on; None for numbers.
+    """
 
-def _is_number(column: Any) -> bool:
-    from pyarrow import types
+    def __init__(
+        self, column: Column, who: str, fitted: bool, known: list[str] | None
+    ) -> None:
+        self.column, self.classes = column, known
+        self.faults: list[Finding] = []
+        name, numbers = column.name, column.numbers
+        what = f"label-column {name!r} of {who}"
+        self.empty = column.kind is not None and numbers.gaps == numbers.n
 
-    return bool(
-        types.is_integer(column.type)
-        or types.is_floating(column.type)
-        or types.is_decimal(column.type)
-        or types.is_boolean(column.type)
-    )
+        def refuse(about: str, rule: str) -> None:
+            self.faults.append(fault(about, name, f"{what} {rule}", "label-column"))
 
+        if self.empty:
+            if fitted:
+                refuse("labels", "has no value in any row")
+        elif column.kind in TEXT:
+            if not fitted:
+                if known is None:
+                    refuse("labels", "must hold numbers, as in training")
+                return
+            self.classes = [str(level) for level in sorted(column.levels)]
+            if others := other_texts(column):
+                self.faults.append(
+                    fault(
+                        "markers",
+                        name,
+                        f"{what} must hold numbers or classes, and holds both, other "
+                        f"texts {len(others)}: name them in missing",
+                        "missing",
+                        others,
+                    )
+                )
+            elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
+                got = "more" if column.overflow else len(self.classes)
+                refuse(
+                    "labels",
+                    f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}",
+                )
+            elif numbers.gaps:
+                refuse(
+                    "labels",
+                    "must hold numbers where labels are missing, since a party that "
+                    "has the others may number other classes: code classes as 0, 1",
+                )
+        elif column.kind not in ("number", "truth", "comma"):
+            refuse("labels", "must hold numbers or classes")
+        elif numbers.infinite:
+            refuse("labels", f"must have no infinite value, {numbers.infinite} found")
 
-def _is_text(column: Any) -> bool:
-    from pyarrow import types
-
-    return bool(
-        types.is_string(column.type)
-        or types.is_large_string(column.type)
-        or types.is_string_view(column.type)
-    )
-
-
-def _decoded(column: Any) -> Any:
-    """Return a categorical column as the column of its values."""
-    from pyarrow import types
-
-    if types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    return column
-
-
-def labels(column: Any, name: str, who: str) -> Array | None:
-    """Return the labels as float64, NaN where one is missing; None if all are."""
-    import pyarrow as pa
-
-    if pa.types.is_null(column.type):
-        return None
-    if not _is_number(column):
-        raise PartyError(
-            f"label-column {name!r} of {who} must hold numbers: code classes as 0, 1"
-        )
-    y = column.cast(pa.float64(), safe=False).to_numpy()
-    infinite, missing = int(np.isinf(y).sum()), int(np.isnan(y).sum())
-    if infinite:
-        raise PartyError(
-            f"label-column {name!r} of {who} must have no infinite value, "
-            f"{infinite} found"
-        )
-    if missing == len(y):
-        return None
-    if missing:
-        logger.warning(
-            "%s: %d of %d labels are missing, so they are another party's",
-            who,
-            missing,
-            len(y),
-        )
-    return np.array(y)
+    def numbers(self, array: Any, markers: frozenset[str]) -> Array:
+        """Return a block of labels as float64, NaN where one is missing."""
+        array = without_markers(array, markers)
+        if self.column.kind not in TEXT:
+            return numbers_of(array, self.column, markers)
+        codes = _codes(decoded(array), self.classes or [], other=False)
+        return np.where(codes < 0, np.nan, codes)
 
 
-def row_ids(column: Any, name: str, who: str) -> list[int] | list[str]:
-    """Return the ids of the rows: integers or text, none missing, all distinct."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+class Ids:
+    """The ids of the rows, which come block by block: integers or text.
 
-    column = _decoded(column)
-    if column.null_count:
-        raise PartyError(
-            f"id-column {name!r} of {who} must have no missing value, "
-            f"{column.null_count} found"
-        )
-    if not (pa.types.is_integer(column.type) or _is_text(column)):
-        raise PartyError(f"id-column {name!r} of {who} must hold integers or text")
-    repeated = len(column) - pc.count_distinct(column).as_py()
-    if repeated:
-        raise PartyError(
-            f"id-column {name!r} of {who} must have distinct values, {repeated} rows "
-            "repeat an id"
-        )
-    ids: list[int] | list[str] = column.to_pylist()
-    return ids
+    Memory is bounded: of each id a hash is kept in a file without a name.
+    """
+
+    BLOCK = 2**20
+    """Hashes that are sorted at a time, on average."""
+
+    def __init__(self, name: str, markers: frozenset[str]) -> None:
+        self.name, self.n, self.missing, self.bytes = name, 0, 0, 0
+        self._markers, self._typed = markers, True
+        self._sha = hashlib.sha256()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._weights = np.random.default_rng().integers(
+            2**64, size=64, dtype=np.uint64, endpoint=False
+        ) | np.uint64(1)
+
+    @property
+    def digest(self) -> str:
+        """As :func:`~vfl_flower.protocol.party.digest_ids`."""
+        return self._sha.hexdigest()
+
+    def texts(self, array: Any) -> Any:
+        """Return a block of ids as text."""
+        import pyarrow as pa
+
+        array = decoded(array)
+        return without_markers(array, self._markers).cast(pa.string())
+
+    def add(self, array: Any) -> None:
+        """Take in a block of ids."""
+        import pyarrow as pa
+
+        self.n += len(array)
+        kind = decoded(array).type
+        if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
+            self._typed = False
+        if not self._typed:
+            return
+        texts = self.texts(array)
+        self.missing += texts.null_count
+        if texts.null_count:
+            return
+        self._sha.update(packed(texts))
+        at, data = text_buffers(texts)
+        self.bytes += len(data)
+        self._file.write(self._hashes(at, data).tobytes())
+
+    def _hashes(self, at: Array, data: Array) -> Array:
+        """Return a hash of each text: a sum of its bytes by random odd weights."""
+        lengths = np.diff(at)
+        if len(data) == 0:
+            return np.zeros(len(lengths), dtype=np.uint64)
+        longest = int(lengths.max(initial=0))
+        while len(self._weights) <= longest:
+            more = np.random.default_rng(self._weights).integers(
+                2**64, size=len(self._weights), dtype=np.uint64, endpoint=False
+            )
+            self._weights = np.concatenate([self._weights, more | np.uint64(1)])
+        place = np.arange(len(data)) - np.repeat(at[:-1] - at[0], lengths)
+        terms = (data.astype(np.uint64) + np.uint64(1)) * self._weights[place]
+        total = np.concatenate([[np.uint64(0)], np.cumsum(terms, dtype=np.uint64)])
+        sums = total[at[1:] - at[0]] - total[at[:-1] - at[0]]
+        hashes: Array = sums ^ (sums >> np.uint64(32))
+        return hashes
+
+    def repeated(self) -> int:
+        """Return how many rows repeat an id, by the hashes of all."""
+        parts = max(1, -(-self.n // self.BLOCK))
+        repeated = 0
+        for part in range(parts):
+            self._file.seek(0)
+            kept = []
+            while block := self._file.read(2**20):
+                hashes = np.frombuffer(block, dtype=np.uint64)
+                if parts > 1:
+                    hashes = hashes[hashes % np.uint64(parts) == np.uint64(part)]
+                kept.append(hashes)
+            ordered = np.concatenate([*kept, np.empty(0, dtype=np.uint64)])
+            del kept
+            ordered.sort()
+            repeated += int((ordered[1:] == ordered[:-1]).sum())
+        return repeated
+
+    def faults(self, who: str) -> list[Finding]:
+        """Return what must be mended in the ids, once all were taken in."""
+        what = f"id-column {self.name!r} of {who}"
+        text = ""
+        if self.missing:
+            text = f"{what} must have no missing value, {self.missing} found"
+        elif not self._typed:
+            text = f"{what} must hold integers or text"
+        elif repeated := self.repeated():
+            text = f"{what} must have distinct values, {repeated} rows repeat an id"
+        return [fault("ids", self.name, text, "id-column")] if text else []
+
+
+def text_buffers(texts: Any) -> tuple[Array, Array]:
+    """Return offsets, shape (n + 1,), and bytes from the first to the last of them."""
+    _, offsets, data = texts.buffers()
+    at = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
+    at = at.astype(np.int64)
+    if data is None:
+        return at - at[0], np.empty(0, dtype=np.uint8)
+    return at, np.frombuffer(data, dtype=np.uint8)[at[0] : at[-1]]

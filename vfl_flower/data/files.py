@@ -3,40 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vfl_flower.data.cache import CacheEntry, Converted
+from vfl_flower.data.cache import IDS, CacheEntry, Converted, Shape
 from vfl_flower.data.encoding import (
     Encoding,
+    Ids,
+    Labels,
     check_columns,
     columns_of,
     encode,
-    labels,
-    row_ids,
-    text_columns,
+    fit,
+    fit_new,
+    numbers_of,
+    said,
+    text_buffers,
+    text_kinds,
 )
-from vfl_flower.data.source import PartySource
-from vfl_flower.files import UnpackedSizeError, check_growth, read_npz
-from vfl_flower.protocol.party import Party, PartyError, digest_ids
+from vfl_flower.data.findings import Finding, fault, refuse
+from vfl_flower.data.kinds import without_markers
+from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.data.statistics import Column, medians, survey
+from vfl_flower.data.tables import (
+    CSV_BLOCK,
+    FORMATS,
+    SPARSE,
+    TEXTS,
+    Table,
+    ending,
+    files_of,
+    layout_of,
+    markers_of,
+    name_of,
+    open_table,
+)
+from vfl_flower.files import UnpackedSizeError
+from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
-
-FORMATS = (".arrow", ".csv", ".feather", ".npz", ".parquet")
-"""Endings of party files."""
-
-CSV_BLOCK = 2**24
-"""Bytes of a CSV parsed at a time; large, as quoted line breaks cost a scan each."""
-
-
-MOST_COLUMNS = 2**20
-"""Most columns of X in an NPZ file, which has no need to name them."""
 
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
@@ -80,24 +94,23 @@ def from_file(
     encoding: Encoding | None = None,
 ) -> Party:
     """Return the party of a file, from the cache if it is there."""
-    name = source.name or path.stem
+    name = source.name or name_of(path)
     who = f"party {name!r}"
-    stamp = _stamp(path, who)
+    stamp = _stamp(path, source, who)
     entry = CacheEntry.of(path, stamp, source, bool(folder), encoding)
     converted = entry.load()
     if converted is None:
-        converted = _convert(path, source, who, folder, encoding)
-        _check_unchanged(path, who, stamp)
+        converted = _convert(path, source, who, folder, encoding, entry)
         try:
-            entry.save(converted)
-            converted = entry.load() or converted  # drops the copy in memory
-        except OSError as error:
-            logger.warning(
-                "%s: no cache at %s (%s), so every message converts the file again",
-                who,
-                entry.folder,
-                error.strerror,
-            )
+            _check_unchanged(path, source, who, stamp)
+        except PartyError:
+            entry.remove()
+            raise
+        if isinstance(converted.X.base, np.memmap):
+            try:
+                entry.seal(converted)
+            except OSError as error:
+                _not_kept(who, entry, error)
     party = Party(
         converted.X,
         y=converted.y,
@@ -111,24 +124,88 @@ def from_file(
     return party
 
 
-def ids_of_file(path: Path, source: PartySource) -> list[str] | None:
+def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
     """Return the ids of the rows of a file as text; None without an id column."""
-    who = f"party {source.name or path.stem!r}"
-    stamp = _stamp(path, who)
-    _, ids = _names(path, source, who)
-    if ids is None:
-        return None
+    who = f"party {source.name or name_of(path)!r}"
+    stamp = _stamp(path, source, who)
+    entry = CacheEntry.of(path, stamp, source, False, None)
+    if source.id_column and (stored := entry.load_ids()) is not None:
+        return stored
     with _reading(path, who):
-        table = _table(path, source, ids, [ids])
-    texts = [str(value) for value in row_ids(table[ids], ids, who)]
-    _check_unchanged(path, who, stamp)
-    return texts
-
-
-def _stamp(path: Path, who: str) -> tuple[int, int]:
-    """Return what changes with a file: its size and its modification time."""
+        table = open_table(path, source, who)
+        plan = Plan.of(table, path, source, who, (), None, only_ids=True)
+        refuse(plan.faults, who)
+        if plan.ids is None:
+            return None
+        ids = Ids(plan.ids, markers_of(source))
+        for batch in table.read([plan.ids]):
+            ids.add(batch.column(0))
+        refuse([*_row_faults(table), *ids.faults(who)], who)
+        shapes = _id_shapes(ids)
+        try:
+            entry.open(shapes, lambda files: _write_ids(table, ids, files))
+        except OSError:
+            return [
+                text
+                for b in table.read([plan.ids])
+                for text in ids.texts(b.column(0)).to_pylist()
+            ]
     try:
-        stat = path.stat()
+        _check_unchanged(path, source, who, stamp)
+    except PartyError:
+        entry.remove()
+        raise
+    return entry.load_ids()
+
+
+def _id_shapes(ids: Ids) -> dict[str, Shape]:
+    data, at = IDS
+    return {data: ("|u1", (ids.bytes,)), at: ("<i8", (ids.n + 1,))}
+
+
+def _write_ids(table: Table, ids: Ids, files: Sequence[Any]) -> None:
+    end = 0
+    files[1].write(np.zeros(1, dtype="<i8"))
+    for batch in table.read([ids.name]):
+        end = _write_id_block(ids, batch.column(0), end, files)
+
+
+def _write_id_block(ids: Ids, array: Any, end: int, files: Sequence[Any]) -> int:
+    """Write the bytes of a block of ids and where each ends; return the last place."""
+    at, data = text_buffers(ids.texts(array))
+    files[0].write(data)
+    files[1].write((at[1:] - at[0] + end).astype("<i8"))
+    return end + len(data)
+
+
+def _not_kept(who: str, entry: CacheEntry, error: OSError) -> None:
+    logger.warning(
+        "%s: no cache at %s (%s), so every message converts the file again",
+        who,
+        entry.folder,
+        error.strerror,
+    )
+
+
+def _stamp(path: Path, source: PartySource, who: str) -> tuple[int, int]:
+    """Return what changes with a file: its size and its modification time.
+
+    Of a query it is that of the files named in it, in single quotes; where there are
+    none, it is new each time, so that the query runs for each message.
+    """
+    if source.data.startswith(QUERY):
+        quoted = re.findall("'([^']+)'", source.data)
+        files = [
+            file for name in quoted for file in files_of(Path(name)) if file.exists()
+        ]
+        if not files:
+            return 0, time.time_ns()
+    else:
+        files = files_of(path)
+    try:
+        stats = [file.stat() for file in files]
+        if not stats:
+            raise FileNotFoundError
     except FileNotFoundError:
         logger.error("%s: no file %s", who, path)
         raise PartyError(
@@ -136,14 +213,216 @@ def _stamp(path: Path, who: str) -> tuple[int, int]:
         ) from None
     except OSError as error:
         raise _unreadable(path, who, error) from None
-    if stat.st_size == 0:
+    if any(stat.st_size == 0 for stat in stats):
         raise PartyError(f"the data file of {who} is empty")
-    return stat.st_size, stat.st_mtime_ns
+    if len(stats) == 1:
+        return stats[0].st_size, stats[0].st_mtime_ns
+    about = repr(
+        [(f.name, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats, strict=True)]
+    )
+    digest = hashlib.sha256(about.encode()).digest()[:8]
+    return sum(stat.st_size for stat in stats), int.from_bytes(digest, "big")
 
 
-def _check_unchanged(path: Path, who: str, stamp: tuple[int, int]) -> None:
-    if _stamp(path, who) != stamp:
+def _check_unchanged(
+    path: Path, source: PartySource, who: str, stamp: tuple[int, int]
+) -> None:
+    if stamp[0] and _stamp(path, source, who) != stamp:
         raise PartyError(f"the data file of {who} changed while it was read")
+
+
+@dataclass
+class Plan:
+    """Which columns of a file are features, ids and labels, and what is wrong so far.
+
+    Attributes
+    ----------
+    features : list of str
+        In the order of X.
+    ids, label : str or None
+        The columns of ids and labels, where the file has them.
+    faults : list of Finding
+        What is wrong with the options or the names; the rest is read all the same.
+    """
+
+    features: list[str]
+    ids: str | None
+    label: str | None
+    faults: list[Finding]
+
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        path: Path,
+        source: PartySource,
+        who: str,
+        folder: Sequence[Path],
+        encoding: Encoding | None,
+        only_ids: bool = False,
+    ) -> Plan:
+        """Return the plan of a table for the options."""
+        names, faults = list(dict.fromkeys(table.names)), []
+        for name in names:
+            if table.names.count(name) > 1:
+                text = f"{who} has more than one column {name!r}"
+                faults.append(fault("header", name, text))
+        npz = path.suffix.lower() == ".npz"  # its ids and its y need no option
+        ids, label = source.id_column, source.label_column
+        if npz or ending_of(path) in SPARSE:
+            label = label or ("y" if "y" in names else None)
+            ids = ids or ("ids" if npz and "ids" in names else None)
+        if ids is not None and ids == label:
+            text = f"id-column and label-column of {who} are both {ids!r}"
+            faults.append(fault("options", ids, text, "id-column"))
+            label = None
+        if ids is not None and ids not in names:
+            text = f"{who} has no column {ids!r}, its id-column"
+            faults.append(fault("options", ids, text, "id-column"))
+            ids = None
+        plan = cls([], ids, label if label in names else None, faults)
+        if only_ids:
+            return plan
+        rest = [name for name in names if name not in (ids, label)]
+        try:
+            if encoding is None:
+                plan.features = _features(path, names, rest, source, who, folder)
+            else:
+                plan.features, ignored = check_columns(rest, encoding, who)
+                if ignored:
+                    logger.warning(
+                        "%s: its part of the model was not trained on these columns, "
+                        "which are left out: %s",
+                        who,
+                        ", ".join(map(repr, ignored)),
+                    )
+        except PartyError as error:
+            faults.append(fault("options", None, str(error), "columns"))
+            plan.features = rest if encoding is None else []
+        return plan
+
+    @property
+    def wanted(self) -> list[str]:
+        """All columns that are read."""
+        return [*self.features, *(n for n in (self.ids, self.label) if n is not None)]
+
+
+@dataclass
+class Survey:
+    """What all rows of a file have told: columns, labels and ids, and every fault."""
+
+    table: Table
+    plan: Plan
+    columns: dict[str, Column]
+    labels: Labels | None
+    ids: Ids | None
+    encoding: Encoding
+    faults: list[Finding]
+    rows: int
+
+
+def survey_file(
+    path: Path,
+    source: PartySource,
+    who: str,
+    folder: Sequence[Path] = (),
+    encoding: Encoding | None = None,
+    fingerprint: bool = False,
+) -> Survey:
+    """Read a party file once, or as often as its columns need, and keep no row.
+
+    Raises
+    ------
+    PartyError
+        It cannot be read, or has no header or no rows, so that nothing more can be
+        told. All other faults are in what is returned.
+    """
+    markers = markers_of(source)
+    with _reading(path, who):
+        table = open_table(path, source, who)
+        plan = Plan.of(table, path, source, who, folder, encoding)
+        if not plan.wanted:
+            refuse(plan.faults, who)
+        ids = None if plan.ids is None else Ids(plan.ids, markers)
+        rows = 0
+
+        def look(batch: Any) -> None:
+            nonlocal rows
+            rows += batch.num_rows
+            if ids is not None:
+                ids.add(batch.column(batch.schema.get_field_index(ids.name)))
+
+        looked_at = [name for name in plan.wanted if name != plan.ids]
+        columns = survey(
+            table,
+            looked_at,
+            markers,
+            None if encoding is None else text_kinds(encoding),
+            look,
+            [] if plan.ids is None else [plan.ids],
+            fingerprint,
+        )
+        fitted, faults = encoding is None, [*plan.faults, *_row_faults(table)]
+        if rows == 0:
+            text = f"the data file of {who} has a header and no rows"
+            refuse(faults or [fault("rows", None, text)], who)
+        if encoding is None:
+            middles = _medians(table, plan, columns, markers, source)
+            encoding, found = fit(columns, plan.features, source, who, middles)
+        elif plan.features:
+            found = fit_new(columns, encoding, who)
+        else:
+            found = []
+        labels = None
+        if plan.label is not None:
+            known = None if fitted else encoding.get("classes")
+            labels = Labels(columns[plan.label], who, fitted, known)
+            found += labels.faults
+            if fitted and labels.classes is not None:
+                encoding["classes"] = labels.classes
+        if ids is not None:
+            found += ids.faults(who)
+    return Survey(table, plan, columns, labels, ids, encoding, faults + found, rows)
+
+
+def _row_faults(table: Table) -> list[Finding]:
+    return [fault("rows", None, text, "delimiter") for text in table.faults]
+
+
+def _medians(
+    table: Table,
+    plan: Plan,
+    columns: Mapping[str, Column],
+    markers: frozenset[str],
+    source: PartySource,
+) -> dict[str, float]:
+    """Return the medians of the columns of numbers, where they are asked for."""
+    if source.impute != "median":
+        return {}
+    names = [
+        name
+        for name in plan.features
+        if columns[name].kind in ("number", "truth", "comma", "date")
+        and columns[name].numbers.known
+    ]
+    found: dict[str, float] = {}
+    for start in range(0, len(names), 16):  # each takes a megabyte of counts
+        group = names[start : start + 16]
+
+        def blocks(group: list[str] = group) -> Iterator[Array]:
+            for batch in table.read(group):
+                yield np.column_stack(
+                    [
+                        numbers_of(
+                            without_markers(array, markers), columns[name], markers
+                        )
+                        for name, array in zip(group, batch.columns, strict=True)
+                    ]
+                )
+
+        known = [columns[name].numbers.n - columns[name].numbers.gaps for name in group]
+        found |= dict(zip(group, medians(blocks, known), strict=True))
+    return found
 
 
 def _convert(
@@ -152,68 +431,93 @@ def _convert(
     who: str,
     folder: Sequence[Path],
     encoding: Encoding | None,
+    entry: CacheEntry,
 ) -> Converted:
-    """Read a party file, check it, and turn it into one float64 matrix."""
-    names, ids = _names(path, source, who)
-    label = source.label_column
-    if path.suffix.lower() == ".npz":  # its y needs no option
-        label = label or ("y" if "y" in names else None)
-    if ids is not None and ids == label:
-        raise PartyError(f"id-column and label-column of {who} are both {ids!r}")
-    label = label if label in names else None
-    not_features = {ids, label}
-    if encoding is None:
-        features = _features(path, names, not_features, source, who, folder)
-    else:
-        candidates = [name for name in names if name not in not_features]
-        features, ignored = check_columns(candidates, encoding, who)
-        if ignored:
+    """Read a party file, check it, and turn it into one float64 matrix in the cache."""
+    fitted = encoding is None
+    survey = survey_file(path, source, who, folder, encoding)
+    if survey.faults:
+        logger.error("%s: %s", who, "; ".join(f.text for f in survey.faults))
+    refuse(survey.faults, who)
+    used, n = survey.encoding, survey.rows
+    # A warning, so that it is seen by default.
+    done = [*survey.table.notes, *said(survey.columns, used, source, fitted)]
+    labels = None if survey.labels is None or survey.labels.empty else survey.labels
+    if labels is not None:
+        if gaps := labels.column.numbers.gaps:
             logger.warning(
-                "%s: its part of the model was not trained on these columns, which "
-                "are left out: %s",
+                "%s: %d of %d labels are missing, so they are another party's",
                 who,
-                ", ".join(map(repr, ignored)),
+                gaps,
+                n,
             )
-    texts = [] if encoding is None else text_columns(encoding)
+        if labels.classes is not None:
+            done.append(
+                f"the {len(labels.classes)} classes of label-column "
+                f"{labels.column.name!r}, sorted, became 0 to {len(labels.classes) - 1}"
+            )
+    if done:
+        logger.warning("%s: %s", who, "; ".join(done))
+    names = columns_of(used)
+    shapes: dict[str, Shape] = {".X.npy": ("<f8", (n, len(names)))}
+    if labels is not None:
+        shapes[".y.npy"] = ("<f8", (n,))
+    if survey.ids is not None:
+        shapes |= _id_shapes(survey.ids)
     with _reading(path, who):
-        wanted = [*features, *(name for name in (ids, label) if name is not None)]
-        table = _table(path, source, ids, wanted, texts)
-    if table.num_rows == 0:
-        raise PartyError(f"the data file of {who} has a header and no rows")
-    X, used = encode(table, features, source, who, encoding)
-    y = None if label is None else labels(table[label], label, who)
-    if label is not None and y is None and encoding is None:
-        raise PartyError(f"label-column {label!r} of {who} has no value in any row")
-    return Converted(
-        X,
-        y,
-        columns_of(used),
-        None
-        if ids is None
-        else digest_ids(np.array(row_ids(table[ids], ids, who), dtype=object)),
-        used,
-    )
+        try:
+            entry.open(shapes, lambda files: _write(survey, labels, source, who, files))
+            X, y = entry.map(labels is not None)
+        except OSError as error:
+            _not_kept(who, entry, error)
+            X = np.empty((n, len(names)))
+            y = None if labels is None else np.empty(n)
+            sinks = [_Sink(array) for array in (X, y) if array is not None]
+            _write(survey, labels, source, who, sinks)
+    digest = None if survey.ids is None else survey.ids.digest
+    return Converted(X, y, names, digest, used)
 
 
-def _names(path: Path, source: PartySource, who: str) -> tuple[list[str], str | None]:
-    """Return the names of a file's columns, and which of them holds the ids."""
-    with _reading(path, who):
-        names = _header(path, source, who)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise PartyError(f"{who} has more than one column {repeated[0]!r}")
-    ids = source.id_column
-    if path.suffix.lower() == ".npz":  # its ids need no option
-        ids = ids or ("ids" if "ids" in names else None)
-    if ids is not None and ids not in names:
-        raise PartyError(f"{who} has no column {ids!r}, its id-column")
-    return names, ids
+class _Sink:
+    """An array that is written like a file."""
+
+    def __init__(self, array: Array) -> None:
+        self._flat, self._at = array.reshape(-1), 0
+
+    def write(self, block: Array) -> None:
+        self._flat[self._at : self._at + block.size] = block.reshape(-1)
+        self._at += block.size
+
+
+def _write(
+    survey: Survey,
+    labels: Labels | None,
+    source: PartySource,
+    who: str,
+    files: Sequence[Any],
+) -> None:
+    """Write X, y if there are labels, and the ids if there are files for them."""
+    plan, columns, markers = survey.plan, survey.columns, markers_of(source)
+    id_files = files[1 + (labels is not None) :]
+    rows = end = 0
+    if id_files:
+        id_files[1].write(np.zeros(1, dtype="<i8"))
+    for batch in survey.table.read(plan.wanted):
+        block = dict(zip(plan.wanted, batch.columns, strict=True))
+        rows += batch.num_rows
+        files[0].write(encode(block, columns, survey.encoding, markers, who))
+        if labels is not None:
+            files[1].write(labels.numbers(block[labels.column.name], markers))
+        if id_files and survey.ids is not None:
+            end = _write_id_block(survey.ids, block[survey.ids.name], end, id_files)
+    if rows != survey.rows or (id_files and survey.ids and end != survey.ids.bytes):
+        raise PartyError(f"the data file of {who} changed while it was read")
 
 
 def _features(
     path: Path,
     names: Sequence[str],
-    not_features: set[str | None],
+    candidates: Sequence[str],
     source: PartySource,
     who: str,
     folder: Sequence[Path],
@@ -221,13 +525,13 @@ def _features(
     """Return the feature columns to read from a party file.
 
     In a folder every party has the same options, so a column that the options name may
-    be in another file. `not_features` are the columns of ids and labels.
+    be in another file. `candidates` are the columns but those of ids and labels.
     """
     elsewhere: set[str] = set()
     if not {source.label_column, *(source.columns or ())} - {None} <= set(names):
         for file in folder:
             if file != path:
-                owner = f"party {file.stem!r}"
+                owner = f"party {name_of(file)!r}"
                 with _reading(file, owner):
                     elsewhere.update(_header(file, source, owner))
     if source.label_column not in (None, *names, *elsewhere):
@@ -235,7 +539,6 @@ def _features(
         raise PartyError(
             f"{where} has no column {source.label_column!r}, its label-column"
         )
-    candidates = [name for name in names if name not in not_features]
     features = choose(candidates, source.columns, who, elsewhere - set(names))
     for name in features:
         if name == "" or name.startswith("__index_level_"):
@@ -263,188 +566,33 @@ def _unreadable(path: Path, who: str, error: Exception) -> PartyError:
     logger.error("%s: %s on reading %s", who, type(error).__name__, path)
     if isinstance(error, PermissionError):
         return PartyError(f"the data file of {who} may not be read by this process")
+    kind = ending_of(path)
     rule = {
-        ".csv": "CSV: UTF-8, separated by commas, one header line, equal fields a row",
+        ".csv": "CSV: text in one encoding, one delimiter, one header line, rows of "
+        f"less than {CSV_BLOCK >> 20} MiB",
         ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
-    }.get(path.suffix.lower(), path.suffix.lower()[1:].capitalize())
-    return PartyError(f"the data file of {who} cannot be read as {rule}")
+        ".svm": "libsvm: a label and pairs of column and value in each row",
+        "": "the result of a query: mend the query",
+    }
+    rule |= {".tsv": rule[".csv"], ".libsvm": rule[".svm"]}
+    text = rule.get(kind, kind[1:].capitalize())
+    return PartyError(f"the data file of {who} cannot be read as {text}")
+
+
+def ending_of(path: Path) -> str:
+    """Return the ending that tells the format, of a file that may be damaged."""
+    try:
+        return ending(files_of(path)[0])
+    except Exception:
+        return path.suffix.lower()
 
 
 def _header(path: Path, source: PartySource, who: str) -> list[str]:
     """Return the names of a file's columns without reading the rows."""
-    match path.suffix.lower():
-        case ".csv":
-            import csv
-
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                lines = filter(None, csv.reader(file))
-                names = next(lines, [])
-                if next(lines, None) is None:
-                    raise PartyError(
-                        f"the data file of {who} "
-                        + ("has a header and no rows" if names else "is empty")
-                    )
-                return names
-        case ".parquet":
-            import pyarrow.parquet
-
-            return list(pyarrow.parquet.read_schema(path).names)
-        case ".npz":
-            return list(_npz(path, source, who))
-    with _open_arrow(path) as reader:
-        return list(reader.schema.names)
-
-
-def _table(
-    path: Path,
-    source: PartySource,
-    ids: str | None,
-    wanted: Sequence[str],
-    texts: Sequence[str] = (),
-) -> Any:
-    """Return wanted columns of a file as a pyarrow Table; in a CSV, `texts` as text."""
-    import pyarrow as pa
-
-    match path.suffix.lower():
-        case ".csv":
-            one_column = len(_header(path, source, "")) == 1
-            known = texts if ids is None else [*texts, ids]
-            return _read_csv(path, known, wanted, one_column)
-        case ".parquet":
-            return _read_parquet(path, wanted)
-        case ".npz":
-            arrays = _npz(path, source, "")
-            return pa.table({name: pa.array(arrays[name]) for name in wanted})
-    with _open_arrow(path) as reader:
-        return _read_arrow(path, reader, wanted)
-
-
-def _read_csv(
-    path: Path, texts: Sequence[str], wanted: Sequence[str], one_column: bool
-) -> Any:
-    """Read a CSV; columns in `texts` are text, so that the id "007" stays "007"."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
-
-    convert = pacsv.ConvertOptions(
-        include_columns=list(wanted),
-        column_types={name: pa.string() for name in texts},
-        strings_can_be_null=True,
-    )
-    parse = pacsv.ParseOptions(
-        newlines_in_values=True,
-        # In a file of one column an empty line is a missing value.
-        ignore_empty_lines=not one_column,
-    )
-    # read_csv, unlike open_csv, widens a type when a later block needs it.
-    return pacsv.read_csv(path, pacsv.ReadOptions(block_size=CSV_BLOCK), parse, convert)
-
-
-@contextlib.contextmanager
-def _open_arrow(path: Path) -> Iterator[Any]:
-    """Open an Arrow IPC file (Feather version 2) or stream."""
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:
-            source.seek(0)
-            reader = pa.ipc.open_stream(source)
-        yield reader
-
-
-def _read_parquet(path: Path, wanted: Sequence[str]) -> Any:
-    """Read a Parquet file, after a look at its rows and at the length of its texts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet
-
-    # Not read_table: it adds columns for a folder that is called "year=2013".
-    with pyarrow.parquet.ParquetFile(path) as file:
-        _check_rows(path, file.metadata.num_rows, len(wanted))
-        schema = pa.schema([file.schema_arrow.field(name) for name in wanted])
-    texts = [field.name for field in schema if pa.types.is_string(field.type)]
-    with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
-        table, size = file.read(columns=list(wanted)), 0
-    for column in table.columns:
-        for part in column.chunks if pa.types.is_dictionary(column.type) else ():
-            if pa.types.is_string(part.type.value_type):
-                lengths = pc.binary_length(part.dictionary).take(part.indices)
-                size += pc.sum(lengths).as_py() or 0
-    check_growth(size, path.stat().st_size)
-    return table.cast(schema)
-
-
-def _read_arrow(path: Path, reader: Any, wanted: Sequence[str]) -> Any:
-    """Read an Arrow file or stream batch by batch, as long as it keeps to its size."""
-    import pyarrow as pa
-
-    if hasattr(reader, "num_record_batches"):  # a file, which knows its rows unread
-        import pyarrow.dataset
-
-        rows = pyarrow.dataset.dataset(path, format="ipc").count_rows()
-        _check_rows(path, rows, len(reader.schema))
-        batches = map(reader.get_batch, range(reader.num_record_batches))
-    else:
-        batches = iter(reader)
-    kept, size = [], 0
-    for batch in batches:
-        size += batch.nbytes
-        check_growth(size, path.stat().st_size)
-        kept.append(batch.select(list(wanted)))
-    schema = pa.schema([reader.schema.field(name) for name in wanted])
-    return pa.Table.from_batches(kept, schema)
-
-
-def _check_rows(path: Path, rows: int, columns: int) -> None:
-    """Refuse a table that is small on the disk alone, before it is read."""
-    check_growth(8 * rows * columns, path.stat().st_size)
-
-
-def _npz(path: Path, source: PartySource, who: str) -> dict[str, Array]:
-    """Return the columns of X, y and ids by name."""
-    with path.open("rb") as raw:
-        file = read_npz(raw, ("X", "y", "ids", "columns"))
-    X = file["X"]
-    if X.ndim != 2 or X.dtype.kind not in "biuf":
-        raise PartyError(
-            f"X in the data file of {who} must be a matrix of real numbers, got "
-            f"shape {X.shape} and dtype {X.dtype}"
-        )
-    if X.shape[1] > MOST_COLUMNS:
-        raise PartyError(
-            f"X in the data file of {who} must have at most {MOST_COLUMNS} columns, "
-            f"got {X.shape[1]}"
-        )
-    names = [f"x{j}" for j in range(X.shape[1])]
-    if "columns" in file:
-        names = [str(name) for name in file["columns"].tolist()]
-    if len(names) != X.shape[1] or len(set(names)) != len(names):
-        raise PartyError(
-            f"columns in the data file of {who} must be {X.shape[1]} distinct "
-            f"names, got {len(names)} with {len(set(names))} distinct"
-        )
-    arrays = {name: X[:, j] for j, name in enumerate(names)}
-    # Each array has the name that the options use.
-    for key, name in (
-        ("y", source.label_column or "y"),
-        ("ids", source.id_column or "ids"),
-    ):
-        if key not in file:
-            continue
-        if name in arrays:
-            raise PartyError(
-                f"the data file of {who} has an array {key} and a column {name!r} "
-                "in X for the same thing"
-            )
-        arrays[name] = file[key]
-        if arrays[name].shape != (len(X),):
-            raise PartyError(
-                f"{key} in the data file of {who} must have one value for each of "
-                f"the {len(X)} rows of X, got shape {arrays[name].shape}"
-            )
-    return arrays
+    if ending_of(path) in TEXTS:
+        layout = layout_of(path, source, whole=False)
+        return [] if layout.headerless else layout.names
+    return open_table(path, source, who).names
 
 
 def choose(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+QUERY = "duckdb:"
+"""What a query in the place of a file begins with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartySource:
@@ -40,6 +43,18 @@ class PartySource:
         Encode text columns as 0/1 columns; without it a text column is an error.
     impute : str
         ``mean`` or ``median`` of the column for missing values; ``none``: an error.
+    missing : tuple of str or None
+        ``missing``: comma-separated texts for a missing value, in the place of NA, N/A,
+        NaN, null, None, ?, - and a point; an empty cell always is one.
+    max_levels : int or None
+        ``max-levels``: a text column of more levels keeps the most frequent ones, and
+        "other"; None: one of more than 100 levels keeps 20.
+    delimiter : str or None
+        ``delimiter``: what separates the fields of a CSV; None: told from the file.
+    text_encoding : str or None
+        ``encoding`` of the text of a CSV; None: told from the file.
+    header : bool
+        Whether the first line of a CSV has the names of its columns.
     consent : Path or None
         ``consent``: absolute path of the file that says what may leave the party.
     state_dir : Path or None
@@ -59,6 +74,11 @@ class PartySource:
     standardize: bool = False
     one_hot: bool = True
     impute: str = "mean"
+    missing: tuple[str, ...] | None = None
+    max_levels: int | None = None
+    delimiter: str | None = None
+    text_encoding: str | None = None
+    header: bool = True
     consent: Path | None = None
     state_dir: Path | None = None
     rows: bool = False

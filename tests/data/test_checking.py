@@ -1,0 +1,291 @@
+"""Twenty planted faults in each of ten dirty files: all found in one call, no value."""
+
+import gzip
+import io
+import logging
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+from party_files import load
+from typer.testing import CliRunner
+
+from vfl_flower.app.cli import app
+from vfl_flower.app.config import party_source
+from vfl_flower.data.checking import check
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.consent import Consent
+from vfl_flower.protocol.party import PartyError
+
+N = 400
+SECRETS = ("Secretville", "zqx", "31337", "Undisclosed", "hunter")
+"""Parts of values that stand in the dirty files, and in no message."""
+
+
+def clean(seed):
+    """Return columns of text, in which nothing is wrong."""
+    rng = np.random.default_rng(seed)
+
+    def numbers(digits=3):
+        return [f"{x:.{digits}f}" for x in rng.normal(1, 2, N)]
+
+    return {
+        "patient": [f"p{i}" for i in rng.permutation(N)],
+        **{name: numbers() for name in ("age", "lab", "ratio", "pulse", "weight")},
+        "outcome": rng.choice(["0", "1"], N).tolist(),
+    }
+
+
+def some(columns, name, value, every=9):
+    columns[name] = [
+        value if i % every == 2 else x for i, x in enumerate(columns[name])
+    ]
+
+
+def texts(columns, name, levels):
+    rng = np.random.default_rng(len(name))
+    columns[name] = list(levels) + rng.choice(levels, N - len(levels)).tolist()
+
+
+def twice(columns):
+    columns["patient"][7] = columns["patient"][3]
+
+
+def rare(columns):
+    names = [f"Secretville{i}" for i in range(130)]
+    columns["city"] = names + [names[i % 3] for i in range(N - 130)]
+
+
+FAULTS = {
+    ("markers", "lab"): lambda c: some(c, "lab", "Undisclosed"),
+    ("missing", "age"): lambda c: some(c, "age", "?"),
+    ("yes-no", "smoker"): lambda c: texts(c, "smoker", ["Yes", "no"]),
+    ("dates", "visit"): lambda c: texts(c, "visit", ["2020-02-01", "2020-02-03 10:30"]),
+    ("dates", "born"): lambda c: texts(c, "born", ["1/2/1950", "3/11/1931"]),
+    ("numbers", "income"): lambda c: texts(c, "income", ["1,231,337", "22,100,313"]),
+    ("classes", "outcome"): lambda c: texts(c, "outcome", ["zqx-died", "zqx-alive"]),
+    ("levels", "city"): rare,
+    ("levels", "note"): lambda c: texts(c, "note", [f"zqx {i}" for i in range(N)]),
+    ("text", "ward"): lambda c: texts(c, "ward", ["zqx-a", "zqx-b", "zqx-c"]),
+    ("constant", "country"): lambda c: texts(c, "country", ["Secretville"]),
+    ("duplicate", "weight2"): lambda c: c.update(weight2=list(c["weight"])),
+    ("id", "row"): lambda c: c.update(row=[str(31337 + i) for i in range(N)]),
+    ("scales", "salt"): lambda c: c.update(
+        salt=[str(313370 * (i % 5)) for i in range(N)]
+    ),
+    ("tails", "cost"): lambda c: c.update(
+        cost=["31.337", *("1.1", "1.2") * (N // 2)][:N]
+    ),
+    ("ids", "patient"): twice,
+    ("empty", "blank"): lambda c: c.update(blank=["NA"] * N),
+    ("infinite", "ratio"): lambda c: some(c, "ratio", "inf"),
+    ("coded", "pulse"): lambda c: some(c, "pulse", "-99", 40),
+    ("spelling", "sex"): lambda c: texts(c, "sex", ["hunter", "Hunter ", "gatherer"]),
+}
+"""The faults by what a finding is about, and its column; each plants itself."""
+
+
+def as_text(columns, delimiter=","):
+    file = io.StringIO()
+    pd.DataFrame(columns).to_csv(file, index=False, sep=delimiter)
+    return file.getvalue()
+
+
+def zipped(text):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("party.csv", text)
+    return file.getvalue()
+
+
+FORMS = {
+    "comma.csv": lambda c, p: p.write_text(as_text(c)),
+    "semicolon.csv": lambda c, p: p.write_text(as_text(c, ";")),
+    "tab.tsv": lambda c, p: p.write_text(as_text(c, "\t")),
+    "bar.csv": lambda c, p: p.write_text(as_text(c, "|")),
+    "mark.csv": lambda c, p: p.write_text(as_text(c), encoding="utf-8-sig"),
+    "wide.csv": lambda c, p: p.write_text(as_text(c, ";"), encoding="utf-16"),
+    "packed.csv.gz": lambda c, p: p.write_bytes(gzip.compress(as_text(c).encode())),
+    "packed.csv.zip": lambda c, p: p.write_bytes(zipped(as_text(c))),
+    "typed.parquet": lambda c, p: pd.DataFrame(c).to_parquet(p),
+    "typed.feather": lambda c, p: pd.DataFrame(c).to_feather(p),
+}
+"""Ten files, and who writes them."""
+
+
+def source(path, **options):
+    options = {"id_column": "patient", "label_column": "outcome"} | options
+    return PartySource(data=str(path), **options)
+
+
+def found_in(path, level=("error", "warning", "note"), **options):
+    findings = check(source(path, **options)).findings
+    return {(f.about, f.column) for f in findings if f.level in level}
+
+
+@pytest.fixture(params=list(enumerate(FORMS)), ids=list(FORMS))
+def dirty(request, tmp_path):
+    seed, name = request.param
+    columns = clean(seed)
+    for plant in FAULTS.values():
+        plant(columns)
+    FORMS[name](columns, tmp_path / name)
+    return tmp_path / name
+
+
+def test_twenty_faults_are_found_in_one_call(dirty):
+    assert len(FAULTS) == 20
+    assert set(FAULTS) <= found_in(dirty)
+
+
+def test_a_run_says_all_that_must_be_mended_at_once(dirty, caplog):
+    errors = [f for f in check(source(dirty)).findings if f.level == "error"]
+    with pytest.raises(PartyError) as caught:
+        load(dirty, id_column="patient", label_column="outcome")
+    text = str(caught.value)
+    assert len(errors) == 7
+    assert "has 7 faults: (1) " in text
+    for finding in errors:
+        assert repr(finding.column) in text
+    assert text.partition("(1) ")[2].split("; (2)")[0] in caplog.text
+    assert not any(secret in text + caplog.text for secret in SECRETS)
+
+
+def test_no_value_is_printed_or_logged_unless_asked_for(dirty, caplog):
+    options = ["--id-column", "patient", "--label-column", "outcome"]
+    run = CliRunner(env={"COLUMNS": "1000"})
+    with caplog.at_level(logging.DEBUG):
+        quiet = run.invoke(app, ["check", str(dirty), *options])
+    assert quiet.exit_code == 1
+    assert not any(secret in quiet.output + caplog.text for secret in SECRETS)
+    shown = run.invoke(app, ["check", str(dirty), *options, "--show"])
+    assert all(secret in shown.output for secret in SECRETS if secret != "31337")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_clean_file_has_nothing_to_look_at(tmp_path, name):
+    FORMS[name](clean(0), tmp_path / name)
+    assert found_in(tmp_path / name, ("error", "warning")) == set()
+
+
+@pytest.mark.parametrize("key", FAULTS, ids=str)
+def test_each_fault_alone_is_found_and_nothing_else(tmp_path, key):
+    columns = clean(1)
+    FAULTS[key](columns)
+    FORMS["comma.csv"](columns, tmp_path / "a.csv")
+    assert key in found_in(tmp_path / "a.csv")
+    assert found_in(tmp_path / "a.csv", ("error", "warning")) <= {key}
+
+
+# -- faults of the whole file ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("31337,0.5,zqx\n2,0.7,zqx\n3,0.1,abc\n", "has no header"),
+        ("31337;zqx;2020-01-01\n2;zqx;2020-02-01\n", "has no header"),
+        ("31337\n2\n3\n", "has no header"),
+        ("0\n1\n1\n", "has no header"),
+        ("17,zqx-ann,0.5\n18,zqx-bob,0.7\n", "has no header"),
+        ("zqx-ann,hunter,47\nzqx-bob,Secretville,18\n", "has no header"),
+        ("a,b\n1,2\n1,zqx,31337\n", "1 rows of the file have not as many fields"),
+        ("a,a\n1,zqx\n", "more than one column 'a'"),
+        (b"a,b\n1,\0\n", "cannot be read"),
+        (zipped("a\n1\n")[:-9], "cannot be read"),
+    ],
+)
+def test_faults_of_a_whole_file(write, text, words):
+    name = "a.csv.zip" if text[:2] == b"PK" else "a.csv"
+    checked = check(PartySource(data=str(write(text, name))))
+    assert not checked.sound
+    said = "; ".join(finding.text for finding in checked.findings)
+    assert words in said
+    assert not any(secret in said for secret in SECRETS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0,1,2\n5,6,7\n8,9,1\n",
+        ",0\n0,5\n1,7\n",
+        "id,2019,2020\n1,2,3\n",
+        "a\nb\nc\n",
+        "id,0,1\nx,5,6\n",
+    ],
+)
+def test_names_that_are_numbers_may_be_a_header(write, text):
+    findings = check(PartySource(data=str(write(text)))).findings
+    assert all(finding.about != "header" for finding in findings)
+
+
+def test_several_wrong_options_are_said_together(write):
+    path = write("a,b\n1,x\ny,2\n")
+    checked = check(PartySource(data=str(path), id_column="i", label_column="l"))
+    assert sum(finding.level == "error" for finding in checked.findings) == 2
+
+
+def test_what_was_told_from_the_file_is_noted(write):
+    path = write("a;b\n1,5;Köln\n2,5;Bonn\n".encode("latin-1"))
+    found = check(PartySource(data=str(path))).findings
+    assert {f.about for f in found} == {"delimiter", "encoding", "decimal", "text"}
+
+
+# -- the command -----------------------------------------------------------------------
+
+
+def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):
+    import shlex
+
+    from flwr.common.config import parse_config_args
+
+    FORMS["semicolon.csv"](clean(0), tmp_path / "party a.csv")
+    options = ["--id-column", "patient", "--label-column", "outcome"]
+    options += ["--missing", "?,-1", "--write", str(tmp_path / "new")]
+    arguments = ["check", str(tmp_path / "party a.csv"), *options]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    for name in ("node-config", "consent.toml"):
+        assert (tmp_path / "new" / name).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new" / "state").stat().st_mode & 0o777 == 0o700
+    flag, line = shlex.split((tmp_path / "new" / "node-config").read_text())
+    assert flag == "--node-config"
+    read = party_source(parse_config_args([line]), {})
+    assert read.data == str(tmp_path / "party a.csv")
+    assert (read.id_column, read.label_column) == ("patient", "outcome")
+    assert read.missing == ("?", "-1")
+    assert read.consent == tmp_path / "new" / "consent.toml"
+    consent = Consent.load(read.consent)
+    assert consent == Consent()
+    assert load_again(read) == N
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 1
+    assert "already" in again.output
+
+
+def load_again(read):
+    from vfl_flower.data import load_party
+
+    return load_party(read).n_rows
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--delimiter", "ab"], "delimiter must be one character"),
+        (["--max-levels", "-1"], "max-levels must be a whole number"),
+        (["--encoding", "latin-77"], "encoding must be one that Python knows"),
+        (["--impute", "zero"], "impute must be one of mean, median, none"),
+    ],
+)
+def test_wrong_options_of_the_command(write, options, words):
+    done = CliRunner().invoke(app, ["check", str(write("a\n1\n")), *options])
+    assert done.exit_code == 1
+    assert words in done.output
+
+
+def test_a_query_is_for_the_config_of_a_node_alone():
+    with pytest.raises(ValueError, match="in a node config only"):
+        party_source({}, {"data": "duckdb:SELECT 1"})
+    assert party_source({"data": "duckdb:SELECT 1"}, {}).data == "duckdb:SELECT 1"

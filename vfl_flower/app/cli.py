@@ -1,0 +1,187 @@
+"""The command ``vfl-flower``: what a party does on its own machine, without a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vfl_flower.app.config import party_source
+from vfl_flower.data.checking import Checked, check
+from vfl_flower.data.source import QUERY
+from vfl_flower.data.tables import name_of
+from vfl_flower.files import write_whole
+from vfl_flower.protocol.consent import KINDS
+
+app = typer.Typer(
+    help="What a party does on its own machine, without a run.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+MARKS = {"error": "mend", "warning": "look", "note": "done"}
+"""The levels of findings as the command prints them."""
+
+
+@app.callback()
+def root() -> None:
+    """Check the files of a party."""
+
+
+@app.command("check")
+def check_command(
+    file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
+    id_column: Annotated[str, typer.Option(help="Column with the row ids.")] = "",
+    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "",
+    columns: Annotated[str, typer.Option(help="Features to use, a,b,c.")] = "",
+    missing: Annotated[str, typer.Option(help="Texts for a missing value.")] = "",
+    max_levels: Annotated[int, typer.Option(help="Most levels of a text column.")] = 0,
+    delimiter: Annotated[str, typer.Option(help="One character, or tab.")] = "",
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV.")] = "",
+    header: Annotated[bool, typer.Option(help="The first line has the names.")] = True,
+    standardize: Annotated[bool, typer.Option(help="Scale each column.")] = False,
+    impute: Annotated[str, typer.Option(help="mean, median or none.")] = "mean",
+    name: Annotated[str, typer.Option(help="The party-name to propose.")] = "",
+    show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a node config and a consent.toml to begin with."),
+    ] = None,
+) -> None:
+    """Say at once what is wrong with a party file, and what will be done with it.
+
+    Nothing leaves the machine, and no value of the data is printed without --show. The
+    command ends with 1 where something must be mended before a run.
+    """
+    data = file if file.startswith(QUERY) else str(Path(file).expanduser().absolute())
+    config: dict[str, bool | int | float | str] = {
+        "data": data,
+        "party-name": name,
+        "id-column": id_column,
+        "label-column": label_column,
+        "columns": columns,
+        "missing": missing,
+        "max-levels": max_levels,
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "header": header,
+        "standardize": standardize,
+        "impute": impute,
+    }
+    try:
+        if write is not None and not (write.parent.is_dir() or write.is_dir()):
+            raise ValueError("write must be a folder, or a new one in one that exists")
+        with _silence():
+            checked = check(party_source(config, {}))
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    print_findings(checked, show)
+    if write is not None:
+        write_proposal(write.absolute(), config)
+        typer.echo(f"\nwritten: {write / 'node-config'}, {write / 'consent.toml'}")
+    if not checked.sound:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the log quiet: what it says of a file is among the findings."""
+    logger = logging.getLogger("vfl_flower")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def print_findings(checked: Checked, show: bool) -> None:
+    """Print what was found as a table, and a last line that counts."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "column", "finding", "option"):
+        table.add_column(title, overflow="fold")
+    counts = dict.fromkeys(MARKS, 0)
+    for finding in checked.findings:
+        counts[finding.level] += 1
+        text = finding.text
+        if show and finding.examples:
+            text += f" [{', '.join(finding.examples[:10])}]"
+        cells = (MARKS[finding.level], finding.column or "", text, finding.option)
+        table.add_row(*(Text(cell) for cell in cells))
+    console = Console(soft_wrap=False)
+    if checked.findings:
+        console.print(table)
+    typer.echo(
+        f"{checked.rows} rows, {checked.columns} columns of numbers; to mend: "
+        f"{counts['error']}, to look at: {counts['warning']}, done: {counts['note']}"
+    )
+
+
+def write_proposal(folder: Path, config: dict[str, bool | int | float | str]) -> None:
+    """Write a node config and a consent.toml to begin with; no file is replaced.
+
+    Raises
+    ------
+    typer.Exit
+        One of them is there already, or the folder cannot be written to.
+    """
+    name = str(config["party-name"]) or name_of(Path(str(config["data"])))
+    defaults = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
+    chosen = {
+        key: value
+        for key, value in config.items()
+        if value != "" and value != defaults.get(key)
+    } | {"party-name": name}
+    chosen |= {"state-dir": str(folder / "state")}
+    chosen |= {"consent": str(folder / "consent.toml")}
+    line = " ".join(f"{key}={_value(value)}" for key, value in chosen.items())
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / "state").mkdir(mode=0o700, exist_ok=True)
+        for file, text in (
+            ("node-config", f"--node-config {shlex.quote(line)}\n"),
+            ("consent.toml", CONSENT),
+        ):
+            if (folder / file).exists():
+                raise FileExistsError(17, f"there is a {file} already")
+            write_whole(folder / file, text.encode(), private=True)
+    except OSError as error:
+        typer.echo(f"the folder of write: {error.strerror}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _value(value: bool | int | float | str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_KINDS = "\n".join(f"{kind} = false  # {words}" for kind, words in KINDS.items())
+
+CONSENT = f"""\
+# What this party takes part in, and what it lets leave it: a proposal that lets nothing
+# leave but sums over three or more parties. Read each line before you change it.
+min-parties = 3
+two-parties = false
+allow-seed = false
+trust-on-first-use = false
+
+[leaves]
+{_KINDS}
+
+[peers]  # the line of each other party, as vfl_flower.app.identity prints it there
+"""
+"""A consent.toml to begin with."""
+
+
+if __name__ == "__main__":
+    app()

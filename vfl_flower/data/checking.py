@@ -1,0 +1,246 @@
+"""What a party should know of its file before a run: all at once, without a value."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.data import check_impute, party_file
+from vfl_flower.data.encoding import MAX_LEVELS, TEXT, columns_of
+from vfl_flower.data.files import Survey, survey_file
+from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.kinds import YES
+from vfl_flower.data.source import PartySource
+from vfl_flower.data.statistics import Column
+from vfl_flower.protocol.party import PartyError
+
+HEAVY = 30.0
+"""Kurtosis above which a column has heavy tails; 3 for a Gaussian, 9 exponential."""
+
+APART = 1000.0
+"""Ratio of standard deviations from which columns differ in scale."""
+
+FEW_ROWS = 20
+"""Rows below which nothing is said of how values are distributed."""
+
+CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
+"""Numbers that often stand for a missing value at an end of a column."""
+
+_ID = re.compile(
+    r"(^|[_\W])(id|key|uuid|no|nr|number|index)$|[a-z]I[dD]$", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What :func:`check` has found.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the file, as far as they could be read.
+    columns : int
+        Columns of X that its features become.
+    findings : list of Finding
+        Errors first, then warnings, then notes.
+    source : PartySource
+        How the file is read, with what was told from it.
+    """
+
+    rows: int
+    columns: int
+    findings: list[Finding]
+    source: PartySource
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing must be mended."""
+        return all(finding.level != "error" for finding in self.findings)
+
+
+def check(source: PartySource) -> Checked:
+    """Look at all of a party's file, and say what is wrong and what will be done.
+
+    Parameters
+    ----------
+    source : PartySource
+        Where the file is and how it is read.
+
+    Returns
+    -------
+    Checked
+        Only the examples of its findings are values of the data.
+    """
+    who = "the file"
+    try:
+        check_impute(source)
+        path, _ = party_file(source)
+        survey = survey_file(path, source, who, fingerprint=True)
+    except PartyError as error:
+        # What stops a reader stands alone: nothing else can be told of the file.
+        about = "header" if "header" in str(error) else "file"
+        return Checked(0, 0, [fault(about, None, str(error))], source)
+    found = [*survey.faults, *_findings(survey, source)]
+    order = {"error": 0, "warning": 1, "note": 2}
+    found.sort(key=lambda finding: order[finding.level])
+    columns = len(columns_of(survey.encoding))
+    return Checked(survey.rows, columns, found, source)
+
+
+def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
+    """Yield warnings and notes; what must be mended is known already."""
+    features = [survey.columns[name] for name in survey.plan.features]
+    for text in survey.table.notes:
+        option = "encoding" if "encoding" in text else "delimiter"
+        yield Finding("note", option, None, text, option)
+    entries = {entry["name"]: entry for entry in survey.encoding["columns"]}
+    for column in features:
+        if column.name in entries:
+            yield from _of_column(column, entries[column.name], source)
+    yield from _duplicates(features)
+    yield from _scales(features, source)
+    if survey.labels is not None:
+        yield from _of_labels(survey.labels.column, survey.labels.classes)
+    elif source.label_column is None:
+        for column in features:
+            if column.name.lower() in ("y", "label", "target", "class", "outcome"):
+                text = f"column {column.name!r} is a feature, though named as a label"
+                yield Finding("warning", "label", column.name, text, "label-column")
+
+
+def _of_column(
+    column: Column, entry: dict[str, Any], source: PartySource
+) -> Iterator[Finding]:
+    name, numbers = column.name, column.numbers
+    what = f"column {name!r}"
+    if numbers.gaps:
+        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become its "
+        text += source.impute
+        yield Finding("note", "missing", name, text, "impute")
+    if column.kind in TEXT:
+        yield from _of_levels(column, entry)
+        return
+    if column.kind == "date":
+        text = f"{what} holds dates or times, which become days since 1970-01-01"
+        yield Finding("note", "dates", name, text, "columns")
+    if column.kind == "truth" and not column.typed:
+        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
+        yield Finding("note", "yes-no", name, text, "", YES[:1])
+    if column.kind == "comma":
+        text = f"{what} holds numbers with decimal commas, read as such"
+        yield Finding("note", "decimal", name, text, "delimiter")
+    if numbers.constant:
+        text = f"{what} has one value in all rows and tells nothing: leave it out"
+        yield Finding(
+            "warning", "constant", name, text, "columns", (str(numbers.least),)
+        )
+        return
+    if numbers.known < FEW_ROWS or column.kind == "truth":
+        return
+    # Dates rise by nature, and only integers number rows.
+    steps = numbers.most - numbers.least
+    numbered = numbers.rising and steps == numbers.known - 1
+    if column.kind == "number" and numbers.whole:
+        named = bool(_ID.search(name)) and steps >= numbers.known - 1
+        if numbered or named:
+            text = f"{what} looks like an id and is used as a feature: set it as "
+            text += "id-column, or leave it out"
+            yield Finding("warning", "id", name, text, "id-column or columns")
+            return
+    ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
+    for end, times in ends:
+        if end in CODES and times >= 2 and column.kind == "number":
+            text = f"{what} has the same extreme value in {times} rows, one that often "
+            text += "stands for a missing value: name it in missing"
+            yield Finding("warning", "coded", name, text, "missing", (f"{end:g}",))
+            return
+    if column.kind != "date" and numbers.kurtosis() > HEAVY:
+        text = f"{what} has heavy tails (kurtosis above {HEAVY:g}), so that few rows "
+        text += "decide: write its logarithm, or cut it off"
+        examples = (f"{numbers.least:g}", f"{numbers.most:g}")
+        yield Finding("warning", "tails", name, text, "columns", examples)
+
+
+def _of_levels(column: Column, entry: dict[str, Any]) -> Iterator[Finding]:
+    name, count = column.name, len(column.levels)
+    what, examples = f"column {name!r}", tuple(map(str, entry["levels"]))
+    if count == 1:
+        text = f"{what} has one value in all rows and tells nothing: leave it out"
+        yield Finding("warning", "constant", name, text, "columns", examples)
+    elif entry.get("other"):
+        kept = len(entry["levels"]) - 1
+        text = f"{what} has {count} different texts: the {kept} most frequent become "
+        text += "columns of 0 and 1, and the others one column"
+        yield Finding("warning", "levels", name, text, "max-levels", examples)
+    else:
+        text = f"{what} holds {count} different texts, which become {count} columns "
+        text += "of 0 and 1"
+        yield Finding("note", "text", name, text, "one-hot", examples)
+    folded: dict[str, list[str]] = defaultdict(list)
+    for level in map(str, column.levels):
+        folded[" ".join(level.casefold().split())].append(level)
+    alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
+    if alike:
+        text = f"{what} has {len(alike)} texts that differ from another one in case or "
+        text += "blanks alone, and count as different: write them alike"
+        yield Finding("warning", "spelling", name, text, "", tuple(alike))
+
+
+def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
+    name, numbers = column.name, column.numbers
+    what = f"label-column {name!r}"
+    if numbers.gaps and numbers.known:
+        text = f"{what} misses {numbers.gaps} of {numbers.n} labels, which must be "
+        text += "another party's"
+        yield Finding("warning", "labels", name, text, "label-column")
+    if column.kind == "truth":
+        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
+        yield Finding("note", "yes-no", name, text)
+    elif classes is not None and 2 <= len(classes) <= MAX_LEVELS:
+        text = f"{what} holds {len(classes)} classes, which become 0 to "
+        text += f"{len(classes) - 1} in sorted order"
+        yield Finding("note", "classes", name, text, "", tuple(classes))
+    elif numbers.known and numbers.constant:
+        text = f"{what} has one value in all rows"
+        yield Finding("warning", "constant", name, text, "label-column")
+
+
+def _duplicates(features: list[Column]) -> Iterator[Finding]:
+    groups: dict[tuple[bytes, bool], list[str]] = defaultdict(list)
+    for column in features:
+        constant = column.numbers.constant or len(column.levels) == 1
+        if column.kind and not constant and column.numbers.n > column.numbers.gaps:
+            groups[column.fingerprint, column.kind in TEXT].append(column.name)
+    for first, *others in groups.values():
+        for name in others:
+            text = f"column {name!r} is equal to column {first!r}: leave one out"
+            yield Finding("warning", "duplicate", name, text, "columns")
+
+
+def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
+    if source.standardize:
+        return
+    spread = {
+        column.name: float(np.sqrt(column.numbers.filled(None)[1]))
+        for column in features
+        if column.kind in ("number", "comma", "date") and column.numbers.known > 1
+    }
+    spread = {name: scale for name, scale in spread.items() if 0 < scale < np.inf}
+    if len(spread) < 2:
+        return
+    low, high = min(spread, key=spread.__getitem__), max(spread, key=spread.__getitem__)
+    if spread[high] >= APART * spread[low]:
+        orders = int(np.log10(spread[high] / spread[low]))
+        text = f"the scales of columns differ by {orders} orders of magnitude, from "
+        text += f"{low!r} to {high!r}: set standardize=true where parties hold columns"
+        yield Finding("warning", "scales", high, text, "standardize")
+
+
+def without_examples(finding: Finding) -> Finding:
+    """Return a finding that shows no value of the data."""
+    return replace(finding, examples=())

@@ -1,0 +1,70 @@
+"""What is found in a party file: what must be mended, and what will be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vfl_flower.protocol.party import PartyError
+
+MOST_FAULTS = 20
+"""Faults that one error names."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is found in a party file.
+
+    Attributes
+    ----------
+    level : str
+        ``error``: it must be mended before a run; ``warning``: it should be looked at;
+        ``note``: what is done with it.
+    about : str
+        What it is about, in one word, such as ``dates``.
+    column : str or None
+        The column; None: the file.
+    text : str
+        What is wrong or what will be done, without a value of the data.
+    option : str
+        The key of the node config that changes it, or what else does.
+    examples : tuple of str
+        Values of the data, for the party's own eyes.
+    """
+
+    level: Literal["error", "warning", "note"]
+    about: str
+    column: str | None
+    text: str
+    option: str = ""
+    examples: tuple[str, ...] = ()
+
+
+def fault(
+    about: str,
+    column: str | None,
+    text: str,
+    option: str = "",
+    examples: Sequence[str] = (),
+) -> Finding:
+    """Return a finding that must be mended."""
+    return Finding("error", about, column, text, option, tuple(examples))
+
+
+def refuse(faults: Sequence[Finding], who: str) -> None:
+    """Raise one error for all faults.
+
+    Raises
+    ------
+    PartyError
+        There is one.
+    """
+    texts = list(dict.fromkeys(finding.text for finding in faults))
+    if len(texts) == 1:
+        raise PartyError(texts[0])
+    if texts:
+        more = len(texts) - MOST_FAULTS
+        listed = [f"({k}) {text}" for k, text in enumerate(texts[:MOST_FAULTS], 1)]
+        listed += [f"and {more} more, which vfl-flower check lists"] * (more > 0)
+        raise PartyError(f"{who} has {len(texts)} faults: {'; '.join(listed)}")

@@ -1,0 +1,342 @@
+"""What one pass over a column tells of it, in memory that does not grow with rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.data.kinds import KINDS, decoded, kind_of_type, parse, without_markers
+from vfl_flower.data.tables import Table
+from vfl_flower.typing import Array
+
+MOST_DISTINCT = 100_000
+"""Different texts that are counted; a column of more is an id or free text."""
+
+MOST_TEXT = 2**24
+"""Characters of different texts that are counted."""
+
+
+class Numbers:
+    """Moments, extremes and gaps of numbers that come block by block.
+
+    Attributes
+    ----------
+    n, gaps, infinite : int
+        Values, missing ones among them, and infinite ones.
+    mean, squares : float
+        Mean of the known values, and the sum of their squared distances from it.
+    least, most : float
+        The extremes.
+    at_least, at_most : int
+        How many values are at the extremes.
+    whole, rising : bool
+        Whether all are integers, and whether each is larger than the one before.
+    """
+
+    def __init__(self) -> None:
+        self.n = self.gaps = self.infinite = self.at_least = self.at_most = 0
+        self.mean = self.squares = 0.0
+        self.least, self.most = np.inf, -np.inf
+        self.whole = self.rising = True
+        self._powers = np.zeros(5)
+        self._frame: tuple[float, float] | None = None
+
+    @property
+    def known(self) -> int:
+        """Number of finite values."""
+        return self.n - self.gaps - self.infinite
+
+    @property
+    def constant(self) -> bool:
+        """Whether all known values are equal."""
+        return self.least == self.most
+
+    # Squares of values above about 1e154 are infinite, and the encoding refuses them.
+    @np.errstate(over="ignore", invalid="ignore")
+    def add(self, values: Array) -> None:
+        """Take in a block of float64, NaN where a value is missing."""
+        self.n += len(values)
+        known = values[~np.isnan(values)]
+        self.gaps += len(values) - len(known)
+        if np.isinf(known).any():
+            finite = np.isfinite(known)
+            self.infinite += len(known) - int(finite.sum())
+            known = known[finite]
+        if not len(known):
+            return
+        before, m = self.known - len(known), len(known)
+        mean = float(known.mean())
+        squares = float(((known - mean) ** 2).sum())
+        if before:
+            gap = mean - self.mean
+            self.squares += squares + gap * gap * before * m / (before + m)
+            self.mean += gap * m / (before + m)
+        else:
+            self.mean, self.squares = mean, squares
+        least, most = float(known.min()), float(known.max())
+        if self.rising:
+            self.rising = bool((np.diff(known) > 0).all()) and known[0] > self.most
+        self.at_least = _at(self.at_least, self.least, least, known, least < self.least)
+        self.at_most = _at(self.at_most, self.most, most, known, most > self.most)
+        self.least, self.most = min(least, self.least), max(most, self.most)
+        self.whole = self.whole and bool((known == np.floor(known)).all())
+        if self._frame is None:
+            self._frame = (mean, float(known.std()) or 1.0)
+        z = (known - self._frame[0]) / self._frame[1]
+        self._powers += [(z**k).sum() for k in range(5)]
+
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def kurtosis(self) -> float:
+        """Return the fourth moment over the square of the second: 3 for a Gaussian."""
+        one, a, b, c, d = self._powers / max(self._powers[0], 1.0)
+        if not one or (variance := b - a * a) <= 0:
+            return 0.0
+        return float((d - 4 * a * c + 6 * a * a * b - 3 * a**4) / variance**2)
+
+    def filled(self, fill: float | None) -> tuple[float, float]:
+        """Return mean and population variance where gaps have the value `fill`."""
+        if fill is None or not self.gaps:
+            return self.mean, self.squares / max(self.known, 1)
+        n, gap = self.known + self.gaps, fill - self.mean
+        squares = self.squares + gap * gap * self.known * self.gaps / n
+        return self.mean + gap * self.gaps / n, squares / n
+
+
+def _at(count: int, old: float, new: float, known: Array, further: bool) -> int:
+    """Return how many values are at an extreme, with those of a block."""
+    if further:
+        return int((known == new).sum())
+    return count + (int((known == old).sum()) if new == old else 0)
+
+
+class Column:
+    """One column in a pass: its kind, its numbers or its levels.
+
+    Attributes
+    ----------
+    kind : str or None
+        One of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None: no numbers
+        and no text.
+    numbers : Numbers
+        Of its values; for text, of its gaps alone.
+    levels : Counter
+        The texts and how often they stand there, for text.
+    overflow : bool
+        Whether there are too many texts to count.
+    failed : bool
+        Whether a block did not hold the kind, so that another pass is needed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kinds: Sequence[str],
+        markers: frozenset[str],
+        fingerprint: bool,
+    ) -> None:
+        self.name, self.kinds, self._markers = name, list(kinds), markers
+        self.kind: str | None = None
+        self.numbers, self.levels = Numbers(), Counter[Any]()
+        self.overflow = self.failed = self.typed = False
+        self._size = 0
+        self._first = True
+        self._hash = hashlib.blake2b(digest_size=16) if fingerprint else None
+        self._coded = marker_numbers(markers)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Digest of the values, equal for equal columns."""
+        return self._hash.digest() if self._hash else b""
+
+    def add(self, block: Any) -> None:
+        """Take in a block of the column, an Arrow array."""
+        if self._first:
+            self.kind, self._first = kind_of_type(block), False
+            self.typed = self.kind != ""
+            self.kind = self.kind if self.typed else self.kinds[0]
+        if self.kind is None:
+            self.numbers.n += len(block)
+            return
+        block = without_markers(block, self._markers)
+        if self.typed and self.kind != "levels":
+            self._count(parse(block, self.kind))
+        elif self.kind == "levels":
+            self._add_levels(decoded(block))
+        else:
+            self._add_text(block)
+
+    def _add_text(self, block: Any) -> None:
+        """Take in a block of text as its kind, or drop the kinds that it is not."""
+        started = self.numbers.n > self.numbers.gaps
+        while self.kind != "text":
+            values = parse(block, str(self.kind))
+            if values is not None and not self.failed:
+                self._count(values)
+            if values is not None:
+                return
+            self.kinds = self.kinds[1:]
+            self.kind = self.kinds[0]
+            self.failed = self.failed or started
+        if not self.failed:
+            self._add_levels(block)
+
+    def _count(self, values: Array | None) -> None:
+        assert values is not None
+        self.numbers.add(without_coded(values, self._coded))
+        if self._hash:
+            self._hash.update(values.tobytes())
+
+    def _add_levels(self, block: Any) -> None:
+        import pyarrow.compute as pc
+
+        self.numbers.n += len(block)
+        self.numbers.gaps += block.null_count
+        if self._hash:
+            self._hash.update(
+                packed(block.fill_null("") if self.kind == "text" else block)
+            )
+        if self.overflow:
+            return
+        for pair in pc.value_counts(block.drop_null()):
+            level = pair["values"].as_py()
+            if level not in self.levels:
+                self._size += len(level) if isinstance(level, str) else 1
+            self.levels[level] += pair["counts"].as_py()
+        if len(self.levels) > MOST_DISTINCT or self._size > MOST_TEXT:
+            self.overflow, self.levels = True, Counter()
+
+
+def marker_numbers(markers: frozenset[str]) -> Array:
+    """Return the numbers among the texts for a missing value, such as -999."""
+    numbers = []
+    for text in markers:
+        try:
+            numbers.append(float(text))
+        except ValueError:
+            continue
+    return np.array([x for x in numbers if np.isfinite(x)])
+
+
+def without_coded(values: Array, coded: Array) -> Array:
+    """Return numbers with NaN where they stand for a missing value."""
+    if not len(coded):
+        return values
+    return np.where(np.isin(values, coded), np.nan, values)
+
+
+def packed(texts: Any) -> Any:
+    """Return texts, none missing, as one buffer of their lengths and their bytes.
+
+    It is what :func:`~vfl_flower.protocol.party.digest_ids` digests.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = texts.cast(pa.string()) if not pa.types.is_dictionary(texts.type) else texts
+    texts = texts.cast(pa.string())
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    lengths = pc.binary_length(texts).cast(pa.string())
+    joined = pc.binary_join_element_wise(lengths, texts.fill_null(""), ":")
+    offsets = np.frombuffer(joined.buffers()[1], dtype=np.int32)[joined.offset :]
+    if joined.buffers()[2] is None or not len(joined):
+        return b""
+    return joined.buffers()[2][int(offsets[0]) : int(offsets[len(joined)])]
+
+
+def survey(
+    table: Table,
+    names: Sequence[str],
+    markers: frozenset[str],
+    only: Mapping[str, Sequence[str]] | None = None,
+    look: Callable[[Any], None] | None = None,
+    extra: Sequence[str] = (),
+    fingerprint: bool = False,
+) -> dict[str, Column]:
+    """Return what passes over the rows tell of the columns `names`.
+
+    Parameters
+    ----------
+    table : Table
+        The rows.
+    names : sequence of str
+        The columns to look at.
+    markers : frozenset of str
+        Texts for a missing value.
+    only : mapping of str to sequence of str, optional
+        The kinds that a column of text may be, where not all of them.
+    look : callable, optional
+        Is given each batch of the first pass, which then also has the columns `extra`.
+    fingerprint : bool
+        Whether to tell equal columns.
+    """
+    done: dict[str, Column] = {}
+    waiting = {name: list((only or {}).get(name, KINDS)) for name in names}
+    if not table.comma_is_decimal:
+        for kinds in waiting.values():
+            if "comma" in kinds:
+                kinds.remove("comma")
+    first = True
+    while waiting or (first and look):
+        columns = {
+            name: Column(name, kinds, markers, fingerprint)
+            for name, kinds in waiting.items()
+        }
+        wanted = list(dict.fromkeys([*columns, *(extra if first else ())]))
+        for batch in table.read(wanted):
+            for name, column in columns.items():
+                column.add(batch.column(wanted.index(name)))
+            if first and look:
+                look(batch)
+        waiting = {c.name: c.kinds for c in columns.values() if c.failed}
+        done |= {name: c for name, c in columns.items() if not c.failed}
+        first = False
+    return done
+
+
+def medians(blocks: Callable[[], Iterator[Array]], known: Sequence[int]) -> list[float]:
+    """Return the medians of columns, exactly, in four passes and little memory.
+
+    A pass counts 16 bits of the numbers' order-preserving codes, those of the two
+    middle values alone from the second pass.
+
+    Parameters
+    ----------
+    blocks : callable
+        To an iterator over blocks of float64, shape (b, d), NaN where missing.
+    known : sequence of int, length d
+        How many values of each column are not missing.
+    """
+    d = len(known)
+    ranks = np.array([[(n - 1) // 2, n // 2] for n in known])
+    prefix = np.zeros((d, 2), dtype=np.uint64)
+    for shift in (48, 32, 16, 0):
+        counts = np.zeros((d, 2, 2**16), dtype=np.int64)
+        for block in blocks():
+            for j in range(d):
+                bits = np.ascontiguousarray(block[:, j])
+                bits = (bits[~np.isnan(bits)] + 0.0).view(np.uint64)
+                sign = bits >> np.uint64(63) == 1
+                keys = np.where(sign, ~bits, bits | np.uint64(1 << 63))
+                digits = (keys >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.intp)
+                for side in (0, 1):
+                    if shift < 48:
+                        high = keys >> np.uint64(shift + 16)
+                        chosen = digits[high == prefix[j, side]]
+                    else:
+                        chosen = digits
+                    counts[j, side] += np.bincount(chosen, minlength=2**16)
+        for j in range(d):
+            for side in (0, 1):
+                total = np.cumsum(counts[j, side])
+                digit = int(np.searchsorted(total, ranks[j, side], side="right"))
+                ranks[j, side] -= total[digit - 1] if digit else 0
+                prefix[j, side] = prefix[j, side] << np.uint64(16) | np.uint64(digit)
+    sign = prefix >> np.uint64(63) == 0
+    bits = np.where(sign, ~prefix, prefix & np.uint64(2**63 - 1))
+    with np.errstate(over="ignore"):
+        return [float(pair.mean()) for pair in bits.view(np.float64)]

@@ -1,0 +1,638 @@
+"""The readers: a file, files or a query as named columns, batch by batch of rows.
+
+A :class:`Table` can be read several times and never holds more than a few batches.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import mmap
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.files import check_growth, read_npz
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.typing import Array
+
+TEXTS = {".csv": "", ".tsv": "\t"}
+"""Endings of delimited text, and the delimiter that they fix."""
+
+SPARSE = (".libsvm", ".svm")
+"""Endings of rows as "label column:value column:value"."""
+
+PACKED = (".gz", ".zip")
+"""Endings of compressed text; a zip file has one member."""
+
+FORMATS = (
+    *(".arrow", ".csv", ".feather", *PACKED),
+    *(".libsvm", ".npz", ".parquet", ".svm", ".tsv"),
+)
+"""Endings of party files."""
+
+MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
+"""Texts that stand for a missing value in upper, lower or this case; also no text."""
+
+CSV_BLOCK = 2**20
+"""Bytes of a CSV parsed at a time, and the most that one row may have."""
+
+BATCH = 2**14
+"""Rows of a batch, where the format leaves the choice."""
+
+SAMPLE = 2**16
+"""Bytes from which the delimiter and the header of a CSV are told."""
+
+BATCH_VALUES = 2**20
+"""Values of a batch, which has fewer rows where there are many columns."""
+
+PLAIN_TEXT = 2**22
+"""Bytes of a column of text in a part of a Parquet file that is no dictionary."""
+
+MOST_COLUMNS = 2**20
+"""Most columns of a file that has no need to name them."""
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What may separate the fields of a row, in words."""
+
+
+@dataclass
+class Table:
+    """Columns by name, whose rows can be read again and again.
+
+    Attributes
+    ----------
+    names : list of str
+        The columns.
+    read : callable
+        From some of the names to an iterator over record batches of these columns.
+    notes : list of str
+        What was told from the file itself, in words.
+    faults : list of str
+        What is wrong with its rows or its header; complete once all rows were read.
+    comma_is_decimal : bool
+        Whether a comma within a number can only be a decimal comma.
+    """
+
+    names: list[str]
+    read: Callable[[Sequence[str]], Iterator[Any]]
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    comma_is_decimal: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a CSV is written: its encoding, delimiter, and names of its columns."""
+
+    encoding: str
+    delimiter: str
+    names: list[str]
+    skip: int  # records before the first row
+    headerless: bool
+    empty: bool
+
+
+def batch_rows(columns: int) -> int:
+    """Return the rows of a batch of so many columns."""
+    return max(64, min(BATCH, BATCH_VALUES // max(columns, 1)))
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a file without its endings: ``a`` for ``a.csv.gz``."""
+    stem = path.stem if path.suffix.lower() in FORMATS else path.name
+    inner = Path(stem)
+    packed = path.suffix.lower() in PACKED and inner.suffix.lower() in FORMATS
+    return (inner.stem if packed else stem).strip("*") or path.parent.name
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a path: one, a pattern's, or a folder's of Parquet."""
+    if "*" in path.name:
+        return sorted(path.parent.glob(path.name))
+    if path.suffix.lower() == ".parquet" and path.is_dir():
+        return sorted(path.glob("*.parquet"))
+    return [path]
+
+
+def markers_of(source: PartySource) -> frozenset[str]:
+    """Return the texts that stand for a missing value."""
+    if source.missing is not None:
+        return frozenset({"", *source.missing})
+    return frozenset(
+        {"", *(f(text) for text in MISSING for f in (str, str.upper, str.lower))}
+    )
+
+
+def open_table(path: Path, source: PartySource, who: str) -> Table:
+    """Return the columns of a file, files or a query; no row is read yet."""
+    if source.data.startswith(QUERY):
+        return _query(source.data[len(QUERY) :], who)
+    files = files_of(path)
+    match ending(files[0]):
+        case ".parquet":
+            return _parquet(files, who)
+        case ".arrow" | ".feather":
+            return _arrow(files[0])
+        case ".npz":
+            return _npz(files[0], source, who)
+        case ".libsvm" | ".svm":
+            return _sparse(files[0])
+    return _csv(files[0], source, who)
+
+
+def ending(path: Path) -> str:
+    """Return the ending that tells the format: ``.csv`` for ``a.csv.gz``."""
+    last = path.suffix.lower()
+    if last == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            inner = Path(_member(archive).filename).suffix.lower()
+    else:
+        inner = Path(path.stem).suffix.lower()
+    if last not in PACKED:
+        return last
+    return inner if inner in (*TEXTS, *SPARSE) else ".csv"
+
+
+# -- text ------------------------------------------------------------------------------
+
+
+class _Counted(io.RawIOBase):
+    """A compressed stream, which is read as far as its size on the disk allows."""
+
+    def __init__(self, inner: IO[bytes], size: int) -> None:
+        self._inner, self._size, self._read = inner, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._inner.read(len(buffer))
+        self._read += len(data)
+        check_growth(self._read, self._size)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _member(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    entries = [
+        entry
+        for entry in archive.infolist()
+        if not entry.is_dir() and not entry.filename.startswith("__MACOSX/")
+    ]
+    if len(entries) != 1:
+        raise PartyError(
+            f"a zip file must have one file in it, got {len(entries)}: unpack it"
+        )
+    return entries[0]
+
+
+@contextlib.contextmanager
+def _bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of text, compressed or not."""
+    size = path.stat().st_size
+    match path.suffix.lower():
+        case ".gz":
+            with gzip.open(path) as inner:
+                yield io.BufferedReader(_Counted(cast(IO[bytes], inner), size), 2**16)
+        case ".zip":
+            with zipfile.ZipFile(path) as archive, archive.open(_member(archive)) as f:
+                yield io.BufferedReader(_Counted(f, size), 2**16)
+        case _:
+            with path.open("rb") as file:
+                yield file
+
+
+def _encoding(path: Path, whole: bool) -> str:
+    """Return the encoding: by its mark, else UTF-8 where it is that, else Latin-1."""
+    with _bytes(path) as file:
+        start = file.read(SAMPLE)
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        zeros = [start[place::2].count(0) for place in (0, 1)]
+        if max(zeros) > len(start) // 4 and not min(zeros):
+            return "utf-16-be" if zeros[0] else "utf-16-le"
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        block = start
+        try:
+            while block:
+                if 0 in block:
+                    raise ValueError("it is no text")
+                decoder.decode(block)
+                block = file.read(2**20) if whole else b""
+            if whole:
+                decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return "latin-1"
+    return "utf-8-sig"
+
+
+def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
+    """Return how a CSV is written, from its first lines; its encoding from all."""
+    encoding = source.text_encoding or _encoding(path, whole)
+    with _bytes(path) as file:
+        decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        start = file.read(SAMPLE)
+        text = decoder.decode(start)
+        complete = len(start) < SAMPLE
+    if not complete:  # the last line may be cut off
+        text = text[: text.rfind("\n") + 1] or text
+    fixed = TEXTS.get(ending(path), "")
+    delimiter = source.delimiter or fixed or _sniff(text)
+    records = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    skip = next((k for k, record in enumerate(records) if record), len(records))
+    rows = [record for record in records[skip:] if record]
+    names = [name.strip() for name in rows[0]] if rows else []
+    headerless = source.header and _headerless(rows, markers_of(source))
+    if not source.header:
+        names, skip = [f"x{j}" for j in range(len(names))], skip - 1
+    empty = len(rows) <= source.header
+    return Layout(encoding, delimiter, names, skip + 1, headerless, empty)
+
+
+def _sniff(text: str) -> str:
+    """Return the delimiter that gives most rows one number of fields above 1."""
+    best, score = ",", (0.0, 0)
+    for delimiter in DELIMITERS:
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        with contextlib.suppress(csv.Error):
+            widths = [len(line) for line in lines if line][:200]
+            width = widths[0] if widths else 0
+            # A title or a broken row does not change what separates the others.
+            equal = sum(w == width for w in widths) / max(len(widths), 1)
+            if width > 1 and (round(equal, 1), width) > score:
+                best, score = delimiter, (round(equal, 1), width)
+    return best
+
+
+_VALUE = re.compile(
+    r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*|\s*\d{4}-\d\d-\d\d([T ].*)?"
+    r"|\s*\d{1,2}[./]\d{1,2}[./]\d{4}.*"
+)
+
+
+def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
+    """Return whether the first record looks like the others, so that it is a row.
+
+    Numbers may be names where they are years, or count as those of pandas do.
+    """
+    if not rows or not (values := [x for x in rows[0] if _VALUE.fullmatch(x)]):
+        return False
+    named = [cell for cell in rows[0] if cell]
+    if named == [str(j) for j in range(len(named))]:  # a matrix, or it has an index
+        return len(named) < 3 and rows[0][0] != ""
+    seen = [set(column) for column in zip(*rows[1:], strict=False)]
+    below = [*seen, *[set()] * (len(rows[0]) - len(seen))]
+    if all(
+        _VALUE.fullmatch(cell) or cell in markers or cell in under
+        for cell, under in zip(rows[0], below, strict=True)
+    ):
+        return True
+    if not all(re.fullmatch(r"\d+", cell) for cell in values):
+        return True  # a fraction, a negative number or a date is no name
+    numbers = [int(cell) for cell in values]
+    years = all(1900 <= number <= 2100 for number in numbers)
+    counted = numbers == [numbers[0] + j for j in range(len(numbers))]
+    return not (years or (counted and numbers[0] in (0, 1)))
+
+
+def _csv(path: Path, source: PartySource, who: str) -> Table:
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
+    layout = layout_of(path, source)
+    if layout.empty:
+        raise PartyError(
+            f"the data file of {who} "
+            + ("has a header and no rows" if layout.names else "is empty")
+        )
+    if layout.headerless:
+        # Nothing else is said, since each name of a column would be a value.
+        raise PartyError(
+            f"the data file of {who} has no header: its first line holds values; add "
+            "a line with the names of the columns, or set header=false"
+        )
+    places = [str(j) for j in range(len(layout.names))]
+    place_of = dict(zip(layout.names, places, strict=True))
+    table = Table(layout.names, lambda wanted: iter(()))
+    ragged = 0
+
+    def skip(row: Any) -> str:
+        nonlocal ragged
+        ragged += 1
+        return "skip"
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        nonlocal ragged
+        ragged = 0
+        encoding = {"utf-8-sig": "utf8"}.get(layout.encoding, layout.encoding)
+        with _bytes(path) as file:
+            reader = pacsv.open_csv(
+                file,
+                pacsv.ReadOptions(
+                    use_threads=False,
+                    block_size=CSV_BLOCK,
+                    column_names=places,
+                    skip_rows_after_names=layout.skip,
+                    encoding=encoding,
+                ),
+                pacsv.ParseOptions(
+                    delimiter=layout.delimiter,
+                    newlines_in_values=True,
+                    # In a file of one column an empty line is a missing value.
+                    ignore_empty_lines=len(places) > 1,
+                    invalid_row_handler=skip,
+                ),
+                pacsv.ConvertOptions(
+                    include_columns=[place_of[name] for name in wanted],
+                    column_types=dict.fromkeys(places, pa.string()),
+                    strings_can_be_null=True,
+                    null_values=sorted(markers_of(source)),
+                ),
+            )
+            for batch in reader:
+                yield batch.rename_columns(list(wanted))
+        table.faults[:] = [
+            f"{ragged} rows of {who} have not as many fields as the header, "
+            f"{len(places)}: mend the rows, or set delimiter"
+        ] * (ragged > 0)
+
+    table.read = read
+    if layout.delimiter != ",":
+        table.notes.append(
+            f"fields are separated by {DELIMITERS.get(layout.delimiter)}"
+        )
+        table.comma_is_decimal = True
+    if layout.encoding != "utf-8-sig":
+        table.notes.append(
+            f"the encoding is {layout.encoding}"
+            + (", as it is not UTF-8" if layout.encoding == "latin-1" else "")
+        )
+    if path.suffix.lower() in PACKED:
+        table.notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
+    if not source.header:
+        table.notes.append(f"without a header its columns are x0 to x{len(places) - 1}")
+    return table
+
+
+def _sparse(path: Path) -> Table:
+    """Return a file of libsvm: its label is ``y``, its columns are ``x1``, ``x2``."""
+    import pyarrow as pa
+
+    def rows() -> Iterator[tuple[float, list[tuple[int, float]]]]:
+        with _bytes(path) as file:
+            for line in file:
+                fields = line.partition(b"#")[0].split()
+                if not fields:
+                    continue
+                pairs = [pair.partition(b":") for pair in fields[1:]]
+                values = [(int(k), float(v)) for k, _, v in pairs if k != b"qid"]
+                yield float(fields[0]), values
+
+    least, d = 1, 0
+    for _, pairs in rows():
+        if pairs:
+            least, d = min(least, min(pairs)[0]), max(d, max(pairs)[0])
+    start = 0 if least == 0 else 1
+    if least < 0 or d >= MOST_COLUMNS:
+        raise ValueError("a column must have a number from 0 to 2^20")
+    names = [f"x{j}" for j in range(start, d + 1)]
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        size = max(1, min(BATCH, 2**20 // max(len(names), 1)))
+        block = np.zeros((size, len(names)))
+        labels: list[float] = []
+
+        def batch() -> Any:
+            n = len(labels)
+            columns = {
+                name: block[:n, names.index(name)].copy() if name != "y" else labels
+                for name in wanted
+            }
+            return pa.RecordBatch.from_pydict(
+                {name: pa.array(v, pa.float64()) for name, v in columns.items()}
+            )
+
+        for label, pairs in rows():
+            for k, value in pairs:
+                block[len(labels), k - start] = value
+            labels.append(label)
+            if len(labels) == size:
+                yield batch()
+                block[:] = 0
+                labels.clear()
+        if labels:
+            yield batch()
+
+    return Table(["y", *names], read)
+
+
+# -- files with types ------------------------------------------------------------------
+
+
+def _parquet(files: Sequence[Path], who: str) -> Table:
+    """Return Parquet files, after a look at their rows and lengths of their texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(files[0])
+    for path in files[1:]:
+        if pyarrow.parquet.read_schema(path).names != schema.names:
+            raise PartyError(
+                f"the Parquet files of {who} must have the same columns in one order"
+            )
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        for path in files:
+            yield from read_file(path, wanted)
+
+    def read_file(path: Path, wanted: Sequence[str]) -> Iterator[Any]:
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**18}
+        # Not read_table: it adds columns for a folder that is called "year=2013".
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_rows(path, file.metadata.num_rows, len(wanted))
+            fields = [file.schema_arrow.field(name) for name in wanted]
+            texts = [
+                field.name
+                for field in fields
+                if pa.types.is_string(field.type)
+                and not (
+                    file.metadata.num_columns == len(schema.names)  # none is nested
+                    and _plain(file.metadata, schema.names.index(field.name))
+                )
+            ]
+        size = 0
+        with pyarrow.parquet.ParquetFile(
+            path, read_dictionary=texts, **options
+        ) as file:
+            for batch in file.iter_batches(
+                batch_rows(len(wanted)), columns=list(wanted), use_threads=False
+            ):
+                for name in texts:
+                    part = batch.column(name)
+                    if pa.types.is_dictionary(part.type):
+                        lengths = pc.binary_length(part.dictionary).take(part.indices)
+                        size += pc.sum(lengths).as_py() or 0
+                check_growth(size, path.stat().st_size)
+                yield batch.select(list(wanted)).cast(pa.schema(fields))
+
+    return Table(list(schema.names), read)
+
+
+def _plain(metadata: Any, column: int) -> bool:
+    """Return whether the texts of a column are too many for a dictionary.
+
+    Read as one, to size them before they are unpacked, they would all be in memory.
+    """
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(column)
+        size = chunk.total_uncompressed_size
+        if size >= max(PLAIN_TEXT, 8 * chunk.num_values):
+            return True
+    return False
+
+
+def _arrow(path: Path) -> Table:
+    """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        reader, mapped = _opened(path)
+        if hasattr(reader, "num_record_batches"):  # a file, which knows its rows unread
+            import pyarrow.dataset
+            import pyarrow.fs
+
+            mapping = pyarrow.fs.LocalFileSystem(use_mmap=True)  # else it reads it all
+            rows = pyarrow.dataset.dataset(
+                str(path), format="ipc", filesystem=mapping
+            ).count_rows()
+            _check_rows(path, rows, len(reader.schema))
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            batches = iter(reader)
+        size = 0
+        for batch in batches:
+            size += batch.nbytes
+            check_growth(size, path.stat().st_size)
+            batch = batch.select(list(wanted))
+            step = batch_rows(len(wanted))
+            for start in range(0, batch.num_rows, step):
+                yield batch.slice(start, step)
+                if start % (4 * step) == 0 and hasattr(mmap, "MADV_DONTNEED"):
+                    mapped.madvise(mmap.MADV_DONTNEED)  # pages that were read
+
+    reader, _ = _opened(path)
+    return Table(list(reader.schema.names), read)
+
+
+def _opened(path: Path) -> tuple[Any, mmap.mmap]:
+    import pyarrow as pa
+
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    buffer = pa.py_buffer(mapped)
+    try:
+        return pa.ipc.open_file(pa.BufferReader(buffer)), mapped
+    except pa.ArrowInvalid:
+        return pa.ipc.open_stream(pa.BufferReader(buffer)), mapped
+
+
+def _check_rows(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table that is small on the disk alone, before it is read."""
+    check_growth(8 * rows * columns, path.stat().st_size)
+
+
+def _npz(path: Path, source: PartySource, who: str) -> Table:
+    """Return the columns of X, y and ids; the whole file is in memory."""
+    import pyarrow as pa
+
+    arrays = _npz_arrays(path, source, who)
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        rows = len(next(iter(arrays.values())))
+        step = batch_rows(len(wanted))
+        for start in range(0, rows, step):
+            yield pa.RecordBatch.from_pydict(
+                {name: pa.array(arrays[name][start : start + step]) for name in wanted}
+            )
+
+    return Table(list(arrays), read)
+
+
+def _npz_arrays(path: Path, source: PartySource, who: str) -> dict[str, Array]:
+    with path.open("rb") as raw:
+        file = read_npz(raw, ("X", "y", "ids", "columns"))
+    X = file["X"]
+    if X.ndim != 2 or X.dtype.kind not in "biuf":
+        raise PartyError(
+            f"X in the data file of {who} must be a matrix of real numbers, got "
+            f"shape {X.shape} and dtype {X.dtype}"
+        )
+    if X.shape[1] > MOST_COLUMNS:
+        raise PartyError(
+            f"X in the data file of {who} must have at most {MOST_COLUMNS} columns, "
+            f"got {X.shape[1]}"
+        )
+    names = [f"x{j}" for j in range(X.shape[1])]
+    if "columns" in file:
+        names = [str(name) for name in file["columns"].tolist()]
+    if len(names) != X.shape[1] or len(set(names)) != len(names):
+        raise PartyError(
+            f"columns in the data file of {who} must be {X.shape[1]} distinct "
+            f"names, got {len(names)} with {len(set(names))} distinct"
+        )
+    arrays = {name: X[:, j] for j, name in enumerate(names)}
+    # Each array has the name that the options use.
+    for key, name in (
+        ("y", source.label_column or "y"),
+        ("ids", source.id_column or "ids"),
+    ):
+        if key not in file:
+            continue
+        if name in arrays:
+            raise PartyError(
+                f"the data file of {who} has an array {key} and a column {name!r} "
+                "in X for the same thing"
+            )
+        arrays[name] = file[key]
+        if arrays[name].shape != (len(X),):
+            raise PartyError(
+                f"{key} in the data file of {who} must have one value for each of "
+                f"the {len(X)} rows of X, got shape {arrays[name].shape}"
+            )
+    return arrays
+
+
+def _query(sql: str, who: str) -> Table:
+    """Return the result of a query by DuckDB, which runs anew for each reading."""
+    try:
+        import duckdb  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise PartyError(
+            f"data of {who} is a query and needs DuckDB: pip install duckdb"
+        ) from None
+
+    inner = sql.strip().rstrip(";")
+
+    def run(rest: str) -> Any:
+        connection = duckdb.connect(config={"threads": 1, "memory_limit": "128MB"})
+        # Within another query it can only be one that selects.
+        relation = connection.sql(f"SELECT * FROM ({inner}\n) {rest}")
+        if hasattr(relation, "to_arrow_reader"):
+            return relation.to_arrow_reader(BATCH)
+        return relation.fetch_arrow_reader(BATCH)  # before DuckDB 1.5
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        for batch in run(""):
+            yield batch.select(list(wanted))
+
+    return Table(list(run("LIMIT 0").schema.names), read)
