@@ -11,6 +11,7 @@ from transcripts import leaving, our_steps
 from vfl_flower import Party
 from vfl_flower.clients import kernel_kmeans as client
 from vfl_flower.clients.kernel_kmeans import Setup, State
+from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     eigenpairs,
@@ -248,6 +249,16 @@ def test_the_embedding_and_its_map():
     assert state.B is None
     assert state.G is None
     assert not asked.cache
+
+
+def test_rows_of_small_clusters_count_as_told():
+    """Their centre is as good as they are: 3 of 30 rows, besides the one drawn."""
+    H = (
+        np.concatenate([np.zeros((27, 2)), np.ones((3, 2))])
+        + np.arange(60).reshape(30, 2) / 1e3
+    )
+    clusters = ClusterSummary(np.array([[0.0, 0], [1, 1]]), np.array([27, 3]), H[:2, 0])
+    assert client._told_by(H[[5]], H, clusters).tolist() == [5, 27, 28, 29]
 
 
 def test_a_sample_needs_clusters_of_the_party_s_own():

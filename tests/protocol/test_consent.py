@@ -1,5 +1,6 @@
 """What a party lets leave it, and what it counts of it over its runs."""
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -128,6 +129,18 @@ def test_a_file_that_others_can_write(tmp_path):
         Consent.load(tmp_path / "none.toml")
 
 
+def test_a_file_of_another_user(tmp_path, monkeypatch):
+    path = tmp_path / "consent.toml"
+    path.write_text("")
+    path.chmod(0o644)
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    else:
+        os.chown(path, 1234, -1)
+    with pytest.raises(PartyError, match="must be a file of the user who runs"):
+        Consent.load(path)
+
+
 # -- what a run needs ------------------------------------------------------------------
 
 STRATEGIES = {
@@ -175,8 +188,8 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     parties = made(tmp_path, [letting()] * 3)
     with pytest.raises(
         FederationError,
-        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='cg' no row .* "
-        "needs row-sums, totals, coefficients",
+        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='cg' the run asks for no rows, "
+        "but for row-sums, totals, coefficients",
     ):
         CoresetVRLR(10).start(RealParties(parties))
 
@@ -477,6 +490,16 @@ def test_what_is_not_of_rows_is_counted_by_times(tmp_path):
     run()
     with pytest.raises(PartyFailed, match="lets coefficients leave it 2 times for the"):
         run()
+
+
+def test_times_in_a_run_are_counted():
+    consent = Consent(leaves={"coefficients": Limit(run=2)}, peers=None)
+    party = Party(np.ones((9, 1)), consent=consent)
+    party.reveal("coefficients")
+    party.reveal("coefficients")
+    party.reveal("coefficients", again=True)  # what was told may be told again
+    with pytest.raises(PartyError, match="lets coefficients leave it 2 times in a run"):
+        party.reveal("coefficients")
 
 
 @pytest.mark.parametrize("weights", [None, "one heavy"])

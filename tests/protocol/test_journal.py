@@ -155,3 +155,14 @@ def test_only_its_user_can_read_it_and_links_are_not_followed(tmp_path):
     (tmp_path / "other" / FILE).symlink_to(tmp_path / FILE)
     with pytest.raises(PartyError, match="journal"), journal_of(tmp_path / "other", 7):
         pass
+
+
+def test_a_run_begins_ten_times_at_most(tmp_path):
+    """What is answered once in a session would be told as often as a server greets."""
+    for session in range(10):
+        with journal_of(tmp_path, 7) as line:
+            line.greet(session)
+            line.greet(session)  # the same one, asked again
+    refused = pytest.raises(PartyError, match="has begun 10 times")
+    with journal_of(tmp_path, 7) as line, refused:
+        line.greet(10)

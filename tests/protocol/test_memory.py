@@ -9,7 +9,7 @@ from consents import limited
 from flwr.app import RecordDict
 
 from vfl_flower import Party
-from vfl_flower.clients import coresets
+from vfl_flower.clients import coresets, linear
 from vfl_flower.protocol.frame import Frame, SumRequest
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import PartyError
@@ -32,6 +32,7 @@ class Run:
 
     def __init__(self, session: int = 7) -> None:
         self.memory = Memory(RecordDict())
+        self.step: Any = coresets.scores
         key = self.memory.open(session)
         self.frame = Frame(
             session=session,
@@ -52,23 +53,23 @@ class Run:
         self.frame = replace(self.frame, **new | changes)
         party = Party(X)
         party.consent = limited(15)
-        self.memory.enter(self.frame, party, coresets.scores)
+        self.memory.enter(self.frame, party)
         return party
 
     def leave(self, party: Party) -> None:
         """End the round."""
-        self.memory.leave(self.frame, party, coresets.scores, REPLY)
+        self.memory.leave(self.frame, party, self.step, b"inputs", REPLY)
 
 
 def test_a_party_gets_its_place_and_the_keys():
     run = Run()
     party = Party(X)
     frame = replace(run.frame, round=1)
-    private, public = run.memory.enter(frame, party, coresets.scores)
+    private, public = run.memory.enter(frame, party)
     assert (party.index, party.n_parties, party.seed, party.secret) == (1, 2, 3, 0)
     assert len(private) == 32
     assert b"".join(public) == run.frame.peers
-    run.memory.enter(replace(frame, private_draws=True), party, coresets.scores)
+    run.memory.enter(replace(frame, private_draws=True), party)
     assert party.secret > 2**64
 
 
@@ -157,6 +158,32 @@ def test_a_refused_message_leaves_no_trace_in_the_party():
         run.frame, round=2, previous=1, sums={"total": SumRequest(3, 1.0, "ring")}
     )
     with pytest.raises(PartyError, match="total 3 have been used"):
-        run.memory.enter(again, party, coresets.scores)
+        run.memory.enter(again, party)
     assert party.index is None
     assert party.n_parties == party.seed == 0
+
+
+def test_a_step_that_is_answered_once():
+    """Only the same sums may be asked again, and only right after the first time."""
+    run = Run()
+    run.step = linear.coefficients
+
+    def repeats(inputs=b"inputs"):
+        return run.memory.repeats(run.frame, run.step, inputs)
+
+    party = run.enter()
+    assert not repeats()
+    run.leave(party)
+    assert repeats()  # the same message
+    party = run.enter()
+    assert repeats()  # with wider bounds, say
+    with pytest.raises(PartyError, match="answered once in a session, and it was"):
+        repeats(b"other inputs")
+    with pytest.raises(PartyError, match="answered once"):
+        repeats(b"")  # it gives no sums
+    run.step = coresets.scores
+    run.leave(party)
+    run.step = linear.coefficients
+    run.enter()
+    with pytest.raises(PartyError, match="answered once"):
+        repeats()

@@ -441,3 +441,13 @@ def test_masks_do_not_change_the_model():
         ]
         for a, b in zip(models[0].coef_, models[1].coef_, strict=True):
             np.testing.assert_allclose(a, b, rtol=EXACT[solver], atol=1e-9)
+
+
+def test_a_column_far_from_zero():
+    """The shift is above its first bound: the same answer is asked for again, wider."""
+    X, y = data()
+    X = X + np.array([1e9, 0, 0, 0, 0, 0])
+    grid = InProcessGrid(parties(X, y, (2, 2, 2)))
+    result = CoresetVRLR(SIZE, solver="cg", seed=3).start(grid)
+    assert len(result.ledger.waits["linear_coefficients"]) == 2
+    assert result.metrics["converged"]

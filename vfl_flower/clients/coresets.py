@@ -51,9 +51,6 @@ MOST_CLUSTERS = 2**10
 MOST_DRAWS = 2**12
 """Most rows that a party draws, unless it has half as many or more."""
 
-LEAST_ROWS = 20
-"""Fewest rows, by weight, of a solution that is no more than sums over rows."""
-
 MOST_DISTANCES = 2**24
 """Most distances in one message, for the same reason."""
 
@@ -244,16 +241,11 @@ def totals(
     `clustering`. A party draws `size` rows before it knows a_j, and the server uses the
     first a_j of them: they have the distribution of line 5, and a round trip is saved.
     """
-    party.afford("size", size, party.X.shape[1])
+    _check_draws(party, "size", size)
     train = training_rows(party, test_fraction)
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
-    if size > max(2 * party.n_rows, MOST_DRAWS):
-        raise PartyError(
-            f"size must be at most {MOST_DRAWS} or twice the rows, got {size}: more "
-            "draws tell the score of each"
-        )
     state = CoresetState(test_fraction, n, intercept)
     blocks = _blocks(party, state, train)
     if clustering is None:
@@ -291,10 +283,19 @@ def drawn_rows(
     The count is an array, since the paper counts it among the numbers that are sent.
     """
     state = party.recall(CoresetState)
-    party.afford("count", int(count[0]), party.X.shape[1])
+    _check_draws(party, "count", int(count[0]))
     train = training_rows(party, state.test_fraction)
     g = _scores(party, state, _blocks(party, state, train))
     return {"rows": _drawn(party, train, g, int(count[0]))}
+
+
+def _check_draws(party: Party, name: str, size: int) -> None:
+    """Raise ``PartyError`` where so many draws would tell the score of each row."""
+    if size > max(2 * party.n_rows, MOST_DRAWS):
+        raise PartyError(
+            f"{name} must be at most {MOST_DRAWS} or twice the rows, got {size}: more "
+            "draws tell the score of each"
+        )
 
 
 def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
@@ -309,9 +310,9 @@ def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
     state, rows = party.recall(CoresetState), numbers_of(rows)
     party.afford("rows", len(rows), party.X.shape[1])
+    party.share(rows, "rows" if pool else "row-sums")
     g = _scores(party, state, _blocks(party, state, rows))
     if not pool:
-        party.share(rows, "row-sums")
         return {"scores": g}
     return {"scores": g, **_pooled(party, rows, labels=state.summary is None)}
 

@@ -38,6 +38,7 @@ from vfl_flower.numerics.random_features import (
     pair_distances,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Many, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
@@ -49,9 +50,6 @@ log = logging.getLogger("vfl_flower")
 
 PAIRS = 1000
 """Pairs of rows whose median distance gives the bandwidth."""
-
-LEAST_ROWS = 20
-"""Fewest rows of which a party computes a summary, unless it has few rows in all."""
 
 MAX_CLASSES = 100
 """Most classes that labels may have."""
@@ -209,7 +207,7 @@ class FDSKLState:
     rows : Array of int, shape (n,)
         The rows that the answers are for.
     evaluated : bool
-        Whether the party has told the errors of its answers, once a run.
+        Whether the party has told the errors of its answers, once a session.
     """
 
     training: Training | None = None
@@ -995,7 +993,7 @@ def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
     if not len(y):
         return {"test_rows": 0}
     if state.evaluated:
-        raise PartyError("this party tells the errors of its answers once a run")
+        raise PartyError("this party tells the errors of its answers once a session")
     state.evaluated = True
     if len(np.unique(state.rows[known])) < min(LEAST_ROWS, party.n_labels // 2):
         log.warning("too few labels for their mean error to hide each: it is not told")

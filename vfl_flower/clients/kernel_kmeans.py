@@ -663,13 +663,17 @@ def sample(party: Party, count: Count) -> Sample:
         points, weights = distributed_kmeans.sample(
             RowBlocks(H), clusters, count, party.rng("sample")
         )
-    # The centre of a cluster of few rows is as good as these rows.
-    places = {row.tobytes(): i for i, row in enumerate(H)}
-    rows = [places[p.tobytes()] for p in points if p.tobytes() in places]
-    nearest = kmeans.assign(H, clusters.centers)[0]
-    few = np.flatnonzero(clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS)
-    party.share(np.union1d(rows, few).astype(np.intp), "embedded-rows")
+    if party.consent is not None:
+        party.share(_told_by(points, H, clusters), "embedded-rows")
     return {"points": points, "weights": weights}
+
+
+def _told_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
+    """Return the rows that are among the points, or whose cluster has few rows."""
+    sent = {point.tobytes() for point in points}
+    nearest = kmeans.assign(H, clusters.centers)[0]
+    few = clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS
+    return np.flatnonzero(few | [row.tobytes() in sent for row in H])
 
 
 @step

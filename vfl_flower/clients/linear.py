@@ -19,7 +19,6 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from vfl_flower.clients.coresets import (
-    LEAST_ROWS,
     WeightedRows,
     check_labels,
     numbers_of,
@@ -34,6 +33,7 @@ from vfl_flower.numerics.linear import (
     whiten,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, Leaves, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative

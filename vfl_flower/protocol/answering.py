@@ -251,7 +251,7 @@ def _run(
         What was clipped, masked.
     """
     announced = copy.copy(party)  # before the run gives it a place
-    private_key, public_keys = memory.enter(frame, party, step)
+    private_key, public_keys = memory.enter(frame, party)
     if journal is not None:
         journal.enter(frame, party)
     if party.consent is not None:
@@ -265,7 +265,7 @@ def _run(
     sums = PartySums(private_key, public_keys, frame, allow_plain)
     sums.open(step, values, digests)
     arguments = _arguments(step, values, party)
-    again = journal is not None and journal.round == frame.round
+    again = memory.repeats(frame, step, sums.common)
     for revealed in step.reveals:
         if revealed.applies(arguments):
             party.reveal(revealed.kind, again)
@@ -275,7 +275,7 @@ def _run(
     sent = digest_of_values(content)
     if journal is not None:
         journal.leave(frame, party, sent, bytes_of_arrays(content))
-    memory.leave(frame, party, step, sent)
+    memory.leave(frame, party, step, sums.common, sent)
     if party.part is not part:
         memory.keep_part(party, step.algorithm)
     keep_predictions(party, memory.run, frame.model)

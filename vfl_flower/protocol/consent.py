@@ -59,6 +59,9 @@ _WITHOUT_ROWS = frozenset({"totals", "coefficients"})
 MOST_BYTES = 2**20
 """Most bytes of a ``consent.toml``."""
 
+LEAST_ROWS = 20
+"""Fewest rows of which one number says little of each."""
+
 LEAST_PARTIES = 3
 """Fewest parties of a sum, unless the party consents to two."""
 
@@ -333,10 +336,10 @@ class Releases:
         count = int(np.count_nonzero(times))  # a bit each time, as rows have
         ever = self._ever(kind, limit)
         new = np.frombuffer(secrets.token_bytes(8), dtype="<u8")
-        if count >= min(limit.run or len(times), len(times)) or limit.run == 0:
+        most = len(times) if limit.run is None else min(limit.run, len(times))
+        if count >= most:
             raise PartyError(
-                f"this party's consent lets {kind} leave it {limit.run or count} times "
-                "in a run"
+                f"this party's consent lets {kind} leave it {most} times in a run"
             )
         if limit.life is not None and len(ever) >= limit.life:
             raise PartyError(

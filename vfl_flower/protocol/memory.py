@@ -22,7 +22,7 @@ SHARED = "shared."
 """Before a kind: key in the session of the rows that :meth:`Party.share` counted."""
 
 DONE = "done."
-"""Before an action: key in the session of a step that is answered once in a run."""
+"""Before an action: key in the session of the inputs of a step answered once."""
 
 
 class Memory:
@@ -74,17 +74,13 @@ class Memory:
             )
         return public_key(self._session["private_key"])
 
-    def enter(
-        self, frame: Frame, party: Party, step: Step[..., Any]
-    ) -> tuple[bytes, list[bytes]]:
+    def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
         """Check the round, and give the party what it keeps.
 
         Parameters
         ----------
         frame : Frame
             The frame of the message.
-        step : Step
-            What it asks for.
         party : Party
             It gets its place in the run, its memory and its part of the model.
 
@@ -128,8 +124,6 @@ class Memory:
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
-        if not again and f"{DONE}{step.action}" in known:
-            raise PartyError(f"{step.action} is answered once in a run, and it was")
         party.index, party.n_parties = frame.index, frame.parties
         party.seed = frame.seed
         party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
@@ -149,10 +143,51 @@ class Memory:
             if key.startswith(SHARED)
         }
 
+    def repeats(self, frame: Frame, step: Step[..., Any], inputs: bytes) -> bool:
+        """Return whether the party has given the answer to this message before.
+
+        Parameters
+        ----------
+        frame : Frame
+            The frame of the message.
+        step : Step
+            What it asks for.
+        inputs : bytes
+            Digest of the inputs of a step that gives sums; b"" of any other.
+
+        Raises
+        ------
+        PartyError
+            The step is answered once in a session, and it was. Only right after that
+            may the server ask for the same sums again, with wider bounds.
+        """
+        known, key = self._session, f"{DONE}{step.action}"
+        if frame.round == known["round"]:
+            return True
+        if not step.once or key not in known:
+            return False
+        if inputs and known["last"] == step.action and known[key] == inputs:
+            return True
+        raise PartyError(f"{step.action} is answered once in a session, and it was")
+
     def leave(
-        self, frame: Frame, party: Party, step: Step[..., Any], reply: bytes
+        self,
+        frame: Frame,
+        party: Party,
+        step: Step[..., Any],
+        inputs: bytes,
+        reply: bytes,
     ) -> None:
         """Keep what the party remembers, and that the round is done.
+
+        Parameters
+        ----------
+        frame, step, inputs
+            As for :meth:`repeats`.
+        party : Party
+            What its steps remember is kept.
+        reply : bytes
+            Digest of the reply.
 
         Raises
         ------
@@ -179,8 +214,9 @@ class Memory:
             self.state[f"after.{kind}"] = content[kind]
         session.update({f"sum.{n}": wanted.sum for n, wanted in frame.sums.items()})
         session.update(round=frame.round, digest=frame.digest, reply=reply)
+        session["last"] = step.action
         if step.once:
-            session[f"{DONE}{step.action}"] = True
+            session[f"{DONE}{step.action}"] = inputs
         before = self._shared(party)  # a step can add rows, and take none back
         for kind, rows in party.shared.items():
             session[SHARED + kind] = pack_rows(rows | before.get(kind, rows))

@@ -220,14 +220,12 @@ class Party:
         PartyError
             The party's consent lets none of this kind leave, or not as often.
         """
-        if self.consent is None:
+        if (counter := self._counter()) is None:
             return
-        if self.releases is None:
-            self.releases = Releases(self.consent, self.shared, self.n_rows)
         if again:
-            self.consent.limit(kind)
+            counter.consent.limit(kind)
         else:
-            self.releases.count(kind)
+            counter.count(kind)
 
     def share(self, rows: Array, kind: Kind) -> None:
         """Count rows whose values leave the party other than in sums over all rows.
@@ -237,11 +235,14 @@ class Party:
         PartyError
             The party's consent lets none of this kind leave, or not as many.
         """
-        if self.consent is None:
-            return
-        if self.releases is None:
+        if (counter := self._counter()) is not None:
+            counter.add(kind, rows)
+
+    def _counter(self) -> Releases | None:
+        """Return what counts releases; None where the party has no rules to hold."""
+        if self.releases is None and self.consent is not None:
             self.releases = Releases(self.consent, self.shared, self.n_rows)
-        self.releases.add(kind, rows)
+        return self.releases
 
     def tags(self, rows: Array, key: bytes) -> Array:
         """Return what tells rows apart for the life of the data, sorted.

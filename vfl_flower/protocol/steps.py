@@ -125,7 +125,7 @@ class Step(Question[P, R]):
     reveals : tuple of Reveals
         What leaves a party by it beyond sums and the numbers that it declares.
     once : bool
-        Whether a party answers it once in a run.
+        Whether a party answers it once in a session.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ def reveals(kind: Kind, when: str = "") -> Callable[[F], F]:
 
 
 def once(function: F) -> F:
-    """Declare that a party answers a step once in a run; below :func:`step`."""
+    """Declare that a party answers a step once in a session; below :func:`step`."""
     vars(function)["once"] = True
     return function
 

@@ -42,6 +42,12 @@ class PartySums:
         The frame of the message.
     allow_plain : bool
         Whether the party sends its addends also without a mask.
+
+    Attributes
+    ----------
+    common : bytes
+        Digest of the inputs that are common to all parties of a sum; b"" before any
+        was opened, and where no sum is asked for.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class PartySums:
         self._private_key, self._public_keys = private_key, public_keys
         self.frame, self.allow_plain = frame, allow_plain
         self._received: dict[str, Array] = {}
-        self._common = b""
+        self.common = b""
 
     @cached_property
     def masks(self) -> PairwiseMasks:
@@ -92,7 +98,7 @@ class PartySums:
         """
         request = step.contract.request
         if self.frame.sums:
-            self._common = common_digest(
+            self.common = common_digest(
                 request, values, digests, self.frame, list(self._public_keys)
             )
         for name in values:
@@ -217,7 +223,7 @@ class PartySums:
             np.array([float(clipped)]),
             group("ring", MOST_CLIPPED, self.frame.parties),
             self.masks if self.frame.parties > 1 else None,
-            f"{step.action} {self._common.hex()}",
+            f"{step.action} {self.common.hex()}",
             CLIPPED,
             self.frame.round,
         )
@@ -228,7 +234,7 @@ class PartySums:
     ) -> tuple[Array, int]:
         adding = self._adding(wanted.group, wanted.bound)
         # The masks cancel only if all parties were asked the same, for one receiver.
-        asked = f"{step.action} {self._common.hex()}"
+        asked = f"{step.action} {self.common.hex()}"
         goal = name if wanted.to is None else f"{name} to {wanted.to}"
         # A single party, in a run without masks, has nobody to share masks with.
         alone = not adding.protects and self.frame.parties == 1

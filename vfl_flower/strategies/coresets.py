@@ -103,8 +103,8 @@ class CoresetVRLR(CoresetStrategy):
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
     solver: Literal["central", "cg", "saga"] = "central"
-    """"central": the rows of the coreset are pooled at the server. With the others no
-    row leaves a party, and labels leave only within residuals. "cg": conjugate
+    """"central": the rows of the coreset are pooled at the server. The others ask
+    for sums, and for no row; of the labels the server sees residuals. "cg": conjugate
     gradients on secure sums (proximal steps with an l1 part), one round trip per step;
     "saga": the paper's baseline."""
     fit_intercept: bool = True
@@ -151,11 +151,11 @@ class CoresetVRLR(CoresetStrategy):
 
     @property
     def needs_less(self) -> str:
-        """With ``central`` rows leave the parties."""
+        """With ``central`` the server asks for rows."""
         if not self.pools:
             return ""
         kinds = self.replace(solver="cg", check_size=0).needs
-        return f"With solver='cg' no row leaves a party: it needs {', '.join(kinds)}"
+        return f"With solver='cg' the run asks for no rows, but for {', '.join(kinds)}"
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""

@@ -24,6 +24,7 @@ from vfl_flower.numerics.kernel_model import Part, Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -263,7 +264,7 @@ class FDSKL(ProtocolStrategy):
                 self.test_fraction,
                 parties.n_rows,
             )
-        least = min(party.LEAST_ROWS, parties.n_rows // 2)  # a party insists on it
+        least = min(LEAST_ROWS, parties.n_rows // 2)  # a party insists on it
         if direct and 0 < self.rows < least:
             raise FederationError(
                 f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
@@ -424,7 +425,7 @@ class FDSKL(ProtocolStrategy):
             )
         if not self.features:
             M = max(1, min(MOST_FEATURES, products // max(m, 1)))
-        least = self.rows or min(n, party.LEAST_ROWS)
+        least = self.rows or min(n, LEAST_ROWS)
         if m < least or m * M > products:
             raise FederationError(
                 f"budget must pay for the angles of {least} rows with {M} features, "
