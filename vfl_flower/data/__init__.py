@@ -99,6 +99,8 @@ def load_party(
         raise PartyError(
             f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
         )
+    if source.alignment and (source.data in BUNDLED or _is_synthetic(source)):
+        raise PartyError("alignment must be of a party file, this data set has no ids")
     if source.data in BUNDLED:
         return from_bundled(source, encoding)
     if _is_synthetic(source):

@@ -24,6 +24,7 @@ from vfl_flower.data.encoding import (
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import UnpackedSizeError, check_growth, read_npz
 from vfl_flower.protocol.party import Party, PartyError, digest_ids
+from vfl_flower.protocol.row_order import RowOrder, load_order
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
@@ -83,10 +84,12 @@ def from_file(
     name = source.name or path.stem
     who = f"party {name!r}"
     stamp = _stamp(path, who)
-    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding)
+    order = _order(source)
+    digest = "" if order is None else order.digest
+    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding, digest)
     converted = entry.load()
     if converted is None:
-        converted = _convert(path, source, who, folder, encoding)
+        converted = _convert(path, source, who, folder, encoding, order)
         _check_unchanged(path, who, stamp)
         try:
             entry.save(converted)
@@ -120,9 +123,31 @@ def ids_of_file(path: Path, source: PartySource) -> list[str] | None:
         return None
     with _reading(path, who):
         table = _table(path, source, ids, [ids])
+    if (order := _order(source)) is not None:
+        table = _ordered(table, ids, order, who)
     texts = [str(value) for value in row_ids(table[ids], ids, who)]
     _check_unchanged(path, who, stamp)
     return texts
+
+
+def _order(source: PartySource) -> RowOrder | None:
+    """Return the order that the party's rows have, if it is not that of the file."""
+    if source.alignment is None:
+        return None
+    return load_order(source.state_dir, source.alignment)
+
+
+def _ordered(table: Any, ids: str | None, order: RowOrder, who: str) -> Any:
+    """Return the rows of a table in a common order."""
+    rows = order.rows(None if ids is None else row_ids(table[ids], ids, who))
+    logger.info(
+        "%s: %d of its %d rows, by alignment %r",
+        who,
+        len(rows),
+        table.num_rows,
+        order.name,
+    )
+    return table.take(rows)
 
 
 def _stamp(path: Path, who: str) -> tuple[int, int]:
@@ -152,6 +177,7 @@ def _convert(
     who: str,
     folder: Sequence[Path],
     encoding: Encoding | None,
+    order: RowOrder | None,
 ) -> Converted:
     """Read a party file, check it, and turn it into one float64 matrix."""
     names, ids = _names(path, source, who)
@@ -180,19 +206,18 @@ def _convert(
         table = _table(path, source, ids, wanted, texts)
     if table.num_rows == 0:
         raise PartyError(f"the data file of {who} has a header and no rows")
+    if order is not None:
+        table = _ordered(table, ids, order, who)
     X, used = encode(table, features, source, who, encoding)
     y = None if label is None else labels(table[label], label, who)
     if label is not None and y is None and encoding is None:
         raise PartyError(f"label-column {label!r} of {who} has no value in any row")
-    return Converted(
-        X,
-        y,
-        columns_of(used),
-        None
-        if ids is None
-        else digest_ids(np.array(row_ids(table[ids], ids, who), dtype=object)),
-        used,
-    )
+    digest = None
+    if order is not None:
+        digest = order.digest
+    elif ids is not None:
+        digest = digest_ids(np.array(row_ids(table[ids], ids, who), dtype=object))
+    return Converted(X, y, columns_of(used), digest, used)
 
 
 def _names(path: Path, source: PartySource, who: str) -> tuple[list[str], str | None]:
