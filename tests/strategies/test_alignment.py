@@ -467,7 +467,12 @@ def test_ids_that_a_party_refuses(ids, rule):
     assert caught.value.party == "p1"
 
 
-@pytest.mark.parametrize("name", ["", "../q4", "a b", "x" * 65])
+def test_an_order_needs_a_name():
+    with pytest.raises(ValueError, match="alignment must be 1 to 64 letters.*got ''"):
+        vf.simulate(Alignment(), parties(["a"], ["a"]))
+
+
+@pytest.mark.parametrize("name", ["../q4", "a b", "x" * 65])
 def test_names_that_cannot_be(name):
     with pytest.raises(ValueError, match="alignment must be 1 to 64 letters"):
         Alignment(name)

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import alignment as party
 from vfl_flower.models.alignment import AlignmentModel
 from vfl_flower.models.base import Model
-from vfl_flower.numerics.overlaps import overlaps
+from vfl_flower.numerics.alignment import overlaps
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -59,7 +59,7 @@ class Alignment(ProtocolStrategy):
         A party has no ids, or repeats one, or does not follow the protocol.
     """
 
-    alignment: str
+    alignment: str = ""
     """Name of the order, which later runs give as alignment: "2026-q4"."""
     method: Literal["ecdh", "keyed"] = "ecdh"
     """Diffie-Hellman on X25519, or hashes under a secret key that the parties share in
@@ -78,6 +78,11 @@ class Alignment(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
+        if self.alignment:
+            self.check()
+
+    def check(self) -> None:
+        """Raise ``ValueError``, before any message, where the order has no name."""
         if not re.fullmatch(NAME, self.alignment):
             raise ValueError(f"{NAME_RULE}, got {self.alignment[:70]!r}")
 
@@ -118,7 +123,10 @@ class Alignment(ProtocolStrategy):
             makers = list(range(len(parties)))
             asked = hashed.failure
         else:
-            points = parties.ask(party.encrypt_ids, sizes=sizes).secrets["points"]
+            # Each sealed for the party that gets it.
+            points: list[bytes] = parties.ask(party.encrypt_ids, sizes=sizes).secrets[
+                "points"
+            ]
             for left in range(len(parties) - 2, -1, -1):
                 replies = parties.ask(party.encrypt_points, points=each(points))
                 points = replies.secrets["points"] if left else []

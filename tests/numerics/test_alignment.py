@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl_flower.numerics.overlaps import overlaps
+from vfl_flower.numerics.alignment import overlaps
 
 # Zeros at the end and at the start: NumPy cuts texts there.
 VALUES = [bytes([a, b]) for a in (0, 1, 7) for b in (0, 1, 255)]
