@@ -96,6 +96,7 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
     [
         "README.md",
         "docs/simulate.md",
+        "docs/alignment.md",
         "docs/coresets.md",
         "docs/fdskl.md",
         "docs/kernel-kmeans.md",
@@ -378,13 +379,14 @@ def test_node_config_keys_are_read():
     text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
     columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
-    given = text | numbers | columns | {"state-dir": "/var/a"}
+    given = text | numbers | columns | {"state-dir": "/var/a", "alignment": "q4"}
     assert set(NODE_KEYS) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
     assert (source.columns, source.id_column) == (("a", "b"), "i")
     assert source.consent == Path("/var/c")
     assert source.state_dir == Path("/var/a")
+    assert source.alignment == "q4"
     assert (source.standardize, source.one_hot) == (True, False)
 
 

@@ -468,7 +468,7 @@ def test_ids_that_a_party_refuses(ids, rule):
 
 
 def test_an_order_needs_a_name():
-    with pytest.raises(ValueError, match="alignment must be 1 to 64 letters.*got ''"):
+    with pytest.raises(ValueError, match=r"alignment must be 1 to 64 letters.*got ''"):
         vf.simulate(Alignment(), parties(["a"], ["a"]))
 
 

@@ -203,6 +203,7 @@ def _check_sizes(party: Party, sizes: list[int]) -> None:
             f"sizes must tell of each party's ids how many it has, {party.n_rows} of "
             f"this party, and at most {MOST_IDS} of any"
         )
+    log.warning("an alignment of lists of %s ids", ", ".join(map(str, sizes)))
 
 
 def _key(party: Party, purpose: str) -> bytes:

@@ -397,7 +397,7 @@ class Parties(Sequence[PartyInfo]):
         secrets: dict[str, list[Any]] = {}
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
-                if len(parts) == 1 and step.contract.reply[name].leaves == NEXT:
+                if step.contract.reply[name].leaves == NEXT:
                     ((to, part),) = parts.items()
                     seal = Seal("secret", step.action, name, self._round, sender)
                     passed = secrets.setdefault(name, [None] * len(self))
