@@ -199,6 +199,9 @@ def test_parties_in_memory():
     model = vf.simulate(Alignment("q4"), federation).model
     taken = [p.take(rows) for p, rows in zip(federation, model.rows_, strict=True)]
     assert len({party.ids_digest for party in taken}) == 1
+    for party, own, rows in zip(taken, federation, model.rows_, strict=True):
+        np.testing.assert_array_equal(party.X, own.X[rows])
+        assert (party.name, party.cache is own.cache) == (own.name, False)
     result = vf.simulate(CoresetVRLR(sampling="full"), taken)
     np.testing.assert_allclose(
         np.concatenate(result.model.coef_), np.ones(6), atol=1e-6

@@ -22,6 +22,7 @@ def order(ids, name="q4", tag="ab"):
     [
         (7, "7"),
         (np.array([7]), np.array(["7"])),
+        (np.array([np.int32(7), 8], dtype=object)[:1], "7"),
         (" a7\t", "a7"),
         ("\u00a0a", "a"),
         ("\uff17", "7"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import zlib
 from collections.abc import Sequence
@@ -202,20 +201,23 @@ class Party:
             )
 
     def take(self, rows: Array) -> Party:
-        """Return the party with some of its rows, in their order.
+        """Return a party in memory with some of the rows of this one, in their order.
 
         Parameters
         ----------
         rows : Array of int, shape (m,)
             Numbers of rows.
         """
-        taken = copy.copy(self)
-        taken.X, taken.ids_digest = self.X[rows], None
-        taken.y = None if self.y is None else self.y[rows]
-        if self.ids is not None:
-            taken.ids = self.ids[rows]
-            taken.ids_digest = digest_ids(taken.ids)
-        return taken
+        return Party(
+            self.X[rows],
+            None if self.y is None else self.y[rows],
+            None if self.ids is None else self.ids[rows],
+            self.name,
+            self.columns,
+            self.index,
+            state_dir=self.state_dir,
+            consent=self.consent,
+        )
 
     @property
     def n_rows(self) -> int:

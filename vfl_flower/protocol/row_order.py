@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,15 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
             "or ids of the Party"
         )
     values = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-    wrong = sum(isinstance(v, bool) or not isinstance(v, int | str) for v in values)
+    wrong = sum(
+        isinstance(v, bool) or not isinstance(v, Integral | str) for v in values
+    )
     if wrong:
         raise PartyError(f"ids must be integers or text, {wrong} are neither")
     texts = [
-        unicodedata.normalize("NFKC", str(value)).strip().encode("utf-8", "replace")
+        unicodedata.normalize("NFKC", str(value))
+        .strip()
+        .encode("utf-8", "surrogatepass")
         for value in values
     ]
     if empty := texts.count(b""):
