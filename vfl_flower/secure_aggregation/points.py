@@ -187,11 +187,13 @@ def _sha512_256(data: bytes) -> bytes:
 
 def _work(mode: bytes, key: bytes, data: bytes) -> bytes:
     private = X25519PrivateKey.from_private_bytes(key)
-    starts = range(0, len(data), POINT_BYTES)
-    points = (data[start : start + POINT_BYTES] for start in starts)
-    if mode == b"h":
-        return b"".join(_multiple(private, hash_to_point(point)) for point in points)
-    return b"".join(_multiple(private, point) for point in points)
+    multiples = bytearray()  # a list of texts would take twice the memory
+    for start in range(0, len(data), POINT_BYTES):
+        point = data[start : start + POINT_BYTES]
+        if mode == b"h":
+            point = hash_to_point(point)
+        multiples += _multiple(private, point)
+    return bytes(multiples)
 
 
 def _multiple(private: X25519PrivateKey, point: bytes) -> bytes:
