@@ -97,6 +97,7 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
     [
         "README.md",
         "docs/simulate.md",
+        "docs/alignment.md",
         "docs/coresets.md",
         "docs/fdskl.md",
         "docs/kernel-kmeans.md",
@@ -381,13 +382,14 @@ def test_node_config_keys_are_read():
     columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
     reading = {"missing": "?", "max-levels": 5, "delimiter": "tab", "header": False}
     given = text | numbers | columns | reading
-    given |= {"state-dir": "/var/a", "encoding": "latin-1"}
+    given |= {"state-dir": "/var/a", "encoding": "latin-1", "alignment": "q4"}
     assert set(NODE_KEYS) == set(given)
     source = party_source(given, {})
     assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
     assert (source.columns, source.id_column) == (("a", "b"), "i")
     assert source.consent == Path("/var/c")
     assert source.state_dir == Path("/var/a")
+    assert source.alignment == "q4"
     assert (source.standardize, source.one_hot) == (True, False)
     assert (source.missing, source.max_levels) == (("?",), 5)
     assert (source.delimiter, source.header) == ("\t", False)

@@ -201,7 +201,9 @@ def test_only_the_registry_names_an_algorithm():
     names = {name for name in algorithms() if name in REGISTERED}
     names |= {kind.__name__ for kind in classes if kind.__module__ in MODULES}
     names |= {stem_of(module) for module in MODULES if of_an_algorithm(module)}
-    names -= {"linear", "angles", "sampling", "prediction"}  # words, not only names
+    # Words, not only names.
+    names -= {"linear", "angles", "sampling", "prediction"}
+    names -= {"align", "alignment", "Alignment"}
     pattern = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, names))})", re.I)
     naming = {
         f"{module}: {match}"

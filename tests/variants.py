@@ -14,6 +14,7 @@ from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
     FDSKL,
     MUFC,
+    Alignment,
     CoresetVKMC,
     CoresetVRLR,
     FDSKLPrediction,
@@ -72,6 +73,8 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         client_training="init",
         min_rows_per_bin=1,
     ),
+    "align": Alignment("q4"),
+    "align keyed": Alignment("q4", method="keyed"),
 }
 
 
@@ -139,9 +142,27 @@ def many_row_parties(count: int = 2) -> list[Party]:
     return [Party(block, name=party.name) for party, block in blocks]
 
 
+@cache
+def differing_parties(count: int = 2) -> list[Party]:
+    """Return parties of which each lacks some rows, with a key that they share."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    FOLDERS.append(folder)
+    made = []
+    for j, party in enumerate(parties(count)):
+        state_dir = Path(folder.name) / str(party.name)
+        state_dir.mkdir(mode=0o700)
+        (state_dir / "alignment.key").touch(mode=0o600)
+        (state_dir / "alignment.key").write_bytes(bytes(range(32)))
+        rows = np.delete(np.arange(24), [j, j + 5])
+        ids = np.array([f"flight-{row}" for row in rows])
+        made.append(Party(party.X[rows], ids=ids, name=party.name, state_dir=state_dir))
+    return made
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
+    made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}
     return made.get(variant, parties)(count)

@@ -337,7 +337,9 @@ def test_who_learns_a_value_is_as_declared():
             way = declared.leaves and declared.leaves.how
             assert ("in the clear" in row.how) == (way is None)
             assert ("only the sum" in row.who) == (way in ("sum", "sealed"))
-            assert row.who.endswith("not the server") == (way in ("sealed", "secret"))
+            assert row.who.endswith("not the server") == (
+                way in ("sealed", "secret", "next")
+            )
     assert rows["coresets_scores", "X"].kinds == (
         "rows (with pool)",
         "row-sums (without pool)",

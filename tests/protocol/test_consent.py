@@ -289,6 +289,10 @@ UNDECLARED = {
     ("fdskl_start", "rows"),
     # Only in a run in one process.
     ("kernel_kmeans_expand", "rows"),
+    # Points under the keys of all parties, shuffled: they tell sizes of intersections.
+    ("alignment_encrypt_points", "encrypted"),
+    # Hashes under a key that the party has put into its state-dir for this.
+    ("alignment_hash_with_key", "hashes"),
 }
 
 

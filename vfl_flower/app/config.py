@@ -46,6 +46,9 @@ class RunSettings:
     dry_run: bool = False
     """Only greet the parties, and print what the run would cost and who would learn
     what: no row leaves a party, and nothing is written."""
+    alignment: str = ""
+    """Name of a common order of rows that the parties keep, as strategy "align" makes
+    it; each then has these rows of its file, in this order."""
     output_dir: str = ""
     """Absolute folder for results; default: vfl_flower/runs in the data folder of the
     user who runs the SuperLink."""
@@ -88,7 +91,7 @@ class RunSettings:
     x1 and so on."""
 
 
-_OF_THE_RUN = frozenset({"model", "n_parties", "seed"})
+_OF_THE_RUN = frozenset({"alignment", "model", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
 _IN_PROCESS = frozenset({"masking"})
@@ -105,7 +108,7 @@ _NODE_KEYS = frozenset(
 _NODE_ONLY = frozenset(
     {
         *("data", "partition-id", "num-partitions", "party-name"),
-        *("consent", "state-dir"),
+        *("alignment", "consent", "state-dir"),
     }
 )
 
@@ -326,7 +329,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(
                 f"encoding must be one that Python knows, got {encoding!r}"
             ) from None
-    rows, encodes = _data_rules(run_config)
+    partition, encodes = _data_rules(run_config)
+    rows = partition == "horizontal"
     standardize = flag("standardize")
     if rows and standardize and by_node:
         raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
@@ -348,12 +352,34 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         header=flag("header"),
         consent=path("consent"),
         state_dir=path("state-dir"),
+        alignment=_alignment(node_config, run_config, partition),
         rows=rows,
     )
 
 
-def _data_rules(run_config: UserConfig) -> tuple[bool, bool]:
-    """Return whether rows are split, and whether a party may encode its columns.
+def _alignment(
+    node_config: UserConfig, run_config: UserConfig, partition: str
+) -> str | None:
+    """Return the name of the order of a node's rows, if it has one.
+
+    The party's own setting holds; a run that names another one is refused. What makes
+    an order takes all rows.
+    """
+    own, given = (str(c.get("alignment", "")) for c in (node_config, run_config))
+    if own and given and own != given:
+        raise ValueError(
+            f"alignment must be {own!r}, as this party's node config says, got "
+            f"{given!r}"
+        )
+    if given and partition == "horizontal":
+        raise ValueError(
+            f"alignment must be empty where parties hold different rows, got {given!r}"
+        )
+    return (own or given or None) if partition == "vertical" else None
+
+
+def _data_rules(run_config: UserConfig) -> tuple[str, bool]:
+    """Return what differs between parties, and whether one may encode its columns.
 
     The run config may belong to another app, whose strategy this package does not have.
     """
@@ -361,8 +387,8 @@ def _data_rules(run_config: UserConfig) -> tuple[bool, bool]:
     for strategy in algorithms().get(name, ())[:1]:
         default = strategy.partition
         partition = run_config.get(f"{name}.partition", default)
-        return partition == "horizontal", strategy.encodes
-    return False, True
+        return str(partition), strategy.encodes
+    return "vertical", True
 
 
 def output_dir(config: Mapping[str, Any]) -> Path:

@@ -105,6 +105,7 @@ _LEAVES = {
         "the party that the sum is for, only the sum over all parties; not the server",
     ),
     "secret": ("encrypted for each other party", "the other parties; not the server"),
+    "next": ("encrypted for the next party", "the next party; not the server"),
 }
 _BY_SERVER = "told by the server"
 _TOLD = {
@@ -315,7 +316,8 @@ def _rehearse(
                 y = np.full(n, np.nan)
                 y[np.arange(known, known + count) % n] = draw(rng, count)
                 known += count
-            parties.append(Party(X, y, name=shape.name or None))
+            ids = np.arange(n) if strategy.partition == "both" else None
+            parties.append(Party(X, y, ids, shape.name or None))
         with apart():
             grid = Watched(parties)
             start = time.perf_counter()
@@ -782,7 +784,8 @@ def _sent(row: Learned, seen: Mapping[str, Seen]) -> str:
 
 def _seen_at_defaults(name: str) -> dict[str, Seen]:
     """Return what training sends at the defaults of a run config."""
-    strategy = make_strategy(check_run_config({"strategy": name, "seed": 0}))
+    config = {"strategy": name, "seed": 0, "alignment": "rows"}
+    strategy = make_strategy(check_run_config(config))
     shapes = [Shape(400, 3), Shape(400, 3), Shape(400, 3, 400)]
     with _quietly():
         return _rehearse(strategy, shapes).seen

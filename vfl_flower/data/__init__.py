@@ -101,6 +101,8 @@ def load_party(
     are logged.
     """
     check_impute(source)
+    if source.alignment and (source.data in BUNDLED or _is_synthetic(source)):
+        raise PartyError("alignment must be of a party file, this data set has no ids")
     if source.data in BUNDLED:
         return from_bundled(source, encoding)
     if _is_synthetic(source):

@@ -18,7 +18,7 @@ from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.typing import Array
 
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 """Part of every cache key: raise it when the conversion changes."""
 
 IDS = (".ids.npy", ".at.npy")
@@ -110,8 +110,12 @@ class CacheEntry:
         source: PartySource,
         in_folder: bool,
         encoding: dict[str, Any] | None,
+        order: str = "",
     ) -> CacheEntry:
-        """Return the entry, named by all that its content depends on."""
+        """Return the entry, named by all that its content depends on.
+
+        `order` is the digest of the order of its rows, where that is not the file's.
+        """
         root = os.environ.get("VFL_FLOWER_CACHE")
         if not root:
             import platformdirs
@@ -138,6 +142,7 @@ class CacheEntry:
             source.impute,
             in_folder,
             encoding,
+            order,
         ]
         return cls(
             folder=Path(root) / "parties",

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,13 @@ from vfl_flower.data.tables import (
 )
 from vfl_flower.files import UnpackedSizeError
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.row_order import RowOrder, load_order
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
+
+TAKEN = 2**12
+"""Rows that are put in order at once."""
 
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
@@ -97,10 +101,12 @@ def from_file(
     name = source.name or name_of(path)
     who = f"party {name!r}"
     stamp = _stamp(path, source, who)
-    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding)
+    order = _order(source)
+    digest = "" if order is None else order.digest
+    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding, digest)
     converted = entry.load()
     if converted is None:
-        converted = _convert(path, source, who, folder, encoding, entry)
+        converted = _convert(path, source, who, folder, encoding, entry, order)
         try:
             _check_unchanged(path, source, who, stamp)
         except PartyError:
@@ -126,6 +132,15 @@ def from_file(
 
 def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
     """Return the ids of the rows of a file as text; None without an id column."""
+    ids, order = _ids_in_file(path, source), _order(source)
+    if order is None:
+        return ids
+    rows = order.rows(ids).tolist()  # refuses a file without ids
+    return [ids[row] for row in rows] if ids is not None else None
+
+
+def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
+    """Return the ids in the order of the file; None without an id column."""
     who = f"party {source.name or name_of(path)!r}"
     stamp = _stamp(path, source, who)
     entry = CacheEntry.of(path, stamp, source, False, None)
@@ -156,6 +171,27 @@ def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
         entry.remove()
         raise
     return entry.load_ids()
+
+
+def _order(source: PartySource) -> RowOrder | None:
+    """Return the order that the party's rows have, if it is not that of the file."""
+    if source.alignment is None:
+        return None
+    return load_order(source.state_dir, source.alignment)
+
+
+def _kept(table: Table, rows: Array) -> Table:
+    """Return a table with some of the rows only, in the order of the file."""
+    places = np.sort(rows)
+
+    def read(names: Sequence[str]) -> Iterator[Any]:
+        at = 0
+        for batch in table.read(names):
+            first, last = np.searchsorted(places, [at, at + batch.num_rows])
+            yield batch.take(places[first:last] - at)
+            at += batch.num_rows
+
+    return replace(table, read=read)
 
 
 def _id_shapes(ids: Ids) -> dict[str, Shape]:
@@ -328,8 +364,11 @@ def survey_file(
     folder: Sequence[Path] = (),
     encoding: Encoding | None = None,
     fingerprint: bool = False,
+    rows_used: Array | None = None,
 ) -> Survey:
     """Read a party file once, or as often as its columns need, and keep no row.
+
+    Only the rows used count, where they are given by their places in the file.
 
     Raises
     ------
@@ -340,6 +379,8 @@ def survey_file(
     markers = markers_of(source)
     with _reading(path, who):
         table = open_table(path, source, who)
+        if rows_used is not None:
+            table = _kept(table, rows_used)
         plan = Plan.of(table, path, source, who, folder, encoding)
         if not plan.wanted:
             refuse(plan.faults, who)
@@ -432,10 +473,21 @@ def _convert(
     folder: Sequence[Path],
     encoding: Encoding | None,
     entry: CacheEntry,
+    order: RowOrder | None,
 ) -> Converted:
     """Read a party file, check it, and turn it into one float64 matrix in the cache."""
-    fitted = encoding is None
-    survey = survey_file(path, source, who, folder, encoding)
+    fitted, rows = encoding is None, None
+    if order is not None:
+        ids = _ids_in_file(path, source)
+        rows = order.rows(ids)
+        logger.info(
+            "%s: %d of its %d rows, by alignment %r",
+            who,
+            len(rows),
+            len(ids or ()),
+            order.name,
+        )
+    survey = survey_file(path, source, who, folder, encoding, rows_used=rows)
     if survey.faults:
         logger.error("%s: %s", who, "; ".join(f.text for f in survey.faults))
     refuse(survey.faults, who)
@@ -459,23 +511,39 @@ def _convert(
     if done:
         logger.warning("%s: %s", who, "; ".join(done))
     names = columns_of(used)
+    places = None if rows is None else np.argsort(np.argsort(rows))
     shapes: dict[str, Shape] = {".X.npy": ("<f8", (n, len(names)))}
     if labels is not None:
         shapes[".y.npy"] = ("<f8", (n,))
-    if survey.ids is not None:
+    if survey.ids is not None and order is None:
         shapes |= _id_shapes(survey.ids)
     with _reading(path, who):
         try:
             entry.open(shapes, lambda files: _write(survey, labels, source, who, files))
             X, y = entry.map(labels is not None)
+            if places is not None:  # written as the file has them, and now as the order
+                kept = [array for array in (X, y) if array is not None]
+                entry.open(shapes, lambda files: _write_taken(kept, places, files))
+                X, y = entry.map(labels is not None)
         except OSError as error:
             _not_kept(who, entry, error)
             X = np.empty((n, len(names)))
             y = None if labels is None else np.empty(n)
             sinks = [_Sink(array) for array in (X, y) if array is not None]
             _write(survey, labels, source, who, sinks)
+            if places is not None:
+                X, y = X[places], None if y is None else y[places]
     digest = None if survey.ids is None else survey.ids.digest
+    if order is not None:
+        digest = order.digest
     return Converted(X, y, names, digest, used)
+
+
+def _write_taken(arrays: Sequence[Array], places: Array, files: Sequence[Any]) -> None:
+    """Write some rows of each array, in the order of their places."""
+    for array, file in zip(arrays, files, strict=True):
+        for start in range(0, len(places), TAKEN):
+            file.write(array[places[start : start + TAKEN]])
 
 
 class _Sink:

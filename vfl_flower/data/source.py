@@ -59,6 +59,9 @@ class PartySource:
         ``consent``: absolute path of the file that says what may leave the party.
     state_dir : Path or None
         ``state-dir``: absolute folder in which the party keeps its parts of models.
+    alignment : str or None
+        ``alignment``: name of the row order that the party keeps in `state_dir`; it has
+        these rows of its file, in this order.
     rows : bool
         A bundled or generated data set is split by rows, not by columns: party j has
         each ``count``-th row from row j.
@@ -81,4 +84,5 @@ class PartySource:
     header: bool = True
     consent: Path | None = None
     state_dir: Path | None = None
+    alignment: str | None = None
     rows: bool = False

@@ -101,7 +101,7 @@ class Plan:
 
 def _hello(
     party: Party,
-    partition: Literal["vertical", "horizontal"] = "vertical",
+    partition: Literal["vertical", "horizontal", "both"] = "vertical",
     plan: Plan | None = None,
 ) -> Hello:
     """Say who this party is; :func:`answer` adds its key of the run, signed."""
@@ -119,7 +119,7 @@ def _hello(
         "n_rows": party.n_rows,
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
-        "ids_digest": party.ids_digest or "",
+        "ids_digest": "" if partition == "both" else party.ids_digest or "",
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,

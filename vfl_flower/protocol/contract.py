@@ -119,16 +119,17 @@ class Leaves:
 
     Parameters
     ----------
-    how : {"sum", "sealed", "secret"}
+    how : {"sum", "sealed", "secret", "next"}
         ``"sum"``: under a mask, and the server may learn the sum over the parties.
         ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
-        encrypted for each other party.
+        encrypted for each other party. ``"next"``: encrypted for the party that follows
+        in the ring of all.
     least : float or str
         Least bound of the sum, or the name of a size. With a smaller one the number of
         clipped values would tell how large single addends are.
     """
 
-    how: Literal["sum", "sealed", "secret"]
+    how: Literal["sum", "sealed", "secret", "next"]
     least: float | str = 0.0
 
 
@@ -140,6 +141,9 @@ SEALED = Leaves("sealed")
 """One party may learn the sum over all parties, and the server not even that."""
 SECRET = Leaves("secret")
 """For the other parties; the server passes it on and cannot read it."""
+NEXT = Leaves("next")
+"""For the next party of the ring; it takes only what the party before it has sent in
+the round trip before. The server passes it on and can neither read nor choose it."""
 
 
 @dataclass(frozen=True)

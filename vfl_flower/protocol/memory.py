@@ -68,6 +68,7 @@ class Memory:
                     "session": session,
                     "private_key": private,
                     "secret": secrets.token_bytes(16),
+                    "run_secret": secrets.token_bytes(32),
                     "round": 0,
                     "digest": b"",
                 }
@@ -127,6 +128,7 @@ class Memory:
         party.index, party.n_parties = frame.index, frame.parties
         party.seed = frame.seed
         party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
+        party.run_secret = known["run_secret"]
         party.shared = self._shared(party)
         # A step that is asked again does not see the part that it has left.
         fresh = again and known.get("part_round") == frame.round

@@ -16,6 +16,7 @@ from vfl_flower.protocol.answering import Plan, hello
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
+    NEXT,
     SECRET,
     ContractError,
     Sizes,
@@ -81,9 +82,9 @@ class Parties(Sequence[PartyInfo]):
         How many parties to wait for; 0: those that are connected, at least `least`.
     least : int
         Fewest parties that the run needs.
-    partition : {"vertical", "horizontal"}
-        Whether parties hold different columns of the same rows, or different rows of
-        the same columns.
+    partition : {"vertical", "horizontal", "both"}
+        Whether parties hold different columns of the same rows, different rows of the
+        same columns, or share neither yet.
     without : sequence of int
         Nodes that do not take part, although they are connected.
     model : str, optional
@@ -396,6 +397,12 @@ class Parties(Sequence[PartyInfo]):
         secrets: dict[str, list[Any]] = {}
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
+                if step.contract.reply[name].leaves == NEXT:
+                    ((to, part),) = parts.items()
+                    seal = Seal("secret", step.action, name, self._round, sender)
+                    passed = secrets.setdefault(name, [None] * len(self))
+                    passed[to] = Sealed(to, (part,), (seal,))
+                    continue
                 if name in secrets:
                     first = self[secrets[name].index(None)].name
                     reason = f"it sends the secret {name!r} after {first!r} has"
@@ -573,6 +580,8 @@ class Parties(Sequence[PartyInfo]):
             for name, declared in fields.items():
                 if declared.leaves == SECRET:
                     secrets |= self._for_others(j, name, reply)
+                elif declared.leaves == NEXT and name in reply:
+                    secrets[name] = {(j + 1) % len(self): _encrypted(name, reply)}
             clear = {n: field for n, field in fields.items() if not field.leaves}
             values = structure(clear, reply, sizes)
             for name, wanted in sums.items():
@@ -713,6 +722,14 @@ class Parties(Sequence[PartyInfo]):
             raise FederationError(
                 f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
             )
+
+
+def _encrypted(name: str, reply: dict[str, Any]) -> Array:
+    """Take what a party has encrypted for another one out of its reply."""
+    part = reply.pop(name)
+    if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
+        raise ContractError(f"{name!r} must be encrypted")
+    return part
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,10 @@ class Party:
         Seed of the run, and number of parties T; set before each step.
     secret : int
         The party's own part of the seed of its streams; 0 where the run repeats.
+    run_secret : bytes
+        Random bytes of this party and this run, whatever its seed, for keys: the same
+        for a step that is asked twice. Nothing that leaves the party may depend on them
+        but by a key.
     allow_plain : bool
         Whether the party takes part in protocols that do not protect it.
     encoding : dict or None
@@ -130,6 +134,7 @@ class Party:
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     secret: int = field(default=0, init=False, repr=False)
+    run_secret: bytes = field(default=b"", init=False, repr=False)
     allow_plain: bool = field(default=False, init=False)
     encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
@@ -194,6 +199,25 @@ class Party:
                 f"columns of {who} must name each of the {self.X.shape[1]} columns of "
                 f"X, got {len(self.columns)} names"
             )
+
+    def take(self, rows: Array) -> Party:
+        """Return a party in memory with some of the rows of this one, in their order.
+
+        Parameters
+        ----------
+        rows : Array of int, shape (m,)
+            Numbers of rows.
+        """
+        return Party(
+            self.X[rows],
+            None if self.y is None else self.y[rows],
+            None if self.ids is None else self.ids[rows],
+            self.name,
+            self.columns,
+            self.index,
+            state_dir=self.state_dir,
+            consent=self.consent,
+        )
 
     @property
     def n_rows(self) -> int:

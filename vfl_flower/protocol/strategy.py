@@ -139,7 +139,7 @@ class ProtocolStrategy(Strategy):
     """Class of the model that it trains, or that it works with."""
     partition = "vertical"
     """What differs between parties: the columns ("vertical") or the rows ("horizontal")
-    that each holds."""
+    that each holds, or both ("both")."""
     encodes: ClassVar[bool] = True
     """Whether a party may use all of its rows to make its columns: the levels of a text
     column, the mean for a missing value."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vfl_flower.protocol.common import common_digest
-from vfl_flower.protocol.contract import Field, Sizes, declared_as
+from vfl_flower.protocol.contract import NEXT, Field, Sizes, declared_as
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.seals import Seal
@@ -116,6 +116,8 @@ class PartySums:
             elif seals[0].kind == "secret":
                 if len(seals) > 1:
                     raise PartyError(f"the secret {name!r} must be of one party")
+                if _passed_on(declared_as(request, name)):
+                    self._check_ring(name, seals[0])
                 values[name] = self._unsealed(parts[0], seals[0])
             else:
                 adding, total = self._total(name, parts, seals)
@@ -123,6 +125,15 @@ class PartySums:
                     values[name] = adding.decode(total)
                 except ValueError as error:  # names the group's rule
                     raise PartyError(f"{name!r} cannot be opened: {error}") from None
+
+    def _check_ring(self, name: str, seal: Seal) -> None:
+        """Raise unless a secret was sent by the party before, in the round before."""
+        before = (self.frame.index - 1) % self.frame.parties
+        if (seal.sender, seal.round) != (before, self.frame.round - 1):
+            raise PartyError(
+                f"{name!r} must come from the party at place {before}, in the round "
+                "trip before this one"
+            )
 
     def _total(
         self, name: str, parts: Sequence[Array], seals: Sequence[Seal]
@@ -180,6 +191,11 @@ class PartySums:
                 continue
             if declared.leaves.how == "secret":
                 self._seal_for_all(step, name, reply)
+                continue
+            if declared.leaves == NEXT:
+                to, data = (self.frame.index + 1) % self.frame.parties, reply[name]
+                data = self.relay.seal(to, data, step.action, name, self.frame.round)
+                reply[name] = np.frombuffer(data, dtype=np.uint8)
                 continue
             wanted = self.frame.sums.get(name)
             if wanted is None:
@@ -291,6 +307,10 @@ class PartySums:
 
 def _is_hidden(declared: Field | None) -> bool:
     return declared is not None and declared.leaves is not None
+
+
+def _passed_on(declared: Field | None) -> bool:
+    return declared is not None and declared.leaves == NEXT
 
 
 def _part(values: dict[str, Any], name: str) -> Array:

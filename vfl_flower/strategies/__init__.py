@@ -4,6 +4,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.strategies.alignment import Alignment
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, Tasks] = {
     "fdskl": (FDSKL, FDSKLPrediction),
     "fk-kmeans": (FKKMeans,),
     "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus),
+    "align": (Alignment,),
 }
 """The strategies of each algorithm, one per task, by its name in the run config."""
 
@@ -62,6 +64,7 @@ def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
 __all__ = [
     "FDSKL",
     "MUFC",
+    "Alignment",
     "CoresetVKMC",
     "CoresetVRLR",
     "FDSKLPrediction",

@@ -1,0 +1,537 @@
+"""The parties agree on the rows that all hold, and nobody learns of another id."""
+
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transcripts import Recorder, is_uniform, our_steps
+
+import vfl_flower as vf
+from vfl_flower import FREE, Alignment, Consent, FederationError, Party, PartyFailed
+from vfl_flower.clients import alignment as client
+from vfl_flower.protocol import strategy as frame
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.row_order import load_order, normal_ids
+from vfl_flower.protocol.seals import Seal, Sealed
+from vfl_flower.secure_aggregation.points import encrypt, hash_ids, hash_to_point
+from vfl_flower.simulation import InProcessGrid
+
+METHODS = ["ecdh", "keyed"]
+SECRET = bytes(range(32))
+
+
+def party(ids, name=None, **given) -> Party:
+    X = np.arange(2.0 * len(ids)).reshape(-1, 2)
+    return Party(X, ids=np.array(ids, dtype=object), name=name, **given)
+
+
+def parties(*lists, folder=None) -> list[Party]:
+    """Return a party for each list of ids; with a folder, each with a state-dir."""
+    made = []
+    for j, ids in enumerate(lists):
+        state_dir = None
+        if folder is not None:
+            state_dir = folder / f"p{j}"
+            state_dir.mkdir(mode=0o700)
+            (state_dir / client.KEY_FILE).touch(mode=0o600)
+            (state_dir / client.KEY_FILE).write_bytes(SECRET)
+        made.append(party(ids, f"p{j}", state_dir=state_dir))
+    return made
+
+
+def aligned(federation, model) -> list[list[Any]]:
+    pairs = zip(federation, model.rows_, strict=True)
+    return [member.take(rows).ids.tolist() for member, rows in pairs]
+
+
+# -- exact -----------------------------------------------------------------------------
+
+IDS = st.one_of(
+    st.lists(st.integers(-3, 9), min_size=1, unique=True),
+    st.lists(st.sampled_from([*"079aAäx", "7.0"]), min_size=1, unique=True),
+)
+
+
+@given(st.lists(IDS, min_size=2, max_size=5))
+@settings(max_examples=60)
+def test_as_pythons_sets(lists):
+    federation = parties(*lists)
+    sets = [{str(one) for one in ids} for ids in lists]
+    common = set.intersection(*sets)
+    if not common:
+        with pytest.raises(FederationError, match="must have ids in common"):
+            vf.simulate(Alignment("q4"), federation)
+        return
+    result = vf.simulate(Alignment("q4"), federation)
+    orders = [[str(one) for one in ids] for ids in aligned(federation, result.model)]
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0]) == sorted(common)
+    assert result.metrics == {"common": len(common)}
+    for places in [(0,), (0, 1), tuple(range(len(lists)))]:
+        expected = set.intersection(*(sets[j] for j in places))
+        assert result.model.n_shared(*places) == len(expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_round_trips_bytes_and_files(method, count, tmp_path):
+    lists = [[f"r{k}" for k in range(40) if k % (j + 7)] for j in range(count)]
+    federation = parties(*lists, folder=tmp_path)
+    result = vf.simulate(Alignment("2026-q4", method=method), federation)
+    # Greeting, the lists, T - 1 passes, and the order.
+    trips = 2 + count if method == "ecdh" else 3
+    assert result.ledger.round_trips == trips
+    up = sum(
+        entry.units_up
+        for (action, _), entry in result.ledger.entries.items()
+        if action != "alignment_keep_order"
+    )
+    lengths = sum(map(len, lists))
+    # 32 bytes a point and a pass, and 16 for each seal.
+    sealed = 16 * count * (count - 1)
+    assert up == (32 * count * lengths + sealed if method == "ecdh" else 32 * lengths)
+    orders = [load_order(p.state_dir, "2026-q4") for p in federation]
+    assert {order.tag for order in orders} == {result.model.tag}
+    for member, rows, order in zip(federation, result.model.rows_, orders, strict=True):
+        np.testing.assert_array_equal(order.rows(member.ids), rows)
+    # Nobody could test an id by what one party keeps of another: salts differ.
+    assert len({order.salt for order in orders}) == count
+    assert len({order.ids.tobytes() for order in orders}) == count
+
+
+def test_an_order_is_replaced_by_one_of_the_same_name(tmp_path):
+    federation = parties(["a", "b"], ["b", "a"], folder=tmp_path)
+    tags = {
+        vf.simulate(Alignment("q4"), federation, seed=1).model.tag for _ in range(2)
+    }
+    assert len(tags) == 2  # keys are new, whatever the seed
+    assert load_order(federation[0].state_dir, "q4").tag in tags
+
+
+# -- who learns what -------------------------------------------------------------------
+
+SPACE = [f"id-{k:03}" for k in range(300)]
+"""All ids that there could be, few enough to try each."""
+
+
+def own_lists(count=3, size=120):
+    rng = np.random.default_rng(7)
+    return [rng.choice(SPACE, size, replace=False).tolist() for _ in range(count)]
+
+
+def points_of(ids, *keys):
+    """Return what an attacker makes of guesses: points, under keys that it knows."""
+    made = encrypt(hash_ids(normal_ids(ids)), keys[0], hashed=True) if keys else None
+    if made is None:
+        hashed = hash_ids(normal_ids(ids))
+        return [hash_to_point(bytes(row)) for row in hashed]
+    for key in keys[1:]:
+        made = encrypt(made, key)
+    return [bytes(row) for row in made]
+
+
+def found(seen: set[bytes], *keys) -> list[str]:
+    """Return the ids of the space whose points an attacker finds in what it sees."""
+    pairs = zip(SPACE, points_of(SPACE, *keys), strict=True)
+    return [one for one, point in pairs if point in seen]
+
+
+class Watched:
+    """What each party is given by another, and the keys of all, for the tests alone."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.given: dict[int, list[bytes]] = {}
+        self.keys: dict[int, bytes] = {}
+        own_key, more = client._key, client.encrypt_points.function
+
+        def key(member, purpose):
+            made = own_key(member, purpose)
+            if purpose == "points":
+                self.keys[member.index] = made
+            return made
+
+        def encrypt_points(member, points):
+            self.given.setdefault(member.index, []).append(points)
+            return more(member, points)
+
+        monkeypatch.setattr(client, "_key", key)
+        monkeypatch.setattr(client.encrypt_points, "function", encrypt_points)
+
+    def seen(self, j: int) -> set[bytes]:
+        """Return the points that a party is given."""
+        return {
+            data[k : k + 32] for data in self.given[j] for k in range(0, len(data), 32)
+        }
+
+
+def server_sees(transcript) -> set[bytes]:
+    rows = [e.values["encrypted"] for e in transcript if "encrypted" in e.values]
+    return {bytes(row) for array in rows for row in array}
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_no_id_is_found_by_trying_each(count, monkeypatch):
+    """By the server, and by each party with its own key.
+
+    Neither can succeed by chance: two of 2^252 points are equal. The same attackers
+    find every id with the keys that they lack, so that the test can fail.
+    """
+    watched, lists = Watched(monkeypatch), own_lists(count)
+    grid = Recorder(parties(*lists))
+    Alignment("q4").start(grid)
+    seen = server_sees(grid.transcript)
+    assert len(seen) == len(set().union(*lists))
+    assert found(seen) == []
+    assert sorted(found(seen, *watched.keys.values())) == sorted(set().union(*lists))
+    for j, own in watched.keys.items():
+        sees = watched.seen(j)
+        assert found(sees) == found(sees, own) == found(sees, own, own) == []
+        before = watched.keys[(j - 1) % count]
+        assert sorted(found(sees, before)) == sorted(lists[(j - 1) % count])
+        # Together with the server, but without the key of another party.
+        assert found(seen | sees, own) == []
+
+
+def test_nothing_tells_points_from_random_ones(monkeypatch):
+    """Each byte of points, by chi-square; and whether a list keeps its order.
+
+    False-alarm rate 1e-9 for bytes, 2e-9 for the order of each list (6 standard
+    deviations of the rank correlation of 600 random ones).
+    """
+    watched = Watched(monkeypatch)
+    lists = [[f"x{k:04}" for k in range(600)], [f"x{k:04}" for k in range(300, 900)]]
+    grid = Recorder(parties(*lists))
+    result = Alignment("q4").start(grid)
+    (first,) = watched.given[1]
+    points = np.frombuffer(first, dtype=np.uint8).reshape(-1, 32)
+    assert is_uniform(points[:, :31])  # the last byte has a bit that is always 0
+    where = {point: k for k, point in enumerate(points_of(lists[0], watched.keys[0]))}
+    places = [where[bytes(row)] for row in points]
+    assert abs(np.corrcoef(places, np.arange(600))[0, 1]) < 6 / np.sqrt(600)
+    # The common order is no order of ids either.
+    rows = [m.remembered("rows") for m in grid.memories()]
+    assert result.metrics == {"common": 300}
+    assert abs(np.corrcoef(rows[0], np.arange(300))[0, 1]) < 6 / np.sqrt(300)
+
+
+def test_the_transcript():
+    """All that passes the server is in its table, sealed, or without an id."""
+    lists = own_lists()
+    grid = Recorder(parties(*lists))
+    result = Alignment("q4").start(grid)
+    said: dict[tuple[str, bool], set[str]] = {}
+    for entry in grid.transcript:
+        said.setdefault((entry.action, entry.up), set()).update(entry.values)
+    del said["hello", False], said["hello", True]
+    own, more = "alignment_encrypt_ids", "alignment_encrypt_points"
+    assert said == {
+        (own, False): {"sizes"},
+        (own, True): {"points"},
+        (more, False): {"points.0"},
+        (more, True): {"points", "encrypted"},
+        ("alignment_keep_order", False): {"alignment", "positions", "tag"},
+        ("alignment_keep_order", True): {"kept"},
+    }
+    for entry in grid.transcript:
+        assert not any(one.encode() in entry.data for one in SPACE)
+        if entry.up and "points" in entry.values:
+            assert entry.values["points"].shape == (32 * 120 + 16,)
+            assert is_uniform(entry.values["points"])
+        if entry.action == "hello" and entry.up:
+            # A digest of ids would let the server test a guess of all.
+            assert entry.values["ids_digest"] == entry.values["columns_digest"] == ""
+    # What the server finds out is the intersection of every subset, by size.
+    sets = [set(ids) for ids in lists]
+    for places in [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]:
+        expected = len(set.intersection(*(sets[j] for j in places)))
+        assert result.model.n_shared(*places) == expected
+
+
+def test_keyed_hashes_hide_ids_from_whoever_lacks_the_key_alone(tmp_path):
+    """The server's brute force fails; whoever has its messages and the key succeeds."""
+    lists = own_lists()
+    grid = Recorder(parties(*lists, folder=tmp_path))
+    Alignment("q4", method="keyed").start(grid)
+    hashed = [e for e in grid.transcript if "hashes" in e.values]
+    seen = {bytes(row) for e in hashed for row in e.values["hashes"]}
+    asked = [e for e in grid.transcript if "salt" in e.values]
+    salt = asked[0].values["salt"]
+
+    def tried(key):
+        key = client.derive_key(key, [b"vfl_flower keyed ids 1", salt])
+        made = client.keyed_hashes(normal_ids(SPACE), key)
+        pairs = zip(SPACE, made, strict=True)
+        return sorted(one for one, row in pairs if bytes(row) in seen)
+
+    assert tried(bytes(32)) == []
+    assert tried(SECRET) == sorted(set().union(*lists))
+
+
+# -- whoever deviates ------------------------------------------------------------------
+
+
+def deviating(monkeypatch, tamper, federation=None, grid=None):
+    """Run with a server that changes requests, and return the refusal."""
+
+    class Deviating(Parties):
+        def _round_trip(self, step, requests, *rest):
+            told = {
+                j: tamper(self, step.action, j, dict(v)) for j, v in requests.items()
+            }
+            return super()._round_trip(step, told, *rest)
+
+    monkeypatch.setattr(frame, "Parties", Deviating)
+    grid = grid or RealParties(federation or parties(*own_lists()))
+    with pytest.raises(PartyFailed) as caught:
+        Alignment("q4").start(grid)
+    return caught.value
+
+
+OWN, MORE, KEEP = (
+    f"alignment_{name}" for name in ("encrypt_ids", "encrypt_points", "keep_order")
+)
+
+
+def test_the_server_cannot_choose_points(monkeypatch):
+    """The attack: guesses in place of a list would come back under a party's key.
+
+    With them the server could find each guess in that party's own list. Parties take
+    points from a party alone, so it has no way to ask.
+    """
+
+    def tamper(parties, action, j, values):
+        if action == MORE and j == 1:
+            values["points"] = np.frombuffer(
+                b"".join(points_of(SPACE[:120])), dtype=np.uint8
+            )
+        return values
+
+    failed = deviating(monkeypatch, tamper)
+    assert (failed.party, failed.action) == ("p1", MORE)
+    assert "'points' must come from a party, encrypted" in failed.reason
+
+
+def test_the_server_cannot_seal_points_itself(monkeypatch):
+    def tamper(parties, action, j, values):
+        if action == MORE and j == 1:
+            data = secrets.token_bytes(32 * 120 + 16)
+            seal = Seal("secret", OWN, "points", parties._round, 0)
+            part = np.frombuffer(data, dtype=np.uint8)
+            values["points"] = Sealed(1, (part,), (seal,))
+        return values
+
+    failed = deviating(monkeypatch, tamper)
+    assert failed.party == "p1"
+    assert "altered on its way" in failed.reason
+
+
+def test_a_list_is_encrypted_once(monkeypatch):
+    """A list of an earlier round trip would show the keys of some parties alone."""
+    kept = {}
+
+    def tamper(parties, action, j, values):
+        if action == MORE:
+            values["points"] = kept.setdefault(j, values["points"])
+        return values
+
+    failed = deviating(monkeypatch, tamper)
+    assert failed.action == MORE
+    assert "in the round trip before this one" in failed.reason
+
+
+def test_a_step_more_than_there_are_lists():
+    """Nobody sends a party such a list, since the last ones go to the server."""
+    member = party(["a", "b"])
+    member.index, member.n_parties, member.run_secret = 0, 2, bytes(32)
+    made = client.encrypt_ids(member, [2, 2])["points"]
+    assert client.encrypt_points(member, made).keys() == {"encrypted"}
+    with pytest.raises(PartyError, match="has encrypted the lists of all others"):
+        client.encrypt_points(member, made)
+
+
+def test_a_list_of_ids_is_encrypted_once_in_a_run():
+    class Deviating(Alignment):
+        def protocol(self, parties, run):
+            for _ in range(2):
+                parties.ask(client.encrypt_ids, sizes=[120] * 3)
+            raise AssertionError
+
+    with pytest.raises(PartyFailed, match="is answered once in a session, and it was"):
+        Deviating("q4").start(RealParties(parties(*own_lists())))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[], [120, 120], [120, 119, 120], [120, 120, 0], [120, 120, client.MOST_IDS + 1]],
+)
+def test_sizes_that_cannot_be(sizes, monkeypatch):
+    def tamper(parties, action, j, values):
+        if action == OWN and j == 1:
+            values["sizes"] = sizes
+        return values
+
+    failed = deviating(monkeypatch, tamper)
+    assert failed.party == "p1"
+    assert "sizes must tell of each party's ids how many it has" in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda data: data[:-32], "must have 120 points of 32 bytes, got 3808 bytes"),
+        (lambda data: data + bytes(1), "must have 120 points .* got 3841 bytes"),
+        (lambda data: bytes(32) + data[32:], "must have no point of small order"),
+    ],
+)
+def test_a_party_that_sends_another_list(change, rule, monkeypatch):
+    whole = client.encrypt_ids.function
+
+    def encrypt_ids(member, sizes):
+        made = whole(member, sizes)
+        return {"points": change(made["points"])} if member.index == 0 else made
+
+    monkeypatch.setattr(client.encrypt_ids, "function", encrypt_ids)
+    with pytest.raises(PartyFailed, match=f"place 0 {rule}") as caught:
+        Alignment("q4").start(InProcessGrid(parties(*own_lists())))
+    assert caught.value.party == "p1"
+
+
+def test_a_party_that_repeats_a_point(monkeypatch):
+    more = client.encrypt_points.function
+
+    def encrypt_points(member, points):
+        made = more(member, points)
+        if "encrypted" in made and member.index == 0:
+            made["encrypted"] = np.repeat(made["encrypted"][:1], 120, axis=0)
+        return made
+
+    monkeypatch.setattr(client.encrypt_points, "function", encrypt_points)
+    with pytest.raises(FederationError, match="'p1' must have each point once"):
+        Alignment("q4").start(InProcessGrid(parties(*own_lists())))
+
+
+@pytest.mark.parametrize(
+    ("positions", "rule"),
+    [
+        ([0, 0], "positions must be of distinct rows"),
+        ([], "positions must be of distinct rows"),
+        ([120], "below 120"),
+    ],
+)
+def test_positions_that_cannot_be(positions, rule, monkeypatch):
+    def tamper(parties, action, j, values):
+        if action == KEEP and j == 2:
+            values["positions"] = np.array(positions, dtype=np.int64)
+        return values
+
+    failed = deviating(monkeypatch, tamper)
+    assert failed.party == "p2"
+    assert rule in failed.reason
+
+
+def test_an_order_before_all_have_encrypted():
+    class Deviating(Alignment):
+        def protocol(self, parties, run):
+            parties.ask(client.encrypt_ids, sizes=[120] * 3)
+            where = np.arange(3)
+            parties.ask(
+                client.keep_order, alignment="q4", positions=where, tag=bytes(32)
+            )
+            raise AssertionError
+
+    with pytest.raises(PartyFailed, match="not encrypted by all parties yet"):
+        Deviating("q4").start(RealParties(parties(*own_lists())))
+
+
+def test_a_party_that_claims_all_ids_learns_the_other_list():
+    """What no intersection prevents, and the guide says; its size is in the logs."""
+    honest = own_lists(1)[0]
+    federation = parties(honest, SPACE)
+    model = vf.simulate(Alignment("q4"), federation).model
+    learned = federation[1].take(model.rows_[1]).ids.tolist()
+    assert sorted(learned) == sorted(honest)
+
+
+def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):
+    vf.simulate(Alignment("q4"), parties(["a"], ["a", "b"]))
+    assert caplog.text.count("an alignment of lists of 1, 2 ids") == 2
+
+
+# -- refusals --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "rule"),
+    [
+        (["a", "a ", "b"], "1 rows repeat an id"),
+        (["a", " ", "b"], "ids must not be empty, 1 are"),
+        ([1.5, 2.5, 7.0], "ids must be integers or text, 3 are neither"),
+        (None, "an alignment needs an id for each row"),
+    ],
+)
+def test_ids_that_a_party_refuses(ids, rule):
+    bad = Party(np.ones((3, 1)), name="p1") if ids is None else party(ids, "p1")
+    with pytest.raises(PartyFailed, match=rule) as caught:
+        vf.simulate(Alignment("q4"), [party(["a"], "p0"), bad])
+    assert caught.value.party == "p1"
+
+
+def test_an_order_needs_a_name():
+    with pytest.raises(ValueError, match=r"alignment must be 1 to 64 letters.*got ''"):
+        vf.simulate(Alignment(), parties(["a"], ["a"]))
+
+
+@pytest.mark.parametrize("name", ["../q4", "a b", "x" * 65])
+def test_names_that_cannot_be(name):
+    with pytest.raises(ValueError, match="alignment must be 1 to 64 letters"):
+        Alignment(name)
+
+
+@pytest.mark.parametrize(
+    ("write", "rule"),
+    [
+        (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_bytes(b"short"), "at least 32 random bytes, got 5"),
+        (lambda path: path.chmod(0o640), "mode 600.*, got mode 640"),
+    ],
+)
+def test_a_shared_key_that_is_none(write, rule, tmp_path):
+    federation = parties(["a"], ["a"], folder=tmp_path)
+    write(tmp_path / "p1" / client.KEY_FILE)
+    with pytest.raises(PartyFailed, match=rule) as caught:
+        vf.simulate(Alignment("q4", method="keyed"), federation)
+    assert caught.value.party == "p1"
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rules", "count", "refused"),
+    [
+        ({}, 3, ""),
+        ({}, 2, "two-parties = true"),
+        ({"two_parties": True}, 2, ""),
+        ({"strategies": ["coreset-vrlr"]}, 3, "no strategy and task that ask for"),
+        ({"strategies": ["align"], "tasks": ["train"]}, 3, ""),
+    ],
+)
+def test_consent(rules, count, refused):
+    """Nothing has to be listed in [leaves]: points are no kind of row."""
+    federation = parties(*own_lists(count))
+    for member in federation:
+        member.consent = Consent(peers=None, **rules)
+    grid = RealParties(federation)
+    if refused:
+        with pytest.raises(FederationError, match=refused):
+            Alignment("q4").start(grid)
+    else:
+        assert Alignment("q4").start(grid).metrics["common"] > 0
+
+
+def test_every_step_is_asked_for():
+    assert {step.action for step in Alignment.steps} == set(our_steps("alignment"))
+    assert FREE.takes_part("align", "train")

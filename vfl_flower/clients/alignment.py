@@ -1,0 +1,245 @@
+"""Agree on the rows that all parties hold: a party's side.
+
+The ids of a party become points of Curve25519 (:mod:`vfl_flower.secure_aggregation.
+points`). The party shuffles its list, encrypts it under a key of this run alone, and
+sends it to the next party, sealed; each party encrypts it once more and keeps its
+order. The last one gives it to the server. Then each list is encrypted under the keys
+of all parties, so that points of one id are equal, in whatever list.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from dataclasses import dataclass
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+from annotated_types import Len, MaxLen
+
+from vfl_flower.protocol.contract import NEXT, OWN, Whole
+from vfl_flower.protocol.parts import read_private
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.row_order import RowOrder, check_name, normal_ids, save_order
+from vfl_flower.protocol.steps import once, step
+from vfl_flower.secure_aggregation.masks import derive_key
+from vfl_flower.secure_aggregation.points import (
+    POINT_BYTES,
+    encrypt,
+    hash_ids,
+    keyed_hashes,
+    permutation,
+)
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+MOST_IDS = 2**24
+"""Most ids of one party: 512 MiB of points."""
+
+KEY_FILE = "alignment.key"
+"""File in the ``state-dir`` with the secret key that the parties share."""
+
+LEAST_OF_KEY = 32
+"""Fewest bytes of that key."""
+
+Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
+"""Points or hashes, 32 bytes each."""
+
+
+@dataclass
+class Passes:
+    """What a party remembers of a run.
+
+    Attributes
+    ----------
+    sizes : list of int
+        How many ids each party has, as the server has said; in party order.
+    left : int
+        How many lists of other parties it will still encrypt.
+    rows : Array of int, shape (m,), or None
+        Rows that all parties hold, in the common order, as soon as they are known.
+    """
+
+    sizes: list[int]
+    left: int
+    rows: Array | None = None
+
+
+class Points(TypedDict):
+    """Reply of :func:`encrypt_ids`."""
+
+    points: Annotated[bytes, NEXT]
+
+
+class MorePoints(TypedDict):
+    """Reply of :func:`encrypt_points`: for the next party, or at the end the server."""
+
+    points: NotRequired[Annotated[bytes, NEXT]]
+    encrypted: NotRequired[Bytes32]
+
+
+class Hashes(TypedDict):
+    """Reply of :func:`hash_with_key`."""
+
+    hashes: Bytes32
+
+
+class Kept(TypedDict):
+    """Reply of :func:`keep_order`."""
+
+    kept: bool
+
+
+@step
+@once
+def encrypt_ids(party: Party, sizes: list[int]) -> Points:
+    """Return the party's ids as points, shuffled and under its key of this run.
+
+    Parameters
+    ----------
+    sizes : list of int
+        How many ids each party has.
+    """
+    ids = normal_ids(party.read_ids())
+    _check_sizes(party, sizes)
+    party.remember(Passes(list(sizes), party.n_parties - 1))
+    hashed = hash_ids(ids)[_shuffle(party)]
+    return {"points": encrypt(hashed, _key(party, "points"), hashed=True).tobytes()}
+
+
+@step
+def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
+    """Encrypt the list that the party before this one has sent, in its order.
+
+    That list was made as many parties before as lists were encrypted; its owner is
+    known by that, and so is its length. This party decides by its own count whether
+    the list goes on to the next party or, encrypted under all keys, to the server.
+    """
+    run = party.recall(Passes)
+    if run.left < 1:
+        raise PartyError("this party has encrypted the lists of all others")
+    owner = ((party.index or 0) + run.left) % party.n_parties
+    if len(points) != POINT_BYTES * run.sizes[owner]:
+        raise PartyError(
+            f"the list of the party at place {owner} must have {run.sizes[owner]} "
+            f"points of 32 bytes, got {len(points)} bytes"
+        )
+    run.left -= 1
+    given = np.frombuffer(points, dtype=np.uint8).reshape(-1, POINT_BYTES)
+    try:
+        encrypted = encrypt(given, _key(party, "points"))
+    except ValueError:
+        raise PartyError(
+            f"the list of the party at place {owner} must have no point of small order"
+        ) from None
+    if run.left:
+        return {"points": encrypted.tobytes()}
+    return {"encrypted": encrypted}
+
+
+@step
+@once
+def hash_with_key(
+    party: Party, salt: Annotated[bytes, Len(16, 16)], sizes: list[int]
+) -> Hashes:
+    """Return keyed hashes of the party's ids, shuffled.
+
+    Parameters
+    ----------
+    salt : bytes
+        Of this run, the same for all parties.
+    sizes : list of int
+        How many ids each party has.
+    """
+    ids = normal_ids(party.read_ids())
+    _check_sizes(party, sizes)
+    party.remember(Passes(list(sizes), 0))
+    key = derive_key(_shared_key(party), [b"vfl_flower keyed ids 1", salt])
+    return {"hashes": keyed_hashes(ids, key)[_shuffle(party)]}
+
+
+@step
+@once
+def keep_order(
+    party: Party,
+    alignment: Annotated[str, MaxLen(64)],
+    positions: Annotated[Array, Whole("m", 0, "n_rows"), OWN],
+    tag: Annotated[bytes, Len(32, 32)],
+) -> Kept:
+    """Keep the common order under a name.
+
+    Parameters
+    ----------
+    alignment : str
+        The name.
+    positions : Array of int, shape (m,)
+        Where the common ids stand in the party's shuffled list, in the common order.
+    tag : bytes
+        The same for all parties: a digest of the common points.
+    """
+    check_name(alignment)
+    run = party.recall(Passes)
+    if run.left:
+        raise PartyError("the lists are not encrypted by all parties yet")
+    if len(np.unique(positions)) < len(positions) or not len(positions):
+        raise PartyError("positions must be of distinct rows, and of one at least")
+    rows = _shuffle(party)[positions]
+    run.rows = rows
+    if party.state_dir is None:
+        return {"kept": False}
+    ids = normal_ids(party.read_ids())
+    salt = _key(party, "order")
+    order = RowOrder.of(alignment, tag.hex(), salt, [ids[k] for k in rows.tolist()])
+    save_order(party.state_dir, order)
+    return {"kept": True}
+
+
+def _check_sizes(party: Party, sizes: list[int]) -> None:
+    """Raise unless the sizes of all lists are told, this party's own among them."""
+    fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
+    if not fits or not all(0 < size <= MOST_IDS for size in sizes):
+        raise PartyError(
+            f"sizes must tell of each party's ids how many it has, {party.n_rows} of "
+            f"this party, and at most {MOST_IDS} of any"
+        )
+    log.warning("an alignment of lists of %s ids", ", ".join(map(str, sizes)))
+
+
+def _key(party: Party, purpose: str) -> bytes:
+    """Return a key of this party and this run; again the same for a step asked twice.
+
+    It comes from the operating system's randomness, whatever the seed of the run.
+    """
+    return derive_key(party.run_secret, [b"vfl_flower alignment 1", purpose.encode()])
+
+
+def _shuffle(party: Party) -> Array:
+    return permutation(party.n_rows, _key(party, "shuffle"))
+
+
+def _shared_key(party: Party) -> bytes:
+    """Return the secret key that the parties share, from the party's ``state-dir``."""
+    if party.state_dir is None:
+        raise PartyError(f"keyed hashes need a state-dir with a file {KEY_FILE!r}")
+    path = party.state_dir / KEY_FILE
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        key = read_private(path)
+    except OSError as error:
+        log.error("cannot read %s: %s", path, error.strerror)
+        raise PartyError(
+            f"keyed hashes need a file {KEY_FILE!r} in this party's state-dir, with "
+            f"the secret key that the parties share: {error.strerror}"
+        ) from None
+    if mode & 0o077:
+        raise PartyError(
+            f"{KEY_FILE!r} must be a file that its user alone may read (mode 600), got "
+            f"mode {mode:o}"
+        )
+    if len(key) < LEAST_OF_KEY:
+        raise PartyError(
+            f"{KEY_FILE!r} must hold at least {LEAST_OF_KEY} random bytes, got "
+            f"{len(key)}"
+        )
+    return key

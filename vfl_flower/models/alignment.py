@@ -1,0 +1,83 @@
+"""What an alignment leaves: how many ids the parties share, and its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models.base import Model, plain
+from vfl_flower.typing import Array, Arrays
+
+
+@dataclass
+class AlignmentModel(Model):
+    """How many ids each set of parties shares.
+
+    Attributes
+    ----------
+    alignment : str
+        Name under which the parties keep the order.
+    tag : str
+        The same at all parties, and of no other order.
+    held_ : Array of bool, shape (k, T)
+        Sets of parties, one in each row: those that hold an id that no other holds.
+    counts_ : Array of int, shape (k,)
+        How many ids there are of each set.
+    rows_ : list of Array of int, shape (m,)
+        The common rows of each party, in the common order; after a run in one process
+        only, since elsewhere they stay at their parties.
+    """
+
+    kind: ClassVar[str] = "alignment"
+
+    alignment: str
+    tag: str
+    held_: Array
+    counts_: Array
+    rows_: list[Array] = field(default_factory=list, repr=False)
+
+    @property
+    def n_common_(self) -> int:
+        """How many ids all parties hold, m."""
+        return self.n_shared(*range(self.held_.shape[1]))
+
+    def n_shared(self, *parties: int) -> int:
+        """Return how many ids these parties hold, whoever else holds them.
+
+        Parameters
+        ----------
+        *parties : int
+            Places of parties, from 0.
+        """
+        return int(self.counts_[self.held_[:, list(parties)].all(axis=1)].sum())
+
+    @property
+    def note(self) -> str:
+        """What a report says about it."""
+        return (
+            f"alignment {self.alignment!r}: {self.n_common_} rows that all parties "
+            f'hold; later runs use it by alignment="{self.alignment}"'
+        )
+
+    def arrays(self) -> Arrays:
+        """Return what defines the model, by name."""
+        return {
+            "alignment": np.array(self.alignment),
+            "tag": np.array(self.tag),
+            "held": self.held_,
+            "counts": self.counts_,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays."""
+        named = plain(arrays)
+        name, tag = str(named["alignment"]), str(named["tag"])
+        held, counts = named["held"], named["counts"]
+        if held.ndim != 2 or held.dtype != bool or counts.shape != (len(held),):
+            raise ValueError("the file is damaged: held and counts do not fit")
+        return cls(name, tag, held, counts)

@@ -1,0 +1,72 @@
+"""Which of several lists have which values in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+
+def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
+    """Compare lists of distinct values.
+
+    Parameters
+    ----------
+    lists : sequence of Array of uint8, shape (n_j, b)
+        T lists of values of b bytes.
+
+    Returns
+    -------
+    held : Array of bool, shape (k, T)
+        The sets of lists that hold a value and no other list does, one in each row.
+    counts : Array of int, shape (k,)
+        How many values each set holds.
+    common : Array of uint8, shape (m, b)
+        The values that all lists hold, sorted.
+    positions : list of Array of int, shape (m,)
+        Where they stand in each list.
+
+    Raises
+    ------
+    ValueError
+        A list holds a value twice; the second argument is its number.
+
+    Examples
+    --------
+    >>> a, b = np.array([[1], [2], [3]], np.uint8), np.array([[3], [5]], np.uint8)
+    >>> held, counts, common, positions = overlaps([a, b])
+    >>> held.astype(int).tolist(), counts.tolist()
+    ([[0, 1], [1, 0], [1, 1]], [1, 2, 1])
+    >>> common.tolist(), [place.tolist() for place in positions]
+    ([[3]], [[2], [0]])
+    """
+    width = lists[0].shape[1]
+    # NumPy takes a zero at the end of a text for none: with one length, no two values
+    # become equal by that.
+    text = f"S{width}"
+    values = np.ascontiguousarray(np.concatenate(lists)).view(text).ravel()
+    different, place = np.unique(values, return_inverse=True)
+    places = np.split(place, np.cumsum([len(one) for one in lists])[:-1])
+    holds = np.zeros((len(different), len(lists)), dtype=bool)
+    for j, one in enumerate(places):
+        holds[one, j] = True
+        if np.count_nonzero(holds[:, j]) < len(one):
+            raise ValueError(f"list {j} must hold each value once", j)
+    packed = np.packbits(holds, axis=1)
+    sets, counts = np.unique(
+        packed.view(f"S{packed.shape[1]}").ravel(), return_counts=True
+    )
+    bits = sets.astype(f"S{packed.shape[1]}").view(np.uint8)
+    held = np.unpackbits(bits.reshape(len(sets), -1), axis=1, count=len(lists)).astype(
+        bool
+    )
+    everywhere = np.flatnonzero(holds.all(axis=1))
+    positions = []
+    for one in places:
+        where = np.empty(len(different), dtype=np.int64)
+        where[one] = np.arange(len(one))
+        positions.append(where[everywhere])
+    common = different[everywhere].view(np.uint8).reshape(-1, width)
+    return held, counts, common, positions

@@ -1,0 +1,227 @@
+"""Row orders that the parties of a run have agreed on, kept by name at each party.
+
+Parties whose files hold different rows agree once which ids all of them hold, and in
+which order. Each keeps the order under a name in its ``state-dir``; later runs name it,
+and a party then takes these rows of its file, in this order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.files import read_npz
+from vfl_flower.protocol.parts import read_private, write_private
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+FORMAT = 1
+
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""The names that an order may have: they become names of files."""
+
+NAME_RULE = (
+    "alignment must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a "
+    "letter or a digit"
+)
+
+DIGEST_BYTES = 16
+"""Bytes of the digest by which an order knows an id: with 10^9 ids two are equal with a
+probability of 10^-21."""
+
+
+def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
+    """Return ids as all parties write them.
+
+    1. An integer is its decimal digits: 7 equals the text "7".
+    2. A text is in Unicode's form NFKC, without white space at its ends.
+    3. Nothing else is changed: "A7" and "a7", "7" and "007", "7" and "7.0" differ.
+
+    Parameters
+    ----------
+    ids : iterable of int or str, length n
+        The ids of a party's rows; None where it has none.
+
+    Returns
+    -------
+    list of bytes, length n
+        In UTF-8.
+
+    Raises
+    ------
+    PartyError
+        There are none, one is neither integer nor text, or is empty, or two are equal.
+        The text tells how many, and no id.
+    """
+    if ids is None:
+        raise PartyError(
+            "an alignment needs an id for each row: set id-column in the node config, "
+            "or ids of the Party"
+        )
+    values = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    wrong = sum(
+        isinstance(v, bool) or not isinstance(v, Integral | str) for v in values
+    )
+    if wrong:
+        raise PartyError(f"ids must be integers or text, {wrong} are neither")
+    texts = [
+        unicodedata.normalize("NFKC", str(value))
+        .strip()
+        .encode("utf-8", "surrogatepass")
+        for value in values
+    ]
+    if empty := texts.count(b""):
+        raise PartyError(f"ids must not be empty, {empty} are")
+    if repeated := len(texts) - len(set(texts)):
+        raise PartyError(
+            "ids must be distinct after Unicode's form NFKC and without white space at "
+            f"their ends, {repeated} rows repeat an id"
+        )
+    return texts
+
+
+@dataclass(frozen=True, eq=False)
+class RowOrder:
+    """The rows of one party that all parties hold, in the common order.
+
+    Attributes
+    ----------
+    name : str
+        What the parties call it.
+    tag : str
+        The same at all parties, and of no other order; it tells nothing of an id.
+    salt : bytes
+        Of the digests, at this party alone.
+    ids : Array of uint8, shape (m, 16)
+        Digests of the ids, by which the rows are found in a changed file too.
+    """
+
+    name: str
+    tag: str
+    salt: bytes = field(repr=False)
+    ids: Array = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, tag: str, salt: bytes, ids: Sequence[bytes]) -> RowOrder:
+        """Return the order of ids, as :func:`normal_ids` gives them."""
+        return cls(name, tag, salt, _digests(salt, ids))
+
+    @property
+    def digest(self) -> str:
+        """What parties compare in place of a digest of ids, which one could guess."""
+        return f"alignment {self.name} {self.tag}"
+
+    def rows(self, ids: Iterable[Any] | None) -> Array:
+        """Return where the ids of the order stand among those of a file.
+
+        Parameters
+        ----------
+        ids : iterable of int or str
+            The ids of the file.
+
+        Returns
+        -------
+        Array of int, shape (m,)
+            Numbers of rows.
+
+        Raises
+        ------
+        PartyError
+            Some are missing, or as :func:`normal_ids`.
+        """
+        there = _digests(self.salt, normal_ids(ids)).view(f"S{DIGEST_BYTES}").ravel()
+        wanted = self.ids.view(f"S{DIGEST_BYTES}").ravel()
+        order = np.argsort(there, kind="stable")
+        places = np.searchsorted(there, wanted, sorter=order)
+        rows: Array = order[np.minimum(places, len(there) - 1)]
+        if missing := np.count_nonzero(there[rows] != wanted):
+            raise PartyError(
+                f"the data must hold all {len(wanted)} ids of alignment {self.name!r}, "
+                f"{missing} are missing: align the parties again"
+            )
+        return rows
+
+
+def check_name(name: str) -> None:
+    """Raise ``PartyError`` unless an order may have a name."""
+    if not re.fullmatch(NAME, name):
+        raise PartyError(f"{NAME_RULE}, got {name[:70]!r}")
+
+
+def save_order(folder: Path, order: RowOrder) -> None:
+    """Keep an order in a party's ``state-dir``; replace one of the same name.
+
+    Raises
+    ------
+    PartyError
+        The name is not valid, or the folder cannot be written to.
+    """
+    target = _path(folder, order.name)
+    about = {"format": FORMAT, "name": order.name, "tag": order.tag}
+    file = io.BytesIO()
+    salt = np.frombuffer(order.salt, dtype=np.uint8)
+    np.savez(file, about=np.array(json.dumps(about)), salt=salt, ids=order.ids)
+    write_private(target, file.getvalue(), f"alignment {order.name!r}")
+    log.warning(
+        "alignment %r of %d rows written to %s", order.name, len(order.ids), target
+    )
+
+
+def load_order(folder: Path | None, name: str) -> RowOrder:
+    """Read an order from a party's ``state-dir``.
+
+    Raises
+    ------
+    PartyError
+        There is no folder or no such order, or its file is damaged.
+    """
+    if folder is None:
+        raise PartyError("alignment needs a state-dir, in which the order is kept")
+    what, path = f"alignment {name!r} of this party", _path(folder, name)
+    try:
+        stored = read_npz(io.BytesIO(read_private(path)), compressed=False)
+        about = json.loads(str(stored["about"]))
+        fits = about["format"] == FORMAT and about["name"] == name
+        order = RowOrder(
+            name, str(about["tag"]), stored["salt"].tobytes(), stored["ids"]
+        )
+        fits &= order.ids.dtype == np.uint8 and order.ids.shape[1:] == (DIGEST_BYTES,)
+    except FileNotFoundError:
+        raise PartyError(
+            f"this party's state-dir has no alignment {name!r}: run the strategy that "
+            "makes it first"
+        ) from None
+    except OSError as error:
+        log.error("cannot read %s: %s", path, error.strerror)
+        raise PartyError(f"{what} cannot be read: {error.strerror}") from None
+    except Exception as error:
+        log.error("%s on reading %s", type(error).__name__, path)
+        fits = False
+    if not fits:
+        raise PartyError(f"{what} is damaged, renamed, or of another version")
+    return order
+
+
+def _path(folder: Path, name: str) -> Path:
+    check_name(name)  # it comes from the server, and must not lead out of the folder
+    return folder / f"alignment-{name}.npz"
+
+
+def _digests(salt: bytes, ids: Iterable[bytes]) -> Array:
+    digests = b"".join(
+        hashlib.blake2b(one, digest_size=DIGEST_BYTES, key=salt).digest() for one in ids
+    )
+    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)

@@ -1,0 +1,213 @@
+"""Ids as points of Curve25519, encrypted so that the order of the keys does not matter.
+
+Diffie-Hellman on X25519 (RFC 7748) makes from the u-coordinate of a point P and a key k
+that of k P. Keys commute, k (l P) = l (k P), so what several parties have encrypted one
+after the other is equal exactly where the points were, whoever began.
+
+Three facts carry the security:
+
+1. Each u-coordinate belongs to a point of the curve v^2 = u^3 + A u^2 + u or of its
+   twist, about half to each, and encryption leaves it there: a hash that is taken for a
+   u-coordinate as it is would show a bit of each id, at any time and to everybody. So
+   :func:`hash_to_point` hashes again until the right side is a square.
+2. A point of the curve is the sum of one of prime order and one whose order divides 8.
+   X25519 clears the three lowest bits of a key, which makes it a multiple of 8, so the
+   second addend is gone after the first encryption: all that leaves a party is in the
+   subgroup of prime order, where decisional Diffie-Hellman is taken to be hard.
+3. Under that assumption the points P, k P of many random P and one key k cannot be told
+   from random points: without the key nobody can test whether a point is of a given id.
+
+This file also runs as a program of its own, of which :func:`encrypt` starts several.
+It imports nothing of the package, so that they start fast.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA512_256, Hash
+from numpy.typing import NDArray
+
+Points = NDArray[np.uint8]
+"""u-coordinates, or other values of 32 bytes, one in each row."""
+
+PRIME = 2**255 - 19
+A = 486662
+POINT_BYTES = 32
+
+LABEL = b"vfl_flower id to point 1"
+"""Protocol and version: count up when the hash changes."""
+
+LEAST_OF_A_PROCESS = 4096
+"""Points that are worth a process of their own: 0.15 s of work, its start takes 0.3."""
+
+_SMALL = bytes(POINT_BYTES)
+"""In place of a point whose multiple by 8 is zero."""
+
+
+def hash_ids(ids: Sequence[bytes]) -> Points:
+    """Return the SHA-512/256 of each id, shape (n, 32).
+
+    Parameters
+    ----------
+    ids : sequence of bytes, length n
+        Ids as :func:`vfl_flower.protocol.row_order.normal_ids` gives them.
+    """
+    return _rows(b"".join(map(_sha512_256, ids)))
+
+
+def keyed_hashes(ids: Sequence[bytes], key: bytes) -> Points:
+    """Return the HMAC-SHA256 of each id, shape (n, 32)."""
+    return _rows(b"".join(hmac.digest(key, one, "sha256") for one in ids))
+
+
+def hash_to_point(data: bytes) -> bytes:
+    """Return the u-coordinate of a point of the curve, never of its twist.
+
+    Parameters
+    ----------
+    data : bytes
+        What to hash.
+
+    Returns
+    -------
+    bytes
+        u, 32 bytes, little endian: the first of SHA-512/256 of (label, counter, data)
+        for the counters 0, 1, .. without their top bit, that is below p = 2^255 - 19
+        and on the curve. Two are tried on average.
+    """
+    for counter in itertools.count():
+        digest = _sha512_256(LABEL + counter.to_bytes(4, "little") + data)
+        u = int.from_bytes(digest, "little") & (2**255 - 1)
+        if u < PRIME and on_curve(u):
+            break
+    return u.to_bytes(POINT_BYTES, "little")
+
+
+def on_curve(u: int) -> bool:
+    """Return whether u^3 + A u^2 + u is a square modulo p other than 0.
+
+    It is one where its power (p - 1) / 2 is 1 (Euler's criterion). That power is the
+    Jacobi symbol, since p is prime, which takes a thirtieth of the time.
+    """
+    from flint import fmpz
+
+    return bool(fmpz(u * (u * (u + A) + 1) % PRIME).jacobi(fmpz(PRIME)) == 1)
+
+
+def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
+    """Return the multiples of points by a key, in their order.
+
+    The work is split among as many processes as this one may use processors, where each
+    gets some thousands of points.
+
+    Parameters
+    ----------
+    points : array of uint8, shape (n, 32)
+        Points; with `hashed` anything, of which :func:`hash_to_point` makes points.
+    key : bytes
+        The key, 32 bytes.
+    hashed : bool
+        Hash first.
+
+    Returns
+    -------
+    array of uint8, shape (n, 32)
+        Points.
+
+    Raises
+    ------
+    ValueError
+        A point is of small order: its multiple is the same under each key.
+    RuntimeError
+        A process was stopped.
+    """
+    shares = min(_processors(), len(points) // LEAST_OF_A_PROCESS)
+    mode = b"h" if hashed else b"e"
+    if shares < 2:
+        multiples = _rows(_work(mode, key, points.tobytes()))
+    else:
+        parts = np.array_split(points, shares)
+        with ThreadPoolExecutor(shares) as threads:
+            sent = [mode + key + part.tobytes() for part in parts]
+            done = b"".join(threads.map(_in_a_process, sent))
+        if len(done) != points.size:
+            raise RuntimeError("a process that encrypts points was stopped")
+        multiples = _rows(done)
+    if not multiples.any(axis=1).all():
+        raise ValueError("points must not be of small order")
+    return multiples
+
+
+def permutation(n: int, key: bytes) -> NDArray[np.int64]:
+    """Return the order in which a key shuffles n things, shape (n,).
+
+    Sorted by 64-bit words of the ChaCha20 stream of the key (RFC 8439): uniform, but
+    for a probability below n^2 / 2^65 that two words are equal.
+    """
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    words = np.frombuffer(stream.update(bytes(8 * n)), dtype="<u8")
+    return np.argsort(words, kind="stable")
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _in_a_process(data: bytes) -> bytes:
+    """Return what :func:`main` makes of its input; no key is in a command line."""
+    command = [sys.executable, "-P", __file__]
+    return subprocess.run(command, input=data, stdout=subprocess.PIPE).stdout
+
+
+def _rows(data: bytes) -> Points:
+    return np.frombuffer(data, dtype=np.uint8).reshape(-1, POINT_BYTES)
+
+
+def _sha512_256(data: bytes) -> bytes:
+    sha = Hash(SHA512_256())
+    sha.update(data)
+    return sha.finalize()
+
+
+def _work(mode: bytes, key: bytes, data: bytes) -> bytes:
+    private = X25519PrivateKey.from_private_bytes(key)
+    multiples = bytearray()  # a list of texts would take twice the memory
+    for start in range(0, len(data), POINT_BYTES):
+        point = data[start : start + POINT_BYTES]
+        if mode == b"h":
+            point = hash_to_point(point)
+        multiples += _multiple(private, point)
+    return bytes(multiples)
+
+
+def _multiple(private: X25519PrivateKey, point: bytes) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(point))
+    except ValueError:  # RFC 7748, section 6.1: it would be all zeros
+        return _SMALL
+
+
+def main() -> None:
+    """Read mode, key and points from the standard input, and write multiples."""
+    mode, key = sys.stdin.buffer.read(1), sys.stdin.buffer.read(POINT_BYTES)
+    sys.stdout.buffer.write(_work(mode, key, sys.stdin.buffer.read()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Agree on the rows that all parties hold, and on their order."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import alignment as party
+from vfl_flower.models.alignment import AlignmentModel
+from vfl_flower.models.base import Model
+from vfl_flower.numerics.alignment import overlaps
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.row_order import NAME, NAME_RULE
+from vfl_flower.protocol.settings import settings
+from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+SALT_BYTES = 16
+
+
+@settings
+class Alignment(ProtocolStrategy):
+    """Private set intersection of the parties' ids, by Diffie-Hellman on X25519.
+
+    ==============  ====================================  ============================
+    round trip      party j sends                         the server learns
+    ==============  ====================================  ============================
+    hello           how many ids it has                   these numbers
+    encrypt_ids     its ids as shuffled points under its  nothing
+                    key, sealed for party j + 1
+    encrypt_points  the list of party j - 1 under one     nothing; from the last one
+    (T - 1 times)   more key, sealed for party j + 1;     the size of the intersection
+                    at last to the server                 of every subset of parties
+    keep_order      whether it has kept the order         that
+    ==============  ====================================  ============================
+
+    A party learns how many ids each other party has, and which of its own ids all
+    parties hold. The server chooses the common order, that of the encrypted points, and
+    learns no id. With ``method="keyed"`` each party sends keyed hashes in their place:
+    whoever has both the key and the hashes can test any id.
+
+    Raises
+    ------
+    FederationError
+        From `start`: no id is at all parties.
+    PartyFailed
+        A party has no ids, or repeats one, or does not follow the protocol.
+    """
+
+    alignment: str = ""
+    """Name of the order, which later runs give as alignment: "2026-q4"."""
+    method: Literal["ecdh", "keyed"] = "ecdh"
+    """Diffie-Hellman on X25519, or hashes under a secret key that the parties share in
+    their state-dirs: faster, and weaker, since every holder of the key who sees the
+    hashes can test ids."""
+
+    model_class = AlignmentModel
+    partition = "both"
+    steps = (
+        party.encrypt_ids,
+        party.encrypt_points,
+        party.hash_with_key,
+        party.keep_order,
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.alignment:
+            self.check()
+
+    def check(self) -> None:
+        """Raise ``ValueError``, before any message, where the order has no name."""
+        if not re.fullmatch(NAME, self.alignment):
+            raise ValueError(f"{NAME_RULE}, got {self.alignment[:70]!r}")
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Compare the encrypted lists, and tell each party its part of the order."""
+        lists = self._lists(parties, [info.n_rows for info in parties])
+        try:
+            held, counts, common, positions = overlaps(lists)
+        except ValueError as error:
+            name = parties[error.args[1]].name
+            raise FederationError(
+                f"the list of {name!r} must have each point once, and has not: a party "
+                "did not follow the protocol"
+            ) from None
+        if not len(common):
+            raise FederationError(
+                f"all {len(parties)} parties must have ids in common, but no id is at "
+                "all of them: do they write ids in the same way?"
+            )
+        tag = hashlib.sha256(common.tobytes()).digest()
+        told = [where.astype(np.uint32) for where in positions]
+        kept = parties.ask(
+            party.keep_order, alignment=self.alignment, positions=each(told), tag=tag
+        ).each("kept")
+        if not all(kept):
+            names = [i.name for i, done in zip(parties, kept, strict=True) if not done]
+            log.warning("without a state-dir, not kept at: %s", ", ".join(names))
+        model = AlignmentModel(self.alignment, tag.hex(), held, counts)
+        run.record(1, model.to_record(), {"common": len(common)})
+        return model.to_record()
+
+    def _lists(self, parties: Parties, sizes: list[int]) -> Sequence[Array]:
+        """Return the list of each party under the keys of all."""
+        if self.method == "keyed":
+            salt = secrets.token_bytes(SALT_BYTES)
+            hashed = parties.ask(party.hash_with_key, salt=salt, sizes=sizes)
+            lists: list[Array] = hashed.each("hashes")
+            makers = list(range(len(parties)))
+            asked = hashed.failure
+        else:
+            # Each sealed for the party that gets it.
+            points: list[bytes] = parties.ask(party.encrypt_ids, sizes=sizes).secrets[
+                "points"
+            ]
+            for left in range(len(parties) - 2, -1, -1):
+                replies = parties.ask(party.encrypt_points, points=each(points))
+                points = replies.secrets["points"] if left else []
+            # The list of party j comes back from the one before it.
+            makers = [(j - 1) % len(parties) for j in range(len(parties))]
+            encrypted = replies.each("encrypted")
+            lists, asked = [encrypted[j] for j in makers], replies.failure
+        for maker, one, size in zip(makers, lists, sizes, strict=True):
+            if one.dtype != np.uint8 or len(one) != size:
+                raise asked(maker, f"its reply must have {size} rows of 32 bytes")
+        return lists
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add the rows of each party."""
+        assert isinstance(model, AlignmentModel)
+        rows = [memory.remembered("rows") for memory in memories]
+        model.rows_ = [one for one in rows if one is not None]
