@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vfl_flower.protocol import row_order
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.row_order import RowOrder, load_order, normal_ids, save_order
 
@@ -68,6 +69,16 @@ def test_rows_are_found_by_id(shuffled, count):
     wanted = [f"r{k}" for k in range(count)]
     rows = order(wanted).rows([f" r{k}" for k in shuffled])
     assert [f"r{shuffled[row]}" for row in rows.tolist()] == wanted
+
+
+def test_ids_in_blocks(monkeypatch):
+    monkeypatch.setattr(row_order, "BLOCK", 2)
+    kept = order(["a", "b", "c"])
+    assert kept.rows(["x", "c", "b", "y", "a"]).tolist() == [4, 2, 1]
+    with pytest.raises(PartyError, match=r"must be distinct .*, 1 rows repeat an id"):
+        kept.rows(["a", "b", "c", " a"])
+    with pytest.raises(PartyError, match="needs an id for each row"):
+        kept.rows(None)
 
 
 def test_missing_ids_are_counted():

@@ -784,8 +784,8 @@ def _sent(row: Learned, seen: Mapping[str, Seen]) -> str:
 
 def _seen_at_defaults(name: str) -> dict[str, Seen]:
     """Return what training sends at the defaults of a run config."""
-    config = {"strategy": name, "seed": 0, "alignment": "rows"}
-    strategy = make_strategy(check_run_config(config))
+    config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
+    strategy = make_strategy(config)
     shapes = [Shape(400, 3), Shape(400, 3), Shape(400, 3, 400)]
     with _quietly():
         return _rehearse(strategy, shapes).seen

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -41,6 +42,14 @@ NAME_RULE = (
 DIGEST_BYTES = 16
 """Bytes of the digest by which an order knows an id: with 10^9 ids two are equal with a
 probability of 10^-21."""
+
+DISTINCT = (
+    "ids must be distinct after Unicode's form NFKC and without white space at their "
+    "ends"
+)
+
+BLOCK = 2**14
+"""Ids of a file whose digests are taken at once: their texts need not fit in memory."""
 
 
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
@@ -86,10 +95,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     if empty := texts.count(b""):
         raise PartyError(f"ids must not be empty, {empty} are")
     if repeated := len(texts) - len(set(texts)):
-        raise PartyError(
-            "ids must be distinct after Unicode's form NFKC and without white space at "
-            f"their ends, {repeated} rows repeat an id"
-        )
+        raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
     return texts
 
 
@@ -142,10 +148,15 @@ class RowOrder:
         PartyError
             Some are missing, or as :func:`normal_ids`.
         """
-        there = _digests(self.salt, normal_ids(ids)).view(f"S{DIGEST_BYTES}").ravel()
+        blocks = [None] if ids is None else _blocks(ids)
+        parts = [_digests(self.salt, normal_ids(block)) for block in blocks]
+        there = np.concatenate(parts).view(f"S{DIGEST_BYTES}").ravel()
         wanted = self.ids.view(f"S{DIGEST_BYTES}").ravel()
         order = np.argsort(there, kind="stable")
-        places = np.searchsorted(there, wanted, sorter=order)
+        ranked = there[order]
+        if repeated := np.count_nonzero(ranked[1:] == ranked[:-1]):
+            raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
+        places = np.searchsorted(ranked, wanted)
         rows: Array = order[np.minimum(places, len(there) - 1)]
         if missing := np.count_nonzero(there[rows] != wanted):
             raise PartyError(
@@ -218,6 +229,12 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
 def _path(folder: Path, name: str) -> Path:
     check_name(name)  # it comes from the server, and must not lead out of the folder
     return folder / f"alignment-{name}.npz"
+
+
+def _blocks(ids: Iterable[Any]) -> Iterator[Sequence[Any]]:
+    remaining = iter(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+    while block := tuple(itertools.islice(remaining, BLOCK)):
+        yield block
 
 
 def _digests(salt: bytes, ids: Iterable[bytes]) -> Array:
