@@ -128,7 +128,9 @@ def watch(parties, seed=None, draws=0, **settings):
 
 
 DIRECT = {"solver": "direct", "features": 256}
-DOUBLY = {"solver": "doubly-stochastic", "iterations": 16, "block": 16}
+DOUBLY = {"solver": "doubly-stochastic", "iterations": 32, "block": 16}
+"""With half the iterations, and so some 100 rows, the rank-d attack finds whole turns
+in 5 of 8 draws only; with these in 8 of 8."""
 
 
 # -- the attacks --------------------------------------------------------------------
