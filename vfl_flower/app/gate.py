@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -73,8 +75,14 @@ def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
         ]
         return answer
 
+    @asynccontextmanager
+    async def closing(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
     methods = ["GET", "POST", "PUT", "DELETE"]
-    return Starlette(routes=[Route("/{path:path}", hand_on, methods=methods)])
+    routes = [Route("/{path:path}", hand_on, methods=methods)]
+    return Starlette(routes=routes, lifespan=closing)
 
 
 def main(
@@ -92,6 +100,7 @@ def main(
         ssl_certfile=folder / CERTIFICATE,
         ssl_keyfile=folder / KEY,
         log_level="warning",
+        ws="none",
         server_header=False,
         date_header=False,
     )

@@ -6,6 +6,7 @@ are what the other parties know the party by.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -31,6 +32,7 @@ from vfl_flower.files import write_whole
 from vfl_flower.protocol.consent import KINDS, Consent, Kind
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
+from vfl_flower.strategies import algorithms
 
 NODE_CONFIG, CONSENT, STATE, SUPERNODE_KEY = (
     *("party.toml", "consent.toml", "state", "supernode.key"),
@@ -46,8 +48,8 @@ _RULES = """\
 # What this party takes part in, and what it lets leave it. A key that is missing has
 # the value that stands here; one behind "#" has no value unless you give it one.
 
-# strategies = ["coreset-vrlr", "fdskl"]  # only these; otherwise all
-# tasks = ["train", "predict"]            # only these; otherwise all
+# strategies = {strategies}  # only these; otherwise all
+# tasks = ["train", "predict"]  # only these; otherwise all
 min-parties = 3             # fewest parties of a run, at least 3
 two-parties = false         # true: also with one other party, which can then compute
                             # this party's part of each sum that it learns
@@ -60,7 +62,7 @@ trust-on-first-use = false  # true: pin the key of a party without a line in [pe
 max-refusals = 100          # most messages that it refuses, in all runs, before it
                             # answers none
 
-[leaves]  # false: none; true: any number; { run = 2000, life = 10000 }: as many
+[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
           # different rows at most, in one run and in all runs
 """
 
@@ -71,7 +73,8 @@ def consent_text(kinds: Collection[Kind] = ()) -> str:
         f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
         for kind, words in KINDS.items()
     ]
-    return f"{_RULES}{''.join(lines)}\n[peers]\n"
+    rules = _RULES.format(strategies=json.dumps([*algorithms()][:2]))
+    return f"{rules}{''.join(lines)}\n[peers]\n"
 
 
 def needs_of(strategy: str) -> tuple[tuple[Kind, ...], str]:
