@@ -17,6 +17,7 @@ from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
+    _process_table,
     free_port,
     submit,
     wait_for,
@@ -88,15 +89,10 @@ def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
     assert started_in(folder / str(words[1])) == []
 
 
-def started_in(folder: Path) -> list[str]:
-    """Return the commands of live processes that name a folder."""
-    table = subprocess.run(
-        ["ps", "-axww", "-o", "stat=,command="],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    return [line for line in table if f"{folder}/" in line and line[0] != "Z"]
+def started_in(folder: Path) -> list[int]:
+    """Return live processes whose home is in a folder, whoever has started them."""
+    home = f"FLWR_HOME={folder}/"
+    return [pid for pid, _, text in _process_table() if home in text]
 
 
 def write_files(folder: Path) -> None:
@@ -142,6 +138,7 @@ def test_a_federation_by_commands_alone(tmp_path, project):
             for party in parties.values():
                 party.wait_to_say("SuperNode ID")
             assert commands == 11
+            assert len(started_in(tmp_path)) >= 8  # each with an executor
             with Processes(tmp_path / "federation" / "flwr") as processes:
                 config = {"strategy": '"coreset-vrlr"', "n-parties": "3"}
                 config |= {"output-dir": f'"{tmp_path}/out"', "timeout": "120.0"}

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -72,14 +72,20 @@ A SuperLink takes a SuperNode that has not said goodbye for connected until it h
 missed two heartbeats, 60 seconds, and refuses the same key meanwhile.
 """
 
-REFUSED = "code: 2004"
-"""What the log of a SuperNode has when the SuperLink does not take its key."""
-
-WHY_REFUSED = f"""\
+WHY_ENDED = {
+    "code: 2004": f"""\
 The SuperLink has refused the key of this SuperNode (code 2004), which has two causes
 that flwr does not tell apart. Either the key is not registered: the coordinator must
 start with this party's card. Or a SuperNode with this key has ended without a goodbye a
-moment ago, and the SuperLink still takes it for connected: wait {RESTART} seconds."""
+moment ago, and the SuperLink still takes it for connected: wait {RESTART} seconds.""",
+    "certificate verify failed": """\
+The certificate of the SuperLink must be of the authority in --ca, and for the host in
+--superlink, but it is not; the line with "certificate verify failed" says which.""",
+    "401 Unauthorized": """\
+The SuperLink does not know this SuperNode any more: the coordinator has started anew,
+or has taken the key off its list. Start this command again.""",
+}
+"""What a SuperNode that ends has in its log, and what that means."""
 
 
 @contextlib.contextmanager
@@ -460,7 +466,7 @@ def party(
         with _until_ended(folder / HOME) as shown:
             for command in supernode_commands(folder, superlink, ca, port):
                 shown.start(*command)
-            shown.wait(WHY_REFUSED)
+            shown.wait(WHY_ENDED)
 
 
 # -- processes in the foreground -------------------------------------------------------
@@ -500,13 +506,13 @@ class Shown:
             threading.Thread(target=target, args=(process,), daemon=True).start()
         return process
 
-    def wait(self, why_refused: str = "") -> None:
+    def wait(self, reasons: Mapping[str, str] | None = None) -> None:
         """Wait until one of the processes ends.
 
         Parameters
         ----------
-        why_refused : str
-            What to say where the SuperLink does not take the key of a SuperNode.
+        reasons : mapping of str to str, optional
+            What the processes may have printed, and what that means.
 
         Raises
         ------
@@ -515,8 +521,10 @@ class Shown:
         """
         name = self._names[self._ended.get()]
         time.sleep(0.5)  # for its last lines
-        if why_refused and any(REFUSED in line for line in self._last):
-            raise RunFailed(f"{name} ended. {why_refused}")
+        printed = "".join(self._last)
+        for line, reason in (reasons or {}).items():
+            if line in printed:
+                raise RunFailed(f"{name} ended. {reason}")
         raise RunFailed(f"{name} ended; its last lines say why")
 
     def _show(self, process: subprocess.Popen[str]) -> None:
