@@ -277,8 +277,8 @@ def test_the_commands_of_a_coordinator_are_understood(federation):
 
 
 def test_flower_finds_the_superlink(federation, monkeypatch):
-    home = write_connection(federation, 8001)
-    monkeypatch.setenv("FLWR_HOME", str(home))
+    write_connection(federation, 8001, federation)
+    monkeypatch.setenv("FLWR_HOME", str(federation))
     for name in (None, "federation"):
         connection = read_superlink_connection(name)
         assert connection.address == "127.0.0.1:8001"

@@ -258,20 +258,24 @@ def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str
     return [sys.executable, "-m", "vfl_flower.app.gate", str(folder), *options]
 
 
-def write_connection(folder: Path, port: int) -> Path:
-    """Write a ``config.toml`` by which ``flwr`` finds the SuperLink; return its folder.
+def write_connection(folder: Path, port: int, home: Path) -> None:
+    """Write a ``config.toml`` by which ``flwr`` finds the SuperLink.
 
-    It is a folder of its own: nothing in ``~/.flwr`` changes.
+    Parameters
+    ----------
+    folder : Path
+        Of the certificates.
+    port : int
+        Of the SuperLink itself.
+    home : Path
+        The ``FLWR_HOME`` to write to: nothing in ``~/.flwr`` changes.
     """
-    home = folder / HOME
-    home.mkdir(mode=0o700, exist_ok=True)
     certificate = json.dumps(str(folder / AUTHORITY), ensure_ascii=False)
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "127.0.0.1:{port}"\nroot-certificates = {certificate}\n',
         encoding="utf-8",
     )
-    return home
 
 
 def coordinator(
@@ -311,8 +315,8 @@ def coordinator(
             _check_free(where, number)
         for card in parties:
             typer.echo(f"card of {card.name}: {card.fingerprint}")
-        with _until_ended(folder / HOME) as shown:
-            home = write_connection(folder, local_port)
+        with _until_ended(home := folder / HOME) as shown:
+            write_connection(folder, local_port, home)
             link = shown.start(*superlink_command(folder, local_port))
             wait_for(
                 lambda: _answers(link, local_port, folder / AUTHORITY),
