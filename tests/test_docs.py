@@ -28,6 +28,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
+from vfl_flower.app import cli
 from vfl_flower.app.config import (
     check_run_config,
     make_strategy,
@@ -35,6 +36,8 @@ from vfl_flower.app.config import (
     run_keys,
     tasks_of,
 )
+from vfl_flower.app.federation import write_connection
+from vfl_flower.app.party_folder import consent_text, needs_of
 from vfl_flower.app.plan import table_at_defaults
 from vfl_flower.app.settings import markdown
 from vfl_flower.protocol.consent import KINDS, Consent, Limit
@@ -151,7 +154,8 @@ def test_own_apps_run(tmp_path):
         np.savez(context.node_config["table"], **block)
     consent = tmp_path / "consent.toml"
     consent.touch(mode=0o600)
-    consent.write_text(demo_consent())
+    text = demo_consent()  # without peers
+    consent.write_text(re.sub("(?m)^(trust-on-first-use) = false", r"\1 = true", text))
     grid._app = names["app"]
     result = vf.CoresetVRLR(size=2000).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set("abc")
@@ -159,19 +163,20 @@ def test_own_apps_run(tmp_path):
 
 
 def demo_consent() -> str:
-    """Return the consent.toml that docs/deploy.md writes to try it on one machine."""
-    ((_, text, *_),) = commands("printf").values()
-    return text.replace("\\n", "\n")
+    """Return the consent.toml that docs/deploy.md has ``vfl-flower init`` write."""
+    inits = [words for words in commands("vfl-flower").values() if words[1] == "init"]
+    given = {tuple(options(words, "--for")) for words in inits}
+    ((strategy,),) = given
+    return consent_text(needs_of(strategy)[0])
 
 
-def test_the_demo_consent_is_enough_for_the_command_that_follows():
+def test_the_consent_of_init_is_enough_for_the_command_that_follows():
     consent = Consent.parse(tomllib.loads(demo_consent()))
     words = commands("flwr run")["docs/deploy.md-0"]
     (given,) = options(words, "--run-config")
     strategy = make_strategy(check_run_config(parse_config_args([given])))
     plan = {"kinds": strategy.needs, "parties": strategy.n_parties}
     assert consent.lacks(seeded=strategy.seed is not None, **plan) == []
-    assert consent.trust_on_first_use
 
 
 @pytest.fixture
@@ -303,6 +308,13 @@ def test_commands_of_a_deployment_are_understood(words):
     parsers[words[0]]().parse_args(words[1:])
 
 
+@parametrise("words", commands("vfl-flower"))
+def test_commands_of_the_package_are_understood(words):
+    command = typer.main.get_command(cli.app)
+    assert isinstance(command, click.Group)
+    command.commands[words[1]].make_context(words[1], words[2:])
+
+
 @parametrise("words", commands("flwr"))
 def test_commands_of_flwr_are_understood(words):
     with warnings.catch_warnings(action="ignore"):  # of typer, about flwr's options
@@ -320,16 +332,14 @@ def toml_blocks(key: str) -> list[str]:
 
 
 def test_superlinks_of_config_toml_are_understood(tmp_path, monkeypatch):
-    """With TLS or insecure, under the name that ``flwr run`` is given."""
+    """Under the name that ``flwr run`` is given, as the coordinator writes it."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    insecure = []
-    for block in toml_blocks("[superlink]"):
-        (tmp_path / "config.toml").write_text(block)
-        connection = read_superlink_connection("mylink")
-        assert connection.address == "127.0.0.1:8000"
-        assert (connection.root_certificates is None) == connection.insecure
-        insecure.append(connection.insecure)
-    assert insecure == [False, True]
+    (block,) = toml_blocks("[superlink]")
+    write_connection(Path("/srv/federation"), 8001, home=tmp_path)
+    assert tomllib.loads(block) == tomllib.loads((tmp_path / "config.toml").read_text())
+    connection = read_superlink_connection("federation")
+    assert connection.address == "127.0.0.1:8001"
+    assert not connection.insecure
 
 
 def test_make_has_the_targets():
@@ -430,6 +440,7 @@ def test_the_consent_to_copy_has_every_key_with_its_default():
     peers = tomllib.loads(text)["peers"]
     assert list(peers) == ["weather", "registry"]
     assert Consent.parse(tomllib.loads(text)) == Consent(peers=peers)
+    assert text.startswith(consent_text())  # what vfl-flower init writes
     for kind, meaning in KINDS.items():
         assert re.search(rf"(?m)^{kind} = false +# {meaning}$", text)
 

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wiring.certificates import write_certificates, write_supernode_key
-
+from vfl_flower.app.certificates import write_certificates, write_supernode_key
 from vfl_flower.app.flower_run import (
     COLOR,
     CONNECTION,

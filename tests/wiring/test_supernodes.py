@@ -17,7 +17,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, RecordDict
-from wiring.certificates import write_certificates
 from wiring.deployment import (
     NAMES,
     Deployment,
@@ -28,6 +27,7 @@ from wiring.deployment import (
     write_party,
 )
 
+from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.flower_run import RunFailed

@@ -1,41 +1,34 @@
-"""The command ``vfl-flower``: what a party does on its own machine, without a run."""
+"""The command ``vfl-flower``: what organisations do on their own machines."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from vfl_flower.app.config import party_source
-from vfl_flower.data.checking import Checked, check
+from vfl_flower.app.federation import certificates, coordinator, init, party
+from vfl_flower.app.findings import print_findings, silence
+from vfl_flower.app.party_folder import consent_text
+from vfl_flower.data.checking import check
 from vfl_flower.data.source import QUERY
 from vfl_flower.data.tables import name_of
 from vfl_flower.files import write_whole
-from vfl_flower.protocol.consent import KINDS
 
 app = typer.Typer(
-    help="What a party does on its own machine, without a run.",
+    help="What organisations do on their own machines.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
 
-MARKS = {"error": "mend", "warning": "look", "note": "done"}
-"""The levels of findings as the command prints them."""
-
 
 @app.callback()
 def root() -> None:
-    """Check the files of a party."""
+    """Check the files of a party, and set up a federation."""
 
 
 @app.command("check")
@@ -81,7 +74,7 @@ def check_command(
     try:
         if write is not None and not (write.parent.is_dir() or write.is_dir()):
             raise ValueError("write must be a folder, or a new one in one that exists")
-        with _silence():
+        with silence():
             checked = check(party_source(config, {}))
     except ValueError as error:
         typer.echo(str(error), err=True)
@@ -92,40 +85,6 @@ def check_command(
         typer.echo(f"\nwritten: {write / 'node-config'}, {write / 'consent.toml'}")
     if not checked.sound:
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keep the log quiet: what it says of a file is among the findings."""
-    logger = logging.getLogger("vfl_flower")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def print_findings(checked: Checked, show: bool) -> None:
-    """Print what was found as a table, and a last line that counts."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "column", "finding", "option"):
-        table.add_column(title, overflow="fold")
-    counts = dict.fromkeys(MARKS, 0)
-    for finding in checked.findings:
-        counts[finding.level] += 1
-        text = finding.text
-        if show and finding.examples:
-            text += f" [{', '.join(finding.examples[:10])}]"
-        cells = (MARKS[finding.level], finding.column or "", text, finding.option)
-        table.add_row(*(Text(cell) for cell in cells))
-    console = Console(soft_wrap=False)
-    if checked.findings:
-        console.print(table)
-    typer.echo(
-        f"{checked.rows} rows, {checked.columns} columns of numbers; to mend: "
-        f"{counts['error']}, to look at: {counts['warning']}, done: {counts['note']}"
-    )
 
 
 def write_proposal(folder: Path, config: dict[str, bool | int | float | str]) -> None:
@@ -151,7 +110,7 @@ def write_proposal(folder: Path, config: dict[str, bool | int | float | str]) ->
         (folder / "state").mkdir(mode=0o700, exist_ok=True)
         for file, text in (
             ("node-config", f"--node-config {shlex.quote(line)}\n"),
-            ("consent.toml", CONSENT),
+            ("consent.toml", consent_text()),
         ):
             if (folder / file).exists():
                 raise FileExistsError(17, f"there is a {file} already")
@@ -165,22 +124,8 @@ def _value(value: bool | int | float | str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_KINDS = "\n".join(f"{kind} = false  # {words}" for kind, words in KINDS.items())
-
-CONSENT = f"""\
-# What this party takes part in, and what it lets leave it: a proposal that lets nothing
-# leave but sums over three or more parties. Read each line before you change it.
-min-parties = 3
-two-parties = false
-allow-seed = false
-trust-on-first-use = false
-
-[leaves]
-{_KINDS}
-
-[peers]  # the line of each other party, as vfl_flower.app.identity prints it there
-"""
-"""A consent.toml to begin with."""
+for command in (init, certificates, coordinator, party):
+    app.command()(command)
 
 
 if __name__ == "__main__":

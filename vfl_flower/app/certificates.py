@@ -1,7 +1,10 @@
 """The files of a federation's TLS and of its SuperNodes' keys, as flwr takes them."""
 
+from __future__ import annotations
+
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +17,14 @@ from cryptography.x509.oid import NameOID
 CURVE = ec.SECP384R1()
 """``flwr supernode register`` takes the NIST curves, and recommends this one."""
 
+AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
+"""What all parties get, what the SuperLink shows, and what stays with it."""
+
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Write a certificate authority, and the SuperLink's certificate by it.
+    """Write a certificate authority, and the SuperLink's certificate by it, or nothing.
 
     Parameters
     ----------
@@ -32,11 +40,14 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
     Raises
     ------
     FileExistsError
-        `folder` has a ``server.key``.
+        `folder` has one of the files.
+    ValueError
+        A host is neither a name nor an IP address.
     """
+    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     key, authority_key = (ec.generate_private_key(CURVE) for _ in range(2))
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Federation")])
-    server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signer = authority_key.public_key()
 
     def signed(
@@ -70,24 +81,53 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
             )
         )
 
-    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     builders = {
-        "ca.crt": signed(authority, signer, is_authority=True),
-        "server.pem": signed(server, key.public_key(), is_authority=False)
+        AUTHORITY: signed(authority, signer, is_authority=True),
+        CERTIFICATE: signed(server, key.public_key(), is_authority=False)
         .add_extension(names, critical=False),
     }  # fmt: skip
-    _write_secret(
-        folder / "server.key",
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
-    for name, builder in builders.items():
-        certificate = builder.sign(authority_key, hashes.SHA256())
-        text = certificate.public_bytes(serialization.Encoding.PEM)
-        (folder / name).write_bytes(text)
+    contents = {KEY: private} | {
+        name: builder.sign(authority_key, hashes.SHA256()).public_bytes(
+            serialization.Encoding.PEM
+        )
+        for name, builder in builders.items()
+    }
+    written: list[Path] = []
+    try:
+        for name, content in contents.items():
+            _write_new(folder / name, content, 0o600 if name == KEY else 0o644)
+            written.append(folder / name)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """Return the first certificate of a PEM file, which is valid now.
+
+    Raises
+    ------
+    ValueError
+        There is no such file, it holds no certificate, or that is valid no longer.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{path} must hold a certificate in PEM") from None
+    if (end := certificate.not_valid_after_utc) < datetime.now(UTC):
+        raise ValueError(
+            f"{path} must be valid, but it was so until {end:%Y-%m-%d}: make new "
+            "certificates, and give the new ca.crt to all parties"
+        )
+    return certificate
 
 
 def write_supernode_key(path: Path) -> Path:
@@ -111,7 +151,7 @@ def write_supernode_key(path: Path) -> Path:
         `path` is there: a key that may be registered is not overwritten.
     """
     key = ec.generate_private_key(CURVE)
-    _write_secret(
+    _write_new(
         path,
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -132,11 +172,20 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not re.fullmatch(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", host):
+            raise ValueError(
+                "host must be a name such as link.example or an IP address, without a "
+                f"port, got {host[:60]!r}"
+            ) from None
         return x509.DNSName(host)
 
 
-def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a new file that only its owner may read."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(file, "wb") as opened:
-        opened.write(secret)
+def _write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file; with the usual mode only its owner may read it."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(file, "wb") as opened:
+            opened.write(content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

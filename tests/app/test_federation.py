@@ -1,0 +1,498 @@
+"""The commands that set up a federation: what they write, print and refuse.
+
+That the processes which they start make a federation is shown in
+tests/wiring/test_federation.py.
+"""
+
+import getpass
+import os
+import re
+import shlex
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cards import card as new_card
+from flwr.cli.flower_config import read_superlink_connection
+from flwr.common.config import parse_config_args
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import (
+    _parse_args_run_supernode,
+    _try_setup_client_authentication,
+)
+from typer.testing import CliRunner
+from wiring.handshake import check_supernode_key, shake_hands
+
+from vfl_flower.app.cards import Card
+from vfl_flower.app.certificates import write_certificates
+from vfl_flower.app.cli import app
+from vfl_flower.app.config import party_source
+from vfl_flower.app.federation import (
+    gate_command,
+    superlink_command,
+    supernode_commands,
+    unit,
+    write_connection,
+)
+from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
+from vfl_flower.data import load_party
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.identity import public_identity
+from vfl_flower.strategies import algorithms
+
+ROWS = "id,a,b,y\n" + "".join(f"r{i},{i},{i * i % 7},{i % 3}\n" for i in range(40))
+
+
+def run(*words):
+    """Return what a command of ``vfl-flower`` has done."""
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words):
+    """Return the one sentence by which a command refuses."""
+    done = run(*words)
+    assert done.exit_code == 1, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    (sentence,) = re.findall(r"(?m)^Error: (.*)$", done.stderr)
+    return sentence
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Return the folder in which the commands run, with the file of a party."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.csv").write_text(ROWS)
+    return tmp_path
+
+
+OPTIONS = ("--data", "a b.csv", "--id-column", "id", "--label-column", "y")
+
+
+@pytest.fixture
+def airline(place):
+    """Return the folder of a party."""
+    assert run("init", "airline", *OPTIONS).exit_code == 0
+    return place / "airline"
+
+
+@pytest.fixture
+def federation(place):
+    """Return a folder with certificates."""
+    assert run("certificates", "link.example").exit_code == 0
+    return place / "federation"
+
+
+def modes(folder):
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+# -- init ------------------------------------------------------------------------------
+
+
+def test_init_writes_what_flower_and_the_package_read(airline, place):
+    assert airline.stat().st_mode & 0o777 == 0o700
+    assert modes(airline) == {
+        "party.toml": 0o600,
+        "consent.toml": 0o600,
+        "supernode.key": 0o600,
+        "state": 0o700,
+        "airline.card": modes(airline)["airline.card"],
+    }
+    assert modes(airline / "state") == {"identity.pem": 0o600}
+
+    args = _parse_args_run_supernode().parse_args(
+        supernode_commands(airline, "link.example:8000", place / "ca.crt", 1)[0][1:]
+    )
+    config = parse_config_args([args.node_config])  # as flower-supernode reads it
+    source = party_source(config, {})
+    assert source.data == str(place / "a b.csv")
+    assert (source.name, source.id_column, source.label_column) == (
+        "airline",
+        "id",
+        "y",
+    )
+    assert source.index is None
+    party = load_party(source)
+    assert (party.X.shape, party.name) == ((40, 2), "airline")
+    assert Consent.load(source.consent) == Consent()
+
+    assert _try_setup_client_authentication(args) is not None
+    card = Card.load(airline / "airline.card")
+    assert card.name == "airline"
+    assert card.identity == public_identity(source.state_dir)
+    (airline / "supernode.key.pub").write_text(card.supernode)
+    check_supernode_key(airline / "supernode.key")  # as flwr supernode register does
+
+
+def test_options_stand_in_the_node_config(place):
+    (place / "r.csv").write_text("r0;1,5;x\nr1;?;y\n" * 20)
+    options = ["--data", "r.csv", "--no-header", "--delimiter", ";", "--missing", "?"]
+    options += ["--standardize", "--impute", "median", "--columns", "x1,x2"]
+    options += ["--max-levels", "7", "--encoding", "utf-8"]
+    done = run("init", "weather", *options)
+    assert done.exit_code == 0, done.output
+    table = tomllib.loads((place / "weather" / "party.toml").read_text())
+    assert table == {
+        "data": str(place / "r.csv"),
+        "columns": "x1,x2",
+        "missing": "?",
+        "max-levels": 7,
+        "delimiter": ";",
+        "encoding": "utf-8",
+        "header": False,
+        "standardize": True,
+        "impute": "median",
+        "party-name": "weather",
+        "state-dir": str(place / "weather" / "state"),
+        "consent": str(place / "weather" / "consent.toml"),
+    }
+
+
+@pytest.mark.parametrize("strategy", algorithms())
+def test_for_a_strategy_the_consent_lets_its_needs_leave(place, strategy):
+    done = run("init", "airline", *OPTIONS, "--for", strategy)
+    assert done.exit_code == 0, done.output
+    needs, less = needs_of(strategy)
+    consent = Consent.load(place / "airline" / "consent.toml")
+    assert consent == Consent(leaves=dict.fromkeys(needs, Limit()))
+    assert f"what {strategy} needs:" in done.output
+    assert less in done.output
+    for kind in needs:
+        assert re.search(rf"(?m)^  {kind}: \w", done.output)
+
+
+def test_for_several_strategies(place):
+    done = run("init", "airline", *OPTIONS, "--for", "coreset-vrlr", "--for", "fdskl")
+    assert done.exit_code == 0, done.output
+    leaves = Consent.load(place / "airline" / "consent.toml").leaves
+    assert set(leaves) == {"rows", "totals", "angles"}
+
+
+def test_what_a_person_must_read_is_printed(airline, place):
+    done = run("init", "weather", *OPTIONS)
+    assert "lets nothing leave but sums over three or more parties" in done.output
+    assert Card.load(place / "weather" / "weather.card").fingerprint in done.output
+    assert "PRIVATE" not in done.output
+
+
+def test_a_file_that_must_be_mended_stops_init(place):
+    (place / "bad.csv").write_text("id,a\nx,1\nx,oops\n" * 30)
+    done = run("init", "airline", "--data", "bad.csv", "--id-column", "id")
+    assert done.exit_code == 1
+    assert "mend" in done.stdout
+    assert done.stderr == ("Error: nothing is written: the file must be mended first\n")
+    assert [path.name for path in place.iterdir() if path.suffix != ".csv"] == []
+
+
+def test_a_file_is_checked_as_the_strategy_reads_it(place):
+    """Text is an error for ``mufc``, which encodes nothing, and only there."""
+    (place / "t.csv").write_text("a,b\n" + "1,x\n2,y\n" * 20)
+    assert run("init", "one", "--data", "t.csv", "--for", "fdskl").exit_code == 0
+    both = ("--for", "fdskl", "--for", "mufc")
+    assert "must be mended" in refused("init", "other", "--data", "t.csv", *both)
+    assert not (place / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["a/b", *OPTIONS], "name must be 1 to 100 letters"),
+        ([".", *OPTIONS], "name must be 1 to 100 letters"),
+        ([".hidden", *OPTIONS], "name must be 1 to 100 letters"),
+        ([" x", *OPTIONS], "name must be 1 to 100 letters"),
+        (["x:1", *OPTIONS], "name must be 1 to 100 letters"),
+        (["x", *OPTIONS, "--for", "magic"], "strategy must be one of coreset-vrlr"),
+        (["x", *OPTIONS, "--impute", "zero"], "must be mended first"),
+        (["x", *OPTIONS, "--max-levels", "-1"], "max-levels must be a whole number"),
+        (["x", "--data", "none.csv"], "must be mended first"),
+        (
+            ["x", *OPTIONS, "--standardize", "--for", "mufc"],
+            "standardize must be false where parties hold different rows",
+        ),
+    ],
+)
+def test_what_init_refuses(place, words, rule):
+    assert rule in refused("init", *words)
+    assert [path.name for path in place.iterdir()] == ["a b.csv"]
+
+
+def test_nothing_is_overwritten(airline, place):
+    before = {p: p.read_bytes() for p in airline.rglob("*") if p.is_file()}
+    assert "there is a airline" in refused("init", "airline", *OPTIONS)
+    assert {p: p.read_bytes() for p in airline.rglob("*") if p.is_file()} == before
+
+
+def test_nothing_is_half_written(place, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Card, "write", fail)
+    assert refused("init", "airline", *OPTIONS) == "No space left on device"
+    assert [path.name for path in place.iterdir()] == ["a b.csv"]
+
+
+# -- certificates and coordinator ------------------------------------------------------
+
+
+def test_certificates_are_for_their_hosts(federation):
+    assert federation.stat().st_mode & 0o777 == 0o700
+    assert modes(federation)["server.key"] == 0o600
+    for host in ("link.example", "localhost", "127.0.0.1"):
+        shake_hands(federation, host)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(federation, "other.example")
+    assert "File exists" in refused("certificates", "link.example")
+
+
+def test_certificates_of_several_hosts_in_a_folder_of_ones_own(place):
+    done = run("certificates", "a.example", "10.1.2.3", "--folder", "x", "--days", 30)
+    assert done.exit_code == 0, done.output
+    shake_hands(place / "x", "10.1.2.3")
+    shake_hands(place / "x", "a.example")
+
+
+@pytest.mark.parametrize("host", ["https://a", "a:8000", "a b", "", "-a", "a" * 64])
+def test_a_host_that_is_none(place, host):
+    assert "host must be a name such as" in refused("certificates", "--", host)
+    assert not (place / "federation").exists()
+
+
+def test_the_commands_of_a_coordinator_are_understood(federation):
+    (name, *options) = superlink_command(federation, 8001)
+    args = _parse_args_run_superlink().parse_args(options)
+    assert name == "flower-superlink"
+    assert (args.host, args.port) == ("127.0.0.1", 8001)  # not to be reached by others
+    assert args.enable_supernode_auth
+    assert not args.insecure
+    for path in (args.ssl_ca_certfile, args.ssl_certfile, args.ssl_keyfile):
+        assert Path(path).is_file()
+    words = gate_command(federation, "0.0.0.0", 8000, 8001)
+    assert words[:3] == [sys.executable, "-m", "vfl_flower.app.gate"]
+
+
+def test_flower_finds_the_superlink(federation, monkeypatch):
+    write_connection(federation, 8001, federation)
+    monkeypatch.setenv("FLWR_HOME", str(federation))
+    for name in (None, "federation"):
+        connection = read_superlink_connection(name)
+        assert connection.address == "127.0.0.1:8001"
+        assert connection.root_certificates == str(federation / "ca.crt")
+
+
+def test_what_coordinator_refuses(place, airline, federation):
+    cards = ("--card", airline / "airline.card")
+    link = ("coordinator", federation)
+    assert "is no card" in refused(*link, "--card", airline / "party.toml")
+    assert "a name of its own" in refused(*link, *cards, *cards)
+    assert "must differ" in refused(*link, *cards, "--port", 8001)
+    assert "ca.crt cannot be read" in refused("coordinator", place, *cards)
+    assert run(*link).exit_code == 2  # of no party
+    (federation / "server.key").unlink()
+    assert "server.key must be there" in refused(*link, *cards)
+
+
+def test_a_port_that_is_taken(airline, federation):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ("coordinator", federation, "--card", airline / "airline.card")
+        for option in ("--port", "--local-port"):
+            sentence = refused(*words, "--host", "127.0.0.1", option, port)
+            assert sentence.startswith(f"port {port} of 127.0.0.1 must be free")
+
+
+def test_certificates_that_are_valid_no_longer(place, airline):
+    (old := place / "old").mkdir()
+    write_certificates(old, ["127.0.0.1"], days=0)  # from five minutes ago
+    cards = ("--card", airline / "airline.card")
+    rule = "must be valid, but it was so until"
+    assert rule in refused("coordinator", old, *cards)
+    assert rule in refused(
+        "party", airline, "--superlink", "a:1", "--ca", old / "ca.crt"
+    )
+
+
+# -- party -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def take_part(airline, federation):
+    """Return the words of ``party``, which print a unit in the place of a start."""
+    place = ("--superlink", "link.example:8000", "--ca", federation / "ca.crt")
+    return ("party", airline, *place, "--systemd")
+
+
+def write_card(place, name="weather", byte=7):
+    made = new_card(name, byte)
+    made.write(path := place / f"{name}-{byte}.card")
+    return made, path
+
+
+def test_party_pins_its_peers_once(place, airline, take_part):
+    path = airline / "consent.toml"
+    before = path.read_text()
+    weather, one = write_card(place)
+    registry, other = write_card(place, "registry 2", 8)
+    done = run(*take_part, "--peer", one, "--peer", other)
+    assert done.exit_code == 0, done.output
+    peers = {"weather": weather.identity, "registry 2": registry.identity}
+    assert Consent.load(path) == Consent(peers=peers)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().startswith(before)  # all comments
+    for made in (weather, registry):
+        assert f'{made.name} = "{made.identity}"' in done.stderr
+        assert made.fingerprint in done.stderr
+    after = path.read_text()
+    assert run(*take_part, "--peer", one).exit_code == 0  # again
+    assert run(*take_part).exit_code == 0
+    assert path.read_text() == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "min-parties = 4\n",
+        "[peers]",
+        "  [ peers ]  # mine\n\n[leaves]\nrows = true\n",
+        "# [peers]\n[leaves]\nrows = true\n",
+        '[peers]\nweather = "{identity}"\n[leaves]\n',
+        "\ufeffmin-parties = 3\n[peers]\n",
+    ],
+)
+def test_peers_are_added_to_any_consent(place, airline, take_part, text):
+    weather, one = write_card(place)
+    registry, other = write_card(place, "registry", 8)
+    path = airline / "consent.toml"
+    path.write_text(text.format(identity=weather.identity))
+    before = Consent.load(path)
+    done = run(*take_part, "--peer", one, "--peer", other)
+    assert done.exit_code == 0, done.output
+    peers = {"weather": weather.identity, "registry": registry.identity}
+    assert Consent.load(path) == replace(before, peers=peers)
+
+
+def test_peers_in_a_form_that_cannot_be_added_to(place, airline, take_part):
+    _, one = write_card(place)
+    path = airline / "consent.toml"
+    path.write_text(text := "peers = {}\n")
+    sentence = refused(*take_part, "--peer", one)
+    assert (
+        "must have its peers below a line [peers]; write there: weather = " in sentence
+    )
+    assert path.read_text() == text
+
+
+def test_a_pinned_key_is_never_changed(place, airline, take_part):
+    """Somebody puts a card of his own in the place of that of a peer."""
+    weather, one = write_card(place)
+    assert run(*take_part, "--peer", one).exit_code == 0
+    text = (airline / "consent.toml").read_text()
+    forged, other = write_card(place, "weather", 9)
+    sentence = refused(*take_part, "--peer", other)
+    assert weather.identity in sentence
+    assert forged.identity in sentence
+    assert "on the telephone" in sentence
+    renamed = replace(weather, name="registry")
+    renamed.write(place / "renamed.card")
+    sentence = refused(*take_part, "--peer", place / "renamed.card")
+    assert "the key of 'registry' must be its own" in sentence
+    assert (airline / "consent.toml").read_text() == text
+
+
+def test_a_card_of_ones_own_is_no_peer(place, airline, take_part):
+    own = Card.load(airline / "airline.card")
+    assert "has the name of this one" in refused(
+        *take_part, "--peer", airline / "airline.card"
+    )
+    replace(own, name="weather").write(place / "x.card")
+    assert "has the key of this one" in refused(*take_part, "--peer", place / "x.card")
+
+
+def test_what_party_refuses(place, airline, take_part):
+    _, one = write_card(place)
+    assert "must know its peers" in refused(*take_part)
+    peer = ("--peer", one)
+    ca = take_part[5]
+    for superlink in ("https://a:1", "a", "a:0", ":1", "a b:1", "a:x"):
+        words = ("--superlink", superlink, "--ca", ca)
+        assert "must be HOST:PORT" in refused("party", airline, *words, *peer)
+    words = ("--superlink", "a:1", "--ca")
+    assert "x.crt cannot be read" in refused("party", airline, *words, "x.crt", *peer)
+    assert "must hold a certificate" in refused(
+        "party", airline, *words, airline / "party.toml", *peer
+    )
+    assert "vfl-flower init makes" in refused("party", place, *words, ca, *peer)
+    (airline / "consent.toml").chmod(0o666)
+    assert "chmod 600" in refused(*take_part, *peer)
+    (airline / "consent.toml").chmod(0o600)
+    (airline / "supernode.key").unlink()
+    assert "supernode.key must be readable" in refused(*take_part, *peer)
+    (airline / "party.toml").write_text("data = [")
+    assert "party.toml: " in refused(*take_part, *peer)
+    (airline / "party.toml").write_text('data = "/x.csv"\n')
+    assert "party.toml must have a party-name" in refused(*take_part, *peer)
+
+
+def test_too_few_peers_are_told(place, take_part):
+    _, one = write_card(place)
+    done = run(*take_part, "--peer", one)
+    assert "1 pinned, but consent.toml wants runs of at least 3 parties" in done.stderr
+
+
+def test_the_consent_to_begin_with_holds_the_defaults():
+    assert Consent.parse(tomllib.loads(consent_text())) == Consent()
+
+
+def test_a_folder_that_was_moved(place, airline):
+    airline.rename(place / "moved")
+    with pytest.raises(ValueError, match="consent cannot be read"):
+        load_party_folder(place / "moved")
+
+
+# -- systemd ---------------------------------------------------------------------------
+
+
+def value_of(text, key):
+    (value,) = re.findall(rf"(?m)^{key}=(.*)$", text)
+    return value
+
+
+def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
+    _, one = write_card(place)
+    done = run(*take_part, "--peer", one, "--port", 9095)
+    text = done.stdout
+    assert shlex.split(value_of(text, "ExecStart")) == [
+        *(sys.executable, "-m", "vfl_flower.app.cli", "party", str(airline)),
+        *("--superlink=link.example:8000", f"--ca={federation / 'ca.crt'}"),
+        "--port=9095",
+    ]
+    assert value_of(text, "Restart") == "on-failure"
+    assert int(value_of(text, "RestartSec")) == 75
+    assert value_of(text, "User") == getpass.getuser()
+
+    card = airline / "airline.card"
+    done = run("coordinator", federation, "--card", card, "--systemd")
+    assert shlex.split(value_of(done.stdout, "ExecStart"))[3:] == [
+        *("coordinator", str(federation), f"--card={card}"),
+        *("--port=8000", "--host=0.0.0.0", "--local-port=8001"),
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd")
+def test_systemd_takes_a_unit(tmp_path):
+    file = tmp_path / "party.service"
+    file.write_text(unit('SuperNode of "100 %"', ["party", '/a b/c"d%e$f\\g', "x'y"]))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(file)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+    )
+    assert "party.service" not in done.stderr, done.stderr

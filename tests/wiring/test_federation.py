@@ -1,0 +1,186 @@
+"""Three organisations set up a federation by the commands of ``vfl-flower`` alone."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wiring.deployment import NAMES
+
+from vfl_flower.app.federation import CONNECTION
+from vfl_flower.app.flower_run import (
+    Processes,
+    RunFailed,
+    _process_table,
+    free_port,
+    submit,
+    wait_for,
+)
+from vfl_flower.protocol.consent import Consent
+
+pytestmark = pytest.mark.slow
+
+COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
+PLACE = Path(__file__).parents[2]
+
+
+def said(folder: Path, *words: object) -> str:
+    """Run a command of ``vfl-flower`` to its end, and return what it prints."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(PLACE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Running:
+    """A command of ``vfl-flower`` that runs until it is told to end."""
+
+    def __init__(self, folder: Path, log: str, *words: object) -> None:
+        self.log = folder / f"{log}.log"
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*COMMAND, *map(str, words)],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(PLACE)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_to_say(self, words: str, seconds: float = 90) -> None:
+        """Wait until the command has printed something."""
+
+        def has_said() -> bool:
+            text = self.log.read_text(errors="replace")
+            if words not in text and self.process.poll() is not None:
+                raise RunFailed(f"ended:\n{text}")
+            return words in text
+
+        wait_for(has_said, seconds, f"{words!r} in\n{self.log}")
+
+    def end(self, kind: signal.Signals = signal.SIGTERM) -> str:
+        """Tell the command to end, and return all that it has printed."""
+        self.process.send_signal(kind)
+        assert self.process.wait(30) == 0
+        return self.log.read_text(errors="replace")
+
+
+@contextmanager
+def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
+    """Run a command until the block ends; at its end no process of it is left."""
+    command = Running(folder, log, *words)
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            command.end()
+    assert started_in(folder / str(words[1])) == []
+
+
+def started_in(folder: Path) -> list[int]:
+    """Return live processes whose home is in a folder, whoever has started them."""
+    home = f"FLWR_HOME={folder}/"
+    return [pid for pid, _, text in _process_table() if home in text]
+
+
+def write_files(folder: Path) -> None:
+    """Write the files of three parties; the last one holds the labels."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3))
+    for j, name in enumerate(NAMES):
+        holds = name == NAMES[-1]
+        lines = [f"id,x{j}" + ",y" * holds]
+        for i, row in enumerate(X):
+            lines.append(f"r{i},{row[j]:.6f}" + f",{row.sum():.6f}" * holds)
+        (folder / f"{name}.csv").write_text("\n".join([*lines, ""]))
+
+
+def test_a_federation_by_commands_alone(tmp_path, project):
+    write_files(tmp_path)
+    port, local = free_port(), free_port()
+    while port == local:
+        local = free_port()
+    commands = 0
+    said(tmp_path, "certificates", "localhost")
+    commands += 1
+    for name in NAMES:
+        file, options = f"{name}.csv", ["--id-column", "id"]
+        options += ["--label-column", "y"] if name == NAMES[-1] else []
+        said(tmp_path, "check", file, *options)
+        needs = ["--for", "coreset-vrlr"]
+        said(tmp_path, "init", name, "--data", file, *options, *needs)
+        commands += 2
+    cards = {name: f"{name}/{name}.card" for name in NAMES}
+    options = [f"--card={card}" for card in cards.values()]
+    options += [f"--port={port}", f"--local-port={local}", "--host=127.0.0.1"]
+    with running(tmp_path, "link", "coordinator", "federation", *options) as link:
+        commands += 1
+        link.wait_to_say("SuperNodes connect")
+        parties = {}
+        for name in NAMES:
+            words = ["--superlink", f"localhost:{port}", "--ca", "federation/ca.crt"]
+            words += [f"--peer={cards[peer]}" for peer in NAMES if peer != name]
+            parties[name] = Running(tmp_path, name, "party", name, *words)
+            commands += 1
+        try:
+            for party in parties.values():
+                party.wait_to_say("SuperNode ID")
+            assert commands == 11
+            assert len(started_in(tmp_path)) >= 8  # each with an executor
+            with Processes(tmp_path / "federation" / "flwr") as processes:
+                config = {"strategy": '"coreset-vrlr"', "n-parties": "3"}
+                config |= {"output-dir": f'"{tmp_path}/out"', "timeout": "120.0"}
+                config |= {"coreset-vrlr.size": "30"}
+                outcome = submit(processes, project, CONNECTION, run_config=config)
+            assert outcome.status == "finished:completed"
+            assert len(list(tmp_path.glob("out/*/model-coreset.npz"))) == 1
+
+            first, other, killed = parties.values()
+            first.end(signal.SIGINT)
+            other.end(signal.SIGTERM)
+            _refused_until_missed(tmp_path, killed, words)
+        finally:
+            for party in parties.values():
+                if party.process.poll() is None:
+                    party.end()
+        log = link.end(signal.SIGINT)
+    assert re.search(r"(?m)^\$ flower-superlink --host=127.0.0.1 ", log)
+    assert started_in(tmp_path) == []
+    for name in NAMES:
+        peers = Consent.load(tmp_path / name / "consent.toml").peers
+        assert set(peers) == set(NAMES) - {name}
+
+
+def _refused_until_missed(folder: Path, party: Running, words: list[str]) -> None:
+    """Kill a SuperNode: the same key is refused, and the command says why."""
+    name = party.log.stem
+    (pid, *_) = [
+        int(line.split()[0])
+        for line in subprocess.run(
+            ["ps", "-axww", "-o", "pid=,command="],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        if "flower-supernode" in line and f"{folder}/{name}/" in line
+    ]
+    os.kill(pid, signal.SIGKILL)
+    assert party.process.wait(30) == 1
+    assert "flower-supernode ended" in party.log.read_text()
+    again = Running(folder, f"{name}-again", "party", name, *words)
+    assert again.process.wait(60) == 1
+    text = again.log.read_text()
+    assert "Error: flower-supernode ended. The SuperLink has refused the key" in text
+    assert "wait 75 seconds" in text

@@ -1,0 +1,590 @@
+"""The commands by which organisations set up a federation.
+
+Each party runs ``init`` and ``party``; the owner of the SuperLink runs ``certificates``
+and ``coordinator``. What they start runs in the foreground, and ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import http.client
+import json
+import os
+import queue
+import re
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography.hazmat.primitives import hashes
+
+from vfl_flower.app.cards import Card, check_name, load_cards
+from vfl_flower.app.certificates import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    read_certificate,
+    write_certificates,
+)
+from vfl_flower.app.config import party_source
+from vfl_flower.app.findings import print_findings, silence
+from vfl_flower.app.flower_run import (
+    START,
+    Processes,
+    RunFailed,
+    free_port,
+    wait_for,
+)
+from vfl_flower.app.party_folder import (
+    CONSENT,
+    NODE_CONFIG,
+    SUPERNODE_KEY,
+    load_party_folder,
+    needs_of,
+    pin_peers,
+    write_party_folder,
+)
+from vfl_flower.data.checking import check
+from vfl_flower.data.source import QUERY
+from vfl_flower.protocol.consent import KINDS, in_order
+
+CONNECTION = "federation"
+"""Name of the SuperLink in the ``config.toml`` that ``coordinator`` writes."""
+
+HOME = "flwr"
+"""Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
+
+RESTART = 75
+"""Seconds after which systemd starts again what has failed.
+
+A SuperLink takes a SuperNode that has not said goodbye for connected until it has
+missed two heartbeats, 60 seconds, and refuses the same key meanwhile.
+"""
+
+WHY_ENDED = {
+    "code: 2004": f"""\
+The SuperLink has refused the key of this SuperNode (code 2004), which has two causes
+that flwr does not tell apart. Either the key is not registered: the coordinator must
+start with this party's card. Or a SuperNode with this key has ended without a goodbye a
+moment ago, and the SuperLink still takes it for connected: wait {RESTART} seconds.""",
+    "certificate verify failed": """\
+The certificate of the SuperLink must be of the authority in --ca, and for the host in
+--superlink, but it is not; the line with "certificate verify failed" says which.""",
+    "401 Unauthorized": """\
+The SuperLink does not know this SuperNode any more: the coordinator has started anew,
+or has taken the key off its list. Start this command again.""",
+}
+"""What a SuperNode that ends has in its log, and what that means."""
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """End a command with one sentence where a value or a file is not as it must be."""
+    try:
+        yield
+    except (ValueError, RunFailed) as error:
+        typer.echo(f"Error: {error}", err=True)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"Error: {where}{error.strerror}", err=True)
+    else:
+        return
+    raise typer.Exit(1)
+
+
+# -- a party prepares ------------------------------------------------------------------
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the party, and of its folder.")],
+    data: Annotated[str, typer.Option(help="The party file, or a query of DuckDB.")],
+    id_column: Annotated[str, typer.Option(help="Column with the row ids.")] = "",
+    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "",
+    columns: Annotated[str, typer.Option(help="Features to use, a,b,c.")] = "",
+    missing: Annotated[str, typer.Option(help="Texts for a missing value.")] = "",
+    max_levels: Annotated[int, typer.Option(help="Most levels of a text column.")] = 0,
+    delimiter: Annotated[str, typer.Option(help="One character, or tab.")] = "",
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV.")] = "",
+    header: Annotated[bool, typer.Option(help="The first line has the names.")] = True,
+    standardize: Annotated[bool, typer.Option(help="Scale each column.")] = False,
+    impute: Annotated[str, typer.Option(help="mean, median or none.")] = "mean",
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="A strategy whose needs may leave; repeatable."),
+    ] = None,
+) -> None:
+    """Check a party file, and write the folder NAME of the party with its keys.
+
+    It stops where the file must be mended first, and where the folder exists. The
+    party gives NAME.card, which is public, to all others of the federation.
+    """
+    given: dict[str, bool | int | str] = {
+        "data": data,
+        "id-column": id_column,
+        "label-column": label_column,
+        "columns": columns,
+        "missing": missing,
+        "max-levels": max_levels,
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "header": header,
+        "standardize": standardize,
+        "impute": impute,
+    }
+    if not data.startswith(QUERY):
+        given["data"] = str(Path(data).expanduser().absolute())
+    defaults = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
+    config = {k: v for k, v in given.items() if v not in ("", defaults.get(k))}
+    chosen = list(dict.fromkeys(strategies or []))
+    with _told():
+        check_name(name)
+        if os.path.lexists(name):
+            raise ValueError(f"there is a {name} in this folder already")
+        needs = {strategy: needs_of(strategy) for strategy in chosen}
+        sources = {
+            party_source(config, {"strategy": strategy} if strategy else {})
+            for strategy in chosen or [""]
+        }
+        sound = True
+        for source in sources:
+            with silence():
+                checked = check(source)
+            print_findings(checked, show=False)
+            sound &= checked.sound
+        if not sound:
+            raise ValueError("nothing is written: the file must be mended first")
+        kinds = in_order(kind for some, _ in needs.values() for kind in some)
+        card = write_party_folder(Path(name), config, kinds)
+    typer.echo(
+        f"\nWritten, for you alone to read: {name}/\n"
+        f"  {NODE_CONFIG:13} how the SuperNode reads the data\n"
+        f"  {CONSENT:13} what may leave this party, and whom it takes part with\n"
+        f"  {SUPERNODE_KEY:13} the key of the SuperNode\n"
+        f"  state/        the key of the party, identity.pem: keep a copy of it\n"
+        f"  {name}.card  public: give this file to the coordinator and to all parties\n"
+    )
+    for strategy, (some, less) in needs.items():
+        typer.echo(f"{CONSENT} lets leave this party what {strategy} needs:")
+        for kind in some:
+            typer.echo(f"  {kind}: {KINDS[kind]}")
+        typer.echo(f"  {less}.\n" if less else "")
+    if not chosen:
+        typer.echo(
+            f"{CONSENT} lets nothing leave but sums over three or more parties: most "
+            "runs need more, see [leaves] there.\n"
+        )
+    typer.echo("Fingerprint of the card, to be compared on the telephone:")
+    typer.echo(f"  {card.fingerprint}")
+
+
+# -- the owner of the SuperLink --------------------------------------------------------
+
+
+def certificates(
+    hosts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST...", help="Names or addresses by which parties reach it."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option(help="Where to write; made if missing.")
+    ] = Path("federation"),
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="How long they are valid.")
+    ] = 365,
+) -> None:
+    """Write the certificates of a SuperLink, and an authority that signs no others."""
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    with _told():
+        new = not folder.exists()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            write_certificates(folder, names, days)
+        except BaseException:
+            if new:
+                folder.rmdir()
+            raise
+        typer.echo(
+            f"Written to {folder}/, for {', '.join(names)}, valid for {days} days:\n"
+            f"  {AUTHORITY:10}  give this file to all parties\n"
+            f"  {CERTIFICATE:10}  stays here\n"
+            f"  {KEY:10}  stays here, and secret\n\n"
+            f"Fingerprint of {AUTHORITY}, to be compared on the telephone:\n"
+            f"  {fingerprint_of(folder / AUTHORITY)}"
+        )
+
+
+def fingerprint_of(certificate: Path) -> str:
+    """Return 32 digits of the SHA-256 digest of a certificate, in groups of four.
+
+    Raises
+    ------
+    ValueError
+        It cannot be read, or is valid no longer.
+    """
+    digest = read_certificate(certificate).fingerprint(hashes.SHA256())
+    return " ".join(re.findall("....", digest.hex()[:32]))
+
+
+def superlink_command(folder: Path, port: int) -> list[str]:
+    """Return the command of a SuperLink, which its own machine alone can reach."""
+    return [
+        "flower-superlink",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        f"--ssl-ca-certfile={folder / AUTHORITY}",
+        f"--ssl-certfile={folder / CERTIFICATE}",
+        f"--ssl-keyfile={folder / KEY}",
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str]:
+    """Return the command of the gate through which SuperNodes reach a SuperLink."""
+    options = [f"--host={host}", f"--port={port}", f"--superlink={superlink}"]
+    return [sys.executable, "-m", "vfl_flower.app.gate", str(folder), *options]
+
+
+def write_connection(folder: Path, port: int, home: Path) -> None:
+    """Write a ``config.toml`` by which ``flwr`` finds the SuperLink.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the certificates.
+    port : int
+        Of the SuperLink itself.
+    home : Path
+        The ``FLWR_HOME`` to write to: nothing in ``~/.flwr`` changes.
+    """
+    certificate = json.dumps(str(folder / AUTHORITY), ensure_ascii=False)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "127.0.0.1:{port}"\nroot-certificates = {certificate}\n',
+        encoding="utf-8",
+    )
+
+
+def coordinator(
+    folder: Annotated[Path, typer.Argument(help="Folder of the certificates.")],
+    cards: Annotated[
+        list[Path], typer.Option("--card", help="Card of a party; repeatable.")
+    ],
+    port: Annotated[int, typer.Option(help="Port for SuperNodes.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
+    local_port: Annotated[
+        int, typer.Option(help="Port of the SuperLink itself, on this machine alone.")
+    ] = 8001,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
+    ] = False,
+) -> None:
+    """Start a SuperLink, and register the SuperNodes of the parties' cards.
+
+    It runs until Ctrl-C or SIGTERM. Runs can be started on this machine alone.
+    """
+    folder = folder.absolute()
+    with _told():
+        parties = load_cards(cards)
+        for name in (AUTHORITY, CERTIFICATE):
+            read_certificate(folder / name)
+        if not os.access(folder / KEY, os.R_OK):
+            raise ValueError(f"{folder / KEY} must be there, and readable for you")
+        if port == local_port:
+            raise ValueError(f"port and local-port must differ, got {port} twice")
+        if systemd:
+            options = [f"--card={card.absolute()}" for card in cards]
+            options += [f"--port={port}", f"--host={host}"]
+            command = ["coordinator", str(folder), *options]
+            typer.echo(unit("SuperLink", [*command, f"--local-port={local_port}"]))
+            return
+        for where, number in ((host, port), ("127.0.0.1", local_port)):
+            _check_free(where, number)
+        for card in parties:
+            typer.echo(f"card of {card.name}: {card.fingerprint}")
+        with _until_ended(home := folder / HOME) as shown:
+            write_connection(folder, local_port, home)
+            link = shown.start(*superlink_command(folder, local_port))
+            wait_for(
+                lambda: _answers(link, local_port, folder / AUTHORITY),
+                START,
+                f"the SuperLink on port {local_port} to answer",
+            )
+            for card in parties:
+                register(shown.processes, card)
+                typer.echo(f"registered {card.name}")
+            # Only now: a SuperNode whose key is not registered yet would give up.
+            shown.start(*gate_command(folder, host, port, local_port))
+            typer.echo(
+                f"\nSuperNodes connect to port {port}. Runs are started on this "
+                f"machine:\n\n    FLWR_HOME={shlex.quote(str(home))} flwr run . "
+                f"{CONNECTION} --stream\n"
+            )
+            shown.wait()
+
+
+def register(processes: Processes, card: Card) -> None:
+    """Register the SuperNode of a card, as the SuperLink's owner does.
+
+    Raises
+    ------
+    RunFailed
+        The SuperLink does not take its key.
+    """
+    public = processes.home / "supernode.pub"  # flwr takes a key from a file alone
+    public.write_text(f"{card.supernode}\n")
+    processes.flwr(
+        *("supernode", "register", str(public), CONNECTION, "--name", card.name)
+    )
+    public.unlink()
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} of {host} must be free: {error.strerror}"
+            ) from None
+
+
+def _answers(superlink: subprocess.Popen[str], port: int, ca: Path) -> bool:
+    if superlink.poll() is not None:
+        raise RunFailed("flower-superlink ended; its last lines say why")
+    context = ssl.create_default_context(cafile=ca)
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=1, context=context
+    )
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except ssl.SSLCertVerificationError as error:
+        raise ValueError(
+            f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
+            f"{error.verify_message}"
+        ) from None
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+# -- a party takes part ----------------------------------------------------------------
+
+
+def supernode_commands(
+    folder: Path, superlink: str, ca: Path, port: int
+) -> list[list[str]]:
+    """Return the commands of a party's SuperNode, which run and end together.
+
+    An executor other than flwr's own belongs here: the SuperNode gets ``--isolation
+    process``, and the command of the executor follows.
+    """
+    return [
+        [
+            "flower-supernode",
+            f"--superlink={superlink}",
+            f"--root-certificates={ca}",
+            f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
+            f"--node-config={folder / NODE_CONFIG}",
+            f"--port={port}",
+        ]
+    ]
+
+
+def party(
+    folder: Annotated[Path, typer.Argument(help="Folder that init has written.")],
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    ca: Annotated[Path, typer.Option(help="ca.crt of the coordinator.")],
+    peers: Annotated[
+        list[Path] | None,
+        typer.Option("--peer", help="Card of another party; repeatable."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="Port on this machine for the SuperNode's own use.")
+    ] = 0,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
+    ] = False,
+) -> None:
+    """Pin the keys of the other parties, and start the SuperNode of this one.
+
+    It runs until Ctrl-C or SIGTERM. Peers that are pinned need not be named again.
+    """
+    folder, ca = folder.absolute(), ca.absolute()
+    with _told():
+        if not re.fullmatch(r"[^\s:/]+:[1-9]\d{0,4}", superlink):
+            raise ValueError(
+                f"superlink must be HOST:PORT, without https://, got {superlink[:60]!r}"
+            )
+        read_certificate(ca)
+        source, consent = load_party_folder(folder)
+        if not os.access(folder / SUPERNODE_KEY, os.R_OK):
+            raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
+        cards = load_cards(peers or [])
+        consent = pin_peers(source, consent, cards)
+        pinned = consent.peers or {}
+        if not pinned and not consent.trust_on_first_use:
+            raise ValueError(
+                "the party must know its peers: give the card of each with --peer"
+            )
+        for name, key in pinned.items():
+            typer.echo(f'pinned: {name} = "{key}"', err=systemd)
+        for card in cards:
+            typer.echo(f"card of {card.name}: {card.fingerprint}", err=systemd)
+        typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=systemd)
+        typer.echo(
+            "Compare these fingerprints on the telephone, before the first run.",
+            err=systemd,
+        )
+        if len(pinned) + 1 < consent.least_parties and not consent.trust_on_first_use:
+            typer.echo(
+                f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least "
+                f"{consent.least_parties} parties.",
+                err=True,
+            )
+        if systemd:
+            options = [f"--superlink={superlink}", f"--ca={ca}"]
+            options += [f"--port={port}"] if port else []
+            typer.echo(
+                unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
+            )
+            return
+        port = port or free_port()
+        _check_free("127.0.0.1", port)
+        with _until_ended(folder / HOME) as shown:
+            for command in supernode_commands(folder, superlink, ca, port):
+                shown.start(*command)
+            shown.wait(WHY_ENDED)
+
+
+# -- processes in the foreground -------------------------------------------------------
+
+
+class Shown:
+    """Processes whose output is shown, and which end together.
+
+    Parameters
+    ----------
+    processes : Processes
+        Owner of their environment, which ends them and what they have started.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._names: dict[subprocess.Popen[str], str] = {}
+        self._ended: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+        self._last: deque[str] = deque(maxlen=200)
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command, and print it and what it prints."""
+        typer.echo(f"$ {shlex.join(command)}")
+        process = subprocess.Popen(
+            command,
+            env=self.processes.env,
+            cwd=self.processes.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C reaches this process alone
+        )
+        self._names[process] = Path(command[0]).name
+        for target in (self._show, self._watch):
+            threading.Thread(target=target, args=(process,), daemon=True).start()
+        return process
+
+    def wait(self, reasons: Mapping[str, str] | None = None) -> None:
+        """Wait until one of the processes ends.
+
+        Parameters
+        ----------
+        reasons : mapping of str to str, optional
+            What the processes may have printed, and what that means.
+
+        Raises
+        ------
+        RunFailed
+            It has ended of its own, and the text says which.
+        """
+        name = self._names[self._ended.get()]
+        time.sleep(0.5)  # for its last lines
+        printed = "".join(self._last)
+        for line, reason in (reasons or {}).items():
+            if line in printed:
+                raise RunFailed(f"{name} ended. {reason}")
+        raise RunFailed(f"{name} ended; its last lines say why")
+
+    def _show(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._last.append(line)
+            print(line, end="", flush=True)
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        process.wait()
+        self._ended.put(process)
+
+
+@contextlib.contextmanager
+def _until_ended(home: Path) -> Iterator[Shown]:
+    """Let processes run until one ends, or this one is told to end, which is no error.
+
+    All of them have ended when this returns.
+    """
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, signal.default_int_handler)
+    try:
+        with Processes(home) as processes:
+            yield Shown(processes)
+    except KeyboardInterrupt:
+        typer.echo("ended")
+
+
+# -- systemd ---------------------------------------------------------------------------
+
+
+def unit(what: str, command: Sequence[str]) -> str:
+    """Return a systemd unit that runs a command of ``vfl-flower``."""
+    words = [sys.executable, "-m", "vfl_flower.app.cli", *command]
+    return f"""\
+[Unit]
+Description={what.replace("%", "%%")}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart={" ".join(map(_unit_word, words))}
+User={getpass.getuser()}
+UMask=0077
+NoNewPrivileges=true
+# It ends what it has started.
+KillMode=mixed
+# A SuperLink refuses a SuperNode that ended without a goodbye for up to a minute.
+Restart=on-failure
+RestartSec={RESTART}
+
+[Install]
+WantedBy=multi-user.target"""
+
+
+def _unit_word(word: str) -> str:
+    if not re.fullmatch(r"[\w./:=@,+-]+", word):
+        word = json.dumps(word, ensure_ascii=False)
+    return word.replace("%", "%%").replace("$", "$$")

@@ -1,0 +1,249 @@
+"""The folder of a party: its node config, its consent, its keys and its card.
+
+``vfl-flower init`` writes it whole or not at all, and nothing writes it anew: the keys
+are what the other parties know the party by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+
+from vfl_flower.app.cards import Card, check_name
+from vfl_flower.app.certificates import write_supernode_key
+from vfl_flower.app.config import (
+    UserConfig,
+    check_run_config,
+    make_strategy,
+    party_source,
+)
+from vfl_flower.app.findings import silence
+from vfl_flower.data.source import PartySource
+from vfl_flower.files import write_whole
+from vfl_flower.protocol.consent import KINDS, Consent, Kind
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.identity import public_identity
+from vfl_flower.strategies import algorithms
+
+NODE_CONFIG, CONSENT, STATE, SUPERNODE_KEY = (
+    *("party.toml", "consent.toml", "state", "supernode.key"),
+)
+"""What the folder of a party holds, besides its card."""
+
+_HOW_TO_READ = """\
+# How the SuperNode of this party finds and reads its data. It reads this file when it
+# starts. docs/party-files.md has all keys.
+"""
+
+_RULES = """\
+# What this party takes part in, and what it lets leave it. A key that is missing has
+# the value that stands here; one behind "#" has no value unless you give it one.
+
+# strategies = {strategies}  # only these; otherwise all
+# tasks = ["train", "predict"]  # only these; otherwise all
+min-parties = 3             # fewest parties of a run, at least 3
+two-parties = false         # true: also with one other party, which can then compute
+                            # this party's part of each sum that it learns
+allow-seed = false          # true: also where the server knows the seed, and so can
+                            # repeat this party's random draws
+trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
+                            # when it first comes; the server can then invent a party
+# max-round-trips = 100     # most messages that the party answers in one run
+# max-bytes = 1000000000    # most bytes of its replies in one run
+max-refusals = 100          # most messages that it refuses, in all runs, before it
+                            # answers none
+
+[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
+          # different rows at most, in one run and in all runs
+"""
+
+
+def consent_text(kinds: Collection[Kind] = ()) -> str:
+    """Return a ``consent.toml`` with the defaults, in which these kinds may leave."""
+    lines = [
+        f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
+        for kind, words in KINDS.items()
+    ]
+    rules = _RULES.format(strategies=json.dumps([*algorithms()][:2]))
+    return f"{rules}{''.join(lines)}\n[peers]\n"
+
+
+def needs_of(strategy: str) -> tuple[tuple[Kind, ...], str]:
+    """Return what a strategy needs to leave a party, and which setting needs less.
+
+    Raises
+    ------
+    ValueError
+        There is no such strategy.
+    """
+    made = make_strategy(check_run_config({"strategy": strategy}))
+    return made.needs, made.needs_less
+
+
+def write_party_folder(
+    folder: Path, config: UserConfig, kinds: Collection[Kind]
+) -> Card:
+    """Write the folder of a new party, whole or not at all.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder that does not exist; its name is the name of the party.
+    config : mapping
+        Keys of the node config that say where the data are and how to read them.
+    kinds : collection of str
+        What the party lets leave it.
+
+    Returns
+    -------
+    Card
+        What the others must know of the party; it is in the folder too.
+
+    Raises
+    ------
+    ValueError
+        The folder exists, or its name can be none of a party.
+    OSError
+        It cannot be written.
+    """
+    folder = folder.absolute()
+    check_name(name := folder.name)
+    if os.path.lexists(folder):
+        raise ValueError(
+            f"{folder} is there already, and nothing in it is replaced: change its "
+            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
+        )
+    full = {
+        **config,
+        "party-name": name,
+        "state-dir": str(folder / STATE),
+        "consent": str(folder / CONSENT),
+    }
+    part = folder.with_name(f".{name}.{secrets.token_hex(4)}.part")
+    part.mkdir(mode=0o700)
+    try:
+        node_config = _HOW_TO_READ + tomli_w.dumps(full)
+        write_whole(part / NODE_CONFIG, node_config.encode(), private=True)
+        write_whole(part / CONSENT, consent_text(kinds).encode(), private=True)
+        public = write_supernode_key(part / SUPERNODE_KEY)
+        key = public.read_text().strip()
+        public.unlink()  # the card has it
+        with silence():
+            identity = public_identity(part / STATE)
+        card = Card(name, identity, key)
+        card.write(part / f"{name}.card")
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return card
+
+
+def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
+    """Return where a party's data are, and what it has consented to.
+
+    Raises
+    ------
+    ValueError
+        One of its files is missing, or is not what it should be.
+    """
+    path = folder / NODE_CONFIG
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = party_source(config, {})
+    except OSError as error:
+        hint = "; vfl-flower init makes the folder of a party"
+        raise ValueError(f"{path} cannot be read: {error.strerror}{hint}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for key, value in (
+        ("party-name", source.name),
+        ("consent", source.consent),
+        ("state-dir", source.state_dir),
+    ):
+        if value is None:
+            raise ValueError(f"{path} must have a {key}")
+    assert source.consent is not None
+    try:
+        return source, Consent.load(source.consent)
+    except PartyError as error:
+        raise ValueError(f"{source.consent}: {error}") from None
+
+
+def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
+    """Add the public keys of peers to a party's ``consent.toml``; none is changed.
+
+    Returns
+    -------
+    Consent
+        What the party has consented to with these peers.
+
+    Raises
+    ------
+    ValueError
+        A card is the party's own, a peer is pinned with another key or its key under
+        another name, or the file has its peers in a form that cannot be added to.
+    OSError
+        It cannot be written.
+    """
+    assert source.consent is not None
+    assert source.state_dir is not None
+    pinned, path = dict(consent.peers or {}), source.consent
+    try:
+        with silence():
+            own = public_identity(source.state_dir)
+    except PartyError as error:
+        raise ValueError(str(error)) from None
+    for card in cards:
+        if source.name == card.name or own == card.identity:
+            raise ValueError(
+                f"a peer must be another party, but the card of {card.name!r} has the "
+                f"{'name' if source.name == card.name else 'key'} of this one"
+            )
+        if (before := pinned.get(card.name, card.identity)) != card.identity:
+            raise ValueError(
+                f"the card of {card.name!r} must have the key that {path} pins, "
+                f"{before}, but it has {card.identity}: ask that party on the "
+                "telephone; only if it has made a new key, change the line yourself"
+            )
+        for name, key in pinned.items():
+            if key == card.identity and name != card.name:
+                raise ValueError(
+                    f"the key of {card.name!r} must be its own, but {path} pins it for "
+                    f"{name!r}"
+                )
+    new = {card.name: card.identity for card in cards if card.name not in pinned}
+    if new:
+        text = path.read_text(encoding="utf-8-sig")
+        write_whole(path, _with_peers(text, new, path).encode(), private=True)
+    return replace(consent, peers=pinned | new)
+
+
+def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
+    """Return the text of a ``consent.toml`` with more lines in its table of peers."""
+    lines = tomli_w.dumps(new)
+    header = re.compile(r"(?m)^[ \t]*\[[ \t]*peers[ \t]*\][^\n]*$")
+    if "peers" not in (before := tomllib.loads(text)):
+        added = f"{text.rstrip()}\n\n[peers]\n{lines}"
+    else:
+        added = header.sub(lambda found: f"{found[0]}\n{lines}".rstrip(), text, count=1)
+    expected = before | {"peers": {**before.get("peers", {}), **new}}
+    try:
+        understood = tomllib.loads(added) == expected
+    except tomllib.TOMLDecodeError:
+        understood = False
+    if not understood:
+        raise ValueError(
+            f"{path} must have its peers below a line [peers]; write there: "
+            f"{'; '.join(lines.splitlines())}"
+        )
+    return added
