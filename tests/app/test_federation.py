@@ -293,6 +293,10 @@ def test_what_coordinator_refuses(place, airline, federation):
     assert "must differ" in refused(*link, *cards, "--port", 8001)
     assert "ca.crt cannot be read" in refused("coordinator", place, *cards)
     assert run(*link).exit_code == 2  # of no party
+    assert run(*link, *cards, "--port", 70000).exit_code == 2
+    assert "of no-such-host must be free" in refused(
+        *link, *cards, "--host", "no-such-host"
+    )
     (federation / "server.key").unlink()
     assert "server.key must be there" in refused(*link, *cards)
 

@@ -283,10 +283,15 @@ def coordinator(
     cards: Annotated[
         list[Path], typer.Option("--card", help="Card of a party; repeatable.")
     ],
-    port: Annotated[int, typer.Option(help="Port for SuperNodes.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")
+    ] = 8000,
     host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
     local_port: Annotated[
-        int, typer.Option(help="Port of the SuperLink itself, on this machine alone.")
+        int,
+        typer.Option(
+            min=1, max=65535, help="Port of the SuperLink, on this machine alone."
+        ),
     ] = 8001,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
@@ -416,7 +421,13 @@ def party(
         typer.Option("--peer", help="Card of another party; repeatable."),
     ] = None,
     port: Annotated[
-        int, typer.Option(help="Port on this machine for the SuperNode's own use.")
+        int,
+        typer.Option(
+            max=65535,
+            min=0,
+            help="Port on this machine for the SuperNode's own use.",
+            show_default="a free one",
+        ),
     ] = 0,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
@@ -549,7 +560,8 @@ def _until_ended(home: Path) -> Iterator[Shown]:
     All of them have ended when this returns.
     """
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, signal.default_int_handler)
+        if signal.getsignal(kind) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(kind, signal.default_int_handler)
     try:
         with Processes(home) as processes:
             yield Shown(processes)
