@@ -34,9 +34,10 @@ from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import (
+    SUPERNODE,
     gate_command,
     superlink_command,
-    supernode_commands,
+    supernode_command,
     unit,
     write_connection,
 )
@@ -106,9 +107,8 @@ def test_init_writes_what_flower_and_the_package_read(airline, place):
     }
     assert modes(airline / "state") == {"identity.pem": 0o600}
 
-    args = _parse_args_run_supernode().parse_args(
-        supernode_commands(airline, "link.example:8000", place / "ca.crt", 1)[0][1:]
-    )
+    words = supernode_command(airline, "link.example:8000", place / "ca.crt", 1)
+    args = _parse_args_run_supernode().parse_args(words[len(SUPERNODE) :])
     config = parse_config_args([args.node_config])  # as flower-supernode reads it
     source = party_source(config, {})
     assert source.data == str(place / "a b.csv")
@@ -224,7 +224,7 @@ def test_what_init_refuses(place, words, rule):
 
 def test_nothing_is_overwritten(airline, place):
     before = {p: p.read_bytes() for p in airline.rglob("*") if p.is_file()}
-    assert "there is a airline" in refused("init", "airline", *OPTIONS)
+    assert "airline is there already" in refused("init", "airline", *OPTIONS)
     assert {p: p.read_bytes() for p in airline.rglob("*") if p.is_file()} == before
 
 
@@ -293,6 +293,10 @@ def test_what_coordinator_refuses(place, airline, federation):
     assert "must differ" in refused(*link, *cards, "--port", 8001)
     assert "ca.crt cannot be read" in refused("coordinator", place, *cards)
     assert run(*link).exit_code == 2  # of no party
+    assert run(*link, *cards, "--port", 70000).exit_code == 2
+    assert "of no-such-host must be free" in refused(
+        *link, *cards, "--host", "no-such-host"
+    )
     (federation / "server.key").unlink()
     assert "server.key must be there" in refused(*link, *cards)
 

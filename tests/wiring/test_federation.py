@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from wiring.deployment import NAMES
 
+from vfl_flower.app.certificates import write_supernode_key
 from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.flower_run import (
     Processes,
@@ -147,6 +148,7 @@ def test_a_federation_by_commands_alone(tmp_path, project):
             assert outcome.status == "finished:completed"
             assert len(list(tmp_path.glob("out/*/model-coreset.npz"))) == 1
 
+            _nobody_else_starts_a_run(tmp_path, port, project)
             first, other, killed = parties.values()
             first.end(signal.SIGINT)
             other.end(signal.SIGTERM)
@@ -163,6 +165,23 @@ def test_a_federation_by_commands_alone(tmp_path, project):
         assert set(peers) == set(NAMES) - {name}
 
 
+def _nobody_else_starts_a_run(folder: Path, port: int, project: Path) -> None:
+    """Neither a run nor a key of a SuperNode comes in by the port of the SuperNodes."""
+    with Processes(folder / "outside") as processes:
+        (processes.home / "config.toml").write_text(
+            f'[superlink.{CONNECTION}]\naddress = "localhost:{port}"\n'
+            f'root-certificates = "{folder}/federation/ca.crt"\n'
+        )
+        key = write_supernode_key(folder / "stranger.key")
+        for words in (
+            ("run", str(project), CONNECTION),
+            ("ls", CONNECTION),
+            ("supernode", "register", str(key), CONNECTION),
+        ):
+            with pytest.raises(RunFailed, match="403"):
+                processes.flwr(*words)
+
+
 def _refused_until_missed(folder: Path, party: Running, words: list[str]) -> None:
     """Kill a SuperNode: the same key is refused, and the command says why."""
     name = party.log.stem
@@ -174,13 +193,13 @@ def _refused_until_missed(folder: Path, party: Running, words: list[str]) -> Non
             text=True,
             check=True,
         ).stdout.splitlines()
-        if "flower-supernode" in line and f"{folder}/{name}/" in line
+        if f"{folder}/{name}/supernode.key" in line
     ]
     os.kill(pid, signal.SIGKILL)
     assert party.process.wait(30) == 1
-    assert "flower-supernode ended" in party.log.read_text()
+    assert "Error: the SuperNode ended" in party.log.read_text()
     again = Running(folder, f"{name}-again", "party", name, *words)
     assert again.process.wait(60) == 1
     text = again.log.read_text()
-    assert "Error: flower-supernode ended. The SuperLink has refused the key" in text
+    assert "Error: the SuperNode ended. The SuperLink has refused the key" in text
     assert "wait 75 seconds" in text

@@ -50,6 +50,7 @@ from vfl_flower.app.party_folder import (
     CONSENT,
     NODE_CONFIG,
     SUPERNODE_KEY,
+    check_new,
     load_party_folder,
     needs_of,
     pin_peers,
@@ -149,15 +150,14 @@ def init(
     chosen = list(dict.fromkeys(strategies or []))
     with _told():
         check_name(name)
-        if os.path.lexists(name):
-            raise ValueError(f"there is a {name} in this folder already")
+        check_new(Path(name))
         needs = {strategy: needs_of(strategy) for strategy in chosen}
-        sources = {
+        sources = [
             party_source(config, {"strategy": strategy} if strategy else {})
             for strategy in chosen or [""]
-        }
+        ]
         sound = True
-        for source in sources:
+        for source in dict.fromkeys(sources):  # as each strategy reads the file
             with silence():
                 checked = check(source)
             print_findings(checked, show=False)
@@ -283,10 +283,15 @@ def coordinator(
     cards: Annotated[
         list[Path], typer.Option("--card", help="Card of a party; repeatable.")
     ],
-    port: Annotated[int, typer.Option(help="Port for SuperNodes.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")
+    ] = 8000,
     host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
     local_port: Annotated[
-        int, typer.Option(help="Port of the SuperLink itself, on this machine alone.")
+        int,
+        typer.Option(
+            min=1, max=65535, help="Port of the SuperLink, on this machine alone."
+        ),
     ] = 8001,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
@@ -317,7 +322,8 @@ def coordinator(
             typer.echo(f"card of {card.name}: {card.fingerprint}")
         with _until_ended(home := folder / HOME) as shown:
             write_connection(folder, local_port, home)
-            link = shown.start(*superlink_command(folder, local_port))
+            command = superlink_command(folder, local_port)
+            link = shown.start("the SuperLink", command)
             wait_for(
                 lambda: _answers(link, local_port, folder / AUTHORITY),
                 START,
@@ -327,7 +333,7 @@ def coordinator(
                 register(shown.processes, card)
                 typer.echo(f"registered {card.name}")
             # Only now: a SuperNode whose key is not registered yet would give up.
-            shown.start(*gate_command(folder, host, port, local_port))
+            shown.start("the gate", gate_command(folder, host, port, local_port))
             typer.echo(
                 f"\nSuperNodes connect to port {port}. Runs are started on this "
                 f"machine:\n\n    FLWR_HOME={shlex.quote(str(home))} flwr run . "
@@ -365,7 +371,7 @@ def _check_free(host: str, port: int) -> None:
 
 def _answers(superlink: subprocess.Popen[str], port: int, ca: Path) -> bool:
     if superlink.poll() is not None:
-        raise RunFailed("flower-superlink ended; its last lines say why")
+        raise RunFailed("the SuperLink ended; its last lines say why")
     context = ssl.create_default_context(cafile=ca)
     connection = http.client.HTTPSConnection(
         "127.0.0.1", port, timeout=1, context=context
@@ -387,23 +393,19 @@ def _answers(superlink: subprocess.Popen[str], port: int, ca: Path) -> bool:
 # -- a party takes part ----------------------------------------------------------------
 
 
-def supernode_commands(
-    folder: Path, superlink: str, ca: Path, port: int
-) -> list[list[str]]:
-    """Return the commands of a party's SuperNode, which run and end together.
+SUPERNODE = ("flower-supernode",)
+"""The program of a SuperNode; another one takes the same options."""
 
-    An executor other than flwr's own belongs here: the SuperNode gets ``--isolation
-    process``, and the command of the executor follows.
-    """
+
+def supernode_command(folder: Path, superlink: str, ca: Path, port: int) -> list[str]:
+    """Return the command of a party's SuperNode."""
     return [
-        [
-            "flower-supernode",
-            f"--superlink={superlink}",
-            f"--root-certificates={ca}",
-            f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
-            f"--node-config={folder / NODE_CONFIG}",
-            f"--port={port}",
-        ]
+        *SUPERNODE,
+        f"--superlink={superlink}",
+        f"--root-certificates={ca}",
+        f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
+        f"--node-config={folder / NODE_CONFIG}",
+        f"--port={port}",
     ]
 
 
@@ -416,7 +418,13 @@ def party(
         typer.Option("--peer", help="Card of another party; repeatable."),
     ] = None,
     port: Annotated[
-        int, typer.Option(help="Port on this machine for the SuperNode's own use.")
+        int,
+        typer.Option(
+            max=65535,
+            min=0,
+            help="Port on this machine for the SuperNode's own use.",
+            show_default="a free one",
+        ),
     ] = 0,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
@@ -468,8 +476,8 @@ def party(
         port = port or free_port()
         _check_free("127.0.0.1", port)
         with _until_ended(folder / HOME) as shown:
-            for command in supernode_commands(folder, superlink, ca, port):
-                shown.start(*command)
+            command = supernode_command(folder, superlink, ca, port)
+            shown.start("the SuperNode", command)
             shown.wait(WHY_ENDED)
 
 
@@ -491,8 +499,8 @@ class Shown:
         self._ended: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         self._last: deque[str] = deque(maxlen=200)
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command, and print it and what it prints."""
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[str]:
+        """Start a command, and print it and what it prints; errors have its name."""
         typer.echo(f"$ {shlex.join(command)}")
         process = subprocess.Popen(
             command,
@@ -505,7 +513,7 @@ class Shown:
             errors="replace",
             start_new_session=True,  # a Ctrl-C reaches this process alone
         )
-        self._names[process] = Path(command[0]).name
+        self._names[process] = name
         for target in (self._show, self._watch):
             threading.Thread(target=target, args=(process,), daemon=True).start()
         return process
@@ -549,7 +557,8 @@ def _until_ended(home: Path) -> Iterator[Shown]:
     All of them have ended when this returns.
     """
     for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, signal.default_int_handler)
+        if signal.getsignal(kind) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(kind, signal.default_int_handler)
     try:
         with Processes(home) as processes:
             yield Shown(processes)

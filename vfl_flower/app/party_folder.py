@@ -117,11 +117,7 @@ def write_party_folder(
     """
     folder = folder.absolute()
     check_name(name := folder.name)
-    if os.path.lexists(folder):
-        raise ValueError(
-            f"{folder} is there already, and nothing in it is replaced: change its "
-            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
-        )
+    check_new(folder)
     full = {
         **config,
         "party-name": name,
@@ -146,6 +142,21 @@ def write_party_folder(
         shutil.rmtree(part, ignore_errors=True)
         raise
     return card
+
+
+def check_new(folder: Path) -> None:
+    """Raise if there is a folder of a party, or another file, already.
+
+    Raises
+    ------
+    ValueError
+        There is one.
+    """
+    if os.path.lexists(folder):
+        raise ValueError(
+            f"{folder} is there already, and nothing in it is replaced: change its "
+            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
+        )
 
 
 def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
