@@ -297,6 +297,7 @@ class ProtocolStrategy(Strategy):
             partition=self.partition,
             without=without,
             model=self.works_with,
+            columns=self.columns,
             steps=self.steps,
             needs=self.needs,
             needs_less=self.needs_less,
@@ -324,6 +325,11 @@ class ProtocolStrategy(Strategy):
     def works_with(self) -> str | None:
         """Number of the model whose parts the parties load; None: they load none."""
         return None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Digests of the names of the columns of a trained model, in their order."""
+        return ()
 
     @property
     def enough_rows(self) -> int | None:

@@ -255,6 +255,7 @@ class ClusterTraining(MUFCTask):
             field=field,
             n_init=n_init,
             min_rows_per_bin=min_rows_per_bin,
+            columns=parties.columns or None,
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
