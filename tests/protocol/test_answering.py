@@ -281,6 +281,7 @@ def test_hello_says_these_facts_and_no_more(server):
         "names": [],
         "kinds": [],
         "levels_digest": "",
+        "gaps": False,
         "version": __version__,
         "lacks": [],
     }

@@ -73,6 +73,7 @@ class Hello(TypedDict):
     names: list[Annotated[str, MaxLen(MOST_OF_COLUMN)]]
     kinds: list[ColumnKind]
     levels_digest: Text
+    gaps: bool
     name: Annotated[str, MaxLen(MOST_OF_NAME)]
     index: Annotated[int, Ge(-1)]
     n_parties: Annotated[int, Ge(0)]
@@ -119,12 +120,15 @@ def _hello(
         lacks = party.consent.lacks(**vars(plan))
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))
+    if partition == "vertical" and party.gaps:
+        raise PartyError("a missing value must be filled where parties hold columns")
     told = declared(party) if partition == "horizontal" else NO_COLUMNS
     return {
         "columns": told["columns"],
         "names": told["names"],
         "kinds": told["kinds"],
         "levels_digest": told["levels_digest"],
+        "gaps": told["gaps"],
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
         "n_parties": party.n_parties,

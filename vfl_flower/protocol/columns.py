@@ -42,15 +42,24 @@ class Declared(TypedDict):
         What each column holds.
     levels_digest : str
         SHA-256 of the levels of its text columns; "" without any.
+    gaps : bool
+        Whether a value is missing.
     """
 
     columns: list[str]
     names: list[str]
     kinds: list[ColumnKind]
     levels_digest: str
+    gaps: bool
 
 
-NO_COLUMNS: Declared = {"columns": [], "names": [], "kinds": [], "levels_digest": ""}
+NO_COLUMNS: Declared = {
+    "columns": [],
+    "names": [],
+    "kinds": [],
+    "levels_digest": "",
+    "gaps": False,
+}
 """What a party says where parties hold columns."""
 
 
@@ -66,6 +75,7 @@ def declared(party: Party) -> Declared:
         "names": [name[:MOST_OF_COLUMN] for name in names if told],
         "kinds": [_kind(entry) for entry in entries],
         "levels_digest": digest_ids(np.array(texts)) if texts else "",
+        "gaps": party.gaps,
     }
 
 
@@ -185,10 +195,12 @@ def agree(
             )
         if other := [column for column in kinds if own[column] != kinds[column]]:
             kind, wanted_kind = own[other[0]], kinds[other[0]]
+            # A party whose rows have "f" alone reads it as "false", and so a number.
+            hint = ": give 'levels' for it" if "text" in (kind, wanted_kind) else ""
             raise FederationError(
                 f"a column must be of one kind at all parties: "
                 f"{listed(first, before, other)} is of kind {kind} at {name!r} and "
-                f"{wanted_kind} at {first!r}{_counted(shown)}"
+                f"{wanted_kind} at {first!r}{hint}{_counted(shown)}"
             )
         if said["levels_digest"] != before["levels_digest"]:
             texts = [column for column in kinds if kinds[column] == "text"]

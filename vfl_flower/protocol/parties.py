@@ -106,6 +106,8 @@ class Parties(Sequence[PartyInfo]):
     columns : list of str
         Where parties hold rows, digests of the names of their columns, in the order
         that all take; empty if the columns have no names.
+    gaps : bool
+        Where parties hold rows, whether one of them has missing values.
 
     Raises
     ------
@@ -147,7 +149,7 @@ class Parties(Sequence[PartyInfo]):
         self._peers = b""
         self._credentials: bytes | None = None
         self._columns: list[str] | None = None
-        self.columns = list(columns)
+        self.columns, self.gaps = list(columns), False
         self._infos: list[PartyInfo] = []
         self._hello(self._wait_for_nodes(max(0, n_parties - len(without))))
 
@@ -693,6 +695,7 @@ class Parties(Sequence[PartyInfo]):
                 [cast(Declared, replies[node]) for node in order],
                 self.columns,
             )
+            self.gaps = any(replies[node]["gaps"] for node in order)
             told = (replies[node]["columns"] for node in order)
             self.columns = self._columns or next(filter(None, told), [])
             if self._columns is not None:

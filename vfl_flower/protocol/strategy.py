@@ -143,6 +143,8 @@ class ProtocolStrategy(Strategy):
     encodes: ClassVar[bool] = True
     """Whether a party may use all of its rows to make its columns: the levels of a text
     column, the mean for a missing value."""
+    fills: ClassVar[bool] = False
+    """Whether it fills missing values with means over all parties that hold rows."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
     steps: ClassVar[Steps] = ()
@@ -285,7 +287,7 @@ class ProtocolStrategy(Strategy):
         FederationError
             The parties do not fit together, or refuse the run.
         """
-        return Parties(
+        parties = Parties(
             grid,
             ledger,
             seed=seed,
@@ -302,6 +304,12 @@ class ProtocolStrategy(Strategy):
             needs=self.needs,
             needs_less=self.needs_less,
         )
+        if parties.gaps and not self.fills:
+            raise FederationError(
+                f"the data of a party have missing values, and {type(self).__name__} "
+                "fills none: set impute to 'none' to see which"
+            )
+        return parties
 
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""

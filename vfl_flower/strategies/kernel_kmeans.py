@@ -215,6 +215,7 @@ class FKKMeans(ProtocolStrategy):
     eigenvectors."""
 
     model_class = KernelKMeansModel
+    fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
         *(party.embed, party.lloyd, party.local, party.sample, party.assign),
