@@ -176,6 +176,7 @@ min-parties = 3
 two-parties = false
 allow-seed = false
 trust-on-first-use = false
+column-names = false
 
 [leaves]
 {_KINDS}

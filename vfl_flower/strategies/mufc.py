@@ -331,7 +331,7 @@ class MUFC(ClusterTraining):
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
     =============  =====================================  ==========================
-    hello          name, sizes, digest of column names,   all of it
+    hello          name, sizes, digests of column names,  all of it
                    key
     train          power sums of its quantised centroids  the sum: which bins hold
                    and their cluster sizes, masked        centroids, and for how many
