@@ -380,6 +380,7 @@ def test_node_config_keys_are_read():
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
     columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
     reading = {"missing": "?", "max-levels": 5, "delimiter": "tab", "header": False}
+    reading |= {"levels": "s=f|m"}
     given = text | numbers | columns | reading
     given |= {"state-dir": "/var/a", "encoding": "latin-1"}
     assert set(NODE_KEYS) == set(given)
@@ -390,6 +391,7 @@ def test_node_config_keys_are_read():
     assert source.state_dir == Path("/var/a")
     assert (source.standardize, source.one_hot) == (True, False)
     assert (source.missing, source.max_levels) == (("?",), 5)
+    assert source.levels == {"s": ("f", "m")}
     assert (source.delimiter, source.header) == ("\t", False)
     assert source.text_encoding == "latin-1"
 

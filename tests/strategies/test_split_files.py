@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 
 from vfl_flower import MUFC, FKKMeans, Party, simulate
-from vfl_flower.app.config import make_strategy, party_source
+from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config as checked
+from vfl_flower.app.config import make_strategy, party_source
+from vfl_flower.app.label import label
+from vfl_flower.app.register import make_client_app
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.data import load_party
 from vfl_flower.data.levels import parse_levels
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.simulation import InProcessGrid
 
 HEADER = ["id", "age", "sex", "region", "seen", "weight"]
 LEVELS = "sex=f|m;region=n|s|w|other"
@@ -68,7 +72,7 @@ def loaded(folder: Path, **run: object) -> list[Party]:
 
 
 def reference() -> tuple[np.ndarray, list[str]]:
-    """Return the pooled rows as numbers, filled; written down anew, column by column."""
+    """Return the pooled rows as numbers, filled, and the names of their columns."""
     rows = table()
     columns = {"age": np.array([float(r[1] or "nan") for r in rows])}
     for name, place, levels in (("sex", 2, "fm"), ("region", 3, "nsw")):
@@ -318,3 +322,66 @@ def test_other_orders_of_levels_are_one(folder):
     same = loaded(folder, levels="region=other|w|s|n;sex=m|f")[0]
     assert same.columns == ours.columns
     np.testing.assert_array_equal(same.X, ours.X)
+
+
+# -- as on SuperNodes ------------------------------------------------------------------
+
+
+class SuperNodes(InProcessGrid):
+    """Nodes that load their files by their node configs, for each message anew."""
+
+    def __init__(self, folder: Path, consent: str = "", **node: object) -> None:
+        super().__init__([Party(np.ones((1, 1)))] * 3)
+        self._app = make_client_app(load_from_context)
+        for m, context in enumerate(self._contexts.values()):
+            state = folder.parent / f"state-{m}"
+            state.mkdir(mode=0o700, exist_ok=True)
+            rules = state / "consent.toml"
+            rules.write_text(
+                f"allow-seed = true\ntrust-on-first-use = true\n{consent}\n[leaves]\n"
+                "row-sums = true\nembedded-rows = true\n"
+            )
+            rules.chmod(0o600)
+            context.node_config = {
+                "data": str(folder / f"{m}.csv"),
+                "partition-id": m,
+                "id-column": "id",
+                "levels": LEVELS,
+                "state-dir": str(state),
+                "consent": str(rules),
+                **node,
+            }
+            context.run_config = {"strategy": "fk-kmeans"}
+
+
+def labels_in(path: Path) -> list[int]:
+    with path.open() as file:
+        return [int(row["prediction"]) for row in csv.DictReader(file)]
+
+
+def test_supernodes_and_one_process_give_the_same(folder):
+    strategy = to_the_bit(standardize=True, seed=5)
+    model = strategy.start(SuperNodes(folder)).model
+    theirs = simulate(strategy, loaded(folder)).model
+    for m, labels in enumerate(theirs.labels_):
+        state = folder.parent / f"state-{m}"
+        assert labels_in(state / f"predictions-{model.model}.csv") == labels.tolist()
+    # The second party labels its rows again by itself, from its own file.
+    out = folder.parent / "labels.csv"
+    config = f'data="{folder / "1.csv"}" state-dir="{folder.parent / "state-1"}"'
+    label(model.model, f'{config} id-column="id"', out)
+    assert labels_in(out) == theirs.labels_[1].tolist()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_names_of_columns_leave_a_supernode_only_with_its_consent(folder, told):
+    rows = [row[:4] + row[5:] for row in table()[1::3]]
+    header = ",".join(HEADER[:4] + HEADER[5:])
+    lines = [header, *(",".join(row) for row in rows)]
+    (folder / "1.csv").write_text("\n".join(lines))
+    grid = SuperNodes(folder, "column-names = true" if told else "")
+    with pytest.raises(FederationError, match="'1' has no") as caught:
+        small(seed=1).start(grid)
+    text = str(caught.value)
+    assert ("'seen'" in text) == told
+    assert ("has no column 3 of '0', unlike '0' (columns are counted" in text) != told

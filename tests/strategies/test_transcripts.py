@@ -560,7 +560,7 @@ def test_every_step_of_fdskl_is_in_the_tables():
 KERNEL = names("setup.kernel setup.gamma setup.degree setup.offset setup.D setup.D_1")
 SCALING = names("setup.shift setup.scale")
 KERNEL_DOWN = {
-    "kernel_kmeans_begin": (names("means squares"), [names("shift")]),
+    "kernel_kmeans_begin": (names("means squares known"), [names("shift")]),
     "kernel_kmeans_gram": (names("t"), [KERNEL, SCALING, names("R")]),
     "kernel_kmeans_product": (
         names("vectors"),
