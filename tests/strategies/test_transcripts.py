@@ -589,7 +589,7 @@ KERNEL_UP = {
 """What a party sends in the clear."""
 
 KERNEL_SUMS = {
-    "kernel_kmeans_begin": names("sum_x sum_squares"),
+    "kernel_kmeans_begin": names("sum_x sum_squares known"),
     "kernel_kmeans_gram": names("gram"),
     "kernel_kmeans_product": names("product trace"),
     "kernel_kmeans_project": names("projected"),
