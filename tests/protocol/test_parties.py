@@ -456,6 +456,23 @@ def test_names_of_columns_are_compared_where_rows_are_split(clock):
     greet([Party(X, columns=names), Party(X, columns=["a", "b"])])
 
 
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"kinds": ["number"]}, "'kinds' must have one for each of 'columns'"),
+        ({"kinds": ["number", "secret"]}, "'kinds'"),
+        ({"columns": ["a" * 300, "b"]}, "'columns'"),
+        ({"gaps": 1}, "'gaps'"),
+    ],
+)
+def test_what_a_party_says_of_its_columns_has_a_form(edit, words, clock):
+    parties = rows_of(3, 4, 5, columns=["age", "weight"])
+    with pytest.raises(PartyFailed, match="malformed") as caught:
+        greet(Edited(parties, [{}, {}, edit]), partition="horizontal")
+    assert caught.value.party == "node 1002"
+    assert words in caught.value.reason
+
+
 def test_other_number_of_columns_where_rows_are_split(clock):
     edits = [{"name": "a"}, {"name": "b"}, {"name": "c", "n_columns": 3}]
     text = refusal(edits, partition="horizontal")

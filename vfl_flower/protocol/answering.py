@@ -69,11 +69,6 @@ Text = Annotated[str, MaxLen(200)]
 class Hello(TypedDict):
     """Reply of ``hello``: the only facts that reach the server unasked."""
 
-    columns: list[Text]
-    names: list[Annotated[str, MaxLen(MOST_OF_COLUMN)]]
-    kinds: list[ColumnKind]
-    levels_digest: Text
-    gaps: bool
     name: Annotated[str, MaxLen(MOST_OF_NAME)]
     index: Annotated[int, Ge(-1)]
     n_parties: Annotated[int, Ge(0)]
@@ -81,6 +76,11 @@ class Hello(TypedDict):
     n_columns: Annotated[int, Ge(1)]
     n_labels: Annotated[int, Ge(0)]
     ids_digest: Text
+    columns: list[Text]
+    names: list[Annotated[str, MaxLen(MOST_OF_COLUMN)]]
+    kinds: list[ColumnKind]
+    levels_digest: Text
+    gaps: bool
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
     lacks: list[Text]
@@ -124,11 +124,6 @@ def _hello(
         raise PartyError("a missing value must be filled where parties hold columns")
     told = declared(party) if partition == "horizontal" else NO_COLUMNS
     return {
-        "columns": told["columns"],
-        "names": told["names"],
-        "kinds": told["kinds"],
-        "levels_digest": told["levels_digest"],
-        "gaps": told["gaps"],
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
         "n_parties": party.n_parties,
@@ -136,6 +131,11 @@ def _hello(
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
         "ids_digest": party.ids_digest or "",
+        "columns": told["columns"],
+        "names": told["names"],
+        "kinds": told["kinds"],
+        "levels_digest": told["levels_digest"],
+        "gaps": told["gaps"],
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,
