@@ -391,6 +391,7 @@ def test_node_config_keys_are_read():
     numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
     columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
     reading = {"missing": "?", "max-levels": 5, "delimiter": "tab", "header": False}
+    reading |= {"levels": "s=f|m"}
     given = text | numbers | columns | reading
     given |= {"state-dir": "/var/a", "encoding": "latin-1", "alignment": "q4"}
     assert set(NODE_KEYS) == set(given)
@@ -402,6 +403,7 @@ def test_node_config_keys_are_read():
     assert source.alignment == "q4"
     assert (source.standardize, source.one_hot) == (True, False)
     assert (source.missing, source.max_levels) == (("?",), 5)
+    assert source.levels == {"s": ("f", "m")}
     assert (source.delimiter, source.header) == ("\t", False)
     assert source.text_encoding == "latin-1"
 

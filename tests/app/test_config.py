@@ -441,5 +441,7 @@ def test_what_must_be_forgotten_is_in_no_mean_and_no_level():
     node = {"data": "/abs/a.csv", "impute": "median", "one-hot": True}
     source = party_source(node, {"strategy": "mufc"})
     assert (source.impute, source.one_hot) == ("none", False)
-    source = party_source(node, {"strategy": "fk-kmeans"})
+    source = party_source(node, {"strategy": "coreset-vkmc"})
     assert (source.impute, source.one_hot) == ("median", True)
+    source = party_source(node | {"impute": "mean"}, {"strategy": "fk-kmeans"})
+    assert (source.impute, source.filled_later) == ("mean", True)

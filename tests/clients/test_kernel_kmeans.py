@@ -80,7 +80,7 @@ def test_what_leaves_only_into_a_sum_or_encrypted():
     prefix = "kernel_kmeans_"
     sums = {a.removeprefix(prefix): leaving(s, "sum") for a, s in steps.items()}
     assert {action: names for action, names in sums.items() if names} == {
-        "begin": {"sum_x", "sum_squares"},
+        "begin": {"sum_x", "sum_squares", "known"},
         "gram": {"gram"},
         "product": {"product", "trace"},
         "project": {"projected"},

@@ -22,6 +22,7 @@ from vfl_flower import Ledger, Party, PartyFailed, __version__, register
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol import identity
 from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
 from vfl_flower.protocol.frame import MOST_CLIPPED
 from vfl_flower.protocol.journal import FILE
@@ -276,7 +277,11 @@ def test_hello_says_these_facts_and_no_more(server):
         "n_columns": 2,
         "n_labels": 3,
         "ids_digest": "",
-        "columns_digest": "",
+        "columns": [],
+        "names": [],
+        "kinds": [],
+        "levels_digest": "",
+        "gaps": False,
         "version": __version__,
         "lacks": [],
     }
@@ -296,21 +301,29 @@ def test_hello_counts_the_labels_that_the_party_knows():
 NAMES = ["age", "weight"]
 
 
-def test_hello_where_rows_are_split_has_a_digest_of_the_column_names(server):
+def test_hello_where_rows_are_split_has_digests_of_the_column_names(server):
     party = server.grid._parties[1000]
-    party.columns = NAMES
-    first = server.values("hello", partition="horizontal")["columns_digest"]
-    assert len(first) == 64
-    assert server.values("hello", partition="vertical")["columns_digest"] == ""
-    assert server.values("hello")["columns_digest"] == ""
+    party.columns, party.consent = NAMES, Consent(peers=None)
+    first = server.values("hello", partition="horizontal")
+    assert [len(digest) for digest in first["columns"]] == [32, 32]
+    assert (first["names"], first["kinds"]) == ([], ["number", "number"])
+    assert server.values("hello", partition="vertical")["columns"] == []
+    assert server.values("hello")["kinds"] == []
     message = server.ask("hello", partition="horizontal")
     assert not any(name in str(message.content) for name in NAMES)
-    for other in (NAMES[::-1], ["age", "height"], ["agew", "eight"]):
-        party.columns = other
-        again = server.values("hello", partition="horizontal")
-        assert again["columns_digest"] != first
+    party.columns = ["weight", "height"]
+    again = server.values("hello", partition="horizontal")["columns"]
+    assert again[0] == first["columns"][1]
+    assert again[1] not in first["columns"]
     party.columns = None
-    assert server.values("hello", partition="horizontal")["columns_digest"] == ""
+    assert server.values("hello", partition="horizontal")["columns"] == []
+
+
+def test_hello_tells_names_of_columns_only_where_consent_says_so(server):
+    party = server.grid._parties[1000]
+    party.columns, party.consent = NAMES, Consent(column_names=True, peers=None)
+    assert server.values("hello", partition="horizontal")["names"] == NAMES
+    assert server.values("hello", partition="vertical")["names"] == []
 
 
 @pytest.mark.parametrize("partition", ["horizontal", "vertical"])

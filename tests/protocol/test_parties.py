@@ -446,14 +446,31 @@ def test_ids_and_row_counts_are_not_compared_where_rows_are_split(clock):
 
 def test_names_of_columns_are_compared_where_rows_are_split(clock):
     names = ["age", "weight"]
-    ours = rows_of(3, 4, columns=names) + rows_of(5, columns=names[::-1])
-    with pytest.raises(FederationError, match="same columns in the same") as caught:
-        greet(ours, partition="horizontal")
-    assert has(str(caught.value), "'party-2'", "'party-0'")
-    assert not has(str(caught.value), "age")
     greet(rows_of(3, 4, columns=names) + rows_of(5), partition="horizontal")
+    ours = rows_of(3, 4, columns=names) + rows_of(5, columns=["age", "height"])
+    with pytest.raises(FederationError, match="hold the same columns") as caught:
+        greet(ours, partition="horizontal")
+    text = str(caught.value)
+    assert has(text, "'party-2' has no 'weight' and has 'height' besides", "'party-0'")
     X = np.ones((4, 2))
     greet([Party(X, columns=names), Party(X, columns=["a", "b"])])
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"kinds": ["number"]}, "'kinds' must have one for each of 'columns'"),
+        ({"kinds": ["number", "secret"]}, "'kinds'"),
+        ({"columns": ["a" * 300, "b"]}, "'columns'"),
+        ({"gaps": 1}, "'gaps'"),
+    ],
+)
+def test_what_a_party_says_of_its_columns_has_a_form(edit, words, clock):
+    parties = rows_of(3, 4, 5, columns=["age", "weight"])
+    with pytest.raises(PartyFailed, match="malformed") as caught:
+        greet(Edited(parties, [{}, {}, edit]), partition="horizontal")
+    assert caught.value.party == "node 1002"
+    assert words in caught.value.reason
 
 
 def test_other_number_of_columns_where_rows_are_split(clock):

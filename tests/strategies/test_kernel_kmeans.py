@@ -724,13 +724,13 @@ def test_other_columns():
     assert re.search("same columns.*'a' has 5.*'c' has 4", sentence)
     assert messages == 3
     columns = ["u", "v", "w", "x", "y"]
-    swapped = [
+    other = [
         Party(X, name="a", columns=columns),
         Party(X, name="b"),
-        Party(X, name="c", columns=columns[::-1]),
+        Party(X, name="c", columns=[*columns[1:], "z"]),
     ]
-    sentence, messages = refusal(swapped)
-    assert re.search("same order.*'c' .*'a'", sentence)
+    sentence, messages = refusal(other)
+    assert re.search("same columns: 'c' has no 'u' and has 'z' besides.*'a'", sentence)
     assert messages == 3
 
 

@@ -134,8 +134,8 @@ DOWN: dict[str, set[str]] = {
 }
 UP: dict[str, set[str]] = {
     "hello": names(
-        "name index n_parties n_rows n_columns n_labels ids_digest columns_digest "
-        "version public_key lacks"
+        "name index n_parties n_rows n_columns n_labels ids_digest columns "
+        "names kinds levels_digest gaps version public_key lacks"
     ),
     "coresets_drawn_rows": names("rows"),
     "coresets_pooled_rows": names("X"),
@@ -560,7 +560,7 @@ def test_every_step_of_fdskl_is_in_the_tables():
 KERNEL = names("setup.kernel setup.gamma setup.degree setup.offset setup.D setup.D_1")
 SCALING = names("setup.shift setup.scale")
 KERNEL_DOWN = {
-    "kernel_kmeans_begin": (names("means squares"), [names("shift")]),
+    "kernel_kmeans_begin": (names("means squares known"), [names("shift")]),
     "kernel_kmeans_gram": (names("t"), [KERNEL, SCALING, names("R")]),
     "kernel_kmeans_product": (
         names("vectors"),
@@ -589,7 +589,7 @@ KERNEL_UP = {
 """What a party sends in the clear."""
 
 KERNEL_SUMS = {
-    "kernel_kmeans_begin": names("sum_x sum_squares"),
+    "kernel_kmeans_begin": names("sum_x sum_squares known"),
     "kernel_kmeans_gram": names("gram"),
     "kernel_kmeans_product": names("product trace"),
     "kernel_kmeans_project": names("projected"),

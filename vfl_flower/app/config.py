@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
+from vfl_flower.data.levels import parse_levels
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.settings import (
     Count,
@@ -80,6 +81,10 @@ class RunSettings:
     max_levels: Natural = 0
     """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
     more than 100 levels keeps 20."""
+    levels: str = ""
+    """Levels of text columns, the same at all parties, "sex=f|m;region=north|other";
+    default: those of each party's rows. In a node config it may be the absolute path of
+    a TOML file."""
     delimiter: str = ""
     """What separates the fields of a CSV; default: comma, semicolon, tab or bar, as the
     file has it."""
@@ -100,7 +105,7 @@ _IN_PROCESS = frozenset({"masking"})
 _NODE_KEYS = frozenset(
     {
         *("id-column", "label-column", "columns", "standardize", "one-hot", "impute"),
-        *("missing", "max-levels", "delimiter", "encoding", "header"),
+        *("missing", "max-levels", "levels", "delimiter", "encoding", "header"),
     }
 )
 """Keys of the run config that a node config with ``data`` may have too."""
@@ -314,9 +319,9 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     if not by_node and str(chosen["data"]).startswith(QUERY):
         raise ValueError("data may be a query in a node config only, not in a run's")
     columns, missing = text("columns"), text("missing")
-    levels = chosen["max-levels"]
-    if type(levels) is not int or levels < 0:
-        raise ValueError(f"max-levels must be a whole number from 0, got {levels!r}")
+    most = chosen["max-levels"]
+    if type(most) is not int or most < 0:
+        raise ValueError(f"max-levels must be a whole number from 0, got {most!r}")
     delimiter = text("delimiter")
     if delimiter in ("tab", "\\t"):
         delimiter = "\t"
@@ -334,6 +339,12 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     standardize = flag("standardize")
     if rows and standardize and by_node:
         raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
+    impute = (text("impute") or "mean") if encodes else "none"
+    if rows and impute == "median":
+        raise ValueError(
+            "impute must be mean or none where parties hold different rows, since each "
+            "knows the median of its own rows alone, got 'median'"
+        )
     return PartySource(
         data=str(chosen["data"]),
         index=number("partition-id"),
@@ -344,9 +355,10 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         columns=tuple(map(str.strip, columns.split(","))) if columns else None,
         standardize=standardize and not rows,
         one_hot=flag("one-hot") and encodes,
-        impute=(text("impute") or "mean") if encodes else "none",
+        impute=impute,
         missing=tuple(map(str.strip, missing.split(","))) if missing else None,
-        max_levels=levels or None,
+        max_levels=most or None,
+        levels=parse_levels(text("levels") or "", files=by_node),
         delimiter=delimiter,
         text_encoding=encoding,
         header=flag("header"),

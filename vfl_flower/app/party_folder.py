@@ -57,6 +57,9 @@ allow-seed = false          # true: also where the server knows the seed, and so
                             # repeat this party's random draws
 trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
                             # when it first comes; the server can then invent a party
+column-names = false        # true: tell the server the names of the columns where
+                            # parties hold rows, so that an error can name them;
+                            # digests of them it gets anyway
 # max-round-trips = 100     # most messages that the party answers in one run
 # max-bytes = 1000000000    # most bytes of its replies in one run
 max-refusals = 100          # most messages that it refuses, in all runs, before it

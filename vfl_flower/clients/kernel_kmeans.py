@@ -92,6 +92,8 @@ class Setup:
         Parameters of the kernel; the last two are of the polynomial kernel alone.
     D, D_1 : int
         Number of features of an iteration, and of the first one.
+    fill : Array, shape (d,), or None
+        What missing values become: the means over all parties.
     shift, scale : Array, shape (d,), or None
         Where columns are standardized: a row x becomes (x - shift) * scale first.
     """
@@ -102,6 +104,7 @@ class Setup:
     offset: NotNegative
     D: Features
     D_1: Features
+    fill: Annotated[Array, Reals("n_columns")] | None = None
     shift: Annotated[Array, Reals("n_columns")] | None = None
     scale: Annotated[Array, Reals("n_columns")] | None = None
 
@@ -114,6 +117,8 @@ class Setup:
             "offset": self.offset,
             "seed": seed,
         }
+        if self.fill is not None:
+            features["fill"] = np.asarray(self.fill, dtype=np.float64)
         if self.shift is not None and self.scale is not None:
             features["shift"] = np.asarray(self.shift, dtype=np.float64)
             features["scale"] = np.asarray(self.scale, dtype=np.float64)
@@ -183,6 +188,7 @@ class Begin(TypedDict):
 
     sum_x: NotRequired[Annotated[Array, Reals("5 n_columns"), IN_SUM]]
     sum_squares: NotRequired[Annotated[Array, Reals("5 *"), IN_SUM]]
+    known: NotRequired[Annotated[Array, Reals("n_columns"), COUNTS]]
     seed: NotRequired[Annotated[bytes, SECRET]]
 
 
@@ -284,11 +290,14 @@ def begin(
     means: bool = False,
     squares: Squares = "",
     shift: Annotated[Array, Reals("n_columns")] | None = None,
+    known: bool = False,
 ) -> Begin:
     """Return sums for gamma and the scaling; the first party also the features' seed.
 
     With `means` the sums of the columns, with `squares` those of their squares, by
     ``"column"`` or in ``"total"``; of rows less `shift` where the server asks again.
+    With `known` also how many values of each column are not missing: the sums are then
+    of these.
     """
     if _begun(party):
         raise PartyError("the iterations have begun: it is too late for this step")
@@ -306,6 +315,9 @@ def begin(
             reply["sum_squares"] = _limbs(sums)
         if means:
             reply["sum_x"] = _limbs(sum_x)
+    if known:
+        counts = sum((~np.isnan(rows)).sum(axis=0) for rows in RowBlocks(party.X))
+        reply["known"] = np.asarray(counts, dtype=np.float64)
     return reply
 
 
@@ -421,6 +433,8 @@ def _advance(
     if setup is not None:
         if (setup.shift is None) != (setup.scale is None):
             raise PartyError("shift and scale must come together")
+        if party.gaps and setup.fill is None:
+            raise PartyError("fill must come where a party has missing values")
         state.seed, state.setup = state.seed or _seed(seed), setup
         state.P = np.zeros((0, 0)) if mechanism else None
     if R is not None:

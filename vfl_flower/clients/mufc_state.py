@@ -99,6 +99,8 @@ class TrainingSettings:
     n_init: Natural
     min_rows_per_bin: Natural = 1
     """States that are older than this setting do not have it: nothing was merged."""
+    columns: list[str] | None = None
+    """Digests of the names of the columns in their order, if they have names."""
 
     def __post_init__(self) -> None:
         """Check what the types do not say."""

@@ -89,7 +89,8 @@ def load_party(
     in sorted order; truth values, and yes and no, become one 0/1 column, and dates the
     days since 1970-01-01. Of many levels the most frequent are kept. A missing number
     becomes the mean or median of its column, a missing text the mean or median of each
-    of its 0/1 columns. Scaling comes last. Parquet keeps only categories of text:
+    of its 0/1 columns; with ``rows`` and the mean both stay NaN until the run knows the
+    mean over all parties. Scaling comes last. Parquet keeps only categories of text:
     categories of numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ
     need no option. In a folder all parties have the same options, so a label column or
     a feature column may be in another file, but must be in one of them. A label that is

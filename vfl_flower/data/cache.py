@@ -135,6 +135,8 @@ class CacheEntry:
         parts = [
             *of_ids,
             source.max_levels,
+            {name: list(levels) for name, levels in source.levels.items()},
+            source.filled_later,
             source.label_column,
             source.columns,
             source.standardize,

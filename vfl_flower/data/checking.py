@@ -123,7 +123,7 @@ def _of_column(
         text += source.impute
         yield Finding("note", "missing", name, text, "impute")
     if column.kind in TEXT:
-        yield from _of_levels(column, entry)
+        yield from _of_levels(column, entry, column.name in source.levels)
         return
     if column.kind == "date":
         text = f"{what} holds dates or times, which become days since 1970-01-01"
@@ -166,12 +166,16 @@ def _of_column(
         yield Finding("warning", "tails", name, text, "columns", examples)
 
 
-def _of_levels(column: Column, entry: dict[str, Any]) -> Iterator[Finding]:
+def _of_levels(column: Column, entry: dict[str, Any], given: bool) -> Iterator[Finding]:
     name, count = column.name, len(column.levels)
     what, examples = f"column {name!r}", tuple(map(str, entry["levels"]))
     if count == 1:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
+    elif given:
+        text = f"{what} becomes {len(entry['levels'])} columns of 0 and 1, for the "
+        text += "levels given"
+        yield Finding("note", "text", name, text, "levels", examples)
     elif entry.get("other"):
         kept = len(entry["levels"]) - 1
         text = f"{what} has {count} different texts: the {kept} most frequent become "

@@ -10,8 +10,9 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
 have one number, in its unit, for each column that the source column became, and none
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
 ``"other": true`` the last level stands for all texts that are none of the others, with
-``"kind": "date"`` the numbers are days. ``classes`` beside ``columns`` are the texts of
-the labels that became 0, 1 and so on.
+``"kind": "date"`` the numbers are days. ``"later"`` is how many values of training were
+missing, which stay NaN until the parties know the mean over all. ``classes`` beside
+``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from vfl_flower.data.statistics import (
     packed,
     without_coded,
 )
+from vfl_flower.data.tables import markers_of
+from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.typing import Array
 
@@ -96,17 +99,31 @@ def fit(
         numbers = column.numbers
         if numbers.gaps and source.impute == "none":
             unfilled.append(f"{numbers.gaps} in column {name!r}")
+        known = numbers.n - numbers.gaps
+        if numbers.gaps and source.filled_later and known < LEAST_ROWS:
+            faults.append(
+                fault(
+                    "missing",
+                    name,
+                    f"column {name!r} of {who} must have at least {LEAST_ROWS} values "
+                    f"for a mean of which one row decides little, got {known}",
+                    "columns",
+                )
+            )
         entry = _new(name, _levels(column, source))
+        if source.filled_later:
+            entry["later"] = numbers.gaps
         if entry["levels"] is None:
             if column.kind == "date":
                 entry["kind"] = "date"
             _fit_numbers(entry, numbers, source, medians.get(name, 0.0))
         else:
-            entry |= (
-                {"other": True} if len(column.levels) > len(entry["levels"]) else {}
-            )
-            if entry.get("other"):
+            given = source.levels.get(name)
+            if given is None and len(column.levels) > len(entry["levels"]):
                 entry["levels"].append(OTHER)
+                entry["other"] = True
+            elif given is not None and OTHER in given:
+                entry["other"] = True
             _fit_levels(entry, column, source)
         if not _finite(entry, numbers):
             faults.append(_too_large(name, who))
@@ -140,8 +157,12 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     if numbers.gaps == numbers.n:
         text = f"{what} has no value in any row"
         return [fault("empty", name, text, "columns")]
+    given = source.levels.get(name)
     if column.kind not in TEXT:
-        return []
+        text = f"{what} must hold text, since its levels are given"
+        return [fault("levels", name, text, "levels")] if given is not None else []
+    if given is not None:
+        return _check_levels(column, given, source, what)
     if others := other_texts(column):
         rows = sum(column.levels[level] for level in others)
         text = (
@@ -165,6 +186,25 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
         )
         return [fault("text", name, text, "one-hot")]
     return []
+
+
+def _check_levels(
+    column: Column, given: Sequence[str], source: PartySource, what: str
+) -> list[Finding]:
+    """Return why a text column cannot have the levels that are given for it."""
+    name, others = column.name, sorted(set(map(str, column.levels)) - set(given))
+    text, examples = "", list[str]()
+    if column.overflow:
+        text = f"{what} must have at most {MOST_DISTINCT} different texts"
+    elif missing := markers_of(source) & set(given):
+        text = f"the levels of {what} must be none of the texts for a missing value, "
+        text, examples = f"{text}{len(missing)} are: set missing", sorted(missing)
+    elif others and OTHER not in given:
+        rows = sum(n for level, n in column.levels.items() if str(level) in others)
+        text = f"{what} has {len(others)} texts, in {rows} rows, that are none of its "
+        text += f"levels: add them, or {OTHER!r} for all of them, at each party"
+        examples = others
+    return [fault("levels", name, text, "levels", examples)] if text else []
 
 
 def other_texts(column: Column) -> list[str]:
@@ -196,7 +236,7 @@ def fit_new(
             text = f"column {name!r} of {who} must have no infinite value, "
             text += f"{numbers.infinite} found"
             faults.append(fault("infinite", name, text))
-        if numbers.gaps and not entry["fill"]:
+        if numbers.gaps and not entry["fill"] and "later" not in entry:
             unfilled.append(f"{numbers.gaps} in column {name!r}")
     if unfilled:
         text = f"{who} has missing values and impute was none in training: "
@@ -262,7 +302,9 @@ def said(
         name, levels, column = entry["name"], entry["levels"], columns[entry["name"]]
         if levels is not None:
             text = f"text column {name!r} became {len(levels)} columns of 0 and 1"
-            if entry.get("other"):
+            if name in source.levels and fitted:
+                text += ", for the levels given"
+            elif entry.get("other"):
                 text += (
                     f", for the {len(levels) - 1} most frequent of its "
                     f"{len(column.levels)} texts and for the others"
@@ -282,6 +324,11 @@ def said(
         if column.numbers.gaps and entry["fill"]:
             filled.append(
                 f"{column.numbers.gaps} missing values of column {name!r} became {fill}"
+            )
+        elif column.numbers.gaps and "later" in entry:
+            filled.append(
+                f"{column.numbers.gaps} missing values of column {name!r} become the "
+                "mean over all parties"
             )
     return [*(texts if fitted else ()), *filled, *unknown]
 
@@ -385,6 +432,8 @@ def _applied(
 ) -> Array:
     """Return one column with its gaps filled and scaled; zeros where it is constant."""
     figures = [entry[key][code] for key in ("fill", "mean", "scale") if entry[key]]
+    if "later" in entry:
+        numbers = np.where(gaps, np.nan, numbers)
     if entry["fill"]:
         numbers = np.where(gaps, entry["fill"][code], numbers)
     if entry["scale"] and entry["scale"][code] == 0:
@@ -404,6 +453,8 @@ def _levels(column: Column, source: PartySource) -> list[str] | None:
     """Return the sorted levels of a text column, None for a column of numbers."""
     if column.kind not in TEXT:
         return None
+    if (given := source.levels.get(column.name)) is not None:
+        return [*sorted(set(given) - {OTHER}), *([OTHER] if OTHER in given else [])]
     levels = sorted(column.levels)
     most = source.max_levels or MAX_LEVELS
     if len(levels) > most:
@@ -417,7 +468,7 @@ def _fit_numbers(
     entry: dict[str, Any], numbers: Numbers, source: PartySource, median: float
 ) -> None:
     fill = None
-    if source.impute != "none":
+    if source.impute != "none" and not source.filled_later:
         fill = numbers.mean if source.impute == "mean" else median
         entry["fill"].append(fill)
     if source.standardize:
@@ -432,10 +483,12 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
     counts = {str(level): count for level, count in column.levels.items()}
     if entry.get("other"):
         named = entry["levels"][:-1]
-        counts[OTHER] = known - sum(counts[level] for level in named)
+        counts[OTHER] = known - sum(counts.get(level, 0) for level in named)
     for level in entry["levels"]:
-        ones, fill = counts[level], None
-        if source.impute == "mean":
+        ones, fill = counts.get(level, 0), None
+        if source.filled_later:
+            pass
+        elif source.impute == "mean":
             fill = ones / known
         elif source.impute == "median":
             fill = 0.5 * ((2 * ones > known) + (2 * ones >= known))

@@ -319,6 +319,10 @@ class Plan:
         plan = cls([], ids, label if label in names else None, faults)
         if only_ids:
             return plan
+        for name in source.levels if encoding is None and not folder else ():
+            if name not in names:
+                text = f"{who} has no column {name!r}, for which levels are given"
+                faults.append(fault("options", name, text, "levels"))
         rest = [name for name in names if name not in (ids, label)]
         try:
             if encoding is None:
@@ -398,7 +402,7 @@ def survey_file(
             table,
             looked_at,
             markers,
-            None if encoding is None else text_kinds(encoding),
+            _text_alone(source) if encoding is None else text_kinds(encoding),
             look,
             [] if plan.ids is None else [plan.ids],
             fingerprint,
@@ -424,6 +428,11 @@ def survey_file(
         if ids is not None:
             found += ids.faults(who)
     return Survey(table, plan, columns, labels, ids, encoding, faults + found, rows)
+
+
+def _text_alone(source: PartySource) -> dict[str, list[str]]:
+    """Return that columns whose levels are given hold text, whatever it looks like."""
+    return {name: ["text"] for name in source.levels if name != source.label_column}
 
 
 def _row_faults(table: Table) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 QUERY = "duckdb:"
@@ -49,6 +50,9 @@ class PartySource:
     max_levels : int or None
         ``max-levels``: a text column of more levels keeps the most frequent ones, and
         "other"; None: one of more than 100 levels keeps 20.
+    levels : mapping of str to tuple of str
+        ``levels``: the levels of text columns by their names, the same at all parties;
+        a column that it does not name has those of the party's rows.
     delimiter : str or None
         ``delimiter``: what separates the fields of a CSV; None: told from the file.
     text_encoding : str or None
@@ -63,8 +67,9 @@ class PartySource:
         ``alignment``: name of the row order that the party keeps in `state_dir`; it has
         these rows of its file, in this order.
     rows : bool
-        A bundled or generated data set is split by rows, not by columns: party j has
-        each ``count``-th row from row j.
+        Parties hold different rows of the same columns. A bundled or generated data set
+        is split by rows, party j has each ``count``-th row from row j; a missing value
+        of a file stays NaN until the run fills it with the mean over all parties.
     """
 
     data: str
@@ -79,6 +84,7 @@ class PartySource:
     impute: str = "mean"
     missing: tuple[str, ...] | None = None
     max_levels: int | None = None
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     delimiter: str | None = None
     text_encoding: str | None = None
     header: bool = True
@@ -86,3 +92,8 @@ class PartySource:
     state_dir: Path | None = None
     alignment: str | None = None
     rows: bool = False
+
+    @property
+    def filled_later(self) -> bool:
+        """Whether missing values stay until the parties know the mean over all."""
+        return self.rows and self.impute == "mean"

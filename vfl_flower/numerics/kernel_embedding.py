@@ -44,6 +44,8 @@ class FeatureSetup(TypedDict):
         Parameters of the polynomial kernel.
     seed : str
         Hexadecimal digits, a secret of the parties, from which features are drawn.
+    fill : Array, shape (d,)
+        What a missing value becomes; by default `shift`.
     shift, scale : Array, shape (d,)
         Where columns are standardised: a row x becomes (x - shift) * scale first.
     """
@@ -53,6 +55,7 @@ class FeatureSetup(TypedDict):
     degree: int
     offset: float
     seed: str
+    fill: NotRequired[Array]
     shift: NotRequired[Array]
     scale: NotRequired[Array]
 
@@ -144,7 +147,7 @@ def feature_blocks(
     setup : FeatureSetup
         The settings of the features; a `Part` has them too.
     X : Array, shape (n, d)
-        Rows.
+        Rows; NaN where a value is missing.
     start, stop : int
         Range of features.
 
@@ -156,7 +159,8 @@ def feature_blocks(
     Raises
     ------
     ValueError
-        A feature is not finite, or gamma gives no bandwidth in the range of float64.
+        A feature is not finite, gamma gives no bandwidth in the range of float64, or a
+        value is missing and the setup does not say what it becomes.
     """
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
     d, g, scaled = X.shape[1], float(setup["gamma"]), "scale" in setup
@@ -167,7 +171,7 @@ def feature_blocks(
         draws = RandomFeatures(kernel, d, bandwidth(kernel, g), seed, orthogonal=True)
     size = max(1, BLOCK_BYTES // (8 * widest))
     for first in range(0, len(X), size):
-        rows = X[first : first + size]
+        rows = _filled(setup, X[first : first + size])
         if scaled:
             rows = (rows - setup["shift"]) * setup["scale"]
         if kernel == "polynomial":
@@ -175,6 +179,18 @@ def feature_blocks(
         else:
             turns = draws.angles(rows, start, stop, 64)
             yield features(turns, out=turns)
+
+
+def _filled(setup: FeatureSetup, rows: Array) -> Array:
+    gaps = np.isnan(rows)
+    if not gaps.any():
+        return rows
+    fill = setup.get("fill", setup.get("shift"))
+    if fill is None:
+        raise ValueError(
+            "rows must have no missing value, since those of training had none"
+        )
+    return np.where(gaps, fill, rows)
 
 
 def embed_rows(part: Part, X: Array) -> Array:

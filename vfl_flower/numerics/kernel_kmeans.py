@@ -367,7 +367,7 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
     Parameters
     ----------
     X : Array, shape (n, d)
-        The party's rows.
+        The party's rows; NaN where a value is missing, which then adds nothing.
     shift : Array of float64, shape (d,), or float
         Subtracted from each row first, the same at all parties: a rough mean, where
         columns are far from 0 for their spread.
@@ -385,6 +385,7 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
     with np.errstate(over="ignore", invalid="ignore"):  # refused where it is used
         for block in RowBlocks(X):
             rows = block - shift
+            rows[np.isnan(rows)] = 0.0
             sum_x += rows.sum(axis=0)
             sum_squares += np.square(rows, out=rows).sum(axis=0)
     return len(X), sum_x, sum_squares

@@ -11,14 +11,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-import numpy as np
 from annotated_types import Ge, Len, MaxLen
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from vfl_flower.protocol.columns import (
+    MOST_OF_COLUMN,
+    NO_COLUMNS,
+    ColumnKind,
+    arrange,
+    declared,
+)
 from vfl_flower.protocol.consent import Consent, Kind
 from vfl_flower.protocol.contract import (
     ContractError,
@@ -44,7 +50,7 @@ from vfl_flower.protocol.messages import (
     unpack_whole,
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
-from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError, digest_ids
+from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
 from vfl_flower.protocol.settings import Natural
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
@@ -63,7 +69,6 @@ Text = Annotated[str, MaxLen(200)]
 class Hello(TypedDict):
     """Reply of ``hello``: the only facts that reach the server unasked."""
 
-    columns_digest: Text
     name: Annotated[str, MaxLen(MOST_OF_NAME)]
     index: Annotated[int, Ge(-1)]
     n_parties: Annotated[int, Ge(0)]
@@ -71,6 +76,11 @@ class Hello(TypedDict):
     n_columns: Annotated[int, Ge(1)]
     n_labels: Annotated[int, Ge(0)]
     ids_digest: Text
+    columns: list[Text]
+    names: list[Annotated[str, MaxLen(MOST_OF_COLUMN)]]
+    kinds: list[ColumnKind]
+    levels_digest: Text
+    gaps: bool
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
     lacks: list[Text]
@@ -110,9 +120,10 @@ def _hello(
         lacks = party.consent.lacks(**vars(plan))
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))
-    names = party.columns if partition == "horizontal" else None
+    if partition == "vertical" and party.gaps:
+        raise PartyError("a missing value must be filled where parties hold columns")
+    told = declared(party) if partition == "horizontal" else NO_COLUMNS
     return {
-        "columns_digest": digest_ids(np.array(names)) if names else "",
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
         "n_parties": party.n_parties,
@@ -120,6 +131,11 @@ def _hello(
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
         "ids_digest": "" if partition == "both" else party.ids_digest or "",
+        "columns": told["columns"],
+        "names": told["names"],
+        "kinds": told["kinds"],
+        "levels_digest": told["levels_digest"],
+        "gaps": told["gaps"],
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,
@@ -259,6 +275,9 @@ def _run(
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
+    frame = replace(frame, columns=memory.columns(frame))
+    if frame.columns is not None:
+        arrange(party, frame.columns)
     if frame.model is not None:
         recall_part(party, step, frame.model)
     part = party.part

@@ -89,8 +89,8 @@ def common_digest(
         The inputs of this party are not those that the other parties were told of.
     """
     sha = hashlib.sha256()
-    common = frame.seed, frame.private_draws, frame.masking, frame.model, public_keys
-    sha.update(repr(common).encode())
+    run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns
+    sha.update(repr((*run, public_keys)).encode())
     if has_own(fields):
         blocks, salt = frame.blocks or b"", frame.salt or b""
         if len(blocks) != DIGEST_BYTES * frame.parties:

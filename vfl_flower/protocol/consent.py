@@ -92,6 +92,7 @@ class _Rules:
     two_parties: bool = False
     allow_seed: bool = False
     trust_on_first_use: bool = False
+    column_names: bool = False
     max_round_trips: Natural | None = None
     max_bytes: Natural | None = None
     max_refusals: Natural = 100
@@ -114,6 +115,9 @@ class Consent(_Rules):
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
         Whether to pin the key of a peer that has none in `peers` when it first comes.
+    column_names : bool
+        Whether to tell the server the names of the columns, and not their digests
+        alone, where parties hold rows.
     max_round_trips, max_bytes : int or None
         Most messages that the party answers in one run, and most bytes of its replies.
     max_refusals : int
@@ -249,6 +253,7 @@ class Consent(_Rules):
 FREE = Consent(
     min_parties=1,
     allow_seed=True,
+    column_names=True,
     leaves=dict.fromkeys(get_args(Kind), Limit()),
     peers=None,
 )

@@ -94,6 +94,9 @@ class RunFrame:
         What the parties have signed, beside the keys, where they have identities.
     model : str or None
         Number of the model that the run is about.
+    columns : list of str or None
+        Digests of the names of the columns in the order that all parties take, where
+        one of them has another order; in the first message.
     blocks : bytes or None
         For each party the digest of the inputs that differ between parties.
     salt : bytes or None
@@ -113,6 +116,7 @@ class RunFrame:
     peers: bytes | None = None
     credentials: bytes | None = None
     model: str | None = None
+    columns: list[str] | None = None
     blocks: bytes | None = None
     salt: bytes | None = None
     digest: bytes = b""

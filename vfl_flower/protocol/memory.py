@@ -137,6 +137,22 @@ class Memory:
         start = range(0, len(peers), KEY_BYTES)
         return known["private_key"], [peers[k : k + KEY_BYTES] for k in start]
 
+    def columns(self, frame: Frame) -> list[str] | None:
+        """Return the order of columns that the first message has told.
+
+        Raises
+        ------
+        PartyError
+            A later message tells another one.
+        """
+        known = self._session
+        if "peers" not in known:
+            return frame.columns
+        order: list[str] | None = known.get("columns")
+        if frame.columns is not None and frame.columns != order:
+            raise PartyError("the order of the columns changed during the run")
+        return order
+
     def _shared(self, party: Party) -> dict[str, Array]:
         """Return which rows were counted in the run so far, by kind."""
         return {
@@ -201,6 +217,8 @@ class Memory:
         if "peers" not in session:
             seed = {"seed": frame.seed, "private_draws": frame.private_draws}
             session.update(peers=frame.peers, **seed)
+            if frame.columns is not None:
+                session["columns"] = frame.columns
         again = frame.round == session["round"]
         if again and reply != session["reply"]:
             raise PartyError(

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from vfl_flower.protocol.answering import Plan, hello
+from vfl_flower.protocol.columns import Declared, agree
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
@@ -89,6 +90,9 @@ class Parties(Sequence[PartyInfo]):
         Nodes that do not take part, although they are connected.
     model : str, optional
         Number of the model that the run is about: parties load their parts of it.
+    columns : sequence of str
+        The order of the columns of that model, where parties hold rows; default: that
+        of the first party.
     steps : sequence of Step
         The only steps that may be asked for; empty: any.
     needs : sequence of str
@@ -100,6 +104,11 @@ class Parties(Sequence[PartyInfo]):
     ----------
     session : int
         Random number of this session, 63 bits: the number of the model it trains.
+    columns : list of str
+        Where parties hold rows, digests of the names of their columns, in the order
+        that all take; empty if the columns have no names.
+    gaps : bool
+        Where parties hold rows, whether one of them has missing values.
 
     Raises
     ------
@@ -123,6 +132,7 @@ class Parties(Sequence[PartyInfo]):
         partition: str = "vertical",
         without: Sequence[int] = (),
         model: str | None = None,
+        columns: Sequence[str] = (),
         steps: Sequence[Step[..., Any]] = (),
         needs: Sequence[Kind] = (),
         needs_less: str = "",
@@ -139,6 +149,8 @@ class Parties(Sequence[PartyInfo]):
         self._last: list[int] = []  # round in which each party was last asked
         self._peers = b""
         self._credentials: bytes | None = None
+        self._columns: list[str] | None = None
+        self.columns, self.gaps = list(columns), False
         self._infos: list[PartyInfo] = []
         self._hello(self._wait_for_nodes(max(0, n_parties - len(without))))
 
@@ -536,6 +548,7 @@ class Parties(Sequence[PartyInfo]):
                 peers=None if self._last[j] else self._peers,
                 credentials=None if self._last[j] else self._credentials,
                 model=self._model,
+                columns=None if self._last[j] else self._columns,
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
                 sums=dict(sums.get(j, {})),
@@ -665,6 +678,8 @@ class Parties(Sequence[PartyInfo]):
                 replies[node] = structure(hello.contract.reply, reply, {})
                 if replies[node]["name"] != _name_of(reply):
                     raise ContractError("'name' must be printable text")
+                if len(reply["kinds"]) != len(reply["columns"]):
+                    raise ContractError("'kinds' must have one for each of 'columns'")
             except ContractError as error:
                 reason = f"its reply is malformed: {error}"
                 raise PartyFailed(name, hello.action, reason, {node: name}) from None
@@ -681,6 +696,19 @@ class Parties(Sequence[PartyInfo]):
         }
         self._check_consent({n: replies[node]["lacks"] for node, n in names.items()})
         self.ledger.rename({unnamed[node]: name for node, name in names.items()})
+        shared, said = "row ids", "ids_digest"
+        if self._partition == "horizontal":
+            shared, said = "column names", "columns"
+            self._columns = agree(
+                list(names.values()),
+                [cast(Declared, replies[node]) for node in order],
+                self.columns,
+            )
+            self.gaps = any(replies[node]["gaps"] for node in order)
+            told = (replies[node]["columns"] for node in order)
+            self.columns = self._columns or next(filter(None, told), [])
+            if self._columns is not None:
+                log.info("all parties take their columns in the order of one")
         check_alike(order, names, replies, self._partition)
         self._infos = [
             PartyInfo(
@@ -692,15 +720,12 @@ class Parties(Sequence[PartyInfo]):
             )
             for node in order
         ]
-        shared, digest = "row ids", "ids_digest"
-        if self._partition == "horizontal":
-            shared, digest = "column names", "columns_digest"
         log.info(
             "%d parties: %s; %s %s",
             len(self),
             ", ".join(info.name for info in self),
             shared,
-            "are the same" if replies[order[0]][digest] else "were not compared",
+            "are the same" if replies[order[0]][said] else "were not compared",
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         if any("identity" in replies[node] for node in order):

@@ -229,6 +229,12 @@ class Party:
         """Number of rows whose label this party knows."""
         return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
 
+    @property
+    def gaps(self) -> bool:
+        """Whether `X` has missing values, which a run must fill first."""
+        entries = (self.encoding or {}).get("columns", ())
+        return any(entry.get("later") for entry in entries)
+
     def reveal(self, kind: Kind, again: bool = False) -> None:
         """Check before a step computes that what it reveals may leave, and count it.
 

@@ -145,7 +145,8 @@ def check_alike(
     replies : mapping of int to mapping
         What each said in ``hello``.
     partition : {"vertical", "horizontal", "both"}
-        Whether parties share rows, columns or neither.
+        Whether parties share rows, columns, which
+        :func:`~vfl_flower.protocol.columns.agree` compares by name, or neither.
 
     Raises
     ------
@@ -159,38 +160,26 @@ def check_alike(
     if partition == "both":
         return
     horizontal = partition == "horizontal"
+    amount, size = "number of rows", "n_rows"
     if horizontal:
-        amount, size, items, digest = (
-            "columns",
-            "n_columns",
-            "columns",
-            "columns_digest",
-        )
-        hint = " (a text column becomes one for each of its levels)"
-    else:
-        amount, size, items, digest = (
-            "number of rows",
-            "n_rows",
-            "row ids",
-            "ids_digest",
-        )
-        hint = ""
+        amount, size = "columns", "n_columns"
     for node in others:
         if replies[node][size] != replies[first][size]:
             raise FederationError(
                 f"all parties must hold the same {amount}: {names[first]!r} has "
                 f"{replies[first][size]}, {names[node]!r} has {replies[node][size]}"
-                f"{hint}"
             )
-    with_digest = [node for node in order if replies[node][digest]]
-    without = [node for node in order if node not in with_digest]
-    if with_digest and without and not horizontal:
+    if horizontal:
+        return
+    with_ids = [node for node in order if replies[node]["ids_digest"]]
+    without = [node for node in order if node not in with_ids]
+    if with_ids and without:
         raise FederationError(
             f"give ids to all parties or to none: {names[without[0]]!r} has none"
         )
-    for node in with_digest[1:]:
-        if replies[node][digest] != replies[with_digest[0]][digest]:
+    for node in with_ids[1:]:
+        if replies[node]["ids_digest"] != replies[first]["ids_digest"]:
             raise FederationError(
-                f"all parties must hold the same {items} in the same order: those of "
-                f"{names[node]!r} differ from those of {names[with_digest[0]]!r}{hint}"
+                "all parties must hold the same row ids in the same order: those of "
+                f"{names[node]!r} differ from those of {names[first]!r}"
             )

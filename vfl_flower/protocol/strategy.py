@@ -143,6 +143,8 @@ class ProtocolStrategy(Strategy):
     encodes: ClassVar[bool] = True
     """Whether a party may use all of its rows to make its columns: the levels of a text
     column, the mean for a missing value."""
+    fills: ClassVar[bool] = False
+    """Whether it fills missing values with means over all parties that hold rows."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
     steps: ClassVar[Steps] = ()
@@ -285,7 +287,7 @@ class ProtocolStrategy(Strategy):
         FederationError
             The parties do not fit together, or refuse the run.
         """
-        return Parties(
+        parties = Parties(
             grid,
             ledger,
             seed=seed,
@@ -297,10 +299,17 @@ class ProtocolStrategy(Strategy):
             partition=self.partition,
             without=without,
             model=self.works_with,
+            columns=self.columns,
             steps=self.steps,
             needs=self.needs,
             needs_less=self.needs_less,
         )
+        if parties.gaps and not self.fills:
+            raise FederationError(
+                f"the data of a party have missing values, and {type(self).__name__} "
+                "fills none: set impute to 'none' to see which"
+            )
+        return parties
 
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""
@@ -324,6 +333,11 @@ class ProtocolStrategy(Strategy):
     def works_with(self) -> str | None:
         """Number of the model whose parts the parties load; None: they load none."""
         return None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Digests of the names of the columns of a trained model, in their order."""
+        return ()
 
     @property
     def enough_rows(self) -> int | None:

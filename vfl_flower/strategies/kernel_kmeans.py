@@ -80,11 +80,13 @@ class FKKMeans(ProtocolStrategy):
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns
     =============  =====================================  ==========================
-    hello          name, sizes, digest of column names,   all of it
+    hello          name, sizes, digests of column names,  all of it
                    key
     begin          sums of its columns and of squares,    the sums over parties
-                   masked; the first party a seed for
-                   all others, encrypted
+                   and counts of missing values if any
+                   party has some, masked; the first
+                   party a seed for all others,
+                   encrypted
     gram           W_t[m]^T W_t[m], masked                the sum over parties
     (T times)
     embed          the sum of its embedding, masked       the sum over parties
@@ -215,6 +217,7 @@ class FKKMeans(ProtocolStrategy):
     eigenvectors."""
 
     model_class = KernelKMeansModel
+    fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
         *(party.embed, party.lloyd, party.local, party.sample, party.assign),

@@ -121,18 +121,19 @@ def begin(
         The columns do not vary, or not in a range that the kernel can use.
     """
     N, polynomial = parties.n_rows, kernel == "polynomial"
+    gaps = parties.gaps
     by_column = standardize or (gamma == "auto" and kernel == "laplacian")
     means = by_column or (gamma == "auto" and not polynomial)
     squares_by: party.Squares = "column" if by_column else ""
     if not by_column and (means or polynomial):
         squares_by = "total"
-    seed, sum_x, squares = _sums(parties, means, squares_by)
+    seed, sum_x, squares, fill = _sums(parties, means or gaps, squares_by)
     shift: Array | float = 0.0
     if means:
         lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
         if lost.any():  # constant, or far from 0 for their spread
             shift = np.where(lost, sum_x / N, 0.0)
-            seed, sum_x, squares = _sums(parties, means, squares_by, shift)
+            seed, sum_x, squares, fill = _sums(parties, means, squares_by, shift)
     moved = scale = None
     if standardize:
         deviation = np.sqrt(variances(N, sum_x, squares, shift))
@@ -156,6 +157,7 @@ def begin(
         offset=float(offset),
         D=D,
         D_1=D_1,
+        fill=fill,
         shift=moved,
         scale=scale,
     )
@@ -170,14 +172,22 @@ def _sums(
     means: bool,
     squares: party.Squares,
     shift: Array | float | None = None,
-) -> tuple[bytes, Array, Array]:
-    """Return the seed for each party, and the sums asked for, or zeros."""
+) -> tuple[bytes, Array, Array, Array | None]:
+    """Return the seed for each party, the sums asked for, or zeros, and the fill.
+
+    Where values are missing, these are the sums after they became the mean of their
+    column, which is the fill.
+    """
     names = {"sum_x": means, "sum_squares": bool(squares)}
+    wanted: dict[str, float] = {name: LIMB for name, used in names.items() if used}
+    if parties.gaps:
+        wanted["known"] = float(parties.n_rows)
     replies = parties.ask(
-        party.begin.summing(**{name: LIMB for name, used in names.items() if used}),
+        party.begin.summing(**wanted),
         means=means,
         squares=squares,
         shift=None if shift is None else np.asarray(shift),
+        known=parties.gaps,
     )
     sums = {name: replies.sums.get(name, np.zeros((5, 1))) for name in names}
     columns = parties[0].n_columns if squares == "column" else 1
@@ -193,7 +203,17 @@ def _sums(
     sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
     if (sum_squares < 0).any():
         raise faulty_sum(parties, party.begin, "squares")
-    return each(sealed), sum_x, sum_squares
+    fill = None
+    if parties.gaps:
+        N, known = parties.n_rows, np.rint(replies.sums["known"])
+        if len(known) != len(sum_x) or not ((known >= 1) & (known <= N)).all():
+            raise faulty_sum(parties, party.begin, f"1 to {N} values of each column")
+        mean = sum_x / known
+        filled = (N - known) * np.square(mean)
+        sum_x = N * mean
+        sum_squares = sum_squares + (filled if squares == "column" else filled.sum())
+        fill = mean + (0.0 if shift is None else shift)
+    return each(sealed), sum_x, sum_squares, fill
 
 
 def _auto_gamma(

@@ -255,6 +255,7 @@ class ClusterTraining(MUFCTask):
             field=field,
             n_init=n_init,
             min_rows_per_bin=min_rows_per_bin,
+            columns=parties.columns or None,
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -330,7 +331,7 @@ class MUFC(ClusterTraining):
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
     =============  =====================================  ==========================
-    hello          name, sizes, digest of column names,   all of it
+    hello          name, sizes, digests of column names,  all of it
                    key
     train          power sums of its quantised centroids  the sum: which bins hold
                    and their cluster sizes, masked        centroids, and for how many

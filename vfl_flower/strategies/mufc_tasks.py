@@ -71,6 +71,11 @@ class LaterTask(MUFCTask):
         """The server's state of the model."""
         return ServerState(Path(self.server_state or ""), self.model)
 
+    @property
+    def columns(self) -> Sequence[str]:
+        """The order of the columns of training."""
+        return self.state.load().settings.columns or ()
+
     def check(self) -> None:
         """Raise, before any message, if the server has no such model."""
         super().check()

@@ -1,0 +1,202 @@
+"""Parties that hold rows agree on their columns: by name, order, kind and levels."""
+
+import numpy as np
+import pytest
+from deviating import RealParties, sums_of
+
+from vfl_flower import MUFC, FKKMeans, MUFCForgetClient, MUFCUnlearn, Party, simulate
+from vfl_flower.protocol.columns import agree, arrange, declared
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.secure_aggregation import join_limbs
+
+NAMES = ["age", "height", "weight"]
+
+
+def rows(n: int = 90, seed: int = 0) -> np.ndarray:
+    """Return two groups of rows whose columns differ in mean."""
+    rng = np.random.default_rng(seed)
+    groups = rng.integers(2, size=(n, 1)) * np.array([4.0, -2.0, 6.0])
+    return groups + rng.normal(size=(n, 3)) + [0.0, 10.0, 30.0]
+
+
+def shuffled(X: np.ndarray, **options: object) -> list[Party]:
+    """Return three parties of rows, each with its columns in an order of its own."""
+    orders = [[0, 1, 2], [2, 0, 1], [1, 2, 0]]
+    return [
+        Party(X[m::3][:, order], columns=[NAMES[k] for k in order], **options)
+        for m, order in enumerate(orders)
+    ]
+
+
+def straight(X: np.ndarray) -> list[Party]:
+    return [Party(X[m::3], columns=NAMES) for m in range(3)]
+
+
+def small(**settings: object) -> FKKMeans:
+    return FKKMeans(2, 4, n_features=20, iterations=3, n_init=3, **settings)
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_columns_in_another_order_give_the_same_clusters(standardize):
+    X = rows()
+    strategy = small(standardize=standardize)
+    ours = simulate(strategy, shuffled(X), seed=1)
+    theirs = simulate(strategy, straight(X), seed=1)
+    for a, b in zip(ours.model.labels_, theirs.model.labels_, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert ours.metrics == theirs.metrics
+    np.testing.assert_array_equal(ours.model.predict(X), theirs.model.predict(X))
+
+
+def test_mufc_takes_the_order_of_the_first_party_which_is_that_of_the_box():
+    X = rows()
+    strategy = MUFC(n_clusters=2, box="-10,20;0,20;20,50")
+    ours = simulate(strategy, shuffled(X), seed=1)
+    theirs = simulate(strategy, straight(X), seed=1)
+    np.testing.assert_array_equal(
+        ours.model.cluster_centers_, theirs.model.cluster_centers_
+    )
+
+
+def test_mufc_forgets_in_the_order_of_training_whoever_is_left(tmp_path):
+    X, server = rows(), tmp_path / "server"
+    parties = shuffled(X)
+    for m, party in enumerate(parties):
+        party.ids, party.name = np.arange(90)[m::3], f"clinic-{m}"
+        party.state_dir = tmp_path / party.name
+        party.state_dir.mkdir(mode=0o700)
+    strategy = MUFC(n_clusters=2, box="-10,20;0,20;20,50", server_state=server)
+    model = simulate(strategy, parties, seed=1).model.model
+    left = MUFCForgetClient(model, "clinic-0", server_state=server)
+    assert simulate(left, parties[1:]).metrics["rows"] == 60
+    removal = MUFCUnlearn(model, {"clinic-1": [1, 4]}, server_state=server)
+    assert simulate(removal, parties[1:]).metrics["removed"] == 2
+
+
+def test_one_order_needs_no_word_of_the_server():
+    told = [declared(party) for party in straight(rows())]
+    assert agree("abc", told) is None
+    assert agree("abc", [declared(p) for p in shuffled(rows())]) == told[0]["columns"]
+
+
+def columns_of(*parties: Party) -> str:
+    """Return the error of parties whose columns do not fit."""
+    with pytest.raises(FederationError) as caught:
+        simulate(small(), parties)
+    return str(caught.value)
+
+
+def test_a_missing_and_an_extra_column_are_named_with_their_parties():
+    X = np.ones((30, 2))
+    text = columns_of(
+        Party(X, columns=["age", "weight"], name="north"),
+        Party(X, columns=["weight", "age"], name="east"),
+        Party(np.ones((30, 3)), columns=["age", "size", "sex"], name="south"),
+    )
+    assert text == (
+        "all parties must hold the same columns: 'south' has no 'weight' and has "
+        "'size', 'sex' besides, unlike 'north'"
+    )
+
+
+def test_columns_that_may_not_be_named_are_counted():
+    X, quiet = np.ones((30, 2)), Consent(leaves={"row-sums": Limit()}, peers=None)
+    text = columns_of(
+        Party(X, columns=["age", "hiv"], name="north", consent=quiet),
+        Party(X, columns=["age", "weight"], name="south", consent=quiet),
+        Party(X, columns=["age", "hiv"], name="east", consent=quiet),
+    )
+    assert "'south' has no column 1 of 'north' and has column 1 of 'south' besides" in (
+        text
+    )
+    assert "column-names = true" in text
+    assert "hiv" not in text
+    assert "weight" not in text
+
+
+def test_more_than_a_few_columns_are_counted():
+    names = [f"x{k}" for k in range(9)]
+    X = np.ones((30, 9))
+    other = [f"y{k}" for k in range(9)]
+    text = columns_of(*(Party(X, columns=c) for c in (names, names, other)))
+    assert "'x4' and 4 more" in text
+    assert "'x5'" not in text
+
+
+def test_columns_of_one_name_cannot_be_told_apart():
+    X = np.ones((30, 2))
+    twice = [Party(X, columns=["a", "a"], name=n) for n in "pqr"]
+    assert "'p' has 2 of 1 names" in columns_of(*twice)
+
+
+def test_parties_without_names_follow_the_others():
+    X = rows()
+    parties = [Party(X[::3]), *straight(X)[1:]]
+    labels = simulate(small(), parties, seed=1).model.labels_
+    theirs = simulate(small(), straight(X), seed=1).model.labels_
+    np.testing.assert_array_equal(labels[0], theirs[0])
+
+
+def test_a_party_takes_no_order_of_columns_that_it_lacks():
+    party = Party(np.ones((3, 2)), columns=["a", "b"])
+    wanted = declared(Party(np.ones((3, 2)), columns=["a", "c"]))["columns"]
+    for order in (wanted, wanted[:1], declared(party)["columns"] * 2):
+        with pytest.raises(PartyError, match="each of the 2 columns of this party"):
+            arrange(party, order)
+
+
+# -- a server that deviates ------------------------------------------------------------
+
+
+def test_a_server_that_names_columns_a_party_lacks_is_refused(monkeypatch):
+    asked = agree
+
+    def lying(names, told, wanted=()):
+        asked(names, told, wanted)
+        return [*told[0]["columns"][:-1], "0" * 32]
+
+    monkeypatch.setattr("vfl_flower.protocol.parties.agree", lying)
+    with pytest.raises(PartyFailed, match="each of the 3 columns of this party once"):
+        small().start(RealParties(shuffled(rows())))
+
+
+def test_orders_that_differ_between_parties_give_noise(monkeypatch):
+    """Otherwise a server could add one column of a party to another one's."""
+    X = rows()
+    order = declared(straight(X)[0])["columns"]
+    plain = {
+        "action": "kernel_kmeans_begin",
+        "tamper": lambda action, j, values: values,
+    }
+    strategy = small(standardize=True)
+    honest = sums_of(strategy, straight(X), **plain)["sum_x"]
+    np.testing.assert_allclose(join_limbs(honest), X.sum(axis=0), rtol=1e-12)
+
+    original = Frame.pack
+
+    def tell(frame):
+        packed = original(frame)
+        if "peers" in packed:
+            packed["columns"] = order if frame.index else order[::-1]
+        return packed
+
+    monkeypatch.setattr(Frame, "pack", tell)
+    noise = join_limbs(sums_of(strategy, straight(X), **plain)["sum_x"])
+    assert np.abs(noise).max() > 1e20
+
+
+def test_the_order_cannot_change_during_a_run(monkeypatch):
+    X = rows()
+    order = declared(straight(X)[0])["columns"]
+    original = Frame.pack
+
+    def tell(frame):
+        packed = original(frame)
+        return packed if "peers" in packed else packed | {"columns": order[::-1]}
+
+    monkeypatch.setattr(Frame, "pack", tell)
+    with pytest.raises(PartyFailed, match="order of the columns changed"):
+        small().start(RealParties(shuffled(X)))

@@ -1,0 +1,387 @@
+"""Party files of different rows: levels, missing values and scales over all parties."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vfl_flower import MUFC, FKKMeans, Party, simulate
+from vfl_flower.app.client_app import load_from_context
+from vfl_flower.app.config import check_run_config as checked
+from vfl_flower.app.config import make_strategy, party_source
+from vfl_flower.app.label import label
+from vfl_flower.app.register import make_client_app
+from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.data import load_party
+from vfl_flower.data.levels import parse_levels
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.simulation import InProcessGrid
+
+HEADER = ["id", "age", "sex", "region", "seen", "weight"]
+LEVELS = "sex=f|m;region=n|s|w|other"
+RUN = {"strategy": "fk-kmeans", "levels": LEVELS, "id-column": "id"}
+
+
+def table(n: int = 150, seed: int = 3) -> list[list[str]]:
+    """Return rows as text; of these party m has those that have m as last digit."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(n):
+        group = int(rng.integers(2))
+        regions = [["n", "s"], ["s", "w"], ["s", "n", "x", "y"]][i % 3]
+        rows.append(
+            [
+                str(i),
+                "" if rng.random() < 0.1 else f"{40 + 20 * group + rng.normal():.4f}",
+                # No party but the first knows both levels.
+                "" if rng.random() < 0.05 else ("fm"[group] if i % 3 == 0 else "m"),
+                str(rng.choice(regions)),
+                f"2020-01-{1 + group:02d}",
+                f"{rng.normal() / 1000 + group / 100:.6f}",
+            ]
+        )
+    return rows
+
+
+def write(path: Path, rows: list[list[str]], order: list[int]) -> None:
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow([HEADER[k] for k in order])
+        out.writerows([row[k] for k in order] for row in rows)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """Return a folder of three files, whose columns are in three orders."""
+    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for m, order in enumerate(([0, 1, 2, 3, 4, 5], [5, 4, 3, 0, 2, 1])):
+        write(folder / f"{m}.csv", table()[m::3], list(order))
+    write(folder / "2.csv", table()[2::3], [2, 0, 5, 1, 3, 4])
+    return folder
+
+
+def loaded(folder: Path, **run: object) -> list[Party]:
+    """Return the parties of a folder, as simulated SuperNodes load them."""
+    config = RUN | {"data": str(folder)} | run
+    nodes = [{"partition-id": m, "num-partitions": 3} for m in range(3)]
+    return [load_party(party_source(node, config)) for node in nodes]
+
+
+def reference() -> tuple[np.ndarray, list[str]]:
+    """Return the pooled rows as numbers, filled, and the names of their columns."""
+    rows = table()
+    columns = {"age": np.array([float(r[1] or "nan") for r in rows])}
+    for name, place, levels in (("sex", 2, "fm"), ("region", 3, "nsw")):
+        known = np.array([row[place] != "" for row in rows])
+        for level in levels:
+            ones = np.array([float(row[place] == level) for row in rows])
+            columns[f"{name}={level}"] = np.where(known, ones, np.nan)
+    regions = np.column_stack([columns[f"region={level}"] for level in "nsw"])
+    columns["region=other"] = 1 - regions.sum(axis=1)
+    days = (np.datetime64("2020-01-01") - np.datetime64("1970-01-01")).astype(int)
+    columns["seen"] = np.array([days + int(r[4][-2:]) - 1 for r in rows], dtype=float)
+    columns["weight"] = np.array([float(row[5]) for row in rows])
+    X = np.column_stack(list(columns.values()))
+    return np.where(np.isnan(X), np.nanmean(X, axis=0), X), list(columns)
+
+
+def small(**settings: object) -> FKKMeans:
+    return FKKMeans(2, 4, n_features=30, iterations=4, n_init=4, **settings)
+
+
+def to_the_bit(**settings: object) -> FKKMeans:
+    """Return a strategy whose draws do not depend on the last bits of centres."""
+    return small(clustering="coreset", **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gamma": 0.1}, {"kernel": "laplacian"}])
+@pytest.mark.parametrize("standardize", [True, False])
+def test_three_files_give_the_clusters_of_the_pooled_rows(
+    folder, settings, standardize
+):
+    X, names = reference()
+    strategy = to_the_bit(standardize=standardize, **settings)
+    parties = loaded(folder)
+    assert [p.X.shape[1] for p in parties] == [len(names)] * 3
+    assert [bool(np.isnan(p.X).any()) for p in parties] == [True] * 3
+    ours = simulate(strategy, parties, seed=5)
+    pooled = [Party(X[m::3], columns=names) for m in range(3)]
+    theirs = simulate(strategy, pooled, seed=5)
+    for a, b in zip(ours.model.labels_, theirs.model.labels_, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name in ("gamma", "inertia", "threshold"):
+        assert ours.metrics[name] == pytest.approx(theirs.metrics[name], rel=1e-9)
+    np.testing.assert_allclose(
+        ours.model.transform(X), theirs.model.transform(X), atol=1e-8
+    )
+    part = ours.model.parts[1]
+    np.testing.assert_allclose(part["fill"], X.mean(axis=0), rtol=1e-12, atol=1e-15)
+    if standardize:
+        np.testing.assert_allclose(part["scale"], 1 / X.std(axis=0), rtol=1e-6)
+
+
+def test_means_of_each_party_alone_would_be_others(folder):
+    """What the test above compares depends on how missing values are filled."""
+    X, _ = reference()
+    age = loaded(folder)[0].X[:, 0]
+    assert abs(np.nanmean(age) - X[:, 0].mean()) > 1e-3
+
+
+def test_without_missing_values_nothing_more_is_asked_for(folder):
+    """The sums of a run, and what it tells, are then those of before."""
+    X, names = reference()
+    parties = [Party(X[m::3], columns=names) for m in range(3)]
+    model = simulate(small(), parties, seed=5).model
+    assert "fill" not in model.parts[0]
+    with pytest.raises(ValueError, match="those of training had none"):
+        model.predict(np.full((1, len(names)), np.nan))
+
+
+def test_new_rows_are_filled_with_the_mean_over_all(folder, tmp_path):
+    parties = loaded(folder)
+    model = simulate(small(standardize=True), parties, seed=5).model
+    X, _ = reference()
+    new = X[:4].copy()
+    new[:, 0] = np.nan
+    filled = new.copy()
+    filled[:, 0] = X[:, 0].mean()
+    np.testing.assert_allclose(model.transform(new), model.transform(filled), atol=1e-9)
+    # A file of new rows may lack values that training did not lack, and levels.
+    write(tmp_path / "new.csv", [["1", "", "m", "q", "2020-01-02", "0"]], [*range(6)])
+    source = party_source({"data": str(tmp_path / "new.csv"), "id-column": "id"}, {})
+    again = load_party(source, encoding=parties[0].encoding)
+    assert np.isnan(again.X[0, 0])
+    assert again.columns == parties[0].columns
+    model.predict(again.X)
+
+
+def test_mufc_takes_text_whose_levels_are_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
+    for m in range(3):
+        rows = [[str(m), "fm"[k % 2] if m else "f"] for k in range(30)]
+        text = "\n".join(",".join(row[:: 1 - 2 * (m == 1)]) for row in rows)
+        header = "age,sex" if m != 1 else "sex,age"
+        (tmp_path / f"{m}.csv").write_text(f"{header}\n{text}\n")
+    config = {"strategy": "mufc", "data": str(tmp_path), "levels": "sex=f|m"}
+    parties = [
+        load_party(party_source({"partition-id": m, "num-partitions": 3}, config))
+        for m in range(3)
+    ]
+    model = simulate(MUFC(n_clusters=2, box="0,2"), parties, seed=0).model
+    assert int(model.sizes_.sum()) == 90
+    with pytest.raises(PartyError, match="one-hot is off"):
+        load_party(
+            party_source(
+                {"partition-id": 1, "num-partitions": 3}, config | {"levels": ""}
+            )
+        )
+
+
+# -- bad inputs ------------------------------------------------------------------------
+
+
+def error_of(parties: list[Party]) -> str:
+    with pytest.raises(FederationError) as caught:
+        simulate(small(), parties)
+    return str(caught.value)
+
+
+def test_levels_that_differ_are_refused_and_not_shown(folder):
+    text = error_of(loaded(folder, levels=""))
+    assert text == (  # the first has f and m, and the others have m alone
+        "text columns must have the same levels at all parties: those of 'sex', "
+        "'region' differ between '0' and '1': give 'levels' in the node config of each "
+        "party"
+    )
+
+
+def test_a_column_of_another_kind_is_refused(folder):
+    rows = table()[1::3]
+    for row in rows:
+        row[1] = "old" if row[1] > "50" else "young"
+    write(folder / "1.csv", rows, [*range(6)])
+    text = error_of(loaded(folder))
+    assert text == (
+        "a column must be of one kind at all parties: 'age' is of kind text at '1' and "
+        "number at '0': give 'levels' for it"
+    )
+
+
+def test_dates_are_of_another_kind_than_numbers(folder):
+    rows = table()[2::3]
+    for row in rows:
+        row[4] = "3"
+    write(folder / "2.csv", rows, [*range(6)])
+    assert "'seen' is of kind number at '2' and date at '0'" in error_of(loaded(folder))
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({"levels": "sex=f|x;region=other|n"}, "none of its levels"),
+        ({"levels": "sex=f|m|NA;region=other|n"}, "a text for a missing value"),
+        ({"levels": "age=1|2"}, "texts, in"),
+        ({"impute": "none"}, "impute is none"),
+    ],
+)
+def test_texts_and_gaps_that_do_not_fit_are_refused(folder, run, words):
+    with pytest.raises(PartyError) as caught:
+        loaded(folder, **run)
+    text = str(caught.value)
+    assert words in text.replace("none of the texts", "a text")
+    assert "'m'" not in text
+
+
+def test_levels_of_a_column_that_is_not_there(folder):
+    node = {"data": str(folder / "0.csv"), "levels": "sexx=f|m", "id-column": "id"}
+    with pytest.raises(PartyError, match="no column 'sexx', for which levels"):
+        load_party(party_source(node, {"strategy": "fk-kmeans"}))
+
+
+def test_few_known_values_make_no_mean(folder):
+    rows = table()[0::3]
+    for row in rows[19:]:
+        row[1] = ""
+    write(folder / "0.csv", rows, [*range(6)])
+    with pytest.raises(PartyError, match="'age' of party '0' must have at least 20"):
+        loaded(folder)
+
+
+def test_the_median_of_one_party_is_not_that_of_all(folder):
+    with pytest.raises(ValueError, match="the median of its own rows alone"):
+        loaded(folder, impute="median")
+
+
+def test_missing_values_need_a_strategy_that_fills_them(folder):
+    with pytest.raises(FederationError, match="MUFC fills none"):
+        simulate(MUFC(n_clusters=2, box="-1e6,1e6"), loaded(folder))
+
+
+def test_a_server_that_does_not_fill_is_refused(folder):
+    ours = loaded(folder)[0]
+    ours.index, ours.n_parties = 0, 3
+    party.begin(ours, known=True)
+    setup = party.Setup("gaussian", 1.0, 1, 0.0, 5, 5)
+    with pytest.raises(PartyError, match="fill must come"):
+        party.gram(ours, t=1, setup=setup)
+
+
+def test_where_columns_are_split_a_gap_must_be_filled(folder):
+    from vfl_flower import FDSKL
+
+    with pytest.raises(FederationError, match="must be filled where parties hold col"):
+        simulate(FDSKL(), loaded(folder))
+
+
+# -- levels in a config ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sex", "must be 'column=a|b'"),
+        ("sex=f|m;sex=f|m", "each once"),
+        ("sex=f|f", "distinct texts"),
+        ("sex=f|", "none empty"),
+        ("sex=f", "2 to 1000, got 1"),
+    ],
+)
+def test_levels_that_are_none(text, words):
+    with pytest.raises(ValueError, match=words.replace("|", r"\|")):
+        parse_levels(text, files=True)
+
+
+def test_levels_of_a_file(tmp_path):
+    path = tmp_path / "levels.toml"
+    path.write_text('sex = ["f", "m"]\n"the region" = ["a=b", "c|d;e"]\n')
+    wanted = {"sex": ("f", "m"), "the region": ("a=b", "c|d;e")}
+    assert parse_levels(str(path), files=True) == wanted
+    with pytest.raises(ValueError, match="in a node config only"):
+        parse_levels(str(path), files=False)
+    for bad in ("sex = 3", "sex = ['f', 3]", "sex", "[sex]\na = 1"):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match="levels"):
+            parse_levels(str(path), files=True)
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        parse_levels(str(tmp_path / "nothing.toml"), files=True)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_levels_of_a_server_apply_to_no_node_with_data(folder):
+    node = {"data": str(folder / "0.csv")}
+    assert not party_source(node, RUN).levels
+    assert make_strategy(checked(RUN)).n_clusters == 10
+
+
+def test_other_orders_of_levels_are_one(folder):
+    ours = loaded(folder)[0]
+    same = loaded(folder, levels="region=other|w|s|n;sex=m|f")[0]
+    assert same.columns == ours.columns
+    np.testing.assert_array_equal(same.X, ours.X)
+
+
+# -- as on SuperNodes ------------------------------------------------------------------
+
+
+class SuperNodes(InProcessGrid):
+    """Nodes that load their files by their node configs, for each message anew."""
+
+    def __init__(self, folder: Path, consent: str = "", **node: object) -> None:
+        super().__init__([Party(np.ones((1, 1)))] * 3)
+        self._app = make_client_app(load_from_context)
+        for m, context in enumerate(self._contexts.values()):
+            state = folder.parent / f"state-{m}"
+            state.mkdir(mode=0o700, exist_ok=True)
+            rules = state / "consent.toml"
+            rules.write_text(
+                f"allow-seed = true\ntrust-on-first-use = true\n{consent}\n[leaves]\n"
+                "row-sums = true\nembedded-rows = true\n"
+            )
+            rules.chmod(0o600)
+            context.node_config = {
+                "data": str(folder / f"{m}.csv"),
+                "partition-id": m,
+                "id-column": "id",
+                "levels": LEVELS,
+                "state-dir": str(state),
+                "consent": str(rules),
+                **node,
+            }
+            context.run_config = {"strategy": "fk-kmeans"}
+
+
+def labels_in(path: Path) -> list[int]:
+    with path.open() as file:
+        return [int(row["prediction"]) for row in csv.DictReader(file)]
+
+
+def test_supernodes_and_one_process_give_the_same(folder):
+    strategy = to_the_bit(standardize=True, seed=5)
+    model = strategy.start(SuperNodes(folder)).model
+    theirs = simulate(strategy, loaded(folder)).model
+    for m, labels in enumerate(theirs.labels_):
+        state = folder.parent / f"state-{m}"
+        assert labels_in(state / f"predictions-{model.model}.csv") == labels.tolist()
+    # The second party labels its rows again by itself, from its own file.
+    out = folder.parent / "labels.csv"
+    config = f'data="{folder / "1.csv"}" state-dir="{folder.parent / "state-1"}"'
+    label(model.model, f'{config} id-column="id"', out)
+    assert labels_in(out) == theirs.labels_[1].tolist()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_names_of_columns_leave_a_supernode_only_with_its_consent(folder, told):
+    rows = [row[:4] + row[5:] for row in table()[1::3]]
+    header = ",".join(HEADER[:4] + HEADER[5:])
+    lines = [header, *(",".join(row) for row in rows)]
+    (folder / "1.csv").write_text("\n".join(lines))
+    grid = SuperNodes(folder, "column-names = true" if told else "")
+    with pytest.raises(FederationError, match="'1' has no") as caught:
+        small(seed=1).start(grid)
+    text = str(caught.value)
+    assert ("'seen'" in text) == told
+    assert ("has no column 3 of '0', unlike '0' (columns are counted" in text) != told

@@ -1,0 +1,76 @@
+"""The levels of text columns as a config gives them, the same at all parties."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 2**20
+"""Most bytes of a file of levels."""
+
+MOST_LEVELS = 1000
+"""Most levels of a column that are given."""
+
+
+def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
+    """Return the levels of columns by their names.
+
+    Parameters
+    ----------
+    text : str
+        ``sex=f|m;region=north|south|other``, or the absolute path of a TOML file whose
+        keys are the names of columns and whose values are lists of their levels.
+    files : bool
+        Whether it may be a path.
+
+    Raises
+    ------
+    ValueError
+        It is neither, or a column has a level twice, less than two or too many. The
+        text has no level.
+    """
+    if not text.startswith("/"):
+        return _checked(_listed(text))
+    if not files:
+        raise ValueError("levels may be a file in a node config only")
+    try:
+        with Path(text).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"the file of levels must have at most {MOST_BYTES} bytes")
+        return _checked(tomllib.loads(content.decode("utf-8-sig")))
+    except OSError as error:
+        raise ValueError(f"levels cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise ValueError(
+            "levels must be a TOML file with lines such as sex = ['f', 'm']"
+        ) from None
+
+
+def _listed(text: str) -> dict[str, list[str]]:
+    levels: dict[str, list[str]] = {}
+    for part in filter(str.strip, text.split(";")):
+        name, equals, listed = part.partition("=")
+        if not equals or name.strip() in levels:
+            raise ValueError(
+                "levels must be 'column=a|b' with ';' between columns, each once, or "
+                "the absolute path of a TOML file"
+            )
+        levels[name.strip()] = [level.strip() for level in listed.split("|")]
+    return levels
+
+
+def _checked(levels: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    for name, listed in levels.items():
+        texts = isinstance(listed, list) and all(
+            isinstance(level, str) and level for level in listed
+        )
+        if not texts or len(set(listed)) != len(listed):
+            raise ValueError(f"levels of {name!r} must be distinct texts, none empty")
+        if not 2 <= len(listed) <= MOST_LEVELS:
+            raise ValueError(
+                f"levels of {name!r} must be 2 to {MOST_LEVELS}, got {len(listed)}"
+            )
+    return {name: tuple(listed) for name, listed in levels.items()}

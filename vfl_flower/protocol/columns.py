@@ -1,0 +1,231 @@
+"""How parties that hold different rows agree on their columns: by name and by type.
+
+Each party says in ``hello`` a digest of the name of each column of its data, of which
+kind it is, and a digest of the levels of its text columns; the names themselves only
+where its consent says so. The server compares them, and where the order differs it
+tells all parties the order of the first one, which each checks and takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.party import Party, digest_ids
+
+ColumnKind = Literal["number", "date", "text"]
+"""What a column holds: yes and no are numbers."""
+
+MOST_OF_COLUMN = 200
+"""Most characters in the name of a column that parties agree on."""
+
+SHOWN = 5
+"""Names of columns that an error lists."""
+
+
+class Declared(TypedDict):
+    """What a party says of its columns.
+
+    Attributes
+    ----------
+    columns : list of str
+        Digests of their names, in the order of its file; empty if it has no names.
+    names : list of str
+        The names, where the party's consent lets them leave it; else empty.
+    kinds : list of str
+        What each column holds.
+    levels_digest : str
+        SHA-256 of the levels of its text columns; "" without any.
+    gaps : bool
+        Whether a value is missing.
+    """
+
+    columns: list[str]
+    names: list[str]
+    kinds: list[ColumnKind]
+    levels_digest: str
+    gaps: bool
+
+
+NO_COLUMNS: Declared = {
+    "columns": [],
+    "names": [],
+    "kinds": [],
+    "levels_digest": "",
+    "gaps": False,
+}
+"""What a party says where parties hold columns."""
+
+
+def declared(party: Party) -> Declared:
+    """Return what a party says of its columns where parties hold rows."""
+    entries = _entries(party)
+    names = [entry["name"] for entry in entries]
+    levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
+    texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
+    told = party.consent is None or party.consent.column_names
+    return {
+        "columns": [_digest(name) for name in names],
+        "names": [name[:MOST_OF_COLUMN] for name in names if told],
+        "kinds": [_kind(entry) for entry in entries],
+        "levels_digest": digest_ids(np.array(texts)) if texts else "",
+        "gaps": party.gaps,
+    }
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def _entries(party: Party) -> list[dict[str, Any]]:
+    """Return the columns of a party's file, each with its kind and levels."""
+    if party.encoding is not None:
+        return list(party.encoding["columns"])
+    return [{"name": name, "levels": None} for name in party.columns or ()]
+
+
+def _kind(entry: Mapping[str, Any]) -> ColumnKind:
+    if entry["levels"] is not None:
+        return "text"
+    return "date" if entry.get("kind") == "date" else "number"
+
+
+def arrange(party: Party, order: Sequence[str]) -> None:
+    """Put the columns of a party in the order that the parties agree on.
+
+    Parameters
+    ----------
+    party : Party
+        Changed in place: its X, its names and its encoding. One whose columns have no
+        names stays as it is.
+    order : sequence of str
+        Digests of the names of its columns.
+
+    Raises
+    ------
+    PartyError
+        They are not.
+    """
+    entries = {_digest(entry["name"]): entry for entry in _entries(party)}
+    if not entries or list(entries) == list(order):
+        return
+    if sorted(order) != sorted(entries) or len(entries) != len(_entries(party)):
+        raise PartyError(
+            f"columns must name each of the {len(_entries(party))} columns of this "
+            f"party once, and no other, got {len(order)} names"
+        )
+    widths = [len(entry["levels"] or [0]) for entry in entries.values()]
+    ends = pairwise(accumulate(widths, initial=0))
+    ranges = dict(zip(entries, (range(*pair) for pair in ends), strict=True))
+    places = [place for column in order for place in ranges[column]]
+    known = party.cache.get("arranged")
+    if known is None or known[0] is not party.X or known[1] != places:
+        known = party.cache["arranged"] = party.X, places, party.X[:, places]
+    party.X = known[2]
+    if party.columns is not None:
+        party.columns = [party.columns[place] for place in places]
+    if party.encoding is not None:
+        ordered = [entries[column] for column in order]
+        party.encoding = party.encoding | {"columns": ordered}
+
+
+def agree(
+    names: Sequence[str], told: Sequence[Declared], wanted: Sequence[str] = ()
+) -> list[str] | None:
+    """Return the order of columns that all parties must take; None: they have it.
+
+    Parameters
+    ----------
+    names : sequence of str
+        What the parties are called.
+    told : sequence of dict
+        What each has said of its columns. One that has no names is taken to have those
+        of the others, in the order agreed.
+    wanted : sequence of str
+        The order that a trained model has; by default that of the first party.
+
+    Raises
+    ------
+    FederationError
+        A party has a column that another one lacks, or one of another kind, or text
+        with other levels. The sentence names the parties, and the columns by what a
+        party has told, or by their places.
+    """
+    named = [
+        (name, said, dict(zip(said["columns"], said["kinds"], strict=True)))
+        for name, said in zip(names, told, strict=True)
+        if said["columns"]
+    ]
+    if not named:
+        return None
+    shown: dict[str, str] = {}
+    for said in told:
+        shown |= dict(zip(said["columns"], map(repr, said["names"]), strict=False))
+
+    def listed(name: str, said: Declared, columns: Sequence[str]) -> str:
+        texts = [
+            shown.get(c, f"column {said['columns'].index(c)} of {name!r}")
+            for c in columns
+        ]
+        more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        return ", ".join(texts[:SHOWN]) + more
+
+    (first, before, kinds), *others = named
+    for name, said, own in named:
+        if len(own) < len(said["columns"]):
+            raise FederationError(
+                f"the columns of a party must have distinct names: {name!r} has "
+                f"{len(said['columns'])} of {len(own)} names"
+            )
+    for name, said, own in others:
+        lacks = [column for column in kinds if column not in own]
+        more = [column for column in own if column not in kinds]
+        parts = [f"has no {listed(first, before, lacks)}"] if lacks else []
+        parts += [f"has {listed(name, said, more)} besides"] if more else []
+        if parts:
+            raise FederationError(
+                f"all parties must hold the same columns: {name!r} "
+                f"{' and '.join(parts)}, unlike {first!r}{_counted(shown)}"
+            )
+        if other := [column for column in kinds if own[column] != kinds[column]]:
+            kind, wanted_kind = own[other[0]], kinds[other[0]]
+            # A party whose rows have "f" alone reads it as "false", and so a number.
+            hint = ": give 'levels' for it" if "text" in (kind, wanted_kind) else ""
+            raise FederationError(
+                f"a column must be of one kind at all parties: "
+                f"{listed(first, before, other)} is of kind {kind} at {name!r} and "
+                f"{wanted_kind} at {first!r}{hint}{_counted(shown)}"
+            )
+        if said["levels_digest"] != before["levels_digest"]:
+            texts = [column for column in kinds if kinds[column] == "text"]
+            raise FederationError(
+                "text columns must have the same levels at all parties: those of "
+                f"{listed(first, before, texts)} differ between {first!r} and "
+                f"{name!r}: give 'levels' in the node config of each party"
+                f"{_counted(shown)}"
+            )
+    order = list(wanted) or before["columns"]
+    if set(order) != kinds.keys():
+        raise FederationError(
+            f"the data must have the {len(order)} columns of training: {first!r} has "
+            f"{len(kinds)}, or others"
+        )
+    if all(said["columns"] == order for _, said, _ in named):
+        return None
+    return order
+
+
+def _counted(shown: Mapping[str, str]) -> str:
+    """Say how columns without a name are meant."""
+    if shown:
+        return ""
+    return (
+        " (columns are counted from 0, in the order of the data; 'column-names = true' "
+        "in each consent.toml lets their names be told)"
+    )
