@@ -24,7 +24,7 @@ BLOCK_BYTES = 2**20
 """Size of a block, which stays in a processor's second-level cache: a blocked QR is
 twice as fast as with 8 MiB, and nothing else is slower."""
 
-WINDOW_BYTES = 2**25
+WINDOW_BYTES = 2**24
 """Size of what :meth:`Rows.blocks` takes at a time, where a subclass has no better way.
 Where the rows are scattered, each window may be a pass over the data."""
 
