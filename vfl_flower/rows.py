@@ -61,7 +61,7 @@ class Rows:
 
         Parameters
         ----------
-        rows : Array of int, shape (m,)
+        rows : Array of int64, shape (m,)
             Numbers of rows, in any order, repeats allowed.
 
         Returns
@@ -78,7 +78,7 @@ class Rows:
         ----------
         size : int
             Rows of each block but the last; default `block_rows`.
-        rows : Array of int, shape (m,), optional
+        rows : Array of int64, shape (m,), optional
             Numbers of the rows to use, in this order, repeats allowed. Default: all.
 
         Yields

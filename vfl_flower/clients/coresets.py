@@ -345,7 +345,7 @@ def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
     """Return rows of X, and at the label holder of y where `labels` are needed."""
     party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows")
-    X = party.rows.take(rows)
+    X = party.rows.take(rows.astype(np.int64))
     if party.y is None or not labels:
         return {"X": X}
     return {"X": X, "y": np.asarray(party.y[rows], dtype=np.float64)}

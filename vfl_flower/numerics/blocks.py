@@ -77,7 +77,9 @@ class RowBlocks(Rows):
             )
         if block_bytes < 1:
             raise ValueError(f"block_bytes must be at least 1, got {block_bytes}")
-        self._X, self._rows, self._block_bytes = X, rows, block_bytes
+        # Differences of unsigned numbers would wrap.
+        self._rows = None if rows is None else rows.astype(np.int64, copy=False)
+        self._X, self._block_bytes = X, block_bytes
         # It refers to no rows, so that it can be sent to where they are.
         self._change: Callable[[Array, Index], Array] = lambda block, index: (
             _with_columns(block, extra, index)
