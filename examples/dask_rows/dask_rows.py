@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from dask.distributed import Client
@@ -77,11 +77,11 @@ class DaskRows(Rows):
             total = add(total, part)
         return total
 
-    def _ask(self, tasks: list[tuple]) -> list:
+    def _ask(self, tasks: list[tuple[Any, ...]]) -> list[Any]:
         """Return the results of some functions of some arguments, in order."""
         # A pure function would not run again, though a file may have changed.
         futures = [self._client.submit(*task, pure=False) for task in tasks]
-        return self._client.gather(futures)
+        return list(self._client.gather(futures))
 
 
 def _length(path: str, columns: list[str]) -> int:
