@@ -1,16 +1,16 @@
 """Parties that are processes of their own, as on SuperNodes, and the memory they take.
 
 Each makes its rows, gets the serialised messages of whole runs, and reports how far its
-resident memory grew at most: ``ru_maxrss`` less its value just before the first
+resident memory grew at most: ``VmHWM`` less its value just before the first
 message, which covers the interpreter, Flower and NumPy.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import resource
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,10 @@ MB = 2**20
 
 def peak() -> float:
     """Return the largest resident memory of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
+    # Not ru_maxrss, which begins at that of the process that started this one.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024 / MB
 
 
 def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None:
@@ -50,7 +53,8 @@ def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None
         pipe.send_bytes(message_to_proto(reply).SerializeToString())
         del arrived, reply
         most[action] = max(most.get(action, 0.0), peak() - before)
-    pipe.send((party.X.nbytes / MB, most))
+    n, d = party.rows.shape
+    pipe.send((8 * n * d / MB, most))
 
 
 def start(make: Callable[..., Party], parties: Iterable[tuple]) -> list[Connection]:

@@ -139,7 +139,7 @@ def _flights(folder: Path | None, quick: bool) -> Iterator[Experiment]:
         )
         for j in range(len(files))
     ]
-    X = np.hstack([party.X for party in parties])
+    X = np.hstack([np.vstack(list(party.rows.blocks())) for party in parties])
     holder = next(j for j, party in enumerate(parties) if party.y is not None)
     y = parties[holder].y
     assert y is not None

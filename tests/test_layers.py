@@ -27,8 +27,8 @@ MODULES = ["vfl_flower"] + [
     module.name for module in pkgutil.walk_packages(vfl_flower.__path__, "vfl_flower.")
 ]
 
-LEAVES = {"typing", "version", "files"}
-"""Modules that import nothing of the package, and that every layer may import."""
+LEAVES = {"typing", "version", "files", "rows"}
+"""Modules that import no layer of the package, and that every layer may import."""
 
 BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
@@ -50,6 +50,7 @@ class by the kind in its file, in the one table that names the algorithms."""
 
 PURE = {
     *("numerics", "secure_aggregation", "clients", "data", "typing", "version"),
+    "rows",
     *("files", "protocol.contract", "protocol.frame", "protocol.ledger"),
     *("protocol.consent", "protocol.errors", "protocol.identity", "protocol.parts"),
     *("protocol.party", "protocol.rules", "protocol.seals"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import glob
 import math
+import mmap
 import os
 import secrets
+import tempfile
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO
+from struct import unpack
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -95,6 +98,72 @@ def read_npz(
     ValueError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError
         The file is damaged, or no such file.
     """
+    _check_npz(file, names, compressed)
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        wanted = [name for name in stored.files if names is None or name in names]
+        return {name: _array(stored[name]) for name in wanted}
+
+
+def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.mmap]]:
+    """Map arrays of an NPZ file into memory, after a look at how large they are.
+
+    What is compressed is unpacked into a file without a name, in the folder for such
+    files (``TMPDIR``), which is gone with its array.
+
+    Parameters
+    ----------
+    file : binary file
+        The file, on the disk.
+    names : collection of str
+        The arrays to map, as far as they are there.
+
+    Returns
+    -------
+    arrays : dict of str to Array
+        They cannot be written to.
+    maps : list of mmap
+        In which they lie: whoever has read pages may give them back.
+
+    Raises
+    ------
+    UnpackedSizeError, ValueError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError
+        As :func:`read_npz`.
+    """
+    arrays: Arrays = {}
+    maps = []
+    with zipfile.ZipFile(file) as archive:
+        for entry in _check_npz(file, names):
+            with archive.open(entry) as member:
+                shape, fortran, dtype = _header(member)
+                begin = member.tell()
+            if dtype.hasobject:
+                raise ValueError("the file must hold no pickled objects")
+            with tempfile.TemporaryFile() as scratch, archive.open(entry) as member:
+                stored = entry.compress_type == zipfile.ZIP_STORED
+                # Read in either case, since the sum of its bytes is checked at its end.
+                while block := member.read(2**20):
+                    if not stored:
+                        scratch.write(block)
+                scratch.flush()
+                where = file if stored else scratch
+                mapped = mmap.mmap(where.fileno(), 0, access=mmap.ACCESS_READ)
+            if stored:
+                file.seek(entry.header_offset + 26)
+                begin += entry.header_offset + 30 + sum(unpack("<HH", file.read(4)))
+            if begin + math.prod(shape) * dtype.itemsize > len(mapped):
+                raise ValueError("an array must have as many bytes as its header says")
+            order: Literal["F", "C"] = "F" if fortran else "C"
+            array: Array = np.ndarray(shape, dtype, mapped, begin, order=order)
+            arrays[entry.filename.removesuffix(".npy")] = array
+            maps.append(mapped)
+    return arrays, maps
+
+
+def _check_npz(
+    file: IO[bytes], names: Collection[str] | None, compressed: bool = True
+) -> list[zipfile.ZipInfo]:
+    """Return what is in the file, if none of it would be too large."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         entries = [
@@ -111,25 +180,26 @@ def read_npz(
         # First as the archive says, since a header may be of any length.
         check_growth(sum(entry.file_size for entry in entries), size)
         check_growth(sum(_bytes_of(archive, entry) for entry in entries), size)
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as stored:
-        wanted = [name for name in stored.files if names is None or name in names]
-        return {name: _array(stored[name]) for name in wanted}
+    return entries
 
 
 def _bytes_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
     """Return the bytes of one array as float64, or as what it is if that is more."""
     with archive.open(entry) as file:
-        match np.lib.format.read_magic(file):
-            case (1, 0):
-                header = np.lib.format.read_array_header_1_0(file)
-            case (2, 0):
-                header = np.lib.format.read_array_header_2_0(file)
-            case version:
-                raise ValueError(f"an array must be of format 1 or 2, got {version}")
-    shape, _, dtype = header
+        shape, _, dtype = _header(file)
     # A shape of no numbers may still have any number of columns.
     return math.prod(max(abs(n), 1) for n in shape) * max(dtype.itemsize, 8)
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return the shape of an array, whether columns come first, and its type."""
+    match np.lib.format.read_magic(file):
+        case (1, 0):
+            return np.lib.format.read_array_header_1_0(file)
+        case (2, 0):
+            return np.lib.format.read_array_header_2_0(file)
+        case version:
+            raise ValueError(f"an array must be of format 1 or 2, got {version}")
 
 
 def _array(value: object) -> Array:

@@ -1,6 +1,7 @@
 """Readers, kinds of columns and statistics, in memory that does not grow with rows."""
 
 import gzip
+import io
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from vfl_flower.data.cache import StoredIds
 from vfl_flower.data.encoding import Ids
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Numbers, medians, packed
+from vfl_flower.files import map_npz
 from vfl_flower.protocol.party import PartyError, digest_ids
 
 # -- text ------------------------------------------------------------------------------
@@ -323,7 +325,13 @@ def test_too_many_texts_are_not_counted(write, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kilobytes are those of Linux")
-@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.csv", "a.parquet", "a.arrow", "lz4.arrow", "a.npz", "packed.npz"),
+        "columns.npz",
+    ],
+)
 def test_memory_does_not_grow_with_rows(tmp_path, name):
     """A million rows of 20 columns and ids, 160 MB as numbers, in one part."""
     n = 1_000_000
@@ -339,13 +347,22 @@ def test_memory_does_not_grow_with_rows(tmp_path, name):
         pyarrow.csv.write_csv(table, path)
     elif name == "a.parquet":
         pq.write_table(table, path, row_group_size=n)
+    elif path.suffix == ".npz":
+        save = np.savez_compressed if name == "packed.npz" else np.savez
+        columns = table.drop_columns("id").columns
+        X = np.array([column.to_numpy() for column in columns]).T
+        X = X if name == "columns.npz" else np.ascontiguousarray(X)
+        save(path, X=X, ids=table["id"].to_numpy().astype(str))
     else:
-        with pa.ipc.new_file(str(path), table.schema) as writer:
+        packed = "lz4" if name == "lz4.arrow" else None
+        options = pa.ipc.IpcWriteOptions(compression=packed)
+        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
             writer.write_table(table)
+    id_column = "ids" if path.suffix == ".npz" else "id"
     code = f"""
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.data.source import PartySource
-source = PartySource(data={str(path)!r}, id_column="id")
+source = PartySource(data={str(path)!r}, id_column={id_column!r})
 assert load_party(source).n_rows == len(read_ids(source)) == {n}
 lines = open("/proc/self/status").read().splitlines()
 (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
@@ -355,3 +372,74 @@ print(peak)  # getrusage would tell the peak of the process that began this one
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert int(run.stdout) <= 300_000
+
+
+def test_large_compressed_batches_are_read_by_column(tmp_path, monkeypatch):
+    """The same party as of the file without compression, texts and gaps included."""
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "id": [f"P{i}" for i in range(200)],
+            "number": rng.standard_normal(200),
+            "gaps": pa.array([None if i % 7 == 0 else i for i in range(200)]),
+            "level": pa.array([f"L{i % 3}" for i in range(200)]).dictionary_encode(),
+            "yes": [i % 2 == 0 for i in range(200)],
+        }
+    )
+    monkeypatch.setattr(tables, "LARGE_BATCH", 8 * 5 * 60)
+    by_column, parties = [], []
+    plain = tables._by_column
+
+    def counted(buffer, k, wanted, size, most):
+        by_column.append((compression, k))
+        return plain(buffer, k, wanted, size, most)
+
+    monkeypatch.setattr(tables, "_by_column", counted)
+    for compression in (None, "lz4", "zstd"):
+        path = tmp_path / f"{compression}.arrow"
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=150)  # 150 rows, and 50
+        parties.append(load(path, id_column="id"))
+    assert set(by_column) == {("lz4", 0), ("zstd", 0)}
+    for party in parties[1:]:
+        assert np.array_equal(party.X, parties[0].X)
+        assert party.columns == parties[0].columns
+        assert party.ids_digest == parties[0].ids_digest
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npz_is_mapped_in_any_order(tmp_path, save, order):
+    X = np.asarray(np.arange(12.0).reshape(4, 3), order=order)
+    path = tmp_path / "a.npz"
+    save(path, other=np.ones(3), X=X, y=np.arange(4, dtype=">i2"), ids=list("abcd"))
+    with path.open("rb") as file:
+        arrays, maps = map_npz(file, ("X", "y", "ids"))
+    assert len(maps) == 3
+    assert np.array_equal(arrays["X"], X)
+    assert arrays["X"].flags[f"{order}_CONTIGUOUS"]
+    assert arrays["y"].tolist() == [0, 1, 2, 3]
+    assert arrays["ids"].tolist() == list("abcd")
+    with pytest.raises(ValueError, match="read-only"):
+        arrays["X"][0] = 0
+
+
+def test_a_damaged_or_pickled_npz_is_not_mapped(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, X=np.ones((50, 2)))
+    data = bytearray(path.read_bytes())
+    data[300] ^= 1  # within the numbers
+    path.write_bytes(data)
+    with path.open("rb") as file, pytest.raises(zipfile.BadZipFile):
+        map_npz(file, ("X",))
+    np.savez(path, X=np.array([{}]))
+    with path.open("rb") as file, pytest.raises(ValueError, match="pickled"):
+        map_npz(file, ("X",))
+    header = io.BytesIO()
+    about = {"descr": "<f8", "fortran_order": False, "shape": (50, 2)}
+    np.lib.format.write_array_header_1_0(header, about)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("X.npy", header.getvalue() + bytes(8))
+    with path.open("rb") as file, pytest.raises(ValueError, match="as many bytes"):
+        map_npz(file, ("X",))

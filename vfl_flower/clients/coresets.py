@@ -208,14 +208,14 @@ def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
     extra: list[Array | float] = [1.0] if state.intercept else []
     if state.intercept is not None and party.y is not None:
         extra.append(party.y)
-    return RowBlocks(party.X, *extra, rows=rows)
+    return RowBlocks(party.rows, *extra, rows=rows)
 
 
 def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
     """Return g_i of this party for the rows of `blocks`."""
     if state.summary is not None:
-        parts = [vkmc_sensitivities(b, state.summary, state.alpha) for b in blocks]
-        return np.concatenate(parts)
+        summary, alpha = state.summary, state.alpha
+        return blocks.per_row(lambda X: vkmc_sensitivities(X, summary, alpha))
     assert state.factor is not None
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
@@ -309,7 +309,7 @@ def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
 def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
     state, rows = party.recall(CoresetState), numbers_of(rows)
-    party.afford("rows", len(rows), party.X.shape[1])
+    party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows" if pool else "row-sums")
     g = _scores(party, state, _blocks(party, state, rows))
     if not pool:
@@ -343,9 +343,9 @@ def pooled_rows(
 
 def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
     """Return rows of X, and at the label holder of y where `labels` are needed."""
-    party.afford("rows", len(rows), party.X.shape[1])
+    party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows")
-    X = np.asarray(party.X[rows], dtype=np.float64)
+    X = party.rows.take(rows.astype(np.int64))
     if party.y is None or not labels:
         return {"X": X}
     return {"X": X, "y": np.asarray(party.y[rows], dtype=np.float64)}
@@ -369,16 +369,16 @@ def local_clusters(
     rows, weights = training_rows(party, test_fraction), None
     if coreset is not None:
         rows = numbers_of(coreset.rows)
-        party.afford("rows", len(rows), max(n_clusters, party.X.shape[1]))
+        party.afford("rows", len(rows), max(n_clusters, party.rows.shape[1]))
         weights = np.asarray(coreset.weights, dtype=np.float64)
     party.share(np.arange(party.n_rows) if rows is None else rows, "rows")
-    blocks = RowBlocks(party.X, rows=rows)
+    blocks = RowBlocks(party.rows, rows=rows)
     k = min(n_clusters, len(blocks))
     centers = seed_centers(blocks, k, party.rng("distdim"), weights)
     # At least one step: the seeds are rows, and rows do not leave a party.
     passes = 100 if local_clustering == "lloyd" else 1
     centers = lloyd(blocks, centers, weights, max_iter=passes)
-    labels = np.concatenate([assign(block, centers)[0] for block in blocks])
+    labels = blocks.per_row(lambda X: assign(X, centers)[0])
     smallest = np.min_scalar_type(len(centers) - 1)
     return {"centers": centers, "labels": labels.astype(smallest)}
 
@@ -404,7 +404,7 @@ def distances(
             f"one message must have at most {MOST_DISTANCES} distances, got "
             f"{len(rows)} rows and {len(centers)} centres"
         )
-    party.afford("centers", len(centers), party.X.shape[1])
+    party.afford("centers", len(centers), party.rows.shape[1])
     party.share(rows, "rows")
-    X = np.asarray(party.X[rows], dtype=np.float64)
+    X = party.rows.take(rows)
     return {"distances": partial_distances(X, centers)}

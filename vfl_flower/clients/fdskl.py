@@ -248,7 +248,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
             "so that they mean the same at all of them"
         )
     seed = party.rng("features").bytes(16).hex()
-    training = Training(setup, seed, party.X.shape[1], classes)
+    training = Training(setup, seed, party.rows.shape[1], classes)
     if party.y is not None:
         C = len(classes) if setup.target == "multiclass" else 1
         training.alpha = np.zeros((0, C))
@@ -272,7 +272,10 @@ def _check_setup(party: Party, setup: Setup) -> None:
     if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):
         raise PartyError("shared.seed must be up to 32 hexadecimal digits")
     widths = shared.widths
-    if len(widths) != party.n_parties or widths[party.index or 0] != party.X.shape[1]:
+    if (
+        len(widths) != party.n_parties
+        or widths[party.index or 0] != party.rows.shape[1]
+    ):
         raise PartyError("shared.widths must be the number of columns of each party")
     if len(shared.kept) != len(holders) or any(
         kept >= party.n_parties or kept == holder
@@ -407,7 +410,7 @@ def distances(
     pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
     party.share(pairs, "angles")
     try:
-        return {"distances": split_limbs(pair_distances(party.X, pairs, kernel))}
+        return {"distances": split_limbs(pair_distances(party.rows, pairs, kernel))}
     except ValueError:
         raise PartyError(
             "distances of rows must be below 2^120: standardise the columns, or give a "
@@ -488,7 +491,7 @@ def _angles(
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
         raise PartyError("offsets must be of shared features")
     _check_request(part, request)
-    party.afford("rows", len(request.rows), party.X.shape[1])
+    party.afford("rows", len(request.rows), party.rows.shape[1])
     party.share(request.rows.astype(np.intp), "angles")
     reply: PartialAngles = {"angles": {}, "offsets": {}}
     summands = np.zeros(0)
@@ -523,7 +526,7 @@ def _partial_angles(party: Party, part: Part, request: AngleRequest) -> Array:
     rows = request.rows.astype(np.intp)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
-            return partial_angles(part, party.X, request.stop, request.bits, rows)
+            return partial_angles(part, party.rows, request.stop, request.bits, rows)
     except ValueError as error:  # its sentence names the rule, and no value
         raise PartyError(f"the party cannot make its angles: {error}") from None
 
@@ -861,11 +864,11 @@ def part(party: Party) -> PartInfo:
     model_part = cast(Part, party.part)
     trained, now = list(model_part["columns"]), list(party.columns or ())
     width = model_part["n_columns"]
-    if width != party.X.shape[1] or (trained and now and trained != now):
+    if width != party.rows.shape[1] or (trained and now and trained != now):
         lacking = [name for name in trained if now and name not in now]
         raise PartyError(
             f"new rows must have the {width} columns of training, in their order, got "
-            f"{party.X.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
+            f"{party.rows.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
         )
     if not party.remembered():
         party.remember(FDSKLState())

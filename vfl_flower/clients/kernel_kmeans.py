@@ -11,10 +11,11 @@ labels new rows alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
@@ -26,7 +27,9 @@ from vfl_flower.numerics.kernel_embedding import (
     FeatureSetup,
     Kernel,
     bandwidth,
+    feature_block_rows,
     feature_blocks,
+    features_of,
 )
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
@@ -43,6 +46,8 @@ from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.secure_aggregation import split_limbs
 from vfl_flower.typing import Array
+
+T = TypeVar("T")
 
 CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
@@ -307,7 +312,7 @@ def begin(
         reply["seed"] = state.seed.encode()
     party.remember(state)
     if means or squares:
-        _, sum_x, sum_squares = moments(party.X, 0.0 if shift is None else shift)
+        _, sum_x, sum_squares = moments(party.rows, 0.0 if shift is None else shift)
         if squares:
             total = squares == "total"
             with np.errstate(over="ignore"):  # refused by `_limbs`
@@ -340,44 +345,66 @@ def _limbs(values: Array) -> Array:
 # -- iterations (lines 6 to 15) -------------------------------------------------------
 
 
-def _features(party: Party, state: State) -> Iterator[Array]:
-    """Yield A_t of this party by blocks (line 7); two messages need the same one."""
-    setup, X = state.known_setup, party.X
+def _reduce(
+    party: Party,
+    state: State,
+    f: Callable[[slice, Array], T],
+    add: Callable[[T, T], T],
+    zero: T,
+) -> T:
+    """Return a total over blocks of A_t of this party (line 7), as `Rows.map_reduce`.
+
+    A small A_t is kept, since two messages need the same one.
+    """
+    setup, rows = state.known_setup, party.rows
     start, stop = feature_range(state.t, setup.D, setup.D_1)
-    settings = [np.asarray(value).tobytes() for value in flat(setup).values()]
-    key = (state.t, state.seed, *settings)
-    last_key, last_X, blocks = party.cache.get("kernel_kmeans", (None, None, []))
-    if last_key == key and last_X is X:
-        yield from blocks
-        return
-    small, blocks = 8 * len(X) * (stop - start) <= CACHE_BYTES, []
+    features = setup.features(state.seed)
+    size = feature_block_rows(features, rows, start, stop)
+
+    def of_block(part: slice, X: Array) -> T:
+        return f(part, features_of(features, X, start, stop))
+
+    total, done = zero, 0
     try:
-        for A in feature_blocks(setup.features(state.seed), X, start, stop):
-            if small:
-                blocks.append(A)
-            yield A
+        if 8 * len(rows) * (stop - start) > CACHE_BYTES:
+            return rows.map_reduce(of_block, add, zero, size)
+        settings = [np.asarray(value).tobytes() for value in flat(setup).values()]
+        key = (state.t, state.seed, *settings)
+        last_key, last_X, blocks = party.cache.get("kernel_kmeans", (None, None, []))
+        if last_key != key or last_X is not party.X:
+            blocks = list(feature_blocks(features, rows, start, stop))
+            party.cache["kernel_kmeans"] = key, party.X, blocks
     except ValueError:
         raise PartyError(
             "the features must be finite: choose another gamma, degree or offset, or "
             "scale the columns"
         ) from None
-    if small:
-        party.cache["kernel_kmeans"] = key, X, blocks
-
-
-def _W(party: Party, state: State) -> Iterator[Array]:
-    """Yield W_t of this party by blocks of rows (line 8)."""
-    B = np.zeros((party.n_rows, 0)) if state.B is None else state.B
-    done = 0
-    for A in _features(party, state):
-        yield stack(A, B[done : done + len(A)], state.eta)
+    for A in blocks:
+        total = add(total, f(slice(done, done + len(A)), A))
         done += len(A)
+    return total
+
+
+def _W(state: State) -> Callable[[slice, Array], Array]:
+    """Return what makes rows of W_t of those of A_t (line 8)."""
+    B, eta = state.B, state.eta
+
+    def rows_of(part: slice, A: Array) -> Array:
+        return stack(A, np.zeros((len(A), 0)) if B is None else B[part], eta)
+
+    return rows_of
 
 
 @_within_memory()
 def _gram(party: Party, state: State) -> Array:
     """Return W_t[m]^T W_t[m]."""
-    return np.asarray(sum(W.T @ W for W in _W(party, state)))
+    W = _W(state)
+
+    def gram_of(part: slice, A: Array) -> Array:
+        rows = W(part, A)
+        return np.asarray(rows.T @ rows)
+
+    return _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
 
 
 @_within_memory()
@@ -389,7 +416,11 @@ def _times(party: Party, state: State, R: Array) -> Array:
             f"shape {R.shape}"
         )
     R = np.asarray(R, dtype=np.float64)
-    product = np.concatenate([W @ R for W in _W(party, state)])
+    W = _W(state)
+    parts = _reduce(
+        party, state, lambda part, A: [W(part, A) @ R], operator.add, list[Array]()
+    )
+    product = np.concatenate(parts)
     _check_size("R", product)
     if state.P is not None:
         state.P = compose(state.P, R, state.eta)
@@ -521,12 +552,15 @@ def project(
     """
     _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
-    projected, done = np.zeros(state.n_features), 0
     with _within_memory():
-        c = np.asarray(c, dtype=np.float64)
-        for A in _features(party, state):
-            projected += A.T @ c[done : done + len(A)]
-            done += len(A)
+        numbers = np.asarray(c, dtype=np.float64)
+        projected = _reduce(
+            party,
+            state,
+            lambda part, A: A.T @ numbers[part],
+            np.add,
+            np.zeros(state.n_features),
+        )
     return {"projected": projected}
 
 
@@ -545,8 +579,12 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
             f"iteration, got {len(g)}"
         )
     with _within_memory():
-        g = np.asarray(g, dtype=np.float64)
-        rows = np.concatenate([A @ g for A in _features(party, state)])
+        numbers = np.asarray(g, dtype=np.float64)
+        rows = np.concatenate(
+            _reduce(
+                party, state, lambda _, A: [A @ numbers], operator.add, list[Array]()
+            )
+        )
     if not np.isfinite(rows).all():
         raise PartyError("g must be small enough for its products to be finite")
     return {"rows": rows}
@@ -729,9 +767,9 @@ def assign(party: Party, centers: Centers) -> Clusters:
 @step
 def spread(party: Party, kernel: AngleKernel) -> Spread:
     """Return the sum of the variances or (Laplacian) deviations of the columns."""
-    _, sum_x, _ = moments(party.X)
+    _, sum_x, _ = moments(party.rows)
     mean = sum_x / party.n_rows
-    n, sum_x, sum_squares = moments(party.X, mean)
+    n, sum_x, sum_squares = moments(party.rows, mean)
     _limbs(sum_squares)  # refuses what is too large
     spreads = variances(n, sum_x, sum_squares, mean)
     if kernel == "laplacian":
@@ -764,8 +802,8 @@ def angles(
     try:
         with _within_memory():
             width = bandwidth(kernel, gamma)
-            draws = RandomFeatures(kernel, party.X.shape[1], width, seed)
-            return {"angles": draws.angles(party.X, start, start + count, bits)}
+            draws = RandomFeatures(kernel, party.rows.shape[1], width, seed)
+            return {"angles": draws.angles(party.rows, start, start + count, bits)}
     except ValueError:
         raise PartyError(
             "the angles must be finite: choose another gamma, or scale the columns"

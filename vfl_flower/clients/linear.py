@@ -11,9 +11,10 @@ coefficients stay with their party until :func:`coefficients` is asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 from annotated_types import Ge, Le, MinLen
@@ -39,6 +40,8 @@ from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.typing import Array
+
+T = TypeVar("T")
 
 Method = Literal["cg", "proximal", "saga"]
 Residual = Annotated[Array, Reals("m")]
@@ -157,31 +160,39 @@ class Block:
         self.rows = state.rows
         if self.rows is None:
             self.rows = training_rows(party, state.test_fraction)
-        self.blocks = RowBlocks(party.X, rows=self.rows)
+        self.blocks = RowBlocks(party.rows, rows=self.rows)
         m, d = self.shape = self.blocks.shape
         self.root = _given(state.root, np.full(m, 1 / np.sqrt(state.n)))
         self.mean = _given(state.mean, np.zeros(d))
         self.used = _given(state.used, np.ones(d))  # 0: a constant column
 
-    def __iter__(self) -> Iterator[tuple[slice, Array]]:
-        """Yield slices of 0 .. m - 1 and the rows of A_j in them."""
-        start = 0
-        for block in self.blocks:
-            part = slice(start, start + len(block))
-            yield part, self.root[part, None] * (block - self.mean) * self.used
-            start = part.stop
+    def map_reduce(
+        self, f: Callable[[slice, Array], T], add: Callable[[T, T], T], zero: T
+    ) -> T:
+        """Return a total over blocks of rows of A; see :meth:`Rows.map_reduce`."""
+        root, mean, used = self.root, self.mean, self.used
+
+        def scaled(part: slice, block: Array) -> T:
+            return f(part, root[part, None] * (block - mean) * used)
+
+        return self.blocks.map_reduce(scaled, add, zero)
+
+    def per_row(self, f: Callable[[Array], Array]) -> Array:
+        """Return what `f` gives for the rows of A, shape (m,)."""
+        parts: list[Array] = []
+        return np.concatenate(self.map_reduce(lambda _, A: [f(A)], operator.add, parts))
 
     def dot(self, theta: Array) -> Array:
         """Return A theta, shape (m,)."""
-        return np.concatenate([block @ theta for _, block in self])
+        return self.per_row(lambda A: A @ theta)
 
     def dot_transposed(self, residual: Array) -> Array:
         """Return A^T r, shape (d,)."""
-        return sum((residual[part] @ block for part, block in self), np.zeros(1))
+        return self.map_reduce(lambda part, A: residual[part] @ A, np.add, np.zeros(1))
 
     def gram(self) -> Array:
         """Return A^T A, shape (d, d)."""
-        return sum((block.T @ block for _, block in self), np.zeros((1, 1)))
+        return self.map_reduce(lambda _, A: A.T @ A, np.add, np.zeros((1, 1)))
 
     def take(self, positions: Array) -> Array:
         """Return some rows of A, shape (b, d)."""
@@ -256,7 +267,7 @@ def start(
     check_labels(party)
     state = LinearState(n, l2, test_fraction)
     if coreset is not None:
-        party.afford("rows", len(coreset.rows), party.X.shape[1])
+        party.afford("rows", len(coreset.rows), party.rows.shape[1])
         weights = np.asarray(coreset.weights, dtype=np.float64)
         state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
     block = Block(party, state)
@@ -294,8 +305,8 @@ def start(
     else:
         D = np.sqrt(np.diag(gram) + l2)
         D[D == 0] = 1.0
-        norms = [((rows / D) ** 2).sum(axis=1) for _, rows in block]
-        reply["norms"] = np.concatenate(norms) + l2 / (D**2).min() / m
+        norms = block.per_row(lambda A: ((A / D) ** 2).sum(axis=1))
+        reply["norms"] = norms + l2 / (D**2).min() / m
         state.D, state.x, state.average = D, D * x, np.zeros(d)
     party.remember(state)
     if method != "saga":  # SAGA learns its residuals batch by batch
@@ -382,7 +393,7 @@ def saga(
     2 m r_i a_i; the server keeps the table of r_i and sends their changes.
     """
     state = party.recall(LinearState)
-    party.afford("batch", len(batch), party.X.shape[1])
+    party.afford("batch", len(batch), party.rows.shape[1])
     block = Block(party, state)
     m, _ = block.shape
     batch = numbers_of(batch)
@@ -462,7 +473,7 @@ def residuals(
         coefficients = _solution(state)
         scale = state.scale
     party.share(rows, "row-sums" if trained else "rows")
-    residual = np.asarray(party.X[rows] @ coefficients, dtype=np.float64)
+    residual = party.rows.take(rows) @ coefficients
     if party.y is not None:
         residual = residual + intercept - party.y[rows].astype(np.float64) / scale
     return {"residual": residual}

@@ -166,7 +166,7 @@ def train(
     _check_box(party, settings)
     with _refusing():
         drawn, sizes = seed_centroids(
-            party.X, settings.box, settings.local_clusters, party.rng("centroids")
+            party.rows, settings.box, settings.local_clusters, party.rng("centroids")
         )
     if folder is not None:
         ids = _ids(party)
@@ -186,7 +186,7 @@ def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | N
     if settings.privacy == "none":
         return None
     with _refusing():
-        return settings.code(party.n_parties, party.X.shape[1], key)
+        return settings.code(party.n_parties, party.rows.shape[1], key)
 
 
 def _counts(
@@ -205,7 +205,7 @@ def _counts(
         _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
     else:  # no pass over the rows
-        centroids = BoxedRows(party.X, settings.box).take(state.drawn)
+        centroids = BoxedRows(party.rows, settings.box).take(state.drawn)
         remain, merged = merge_small(centroids, sizes, settings.min_rows_per_bin)
         centroids, sizes = centroids[remain], merged_sizes(sizes, merged)
     if code is None:
@@ -222,7 +222,7 @@ def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
     versions before: see :func:`vfl_flower.numerics.mufc.merge_small`.
     """
     rows = _taking_part(state)
-    blocks = BoxedRows(party.X, state.settings.box, rows)
+    blocks = BoxedRows(party.rows, state.settings.box, rows)
     places = np.searchsorted(rows, state.drawn)
     full = state.settings.client_training == "full"
     least = state.settings.min_rows_per_bin
@@ -360,17 +360,17 @@ def forget(
     if redrawn:
         k, rng = settings.local_clusters, party.rng(f"redraw {version}")
         with _same_values():
-            drawn, sizes = seed_centroids(party.X, settings.box, k, rng, stay, drawn)
+            drawn, sizes = seed_centroids(party.rows, settings.box, k, rng, stay, drawn)
     elif np.count_nonzero(removed) == len(gone):
         if gone:
-            blocks = BoxedRows(party.X, settings.box)
+            blocks = BoxedRows(party.rows, settings.box)
             out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
             sizes = sizes - np.bincount(out, minlength=len(drawn))
     else:  # the data no longer hold the removed rows: count those that stay
         rng = party.rng("none")
         with _same_values():
             _, sizes = seed_centroids(
-                party.X, settings.box, len(drawn), rng, stay, drawn
+                party.rows, settings.box, len(drawn), rng, stay, drawn
             )
     tagged = [tags[i] for i in drawn]
     state.stage(
@@ -519,7 +519,7 @@ def _drop_cache(party: Party) -> None:
 def _columns(party: Party) -> tuple[int, str]:
     """Return the number of the columns and the digest of their names."""
     names = digest_ids(np.array(party.columns)) if party.columns else ""
-    return party.X.shape[1], names
+    return party.rows.shape[1], names
 
 
 def _requests(party: Party) -> dict[int, str]:
@@ -566,10 +566,12 @@ def _check_box(
     party: Party, settings: TrainingSettings, rows: Array | None = None
 ) -> None:
     """Raise if rows, by default all, are outside the box."""
-    blocks = RowBlocks(party.X) if rows is None else [party.X[rows]]
+    box = settings.box
     with _refusing(party.columns):
-        for block in blocks:
-            settings.box.check(block)
+        if rows is not None:
+            box.check(party.rows.take(rows))
+        else:
+            party.rows.map_reduce(lambda _, X: box.check(X), lambda *_: None, None)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import gzip
 import io
 import mmap
 import re
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from vfl_flower.data.source import QUERY, PartySource
-from vfl_flower.files import check_growth, read_npz
+from vfl_flower.files import check_growth, map_npz
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.typing import Array
 
@@ -57,6 +58,9 @@ BATCH_VALUES = 2**20
 
 PLAIN_TEXT = 2**22
 """Bytes of a column of text in a part of a Parquet file that is no dictionary."""
+
+LARGE_BATCH = 2**25
+"""Bytes of numbers in a batch of an Arrow file that is not read as a whole."""
 
 MOST_COLUMNS = 2**20
 """Most columns of a file that has no need to name them."""
@@ -506,7 +510,9 @@ def _arrow(path: Path) -> Table:
     """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        reader, mapped = _opened(path)
+        buffer, mapped = _mapped(path)
+        reader = _reader(buffer)
+        most = path.stat().st_size
         if hasattr(reader, "num_record_batches"):  # a file, which knows its rows unread
             import pyarrow.dataset
             import pyarrow.fs
@@ -516,34 +522,124 @@ def _arrow(path: Path) -> Table:
                 str(path), format="ipc", filesystem=mapping
             ).count_rows()
             _check_rows(path, rows, len(reader.schema))
-            batches = map(reader.get_batch, range(reader.num_record_batches))
+            large = _large_batches(buffer, len(reader.schema))
+            whole: Iterator[Any] = (
+                k if k < len(large) and large[k] else reader.get_batch(k)
+                for k in range(reader.num_record_batches)
+            )
         else:
-            batches = iter(reader)
+            whole = iter(reader)
         size = 0
-        for batch in batches:
+        for batch in whole:
+            scratch = mapped
+            if isinstance(batch, int):
+                batch, scratch = _by_column(buffer, batch, wanted, size, most)
             size += batch.nbytes
-            check_growth(size, path.stat().st_size)
+            check_growth(size, most)
             batch = batch.select(list(wanted))
             step = batch_rows(len(wanted))
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step)
-                if start % (4 * step) == 0 and hasattr(mmap, "MADV_DONTNEED"):
-                    mapped.madvise(mmap.MADV_DONTNEED)  # pages that were read
+                if start % (4 * step) == 0:
+                    _give_back(mapped, scratch)
 
-    reader, _ = _opened(path)
-    return Table(list(reader.schema.names), read)
+    return Table(list(_reader(_mapped(path)[0]).schema.names), read)
 
 
-def _opened(path: Path) -> tuple[Any, mmap.mmap]:
+def _large_batches(buffer: Any, columns: int) -> list[bool]:
+    """Return of each batch of an Arrow file whether it is compressed and large."""
+    import pyarrow as pa
+
+    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer.slice(8)))
+    large = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            message = messages.read_next_message()
+            if message.type == "record batch":
+                rows, compressed = _about(bytes(message.metadata))
+                large.append(compressed and rows > LARGE_BATCH // (8 * columns))
+    return large
+
+
+def _about(metadata: bytes) -> tuple[int, bool]:
+    """Return the rows of a batch and whether it is compressed, as its message says.
+
+    pyarrow tells neither before it has unpacked the batch. The message is a table of
+    FlatBuffers: its field 2 is the batch, of which field 0 is the length and field 3
+    the compression.
+    """
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(metadata[place : place + size], "little")
+
+    def field(table: int, k: int) -> int:
+        offset = int.from_bytes(metadata[table : table + 4], "little", signed=True)
+        fields = table - offset
+        inside = 4 + 2 * k < number(fields, 2)
+        start = number(fields + 4 + 2 * k, 2) if inside else 0
+        return table + start if start else 0
+
+    place = field(number(0, 4), 2)
+    batch = place + number(place, 4)
+    rows = field(batch, 0)
+    return number(rows, 8) if rows else 0, field(batch, 3) > 0
+
+
+def _by_column(
+    buffer: Any, k: int, wanted: Sequence[str], size: int, most: int
+) -> tuple[Any, mmap.mmap]:
+    """Return batch k of an Arrow file and what it is mapped from, of one column each.
+
+    A compressed column is unpacked whole. So they are unpacked one after another, into
+    a file without a name.
+    """
+    import pyarrow as pa
+
+    names = _reader(buffer).schema.names
+    places = []
+    with tempfile.TemporaryFile() as file:
+        for name in wanted:
+            batch = _reader(buffer, [names.index(name)]).get_batch(k)
+            size += batch.nbytes
+            check_growth(size, most)
+            places.append(file.tell())
+            with pa.ipc.new_stream(pa.PythonFile(file, "w"), batch.schema) as writer:
+                writer.write_batch(batch)
+            del batch
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    unpacked = pa.py_buffer(mapped)
+    columns = [
+        pa.ipc.open_stream(unpacked.slice(place)).read_next_batch().column(0)
+        for place in places
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=list(wanted)), mapped
+
+
+def _mapped(path: Path) -> tuple[Any, mmap.mmap]:
     import pyarrow as pa
 
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    buffer = pa.py_buffer(mapped)
+    return pa.py_buffer(mapped), mapped
+
+
+def _reader(buffer: Any, columns: Sequence[int] = ()) -> Any:
+    """Return a reader of an Arrow file or stream, of some columns or all."""
+    import pyarrow as pa
+
+    options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
     try:
-        return pa.ipc.open_file(pa.BufferReader(buffer)), mapped
+        return pa.ipc.open_file(pa.BufferReader(buffer), options=options)
     except pa.ArrowInvalid:
-        return pa.ipc.open_stream(pa.BufferReader(buffer)), mapped
+        return pa.ipc.open_stream(pa.BufferReader(buffer), options=options)
+
+
+def _give_back(*maps: mmap.mmap) -> None:
+    """Give back the memory of pages that were read, which can be read again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _check_rows(path: Path, rows: int, columns: int) -> None:
@@ -552,10 +648,10 @@ def _check_rows(path: Path, rows: int, columns: int) -> None:
 
 
 def _npz(path: Path, source: PartySource, who: str) -> Table:
-    """Return the columns of X, y and ids; the whole file is in memory."""
+    """Return the columns of X, y and ids, mapped into memory."""
     import pyarrow as pa
 
-    arrays = _npz_arrays(path, source, who)
+    arrays, maps = _npz_arrays(path, source, who)
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         rows = len(next(iter(arrays.values())))
@@ -564,13 +660,17 @@ def _npz(path: Path, source: PartySource, who: str) -> Table:
             yield pa.RecordBatch.from_pydict(
                 {name: pa.array(arrays[name][start : start + step]) for name in wanted}
             )
+            if start % (4 * step) == 0:
+                _give_back(*maps)
 
     return Table(list(arrays), read)
 
 
-def _npz_arrays(path: Path, source: PartySource, who: str) -> dict[str, Array]:
+def _npz_arrays(
+    path: Path, source: PartySource, who: str
+) -> tuple[dict[str, Array], list[mmap.mmap]]:
     with path.open("rb") as raw:
-        file = read_npz(raw, ("X", "y", "ids", "columns"))
+        file, maps = map_npz(raw, ("X", "y", "ids", "columns"))
     X = file["X"]
     if X.ndim != 2 or X.dtype.kind not in "biuf":
         raise PartyError(
@@ -609,7 +709,7 @@ def _npz_arrays(path: Path, source: PartySource, who: str) -> dict[str, Array]:
                 f"{key} in the data file of {who} must have one value for each of "
                 f"the {len(X)} rows of X, got shape {arrays[name].shape}"
             )
-    return arrays
+    return arrays, maps
 
 
 def _query(sql: str, who: str) -> Table:

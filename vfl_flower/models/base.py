@@ -14,6 +14,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
 from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
+from vfl_flower.rows import Rows
 from vfl_flower.typing import Array, Arrays
 
 FORMAT = 1
@@ -44,14 +45,14 @@ class Model:
         raise NotImplementedError
 
     @classmethod
-    def label_rows(cls, part: Mapping[str, Any], X: Array) -> Array:
+    def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
         """Return the labels of rows by one party's part of a model.
 
         Parameters
         ----------
         part : mapping
             The settings and arrays of the part.
-        X : Array, shape (n, d)
+        X : Array or Rows, shape (n, d)
             Rows, encoded as those of training.
 
         Raises

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, plain
 from vfl_flower.numerics.kernel_embedding import Part, embed_rows, label_rows
+from vfl_flower.rows import Rows
 from vfl_flower.typing import Array, Arrays
 
 
@@ -105,7 +106,7 @@ class KernelKMeansModel(Model):
         return label_rows(self._map(X), np.asarray(X))
 
     @classmethod
-    def label_rows(cls, part: Mapping[str, Any], X: Array) -> Array:
+    def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
         """Return the clusters of rows by one party's part of a model, shape (n,).
 
         Raises

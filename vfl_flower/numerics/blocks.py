@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
+from vfl_flower.rows import BLOCK_BYTES, Rows, as_rows
 from vfl_flower.typing import Array
 
+T = TypeVar("T")
 
-class RowBlocks:
+Index = slice | Array
+"""Consecutive rows, or numbers of rows."""
+
+
+class RowBlocks(Rows):
     """The rows of [X, extra ...] in float64 blocks; iterate as often as needed.
 
     Parameters
     ----------
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         Real numbers of any type and layout; may be a read-only memory map.
     *extra : Array of shape (n,), or the float 1.0
         Columns appended on the right: labels, or the ones of an intercept.
@@ -32,11 +39,8 @@ class RowBlocks:
 
     Notes
     -----
-    A block is a view of `X` where `X` is float64 and C-contiguous and has neither extra
-    columns nor `rows`; else it is a new array. Do not write to a block.
-
-    The default of 1 MiB keeps a block in a processor's second-level cache: a blocked QR
-    is twice as fast as with 8 MiB, and nothing else is slower.
+    A block is a view of `X` where `X` is a float64 and C-contiguous array and there are
+    neither extra columns nor `rows`; else it is a new array. Do not write to a block.
 
     Examples
     --------
@@ -51,16 +55,12 @@ class RowBlocks:
 
     def __init__(
         self,
-        X: Array,
+        X: Array | Rows,
         *extra: Array | float,
         rows: Array | None = None,
-        block_bytes: int = 2**20,
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        if X.ndim != 2 or X.dtype.kind not in "biuf":
-            raise ValueError(
-                f"X must be a matrix of real numbers, got shape {X.shape} and dtype "
-                f"{X.dtype}"
-            )
+        X = as_rows(X)
         for column in extra:
             if np.shape(column) not in ((), (len(X),)):
                 raise ValueError(
@@ -77,47 +77,80 @@ class RowBlocks:
             )
         if block_bytes < 1:
             raise ValueError(f"block_bytes must be at least 1, got {block_bytes}")
-        self._X, self._extra, self._rows = X, extra, rows
-        self.shape: tuple[int, int] = (
+        # Differences of unsigned numbers would wrap.
+        self._rows = None if rows is None else rows.astype(np.int64, copy=False)
+        self._X, self._block_bytes = X, block_bytes
+        # It refers to no rows, so that it can be sent to where they are.
+        self._change: Callable[[Array, Index], Array] = lambda block, index: (
+            _with_columns(block, extra, index)
+        )
+        self.shape = (
             len(X) if rows is None else len(rows),
             X.shape[1] + len(extra),
         )
-        columns = max(1, self.shape[1])
-        self.block_rows = max(columns, block_bytes // (8 * columns))
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self.shape[0]
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block but the last."""
+        columns = max(1, self.shape[1])
+        return max(columns, self._block_bytes // (8 * columns))
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the blocks, each of shape (b, d) and float64."""
-        for start in range(0, len(self), self.block_rows):
-            stop = min(start + self.block_rows, len(self))
-            yield self._gather(
-                slice(start, stop) if self._rows is None else self._rows[start:stop]
-            )
+        return self.blocks()
 
-    def take(self, positions: Array) -> Array:
+    def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
+        """Yield the rows block by block; see :meth:`Rows.blocks`."""
+        index, start = self._numbers(rows), 0
+        for block in self._X.blocks(size or self.block_rows, index):
+            part = slice(start, start := start + len(block))
+            yield self._change(block, part if index is None else index[part])
+
+    def map_reduce(
+        self,
+        f: Callable[[slice, Array], T],
+        add: Callable[[T, T], T],
+        zero: T,
+        size: int = 0,
+        rows: Array | None = None,
+    ) -> T:
+        """Return a total over the blocks; see :meth:`Rows.map_reduce`."""
+        index, change = self._numbers(rows), self._change
+
+        def changed(part: slice, block: Array) -> T:
+            return f(part, change(block, part if index is None else index[part]))
+
+        size = size or self.block_rows
+        return self._X.map_reduce(changed, add, zero, size, index)
+
+    def take(self, rows: Array) -> Array:
         """Return some rows.
 
         Parameters
         ----------
-        positions : Array of int, shape (m,)
+        rows : Array of int, shape (m,)
             Positions among the selected rows, from 0.
 
         Returns
         -------
         Array of float64, shape (m, d)
-            A new array.
+            Do not write to it.
         """
-        return self._gather(positions if self._rows is None else self._rows[positions])
+        index = rows if self._rows is None else self._rows[rows]
+        return self._change(self._X.take(index), index)
 
-    def _gather(self, index: slice | Array) -> Array:
-        X = self._X[index]
-        if not self._extra:
-            return np.ascontiguousarray(X, dtype=np.float64)
-        block = np.empty((len(X), self.shape[1]))
-        block[:, : X.shape[1]] = X
-        for i, column in enumerate(self._extra, start=X.shape[1]):
-            block[:, i] = column[index] if isinstance(column, np.ndarray) else column
-        return block
+    def _numbers(self, positions: Array | None) -> Array | None:
+        """Return numbers of rows of X from positions among the selected rows."""
+        if self._rows is None or positions is None:
+            return self._rows if positions is None else positions
+        return self._rows[positions]
+
+
+def _with_columns(X: Array, extra: tuple[Array | float, ...], index: Index) -> Array:
+    if not extra:
+        return X
+    block = np.empty((len(X), X.shape[1] + len(extra)))
+    block[:, : X.shape[1]] = X
+    for i, column in enumerate(extra, start=X.shape[1]):
+        block[:, i] = column[index] if isinstance(column, np.ndarray) else column
+    return block

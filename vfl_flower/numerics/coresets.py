@@ -20,6 +20,7 @@ import numpy as np
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, draw, lloyd, seed_centers
 from vfl_flower.numerics.leverage import EPS, leverage_factor, leverage_scores
+from vfl_flower.rows import add_each
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -115,11 +116,14 @@ def cluster_summary(
     centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
         centers = lloyd(blocks, centers, max_iter=max_iter, tol=tol)
-    sizes, costs = np.zeros(k, dtype=np.int64), np.zeros(k)
-    for rows in blocks:
+
+    def sums(_: slice, rows: Array) -> tuple[Array, Array]:
         labels, distances = assign(rows, centers)
-        sizes += np.bincount(labels, minlength=k)
-        costs += np.bincount(labels, distances, minlength=k)
+        return np.bincount(labels, minlength=k), np.bincount(labels, distances, k)
+
+    sizes, costs = blocks.map_reduce(
+        sums, add_each, (np.zeros(k, dtype=np.int64), np.zeros(k))
+    )
     occupied = sizes > 0
     return ClusterSummary(centers[occupied], sizes[occupied], costs[occupied])
 

@@ -33,6 +33,8 @@ on general topologies", NIPS 2013.
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
@@ -203,7 +205,9 @@ def sample(
     centers, center_weights = solution.centers, solution.sizes.astype(np.float64)
     if count == 0 or not solution.costs.any():
         return centers, center_weights
-    parts = [assign(rows, centers) for rows in blocks]
+    parts = blocks.map_reduce(
+        lambda _, X: [assign(X, centers)], operator.add, list[tuple[Array, Array]]()
+    )
     labels = np.concatenate([part[0] for part in parts])
     costs = np.concatenate([part[1] for part in parts])
     p = (1 - uniform) * costs / costs.sum() + uniform / n

@@ -18,6 +18,7 @@ from vfl_flower.numerics.kernel_kmeans import feature_range, gamma, variances
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.maclaurin import MaclaurinFeatures
 from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.rows import ArrayRows, Rows, as_rows
 from vfl_flower.typing import Array
 
 Kernel = Literal["gaussian", "laplacian", "polynomial"]
@@ -138,7 +139,7 @@ def default_gamma(
 
 
 def feature_blocks(
-    setup: FeatureSetup, X: Array, start: int, stop: int
+    setup: FeatureSetup, X: Array | Rows, start: int, stop: int
 ) -> Iterator[Array]:
     """Yield the random features start .. stop - 1 of rows, by blocks.
 
@@ -146,7 +147,7 @@ def feature_blocks(
     ----------
     setup : FeatureSetup
         The settings of the features; a `Part` has them too.
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         Rows; NaN where a value is missing.
     start, stop : int
         Range of features.
@@ -162,23 +163,32 @@ def feature_blocks(
         A feature is not finite, gamma gives no bandwidth in the range of float64, or a
         value is missing and the setup does not say what it becomes.
     """
+    rows = as_rows(X)
+    for block in rows.blocks(feature_block_rows(setup, rows, start, stop)):
+        yield features_of(setup, block, start, stop)
+
+
+def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> int:
+    """Return the rows of a block of features, for which other memory is small."""
+    copied = "scale" in setup or setup["kernel"] == "polynomial"
+    copied |= not isinstance(X, ArrayRows)
+    widest = max(stop - start, X.shape[1] if copied else 1)
+    return max(1, BLOCK_BYTES // (8 * widest))
+
+
+def features_of(setup: FeatureSetup, X: Array, start: int, stop: int) -> Array:
+    """Return the random features of one block of rows; see :func:`feature_blocks`."""
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
-    d, g, scaled = X.shape[1], float(setup["gamma"]), "scale" in setup
-    widest = max(stop - start, d if scaled or kernel == "polynomial" else 1)
+    d, g = X.shape[1], float(setup["gamma"])
+    X = _filled(setup, X)
+    if "scale" in setup:
+        X = (X - setup["shift"]) * setup["scale"]
     if kernel == "polynomial":
         products = MaclaurinFeatures(d, setup["degree"], setup["offset"], seed)
-    else:
-        draws = RandomFeatures(kernel, d, bandwidth(kernel, g), seed, orthogonal=True)
-    size = max(1, BLOCK_BYTES // (8 * widest))
-    for first in range(0, len(X), size):
-        rows = _filled(setup, X[first : first + size])
-        if scaled:
-            rows = (rows - setup["shift"]) * setup["scale"]
-        if kernel == "polynomial":
-            yield products.features(rows * math.sqrt(g), start, stop)
-        else:
-            turns = draws.angles(rows, start, stop, 64)
-            yield features(turns, out=turns)
+        return products.features(X * math.sqrt(g), start, stop)
+    draws = RandomFeatures(kernel, d, bandwidth(kernel, g), seed, orthogonal=True)
+    turns = draws.angles(X, start, stop, 64)
+    return features(turns, out=turns)
 
 
 def _filled(setup: FeatureSetup, rows: Array) -> Array:
@@ -193,14 +203,14 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
     return np.where(gaps, fill, rows)
 
 
-def embed_rows(part: Part, X: Array) -> Array:
+def embed_rows(part: Part, X: Array | Rows) -> Array:
     """Return h(x) = [a_1(x) .. a_T(x)] P of training rows or new ones.
 
     Parameters
     ----------
     part : Part
         What one party keeps of the model.
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         Rows, encoded as those of training.
 
     Returns
@@ -222,7 +232,7 @@ def embed_rows(part: Part, X: Array) -> Array:
     return H
 
 
-def label_rows(part: Part, X: Array) -> Array:
+def label_rows(part: Part, X: Array | Rows) -> Array:
     """Return the clusters of rows by one party's part of the model, shape (n,)."""
     H = embed_rows(part, X)
     blocks = [assign(rows, part["centers"])[0] for rows in RowBlocks(H)]

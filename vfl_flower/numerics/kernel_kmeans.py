@@ -32,8 +32,8 @@ from typing import Literal
 
 import numpy as np
 
-from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.random_features import CHUNK
+from vfl_flower.rows import Rows, add_each, as_rows
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -361,12 +361,12 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     return max(0.0, float(values[s] - max(mean_smaller, 0.0)))
 
 
-def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
+def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
     """Return a party's part of the sums that give gamma.
 
     Parameters
     ----------
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         The party's rows; NaN where a value is missing, which then adds nothing.
     shift : Array of float64, shape (d,), or float
         Subtracted from each row first, the same at all parties: a rough mean, where
@@ -381,13 +381,16 @@ def moments(X: Array, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
     sum_squares : Array of float64, shape (d,)
         Sums of their squares.
     """
-    sum_x, sum_squares = np.zeros((2, X.shape[1]))
-    with np.errstate(over="ignore", invalid="ignore"):  # refused where it is used
-        for block in RowBlocks(X):
+
+    def sums(_: slice, block: Array) -> tuple[Array, Array]:
+        with np.errstate(over="ignore", invalid="ignore"):  # refused where it is used
             rows = block - shift
             rows[np.isnan(rows)] = 0.0
-            sum_x += rows.sum(axis=0)
-            sum_squares += np.square(rows, out=rows).sum(axis=0)
+            return rows.sum(axis=0), np.square(rows, out=rows).sum(axis=0)
+
+    zeros = np.zeros(X.shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        sum_x, sum_squares = as_rows(X).map_reduce(sums, add_each, (zeros, zeros))
     return len(X), sum_x, sum_squares
 
 

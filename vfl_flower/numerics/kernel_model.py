@@ -8,6 +8,7 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.numerics.random_features import Kernel, RandomFeatures, features
+from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
 Target = Literal["binary", "multiclass", "continuous"]
@@ -92,7 +93,7 @@ def own_features(part: Part) -> RandomFeatures:
 
 def partial_angles(
     part: Part,
-    X: Array,
+    X: Array | Rows,
     stop: int,
     bits: int,
     rows: Array | None = None,
@@ -103,7 +104,7 @@ def partial_angles(
     ----------
     part : Part
         The party's part of the model.
-    X : Array, shape (n, d_l)
+    X : Array or Rows, shape (n, d_l)
         Its columns.
     stop : int
         Features 0 to stop - 1.
@@ -130,9 +131,10 @@ def partial_angles(
     )
     omega, _ = shared.weights(0, stop)
     first = part["first_column"]
-    X = X if rows is None else X[rows]
-    turns = X @ (omega[:, first : first + part["n_columns"]].T / (2 * np.pi))
-    return np.asarray(turns + private.weights(0, stop)[1])
+    W = omega[:, first : first + part["n_columns"]].T / (2 * np.pi)
+    own = as_rows(X)
+    chosen = own.take(np.arange(len(own)) if rows is None else rows)
+    return np.asarray(chosen @ W + private.weights(0, stop)[1])
 
 
 def owned(part: Part, stop: int, holder: int) -> Array:

@@ -6,12 +6,15 @@ clusters.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.rows import add_each
 from vfl_flower.typing import Array
 
 
@@ -93,7 +96,7 @@ def seed_centers(
 
     Notes
     -----
-    Besides the data and one block, the function holds (5 + ln k) n numbers.
+    Besides the data and one block, the function holds (6 + ln k) n numbers.
 
     Distances are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large
     common offset of the data costs no accuracy.
@@ -110,30 +113,48 @@ def seed_centers(
     mass = np.ones(n) if weights is None else weights
     centers = np.empty((k, d))
     centers[0] = blocks.take(draw(mass, 1, rng))[0]
-    norms = np.concatenate([_squares(rows - centers[0]) for rows in blocks])
+    origin = centers[0].copy()
+    norms = blocks.per_row(lambda X: _squares(X - origin))
     mass = norms if weights is None else norms * weights  # w_i min_l |x_i - c_l|^2
-    trials = np.empty((2 + int(np.log(k)), n))
+    trials = 2 + int(np.log(k))
     for chosen in range(1, k):
         if not mass.any():  # each row is a centre
             centers[chosen:] = centers[0]
             break
-        candidates = blocks.take(draw(mass, len(trials), rng))
-        shift = candidates - centers[0]
-        constant = _squares(shift) + 2 * shift @ centers[0]
-        start = 0
-        for rows in blocks:
-            part = slice(start, start := start + len(rows))
-            distances = (-2 * shift) @ rows.T
-            distances += constant[:, None]
-            distances += norms[part]
-            np.maximum(distances, 0, out=distances)
-            if weights is not None:
-                distances *= weights[part]
-            np.minimum(distances, mass[part], out=trials[:, part])
-        best = int(trials.sum(axis=1).argmin())
-        centers[chosen] = candidates[best]
-        mass = trials[best].copy()
+        candidates = blocks.take(draw(mass, trials, rng))
+        shift = candidates - origin
+        constant = _squares(shift) + 2 * shift @ origin
+        parts = blocks.map_reduce(
+            partial(_masses, shift, constant, norms, weights, mass),
+            operator.add,
+            list[Array](),
+        )
+        # One candidate after another, so that their masses are not held twice.
+        least = np.inf
+        for j in range(trials):
+            trial = np.concatenate([part[j] for part in parts])
+            if (cost := trial.sum()) < least or j == 0:
+                least, centers[chosen], mass = cost, candidates[j], trial
     return centers
+
+
+def _masses(
+    shift: Array,
+    constant: Array,
+    norms: Array,
+    weights: Array | None,
+    mass: Array,
+    part: slice,
+    rows: Array,
+) -> list[Array]:
+    """Return w_i min_l |x_i - c_l|^2 of a block with each candidate, shape (t, b)."""
+    distances = (-2 * shift) @ rows.T
+    distances += constant[:, None]
+    distances += norms[part]
+    np.maximum(distances, 0, out=distances)
+    if weights is not None:
+        distances *= weights[part]
+    return [np.minimum(distances, mass[part], out=distances)]
 
 
 def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
@@ -196,19 +217,11 @@ def lloyd(
     """
     k = len(centers)
     previous = np.inf
+    nothing = np.zeros_like(centers), np.zeros(k), 0.0
     for _ in range(max_iter):
-        sums, sizes, cost, start = np.zeros_like(centers), np.zeros(k), 0.0, 0
-        for rows in blocks:
-            labels, distances = assign(rows, centers)
-            members = (labels == np.arange(k)[:, None]).astype(np.float64)
-            if weights is not None:
-                part = weights[start : start + len(rows)]
-                members *= part
-                distances *= part
-            sums += members @ rows
-            sizes += members.sum(axis=1)
-            cost += float(distances.sum())
-            start += len(rows)
+        sums, sizes, cost = blocks.map_reduce(
+            partial(_lloyd_sums, centers, weights), add_each, nothing
+        )
         # At cost 0 a mean would only add rounding errors to exact centres.
         if cost == 0 or previous - cost <= tol * cost:
             break
@@ -218,6 +231,18 @@ def lloyd(
             occupied, sums / np.where(occupied, sizes[:, None], 1), centers
         )
     return centers
+
+
+def _lloyd_sums(
+    centers: Array, weights: Array | None, part: slice, rows: Array
+) -> tuple[Array, Array, float]:
+    """Return the sums, the sizes and the cost of the clusters of a block."""
+    labels, distances = assign(rows, centers)
+    members = (labels == np.arange(len(centers))[:, None]).astype(np.float64)
+    if weights is not None:
+        members *= weights[part]
+        distances *= weights[part]
+    return members @ rows, members.sum(axis=1), float(distances.sum())
 
 
 def weighted_kmeans(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
@@ -72,9 +74,7 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
     n, d = blocks.shape
     if method != "qr":
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            G = np.zeros((d, d))
-            for rows in blocks:
-                G += rows.T @ rows
+            G = blocks.map_reduce(lambda _, X: X.T @ X, np.add, np.zeros((d, d)))
         squares = np.diag(G)
         kept = squares > 1e-280  # below, squares of single values may have underflowed
         finite = bool(np.isfinite(G).all())
@@ -91,14 +91,15 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
             b = min(n, blocks.block_rows)
             error = d * (b + n / b) * EPS / 2 if n else 0.0
             accurate = (len(eigenvalues) == 0 or eigenvalues[0] >= 1e6 * error) and (
-                kept.all() or not any(rows[:, ~kept].any() for rows in blocks)
+                kept.all()
+                or not blocks.map_reduce(
+                    lambda _, X: bool(X[:, ~kept].any()), operator.or_, False
+                )
             )
             if method == "gram" or accurate:
                 r = eigenvalues > max(n, d) * EPS * eigenvalues[-1:]
                 return _embed(kept, scale, V[:, r] / np.sqrt(eigenvalues[r]))
-    R: Array = np.empty((0, d))
-    for rows in blocks:
-        R = np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
+    R = blocks.map_reduce(lambda _, X: X, _stacked, np.empty((0, d)))
     if not np.isfinite(R).all():
         raise ValueError("X must have no missing or infinite value")
     largest = np.abs(R).max(axis=0, initial=0)
@@ -108,6 +109,11 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
     _, S, Vt = np.linalg.svd(R / norms, full_matrices=False)
     r = max(n, d) * EPS * S[:1] < S
     return _embed(kept, 1 / norms / largest[kept], Vt[r].T / S[r])
+
+
+def _stacked(R: Array, rows: Array) -> Array:
+    """Return the factor R of a matrix and the rows below it, of which it is known."""
+    return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 
 def _embed(kept: Array, scale: Array, F: Array) -> Array:
@@ -141,9 +147,9 @@ def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
     >>> np.round(leverage_scores(blocks, leverage_factor(blocks)), 12)
     array([0.36, 0.64, 1.  ])
     """
-    scores, start = np.empty(len(blocks)), 0
-    for rows in blocks:
-        U = rows @ F
-        np.einsum("ij,ij->i", U, U, out=scores[start : start + len(rows)])
-        start += len(rows)
-    return scores
+
+    def squares(X: Array) -> Array:
+        U = X @ F
+        return np.asarray(np.einsum("ij,ij->i", U, U))
+
+    return blocks.per_row(squares)

@@ -14,12 +14,15 @@ federated clusters", ICLR 2023.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, draw, lloyd, weighted_kmeans
+from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 MAX_SERVER_BYTES = 2**28
@@ -113,7 +116,7 @@ def initialise(
         if nearest[row] == 0:
             raise ValueError(f"prefix must name rows of distinct values, got {kept}")
         center = blocks.take(np.array([row]))
-        distances = np.concatenate([_squared_distances(b, center) for b in blocks])
+        distances = blocks.per_row(partial(_squared_distances, centers=center))
         if not distances.max() < np.inf:
             raise ValueError("distances between rows must be finite")
         closer = distances < nearest
@@ -174,7 +177,7 @@ def local_labels(rows: Array, centroids: Array) -> Array:
 
 
 def seed_centroids(
-    X: Array,
+    X: Array | Rows,
     box: Box,
     k: int,
     rng: np.random.Generator,
@@ -185,7 +188,7 @@ def seed_centroids(
 
     Parameters
     ----------
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         All rows of the party, in the unit of the data.
     box : Box
         Their box.
@@ -367,18 +370,19 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     if len(rows) == 0:
         return np.empty((0, blocks.shape[1])), np.empty(0, np.int64)
     centers = lloyd(blocks, blocks.take(rows))
-    labels = np.concatenate([assign(block, centers)[0] for block in blocks])
+    labels = blocks.per_row(lambda X: assign(X, centers)[0])
     occupied, labels = np.unique(labels, return_inverse=True)
     return _in_range(centers[occupied], blocks), labels
 
 
 def _means(blocks: RowBlocks, labels: Array, k: int) -> Array:
     """Return the mean of the rows of each of k clusters, none of them empty."""
-    sums, start = np.zeros((k, blocks.shape[1])), 0
-    for block in blocks:
-        part = labels[start : start + len(block)]
-        sums += (part == np.arange(k)[:, None]).astype(np.float64) @ block
-        start += len(block)
+
+    def sums_of(part: slice, rows: Array) -> Array:
+        members = labels[part] == np.arange(k)[:, None]
+        return np.asarray(members.astype(np.float64) @ rows)
+
+    sums = blocks.map_reduce(sums_of, np.add, np.zeros((k, blocks.shape[1])))
     return _in_range(sums / np.bincount(labels, minlength=k)[:, None], blocks)
 
 
@@ -386,8 +390,9 @@ def _in_range(means: Array, blocks: RowBlocks) -> Array:
     # A mean of equal numbers may round out of their range, thus out of the box.
     if len(blocks) == 0:
         return means
-    low = np.min([block.min(axis=0) for block in blocks], axis=0)
-    high = np.max([block.max(axis=0) for block in blocks], axis=0)
+    bound = np.full(blocks.shape[1], np.inf)
+    low = blocks.map_reduce(lambda _, X: X.min(axis=0), np.minimum, bound)
+    high = blocks.map_reduce(lambda _, X: X.max(axis=0), np.maximum, -bound)
     return np.clip(means, low, high)
 
 
@@ -490,7 +495,7 @@ class BoxedRows(RowBlocks):
 
     Parameters
     ----------
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         Rows, in the unit of the data.
     box : Box
         Their box.
@@ -498,12 +503,9 @@ class BoxedRows(RowBlocks):
         Rows of `X` to use. Default: all.
     """
 
-    def __init__(self, X: Array, box: Box, rows: Array | None = None) -> None:
+    def __init__(self, X: Array | Rows, box: Box, rows: Array | None = None) -> None:
         super().__init__(X, rows=rows)
-        self._box = box
-
-    def _gather(self, index: slice | Array) -> Array:
-        return self._box.scale(super()._gather(index))
+        self._change = lambda block, _: box.scale(block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -807,10 +809,11 @@ def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
     Array, shape (n,)
         |x_i - c_i|^2, in the unit of the rows squared.
     """
-    parts, start = [np.empty(0)], 0
-    for block in blocks:
-        part = slice(start, start := start + len(block))
-        parts.append(_squared_distances(block, centers[labels[part]]))
+    parts = blocks.map_reduce(
+        lambda part, X: [_squared_distances(X, centers[labels[part]])],
+        operator.add,
+        [np.empty(0)],
+    )
     return np.concatenate(parts)
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.random import Philox
 
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -185,13 +186,18 @@ class RandomFeatures:
         return omega[wanted] / self.bandwidth, b.ravel()[wanted]
 
     def angles(
-        self, X: Array, start: int, stop: int, bits: int, rows: Array | None = None
+        self,
+        X: Array | Rows,
+        start: int,
+        stop: int,
+        bits: int,
+        rows: Array | None = None,
     ) -> Array:
         """Return the partial angles omega_j^T x + b_j as fractions of a turn.
 
         Parameters
         ----------
-        X : Array, shape (n, d)
+        X : Array or Rows, shape (n, d)
             The party's columns: real numbers of any type and layout; may be a
             read-only memory map.
         start, stop : int
@@ -230,13 +236,14 @@ class RandomFeatures:
         """
         if bits not in DTYPES:
             raise ValueError(f"bits must be 16, 32 or 64, got {bits}")
-        if X.ndim != 2 or X.shape[1] != self.n_columns or X.dtype.kind not in "biuf":
+        if len(X.shape) != 2 or X.shape[1] != self.n_columns:
             raise ValueError(
                 f"X must be a matrix of {self.n_columns} columns of real numbers, got "
-                f"shape {X.shape} and dtype {X.dtype}"
+                f"shape {X.shape}"
             )
+        chosen, d = RowBlocks(X, rows=rows), self.n_columns
         _check_range(start, stop)
-        n, d = len(RowBlocks(X, rows=rows)), self.n_columns
+        n = len(chosen)
         unit = 1.0 if bits == 64 else 2.0**bits  # of angles, in a turn
         limit = TILE // 4 // (d + 1)  # rows of X, or features, that take 2 MiB
         r = max(1, min(2048, limit, n))
@@ -246,13 +253,9 @@ class RandomFeatures:
             for real in (np.float32, np.float64)
         ]
         A, P = buffers[1]
-        tiles = [slice(i, min(i + r, n)) for i in range(0, n, r)]
-        sources: list[Any] = tiles if rows is None else [rows[tile] for tile in tiles]
-        largest = np.zeros(d + 1)
-        for tile, source in zip(tiles, sources, strict=True):
-            block = A[: tile.stop - tile.start]
-            block[:, :d] = X[source]
-            np.maximum(largest, np.abs(block).max(axis=0), out=largest)
+        largest = np.append(np.zeros(d), 1.0)
+        for block in chosen.blocks(r):
+            np.maximum(largest[:d], np.abs(block).max(axis=0), out=largest[:d])
         if not np.isfinite(largest).all():
             raise ValueError("X must be finite")
         out = np.empty((n, stop - start), dtype=DTYPES[bits])
@@ -273,12 +276,14 @@ class RandomFeatures:
             single = bits == 16 and bound < 2**20 and factors < 2**60
             A, P = buffers[0 if single else 1]
             W = W.astype(A.dtype, copy=False)
-            for tile, source in zip(tiles, sources, strict=True):
-                block = A[: tile.stop - tile.start]
-                block[:, :d] = X[source]
+            done = 0
+            for tile in chosen.blocks(r):
+                block = A[: len(tile)]
+                block[:, :d] = tile
                 product = P[: len(block) * (high - low)].reshape(len(block), -1)
                 np.matmul(block, W, out=product)
-                _wrap(product, out[tile, low - start : high - start], bound < 2**51)
+                part = slice(done, done := done + len(tile))
+                _wrap(product, out[part, low - start : high - start], bound < 2**51)
         return out
 
 
@@ -354,12 +359,12 @@ def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
     return np.stack([i, j + (j >= i)])
 
 
-def pair_distances(X: Array, pairs: Array, kernel: str) -> Array:
+def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
     """Return a party's part of the distances of row pairs; the parts add up.
 
     Parameters
     ----------
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         The party's columns.
     pairs : Array of int, shape (2, P)
         Row numbers of the pairs.

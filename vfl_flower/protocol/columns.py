@@ -120,6 +120,11 @@ def arrange(party: Party, order: Sequence[str]) -> None:
             f"columns must name each of the {len(_entries(party))} columns of this "
             f"party once, and no other, got {len(order)} names"
         )
+    if isinstance(party.X, Rows):
+        raise PartyError(
+            "columns of a party whose rows are no array must stand in the order of the "
+            "first party's: name them in this order"
+        )
     widths = [len(entry["levels"] or [0]) for entry in entries.values()]
     ends = pairwise(accumulate(widths, initial=0))
     ranges = dict(zip(entries, (range(*pair) for pair in ends), strict=True))

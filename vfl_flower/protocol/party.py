@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import zlib
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
+from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
@@ -61,8 +63,9 @@ class Party:
 
     Parameters
     ----------
-    X : Array, shape (n, d)
+    X : Array or Rows, shape (n, d)
         The party's columns; row i is the same entity at every party. Real, finite.
+        Rows need not lie in memory.
     y : Array, shape (n,), optional
         Labels, at the label holders only. Real and finite, or NaN for the rows of
         which this party does not know the label.
@@ -121,7 +124,7 @@ class Party:
         `ids` has another length, or an id stands twice.
     """
 
-    X: Array
+    X: Array | Rows
     y: Array | None = None
     ids: Array | None = None
     name: str | None = None
@@ -167,13 +170,18 @@ class Party:
             self.columns = self.X.columns
         if self.columns is not None:
             self.columns = [str(name) for name in self.columns]
-        self.X = np.asarray(self.X)
-        if self.X.ndim != 2 or 0 in self.X.shape:
+        if not isinstance(self.X, Rows):
+            self.X = np.asarray(self.X)
+        if len(self.X.shape) != 2 or 0 in self.X.shape:
             raise ValueError(
                 f"X of {who} must be a matrix with at least one row and one column, "
                 f"got shape {self.X.shape}"
             )
-        _check_real(self.X, f"X of {who}")
+        if isinstance(self.X, Rows):
+            missing = self.X.map_reduce(_missing, operator.add, 0)
+            _check_none_missing(missing, f"X of {who}")
+        else:
+            _check_real(self.X, f"X of {who}")
         if self.y is not None:
             self.y = np.asarray(self.y)
             if self.y.shape != (len(self.X),):
@@ -209,7 +217,7 @@ class Party:
             Numbers of rows.
         """
         return Party(
-            self.X[rows],
+            self.rows.take(rows),
             None if self.y is None else self.y[rows],
             None if self.ids is None else self.ids[rows],
             self.name,
@@ -218,6 +226,11 @@ class Party:
             state_dir=self.state_dir,
             consent=self.consent,
         )
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of `X`, which steps read by blocks, by numbers or in sums."""
+        return as_rows(self.X)
 
     @property
     def n_rows(self) -> int:
@@ -411,9 +424,17 @@ def _check_real(values: Array, what: str) -> None:
         if np.isfinite(values.sum(dtype=np.float64)):
             return
     missing = sum(
-        int((~np.isfinite(values[start : start + 65536])).sum())
+        _missing(slice(start, start + 65536), values[start : start + 65536])
         for start in range(0, len(values), 65536)
     )
+    _check_none_missing(missing, what)
+
+
+def _missing(_: slice, values: Array) -> int:
+    return int((~np.isfinite(values)).sum())
+
+
+def _check_none_missing(missing: int, what: str) -> None:
     if missing:
         raise ValueError(
             f"{what} must have no missing or infinite value, {missing} found"

@@ -1,0 +1,207 @@
+"""A party's columns, which need not lie in memory.
+
+:class:`Rows` is what the steps of an algorithm read: blocks of consecutive rows, a few
+rows by number, and sums over all of them. :class:`ArrayRows` has them in a NumPy array
+or a memory map, and :class:`vfl_flower.data.rows.ArrowRows` in the batches of a file.
+Another engine is another subclass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+T = TypeVar("T")
+Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
+
+BLOCK_BYTES = 2**20
+"""Size of a block, which stays in a processor's second-level cache: a blocked QR is
+twice as fast as with 8 MiB, and nothing else is slower."""
+
+WINDOW_BYTES = 2**24
+"""Size of what :meth:`Rows.blocks` takes at a time, where a subclass has no better way.
+Where the rows are scattered, each window may be a pass over the data."""
+
+
+class Rows:
+    """n rows of d real, finite numbers, to be read again and again.
+
+    A subclass sets `shape` and gives :meth:`take`; :meth:`blocks` and
+    :meth:`map_reduce` have slow forms that rest on it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (n, d).
+    """
+
+    shape: tuple[int, int]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block: those in 1 MiB, but at least as many as there are columns.
+
+        So a factorisation block by block stays O(n d^2).
+        """
+        columns = max(1, self.shape[1])
+        return max(columns, BLOCK_BYTES // (8 * columns))
+
+    def take(self, rows: Array) -> Array:
+        """Return some rows.
+
+        Parameters
+        ----------
+        rows : Array of int64, shape (m,)
+            Numbers of rows, in any order, repeats allowed.
+
+        Returns
+        -------
+        Array of float64, shape (m, d)
+            Row-major; do not write to it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have a method take")
+
+    def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
+        """Yield the rows in their order, block by block.
+
+        Parameters
+        ----------
+        size : int
+            Rows of each block but the last; default `block_rows`.
+        rows : Array of int64, shape (m,), optional
+            Numbers of the rows to use, in this order, repeats allowed. Default: all.
+
+        Yields
+        ------
+        Array of float64, shape (b, d)
+            Row-major; do not write to it.
+        """
+        size = size or self.block_rows
+        m = len(self) if rows is None else len(rows)
+        window = size * max(1, WINDOW_BYTES // (8 * max(1, self.shape[1]) * size))
+        for first in range(0, m, window):
+            last = min(first + window, m)
+            X = self.take(np.arange(first, last) if rows is None else rows[first:last])
+            for start in range(0, last - first, size):
+                yield X[start : start + size]
+
+    def map_reduce(
+        self,
+        f: Callable[[slice, Array], T],
+        add: Callable[[T, T], T],
+        zero: T,
+        size: int = 0,
+        rows: Array | None = None,
+    ) -> T:
+        """Return add(.. add(add(zero, f(block 0)), f(block 1)) ..).
+
+        An engine overrides it, to compute `f` where the rows are. It may begin with
+        `zero` at several places and `add` their totals, in the order of the rows.
+
+        Parameters
+        ----------
+        f : callable
+            Given a block, shape (b, d), and the slice of its places among all `rows`,
+            of which arrays with a value for each row are indexed. It changes nothing,
+            and an engine can send it with what it refers to.
+        add : callable
+            Associative; `zero` is neutral. It changes neither argument.
+        zero : object
+            Total of no rows.
+        size, rows
+            As for :meth:`blocks`; an engine may have other blocks.
+
+        Returns
+        -------
+        object
+            The total.
+        """
+        total, start = zero, 0
+        for block in self.blocks(size, rows):
+            total = add(total, f(slice(start, start + len(block)), block))
+            start += len(block)
+        return total
+
+    def per_row(self, f: Callable[[Array], Array]) -> Array:
+        """Return what `f` gives for the rows of each block, put together.
+
+        Parameters
+        ----------
+        f : callable
+            From a block, shape (b, d), to an array of shape (b, ..).
+
+        Returns
+        -------
+        Array, shape (n, ..)
+        """
+        # Without rows its type and shape are those of an empty block.
+        parts: list[Array] = self.map_reduce(lambda _, X: [f(X)], operator.add, [])
+        return np.concatenate(parts or [f(np.empty((0, self.shape[1])))])
+
+
+class ArrayRows(Rows):
+    """The rows of a NumPy array.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        Real numbers of any type and layout; may be a read-only memory map.
+
+    Raises
+    ------
+    ValueError
+        `X` is not a real matrix.
+
+    Notes
+    -----
+    A block of consecutive rows is a view of `X` where `X` is float64 and row-major.
+
+    Examples
+    --------
+    >>> rows = ArrayRows(np.array([[1, 2], [3, 4], [5, 6]]))
+    >>> [block.shape for block in rows.blocks(2)]
+    [(2, 2), (1, 2)]
+    >>> rows.map_reduce(lambda part, X: X.sum(), lambda a, b: a + b, 0.0)
+    np.float64(21.0)
+    """
+
+    def __init__(self, X: Array) -> None:
+        if X.ndim != 2 or X.dtype.kind not in "biuf":
+            raise ValueError(
+                f"X must be a matrix of real numbers, got shape {X.shape} and dtype "
+                f"{X.dtype}"
+            )
+        self._X = X
+        self.shape = X.shape
+
+    def take(self, rows: Array) -> Array:
+        """Return some rows; see :meth:`Rows.take`."""
+        return np.ascontiguousarray(self._X[rows], dtype=np.float64)
+
+    def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
+        """Yield the rows block by block; see :meth:`Rows.blocks`."""
+        size = size or self.block_rows
+        for start in range(0, len(self) if rows is None else len(rows), size):
+            part = slice(start, start + size)
+            X = self._X[part if rows is None else rows[part]]
+            yield np.ascontiguousarray(X, dtype=np.float64)
+
+
+def as_rows(X: Array | Rows) -> Rows:
+    """Return the rows of an array, or the rows themselves."""
+    return X if isinstance(X, Rows) else ArrayRows(X)
+
+
+def add_each(total: Tuple, more: Tuple) -> Tuple:
+    """Add two tuples of numbers or arrays place by place, for `Rows.map_reduce`."""
+    return type(total)(itertools.starmap(operator.add, zip(total, more, strict=True)))
