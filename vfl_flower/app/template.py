@@ -17,6 +17,9 @@ import typer
 from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
+NAME = "vfl-flower-app"
+"""The same in every folder, so that the same version gives the same bundle."""
+
 PROJECT = """\
 [project]
 name = "{name}"
@@ -35,13 +38,18 @@ clientapp = "vfl_flower.app.client_app:app"
 {config}"""
 
 
+def project() -> str:
+    """Return the ``pyproject.toml`` of the app."""
+    return PROJECT.format(name=NAME, version=__version__, config=toml())
+
+
 def write_app(folder: Path) -> Path:
     """Write the ``pyproject.toml`` of a Flower app that runs the installed package.
 
     Parameters
     ----------
     folder : Path
-        Created if it does not exist; its name becomes the name of the app.
+        Created if it does not exist.
 
     Returns
     -------
@@ -57,10 +65,7 @@ def write_app(folder: Path) -> Path:
     if target.exists():
         raise ValueError(f"the folder must have no pyproject.toml yet, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    name = folder.absolute().name
-    target.write_text(
-        PROJECT.format(name=name, version=__version__, config=toml()), encoding="utf-8"
-    )
+    target.write_text(project(), encoding="utf-8")
     return target
 
 
