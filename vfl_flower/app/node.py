@@ -116,17 +116,22 @@ class NotAnswered(Exception):
 
 # -- what of Flower it needs -----------------------------------------------------------
 
-SHAPES: dict[Callable[..., Any], str] = {
-    http_request_response: "server_address insecure root_certificates "
-    "authentication_keys max_retries max_wait_time",
-    pull_and_inflate_object_from_tree: "object_tree pull_object_fn "
-    "confirm_object_received_fn",
-    push_objects: "objects push_object_fn",
-    get_fused_config_from_fab: "fab_file run",
-    install_from_fab: "fab_file install_dir skip_prompt",
-    load_app: "module_attribute_str error_type project_dir",
+SHAPES: dict[Callable[..., Any], tuple[str, str]] = {
+    http_request_response: (
+        "server_address insecure root_certificates authentication_keys max_retries "
+        "max_wait_time",
+        "",
+    ),
+    pull_and_inflate_object_from_tree: (
+        "object_tree pull_object_fn confirm_object_received_fn",
+        "return_type initial_backoff backoff_cap",
+    ),
+    push_objects: ("objects push_object_fn", "object_ids_to_push"),
+    get_fused_config_from_fab: ("fab_file run", ""),
+    install_from_fab: ("fab_file install_dir skip_prompt", ""),
+    load_app: ("module_attribute_str error_type project_dir", ""),
 }
-"""The first parameters of Flower's internal functions, as this module calls them."""
+"""How this module calls Flower's internal functions: first parameters, and by name."""
 
 
 def check_flower() -> None:
@@ -137,9 +142,11 @@ def check_flower() -> None:
     ImportError
         One has another shape; where one is missing, the import has failed already.
     """
-    for function, names in SHAPES.items():
-        actual = list(inspect.signature(function).parameters)
-        if actual[: len(names.split())] != names.split():
+    for function, (first, named) in SHAPES.items():
+        names = list(inspect.signature(function).parameters)
+        if names[: len(first.split())] != first.split() or set(named.split()) - {
+            *names
+        }:
             raise ImportError(f"flwr's {function.__name__} has other parameters")
     hints = get_type_hints(inspect.unwrap(http_request_response))
     fleet = get_args(get_args(hints["return"])[0])
@@ -240,7 +247,7 @@ class Node:
             except RunNotRunningException:
                 log.info("The run has ended")
             except Exception:
-                log.exception("A message could not be answered")
+                log.exception("A reply could not be sent")
             last = time.monotonic()
 
     def answer(self, head: Message, tree: ObjectTree) -> None:
@@ -254,6 +261,8 @@ class Node:
                 partial(self.fleet.pull_object, run_id),
                 partial(self.fleet.confirm, run_id),
                 return_type=Message,
+                initial_backoff=FIRST_WAIT / 2,  # Flower's 1 s is most of a round trip
+                backoff_cap=1.0,
             )
             # What was sent has no number, which is that of the whole.
             message.metadata.__dict__["_message_id"] = tree.object_id
@@ -262,6 +271,12 @@ class Node:
         except NotAnswered as error:
             log.error("%s", error)
             reply = Message(Error(error.code, str(error)), reply_to=head)
+        except RunNotRunningException:
+            raise
+        except Exception as error:  # a server that waits in vain would wait for long
+            log.exception("The message could not be answered")
+            reason = f"{type(error).__name__}; the party's log says more"
+            reply = Message(Error(ErrorCode.UNKNOWN, reason), reply_to=head)
         self.send(reply, time.monotonic() - start)
         log.info("[RUN %s] Sent after %.2f s", run_id, time.monotonic() - start)
 

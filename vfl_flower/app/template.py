@@ -17,19 +17,19 @@ import typer
 from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
-NAME = "vfl-flower-app"
-"""The same in every folder, so that the same version gives the same bundle."""
+BUNDLE = "vfl-flower-app"
+"""Name of the app in every folder: the same version gives the same bundle."""
 
 PROJECT = """\
 [project]
 name = "{name}"
-version = "0.1.0"
+version = "{version}"
 description = "Runs the installed vfl_flower {version}"
 license = "Apache-2.0"
 dependencies = ["vfl-flower=={version}"]
 
 [tool.flwr.app]
-publisher = "me"
+publisher = "vfl-flower"
 
 [tool.flwr.app.components]
 serverapp = "vfl_flower.app.server_app:app"
@@ -40,7 +40,7 @@ clientapp = "vfl_flower.app.client_app:app"
 
 def project() -> str:
     """Return the ``pyproject.toml`` of the app."""
-    return PROJECT.format(name=NAME, version=__version__, config=toml())
+    return PROJECT.format(name=BUNDLE, version=__version__, config=toml())
 
 
 def write_app(folder: Path) -> Path:
