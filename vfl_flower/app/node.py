@@ -69,7 +69,8 @@ PRELOADED = (
     *("sklearn.cluster", "sklearn.linear_model", "sklearn.metrics", "sklearn.datasets"),
     *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "flint"),
 )
-"""What a process for a message finds imported. Nothing here starts a thread."""
+"""What a process for a message finds imported. OpenBLAS ends its threads for a fork,
+and the others start none before they have work."""
 
 HONOURED = frozenset(
     {
@@ -79,7 +80,7 @@ HONOURED = frozenset(
 )
 """Options of ``flower-supernode`` that this one takes; it has no use for a port."""
 
-FIRST_WAIT, MOST_WAIT = 0.05, 3.0
+FIRST_WAIT, MOST_WAIT = 0.1, 3.0
 """Seconds between two questions for work: a twentieth of the time since the last
 message, but from the first to the second of these."""
 
@@ -261,7 +262,7 @@ class Node:
                 partial(self.fleet.pull_object, run_id),
                 partial(self.fleet.confirm, run_id),
                 return_type=Message,
-                initial_backoff=FIRST_WAIT / 2,  # Flower's 1 s is most of a round trip
+                initial_backoff=0.02,  # Flower's 1 s is most of a round trip
                 backoff_cap=1.0,
             )
             # What was sent has no number, which is that of the whole.
@@ -271,8 +272,6 @@ class Node:
         except NotAnswered as error:
             log.error("%s", error)
             reply = Message(Error(error.code, str(error)), reply_to=head)
-        except RunNotRunningException:
-            raise
         except Exception as error:  # a server that waits in vain would wait for long
             log.exception("The message could not be answered")
             reason = f"{type(error).__name__}; the party's log says more"
@@ -339,6 +338,8 @@ PROCESSES.set_forkserver_preload(list(PRELOADED))
 
 def preload() -> None:
     """Start the process that forks, and return once it has imported what is needed."""
+    # The one thread that an import starts: Arrow's, of an allocator that it has unused.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     process = PROCESSES.Process(target=os.getpid)
     process.start()
     process.join()
