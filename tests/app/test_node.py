@@ -313,7 +313,7 @@ def test_flowers_own_node_starts_in_its_place_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(os, "execvp", execute)
     monkeypatch.setenv("PATH", "/bin")
     with pytest.raises(SystemExit):
-        executor.main(["--bundle", "a" * 64, "--insecure", "--port", "9091"])
+        executor.command()(["--bundle", "a" * 64, "--insecure", "--port", "9091"])
     command = ["flower-supernode", "--insecure", "--port", "9091"]
     assert started == [("flower-supernode", command)]
     assert "runs whatever bundle the server sends" in caplog.text
@@ -324,7 +324,7 @@ def test_it_ends_where_it_must_not_fall_back(monkeypatch):
     monkeypatch.setitem(node.SHAPES, node.push_objects, ("other", ""))
     monkeypatch.setattr(os, "execvp", None)
     with pytest.raises(SystemExit, match="push_objects"):
-        executor.main(["--no-fall-back", "--insecure"])
+        executor.command()(["--no-fall-back", "--insecure"])
 
 
 @pytest.mark.parametrize(
@@ -338,4 +338,4 @@ def test_it_ends_where_it_must_not_fall_back(monkeypatch):
 def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit, match=rule):
-        executor.main(arguments)
+        executor.command()(arguments)

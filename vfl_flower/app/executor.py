@@ -13,13 +13,15 @@ whatever bundle the server sends**; with ``--no-fall-back`` nothing starts inste
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 log = logging.getLogger("vfl_flower")
 
@@ -75,32 +77,33 @@ def start(
     sys.exit("the connection to the SuperLink has ended")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Start a SuperNode from a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vfl_flower.app.executor",
-        description="A SuperNode that runs the installed package.",
-        epilog="All other options are those of flower-supernode.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--bundle",
-        action="append",
-        default=[],
-        metavar="HASH",
-        help="let the code of this bundle run too",
-    )
-    parser.add_argument(
-        "--no-fall-back",
-        action="store_true",
-        help="end where the installed flwr is not one that this program knows",
-    )
-    own, rest = parser.parse_known_args(arguments)
+def main(
+    context: typer.Context,
+    bundle: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HASH", help="Let the code of this bundle run."),
+    ] = None,
+    fall_back: Annotated[
+        bool, typer.Option(help="With an unknown flwr, start its own SuperNode.")
+    ] = True,
+) -> None:
+    """Start a SuperNode that runs the installed package.
+
+    All other options are those of flower-supernode.
+    """
     try:
-        start(rest, own.bundle, fall_back=not own.no_fall_back)
+        start(context.args, bundle or [], fall_back=fall_back)
     except (ImportError, ValueError) as error:
         sys.exit(str(error))
 
 
+def command() -> typer.Typer:
+    """Return the command, which hands on the options that it does not know."""
+    command = typer.Typer(add_completion=False)
+    others = {"allow_extra_args": True, "ignore_unknown_options": True}
+    command.command(context_settings=others)(main)
+    return command
+
+
 if __name__ == "__main__":
-    main()
+    command()()
