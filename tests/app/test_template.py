@@ -13,7 +13,7 @@ from vfl_flower.app.template import write_app
 def test_a_folder_is_not_written_twice(tmp_path):
     write_app(tmp_path / "app")
     before = (tmp_path / "app" / "pyproject.toml").read_text()
-    assert tomllib.loads(before)["project"]["name"] == "app"
+    assert tomllib.loads(before)["project"]["name"] == "vfl-flower-app"
     with pytest.raises(ValueError, match="no pyproject"):
         write_app(tmp_path / "app")
     assert (tmp_path / "app" / "pyproject.toml").read_text() == before

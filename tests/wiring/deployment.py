@@ -140,7 +140,9 @@ class Run:
 
 @contextmanager
 def deploy(
-    folder: Path, configs: Mapping[str, Mapping[str, Any]]
+    folder: Path,
+    configs: Mapping[str, Mapping[str, Any]],
+    program: Sequence[str] = ("flower-supernode",),
 ) -> Iterator["Deployment"]:
     """Start a SuperLink and the registered SuperNode of each party; end them all.
 
@@ -150,13 +152,15 @@ def deploy(
         For certificates, keys, logs and Flower's own files.
     configs : mapping
         Node config of each party, by name, as of :func:`node_configs`.
+    program : sequence of str
+        What runs the SuperNodes.
     """
     with Processes(folder / "flwr") as processes:
         deployment = Deployment(folder, processes)
         for name in configs:
             deployment.register(name)
         for name, config in configs.items():
-            deployment.start(name, config)
+            deployment.start(name, config, program=program)
         deployment.wait_online(*configs)
         yield deployment
     assert not processes.pids()
@@ -219,12 +223,18 @@ class Deployment:
         node_id = str(self.node_ids.pop(name))
         self.processes.flwr("supernode", "unregister", node_id, CONNECTION)
 
-    def start(self, name: str, config: Mapping[str, Any], *options: str) -> None:
+    def start(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        *options: str,
+        program: Sequence[str] = ("flower-supernode",),
+    ) -> None:
         """Start the SuperNode of a party; `options` come behind the usual ones."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         self.supernodes[name] = self.processes.start(
             name,
-            "flower-supernode",
+            *program,
             f"--superlink=127.0.0.1:{self.port}",
             f"--root-certificates={self.ca}",
             f"--auth-supernode-private-key={self.key(name)}",

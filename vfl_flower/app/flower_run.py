@@ -242,7 +242,10 @@ def start_superlink(processes: Processes, *options: str) -> int:
 
 
 def start_supernodes(
-    processes: Processes, superlink_port: int, node_configs: Sequence[str]
+    processes: Processes,
+    superlink_port: int,
+    node_configs: Sequence[str],
+    command: Sequence[str] = ("flower-supernode",),
 ) -> None:
     """Start one SuperNode on loopback for each node config, wait until all are online.
 
@@ -254,6 +257,8 @@ def start_supernodes(
         As returned by :func:`start_superlink`.
     node_configs : sequence of str
         ``flower-supernode --node-config`` of each.
+    command : sequence of str
+        The program.
 
     Raises
     ------
@@ -263,7 +268,7 @@ def start_supernodes(
     supernodes = {
         f"supernode-{index}": processes.start(
             f"supernode-{index}",
-            "flower-supernode",
+            *command,
             "--insecure",
             f"--superlink=127.0.0.1:{superlink_port}",
             f"--port={free_port()}",

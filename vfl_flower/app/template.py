@@ -17,16 +17,19 @@ import typer
 from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
+BUNDLE = "vfl-flower-app"
+"""Name of the app in every folder: the same version gives the same bundle."""
+
 PROJECT = """\
 [project]
 name = "{name}"
-version = "0.1.0"
+version = "{version}"
 description = "Runs the installed vfl_flower {version}"
 license = "Apache-2.0"
 dependencies = ["vfl-flower=={version}"]
 
 [tool.flwr.app]
-publisher = "me"
+publisher = "vfl-flower"
 
 [tool.flwr.app.components]
 serverapp = "vfl_flower.app.server_app:app"
@@ -35,13 +38,18 @@ clientapp = "vfl_flower.app.client_app:app"
 {config}"""
 
 
+def project() -> str:
+    """Return the ``pyproject.toml`` of the app."""
+    return PROJECT.format(name=BUNDLE, version=__version__, config=toml())
+
+
 def write_app(folder: Path) -> Path:
     """Write the ``pyproject.toml`` of a Flower app that runs the installed package.
 
     Parameters
     ----------
     folder : Path
-        Created if it does not exist; its name becomes the name of the app.
+        Created if it does not exist.
 
     Returns
     -------
@@ -57,10 +65,7 @@ def write_app(folder: Path) -> Path:
     if target.exists():
         raise ValueError(f"the folder must have no pyproject.toml yet, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    name = folder.absolute().name
-    target.write_text(
-        PROJECT.format(name=name, version=__version__, config=toml()), encoding="utf-8"
-    )
+    target.write_text(project(), encoding="utf-8")
     return target
 
 

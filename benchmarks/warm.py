@@ -1,0 +1,146 @@
+"""Compare Flower's SuperNode with the one that forks, side by side in one session.
+
+Two deployments on loopback, each a SuperLink and three SuperNodes, stand at the same
+time and take turns: an empty round trip, and whole runs of each strategy on small
+data::
+
+    python benchmarks/warm.py --repeats 3
+
+A whole run is from ``flwr run`` to its end; that includes the start of the ServerApp
+and the report, which are the same in both. "Trips" is the part in round trips.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from vfl_flower.app.bundle import bundle_hash
+from vfl_flower.app.flower_run import (
+    Processes,
+    start_superlink,
+    start_supernodes,
+    submit,
+)
+from vfl_flower.app.template import write_app
+
+EMPTY = Path(__file__).parent / "round_trip_app"
+
+RUNS = {
+    "coreset-vrlr central": {
+        "strategy": "coreset-vrlr",
+        "coreset-vrlr.size": 200,
+        "coreset-vrlr.solver": "central",
+    },
+    "coreset-vrlr cg": {
+        "strategy": "coreset-vrlr",
+        "coreset-vrlr.size": 200,
+        "coreset-vrlr.solver": "cg",
+    },
+    "coreset-vkmc": {
+        "strategy": "coreset-vkmc",
+        "data": "wine",
+        "coreset-vkmc.n-clusters": 3,
+        "coreset-vkmc.size": 100,
+    },
+    "fdskl train": {"strategy": "fdskl", "data": "breast_cancer"},
+    "fk-kmeans": {"strategy": "fk-kmeans", "data": "wine", "fk-kmeans.n-clusters": 3},
+    "mufc": {
+        "strategy": "mufc",
+        "data": "wine",
+        "mufc.n-clusters": 3,
+        "mufc.box": "0,2000",
+    },
+}
+"""Run configs by name; what is not said has its default."""
+
+
+class Deployment:
+    """A SuperLink and three SuperNodes that one program has started."""
+
+    def __init__(self, processes: Processes, command: list[str], folder: Path) -> None:
+        self.processes, self.folder = processes, folder
+        nodes = [
+            f'partition-id={index} num-partitions=3 state-dir="{folder}/state-{index}"'
+            for index in range(3)
+        ]
+        for index in range(3):
+            (folder / f"state-{index}").mkdir(mode=0o700, parents=True)
+        start_supernodes(processes, start_superlink(processes), nodes, command)
+
+    def empty(self) -> float:
+        """Return the median seconds of four empty round trips."""
+        output = self._submit(EMPTY, {"repeats": "4"})
+        line = re.search(r"^ROUND_TRIP (.*)$", output, re.MULTILINE)
+        assert line is not None
+        return median(json.loads(line[1])["Parties.ask"])
+
+    def run(
+        self, app: Path, config: dict[str, object], number: int
+    ) -> tuple[float, float, int]:
+        """Return the seconds of a run, those in round trips, and their number."""
+        out = self.folder / f"out-{number}"
+        texts = {key: json.dumps(value) for key, value in config.items()}
+        texts |= {"n-parties": "3", "seed": "1", "output-dir": json.dumps(str(out))}
+        start = time.monotonic()
+        self._submit(app, texts)
+        seconds = time.monotonic() - start
+        (path,) = out.glob("*/result.json")
+        (result,) = json.loads(path.read_text())["results"].values()
+        ledger = result["ledger"]
+        return seconds, ledger["seconds_waited"], ledger["round_trips"]
+
+    def _submit(self, app: Path, config: dict[str, str]) -> str:
+        with contextlib.redirect_stdout(io.StringIO()):
+            outcome = submit(self.processes, app, run_config=config, timeout=1800)
+        return outcome.output
+
+
+def main() -> None:
+    """Measure and print, each pair as soon as it is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="of the empty trips")
+    parser.add_argument("--runs", type=int, default=1, help="of each strategy")
+    parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
+    args = parser.parse_args()
+    forking = [sys.executable, "-m", "vfl_flower.app.executor"]
+    forking += ["--no-fall-back", "--bundle", bundle_hash(EMPTY)]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        Processes() as stock_processes,
+        Processes() as warm_processes,
+    ):
+        folder = Path(scratch)
+        app = write_app(folder / "app").parent
+        stock = Deployment(stock_processes, ["flower-supernode"], folder / "stock")
+        warm = Deployment(warm_processes, forking, folder / "warm")
+        warm.empty()  # what the first run alone pays, such as Flower's own caches
+        print(f"{'':22} {'stock s':>9} {'warm s':>8} {'ratio':>6}   load", flush=True)
+        for _ in range(args.repeats):
+            pair = stock.empty(), warm.empty()
+            show("empty round trip", *pair)
+        for name in args.only:
+            for number in range(args.runs):
+                unique = hash((name, number))
+                before = stock.run(app, RUNS[name], unique)
+                after = warm.run(app, RUNS[name], unique)
+                show(f"{name}, run", before[0], after[0])
+                show(f"{name}, {after[2]} trips", before[1], after[1])
+
+
+def show(name: str, stock: float, warm: float) -> None:
+    """Print a pair of seconds, their ratio and the load of the machine."""
+    load = os.getloadavg()[0]
+    ratio = warm / stock
+    print(f"{name:22} {stock:9.2f} {warm:8.2f} {ratio:6.3f} {load:6.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

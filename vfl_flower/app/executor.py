@@ -1,0 +1,109 @@
+r"""Start the SuperNode of a party so that it runs the package which is installed there.
+
+The options are those of ``flower-supernode``::
+
+    python -m vfl_flower.app.executor --superlink HOST:443 --root-certificates ca.crt \
+        --auth-supernode-private-key airline.key --node-config 'data="/data/a.csv" ...'
+
+``--bundle HASH`` (several times if need be) lets the code of another bundle run too.
+:mod:`vfl_flower.app.node` calls internal functions of Flower. Where the installed flwr
+has others, Flower's own ``flower-supernode`` starts with the same options, **which runs
+whatever bundle the server sends**; with ``--no-fall-back`` nothing starts instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+log = logging.getLogger("vfl_flower")
+
+
+def start(
+    arguments: Sequence[str], bundles: Iterable[str] = (), *, fall_back: bool = True
+) -> None:
+    """Serve a party in the foreground, until SIGINT or SIGTERM or for want of a server.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        The command line of ``flower-supernode``, without the program.
+    bundles : iterable of str
+        Hashes of bundles whose code may run besides the installed package.
+    fall_back : bool
+        With a flwr of another shape, let Flower's own SuperNode take the place of this
+        process; the log says so.
+
+    Raises
+    ------
+    ImportError
+        The installed flwr has another shape, and `fall_back` is off.
+    ValueError
+        A hash is no SHA-256 in lower-case hexadecimal digits, or an option of
+        ``flower-supernode`` has no meaning here.
+    """
+    pinned = frozenset(bundles)
+    for text in pinned:
+        if len(text) != 64 or set(text) - set("0123456789abcdef"):
+            raise ValueError(f"bundle must be 64 hexadecimal digits, got {text!r}")
+    try:
+        from vfl_flower.app.node import check_flower, run_node
+
+        check_flower()
+    except ImportError as error:
+        if not fall_back:
+            raise
+        log.warning(
+            "Flower's own SuperNode starts, since the installed flwr is not one that "
+            "vfl_flower knows: %s. It runs whatever bundle the server sends, and "
+            "starts a process anew for each message.",
+            error,
+        )
+        scripts = Path(sys.executable).parent
+        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
+        os.execvp("flower-supernode", ["flower-supernode", *arguments])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        run_node(arguments, pinned)
+    except KeyboardInterrupt:
+        sys.exit(0)
+    sys.exit("the connection to the SuperLink has ended")
+
+
+def main(
+    context: typer.Context,
+    bundle: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HASH", help="Let the code of this bundle run."),
+    ] = None,
+    fall_back: Annotated[
+        bool, typer.Option(help="With an unknown flwr, start its own SuperNode.")
+    ] = True,
+) -> None:
+    """Start a SuperNode that runs the installed package.
+
+    All other options are those of flower-supernode.
+    """
+    try:
+        start(context.args, bundle or [], fall_back=fall_back)
+    except (ImportError, ValueError) as error:
+        sys.exit(str(error))
+
+
+def command() -> typer.Typer:
+    """Return the command, which hands on the options that it does not know."""
+    command = typer.Typer(add_completion=False)
+    others = {"allow_extra_args": True, "ignore_unknown_options": True}
+    command.command(context_settings=others)(main)
+    return command
+
+
+if __name__ == "__main__":
+    command()()
