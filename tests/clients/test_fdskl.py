@@ -75,8 +75,9 @@ def test_no_angle_score_or_distance_is_for_the_server():
     assert {action: leaving(step, "sealed") for action, step in steps.items()} == {
         "fdskl_distances": {"distances"},
         "fdskl_bandwidth": set(),
-        "fdskl_angles": {"angles", "offsets"},
+        "fdskl_angles": {"added", "angles", "offsets"},
         "fdskl_held_out_angles": {"angles", "offsets"},
+        "fdskl_enough": set(),
         "fdskl_fit": set(),
         "fdskl_start": set(),
         "fdskl_iterate": {"angles", "scores"},
@@ -769,7 +770,7 @@ def test_requests_for_other_angles(stop, bits, send, settings, rule):
 
 
 def test_shared_features_have_angles_of_64_bits():
-    with pytest.raises(PartyError, match="bits must be 64 with shared features"):
+    with pytest.raises(PartyError, match="bits must be 64 and start 0 with shared"):
         ask(a_party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
 
 

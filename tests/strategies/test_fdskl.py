@@ -792,7 +792,7 @@ def test_evaluation_is_counted_apart(topology):
         ("block_bytes", 0, "at least 1"),
         ("iterations", 0, "at least 1"),
         ("block", 0, "at least 1"),
-        ("bits", 8, "16, 32"),
+        ("bits", 12, "8, 16, 32"),
         ("test_fraction", 1.0, "below 1"),
         ("test_fraction", "a", "a number"),
         ("allow_two_parties", "yes", ""),
