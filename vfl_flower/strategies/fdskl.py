@@ -178,11 +178,11 @@ class FDSKL(ProtocolStrategy):
     solver."""
     budget: Natural = 64_000_000
     """Most bytes of angles that a party sends to train the direct solver."""
-    tolerance: NotNegative = 0.02
+    tolerance: NotNegative = 0.0
     """Where the direct solver stops asking for more rows and features, before it has
     used up the budget: where the last step, of twice as many of each, lowered the mean
-    loss of rows left out by less than this share. Angles that were sent stay in use.
-    0, or a ring or a tree: all of the budget at once."""
+    loss of rows left out by less than this share, 0.02 for example. Angles that were
+    sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
     """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
     for each feature."""
@@ -367,6 +367,37 @@ class FDSKL(ProtocolStrategy):
             test = max(1, self.budget // 4 // (M * size))
             enough = max(enough, math.ceil(test / self.test_fraction))
         return enough
+
+    def trade(self, n_rows: int) -> str:
+        """Say how many bytes of angles a run sends, and for what."""
+        if self.solver != "direct":
+            return ""
+        n = n_rows - int(n_rows * self.test_fraction)
+        try:
+            rows, M = self._sample(np.arange(n), Run(0))
+        except FederationError:
+            return ""
+        sizes = self._sizes(len(rows), M)
+        sizes = sizes[1:] or sizes
+        steps = "; ".join(
+            f"{m:,} rows with {M:,} features, {m * M * self._bits / 8e6:.3g} MB"
+            for m, M in sizes
+        )
+        if len(sizes) == 1:
+            return (
+                f"For training a party sends the angles of {steps}. With a `tolerance` "
+                "such as 0.02 the run begins with fewer, and asks for more only as "
+                "long as they lower the error on rows left out; with a smaller "
+                "`budget` it never asks for more."
+            )
+        return (
+            f"For training a party sends the angles of, in all, one of: {steps}. The "
+            "run begins with the first and goes on as long as twice as many rows and "
+            f"features lower the error on rows left out by {self.tolerance:.1%} or "
+            "more, which costs two round trips at least each time. The labels of a "
+            "rehearsal have no pattern, so it ends early: the last figure is the most "
+            "that the run can send."
+        )
 
     def scaled(self, share: float) -> Self:
         """Scale the blocks, down to the least that the solver takes."""
