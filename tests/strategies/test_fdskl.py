@@ -705,6 +705,14 @@ def test_no_steps(settings):
     assert FDSKL(**settings)._sizes(8 * M, M) == [(8 * M, M)]
 
 
+def test_the_trade_names_each_size_and_the_most_bytes():
+    text = FDSKL(tolerance=0.02).trade(20_000)
+    for size in ("2,000 rows with 250 features, 1 MB", "2,000 features, 64 MB"):
+        assert size in text
+    assert "16,000 rows with 2,000 features, 64 MB" in FDSKL().trade(20_000)
+    assert not FDSKL(solver="doubly-stochastic").trade(20_000)
+
+
 # -- costs -----------------------------------------------------------------------------
 
 
