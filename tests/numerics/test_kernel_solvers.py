@@ -396,3 +396,33 @@ def test_bad_input():
         refused(f"folds must be .* 80 rows .* got {folds}", lam=None, folds=folds)
     with pytest.raises(ValueError, match=r"12 columns .* got shape \(80, 11\)"):
         predict(angles[:, :11], Fit(np.zeros((12, 1)), np.zeros(1), 0.1))
+
+
+# -- rows left out ---------------------------------------------------------------------
+
+
+def test_ridge_of_rows_left_out_is_that_without_them():
+    """Against the fit on the other rows, whose penalty has n - 1 for n rows."""
+    rng = np.random.default_rng(0)
+    angles = rng.integers(2**16, size=(30, 6)).astype(np.uint16)
+    Y = rng.normal(size=(30, 1)) * 3 + 8
+    actual = fit(angles, Y, "square", 0.01, rng, leave_out=True).left_out
+    assert fit(angles, Y, "square", 0.01, rng).left_out is None
+    for i in (0, 17):
+        rest = np.arange(30) != i
+        # lambda n stays what it was, as `fit` says of leave-one-out
+        without = fit(angles[rest], Y[rest], "square", 0.01 * 30 / 29, rng)
+        expected = predict(angles[i : i + 1], without)
+        np.testing.assert_allclose(actual[i], expected[0], rtol=1e-8)
+
+
+@pytest.mark.parametrize("strength", [None, 0.01])
+def test_folds_left_out_have_the_score_of_their_strength(strength):
+    rng = np.random.default_rng(1)
+    angles = rng.integers(2**16, size=(200, 8)).astype(np.uint16)
+    Y = np.where(features(angles)[:, :1] + rng.normal(size=(200, 1)) > 0, 1.0, -1.0)
+    found = fit(angles, Y, "logistic", strength, rng, leave_out=True)
+    wrong = np.mean((found.left_out > 0) != (Y > 0))
+    assert 0 < wrong < 0.4
+    if strength is None:
+        assert wrong == found.cv_score

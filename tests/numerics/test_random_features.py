@@ -523,7 +523,7 @@ def test_wrong_arguments_are_named(change, message):
         ),
         ((np.zeros(2), 0, 5, 16), "a matrix of 2 columns"),
         ((np.zeros((3, 2), complex), 0, 5, 16), "dtype complex"),
-        ((np.zeros((3, 2)), 0, 5, 8), "bits must be 16, 32 or 64, got 8"),
+        ((np.zeros((3, 2)), 0, 5, 12), "bits must be 8, 16, 32 or 64, got 12"),
         ((np.zeros((3, 2)), 5, 5, 16), "a range from 0 up, got 5 to 5"),
         ((np.zeros((3, 2)), 64, 64, 16), "a range from 0 up, got 64 to 64"),
         ((np.zeros((3, 2)), 5, 4, 16), "a range from 0 up, got 5 to 4"),

@@ -216,7 +216,7 @@ def test_group_by_name():
 
 
 def test_group_refuses_an_unknown_name():
-    names = "ring, plain, circle16, circle32, field"
+    names = "ring, plain, circle8, circle16, circle32, field"
     with pytest.raises(ValueError, match=f"group must be one of {names}, got 'x'"):
         group("x", 1.0, 3)
 
@@ -228,7 +228,7 @@ def test_refuses_a_bad_bound(name, bound):
         group(name, bound, 3)
 
 
-@pytest.mark.parametrize("name", ["ring", "plain", "circle16", "circle32", "field"])
+@pytest.mark.parametrize("name", ["ring", "plain", "circle8", "circle16", "field"])
 @pytest.mark.parametrize("parties", [0, -1])
 def test_refuses_no_parties(name, parties):
     with pytest.raises(ValueError, match="parties must be at least 1, got"):
@@ -375,12 +375,12 @@ def test_circle_by_name_ignores_the_bound(bound):
 
 
 def test_circle_labels_differ():
-    chosen = [Circle(b, p) for b in (16, 32) for p in (1, 11)] + [Ring(1, 1)]
+    chosen = [Circle(b, p) for b in (8, 16, 32) for p in (1, 11)] + [Ring(1, 1)]
     assert len({one.label for one in chosen}) == len(chosen)
     assert Circle(np.int64(16), np.int64(3)).label == Circle(16, 3).label
 
 
-@pytest.mark.parametrize("bits", [0, 8, 64, 16.5])
+@pytest.mark.parametrize("bits", [0, 12, 64, 16.5])
 def test_circle_refuses_other_widths(bits):
-    with pytest.raises(ValueError, match=f"bits must be 16 or 32, got {bits}"):
+    with pytest.raises(ValueError, match=f"bits must be 8, 16 or 32, got {bits}"):
         Circle(bits, 3)

@@ -445,6 +445,7 @@ class RunPlan:
             "Bytes to and from a party are those of the party that has most of them.",
             self._time(ledger),
             self._basis(),
+            *filter(None, [self.strategy.trade(_n_rows(self.strategy, self.shapes))]),
         ]
 
     def _row(self, action: str, ledger: Ledger) -> list[str]:

@@ -27,7 +27,7 @@ from vfl_flower.numerics.kernel_model import (
     owned,
     partial_angles,
 )
-from vfl_flower.numerics.kernel_solvers import LossName
+from vfl_flower.numerics.kernel_solvers import LOSSES, LossName
 from vfl_flower.numerics.kernel_solvers import fit as fit_angles
 from vfl_flower.numerics.random_features import (
     DTYPES,
@@ -60,8 +60,8 @@ MOST_FEATURES = 2**20
 MOST_BYTES = 2**27
 """Most bytes of angles in a reply, so that no request exhausts a party's memory."""
 
-Bits = Literal[16, 32, 64]
-"""Bits of an angle: 16 or 32 of an integer fraction of a turn, or turns in float64."""
+Bits = Literal[8, 16, 32, 64]
+"""Bits of an angle: 8, 16 or 32 of a fraction of a turn, or turns in float64."""
 
 Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
 """C, the number of functions that the label holders learn: one for each class, or one
@@ -84,6 +84,9 @@ Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1), OWN]
 
 Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""
+
+Summed = Annotated[dict[int, Array], Reals("*"), SEALED] | None
+"""Sums over the parties that this party alone can open, in numbered blocks."""
 
 Opened = Annotated[Array, Reals("*"), SEALED]
 """A sum over the parties that this party alone can open, flattened."""
@@ -124,6 +127,8 @@ class Setup:
         Feature j belongs to label holder number ``(j // block) % len(holders)``.
     shared : SharedFeatures or None
         None: each party draws its own features.
+    tolerance : float
+        With the direct solver: gain below which more angles are not worth asking for.
     """
 
     target: Target
@@ -133,15 +138,27 @@ class Setup:
     holders: Annotated[list[Count], MinLen(1)]
     block: Natural
     shared: SharedFeatures | None = None
+    tolerance: NotNegative = 0.0
 
 
 @dataclass(frozen=True)
 class AngleRequest:
-    """Which angles to give: of `rows` and features 0 to `stop` - 1, `bits` each."""
+    """Which angles to give: of `rows` and features `start` to `stop` - 1, `bits` each.
+
+    With shared features `start` is 0.
+    """
 
     rows: Rows
     stop: Features
     bits: Bits
+    start: Count = 0
+
+
+@dataclass(frozen=True)
+class MoreAngles(AngleRequest):
+    """The same of another number of rows, in one message with an `AngleRequest`."""
+
+    rows: Annotated[Array, Whole("k", below="n_rows"), MinLen(1)]
 
 
 @dataclass(frozen=True)
@@ -182,6 +199,11 @@ class Training:
         Labels of these instances.
     scale : float or None
         Size of the labels, in the doubly stochastic form.
+    rows : Array of int, shape (n,), or None
+        At the label holder of the direct form the rows so far, of which there may be
+        more to come.
+    angles : Array, shape (n, M'), or None
+        Their summed angles so far.
     """
 
     setup: Setup
@@ -192,6 +214,8 @@ class Training:
     phi: Array | None = None
     labels: Array | None = None
     scale: float | None = None
+    rows: Array | None = None
+    angles: Array | None = None
 
 
 @dataclass
@@ -319,9 +343,15 @@ def _keep(
     training: Training,
     coef: Array | None = None,
     intercept: Array | None = None,
+    features: int | None = None,
 ) -> bool:
-    """Set the party's part of the model; return whether it outlives the run."""
+    """Set the party's part of the model; return whether it outlives the run.
+
+    The model has the first `features` of the features; None: all.
+    """
     part = _part(party, training)
+    part["n_features"] = features or part["n_features"]
+    training.rows = training.angles = None
     if coef is not None:
         part["coef"] = coef
         part["intercept"] = np.zeros(coef.shape[1]) if intercept is None else intercept
@@ -441,10 +471,16 @@ def bandwidth(
 
 
 class PartialAngles(TypedDict):
-    """Reply of :func:`angles` and :func:`held_out_angles`, keyed by label holder."""
+    """Reply of :func:`held_out_angles`, keyed by label holder."""
 
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
     offsets: NotRequired[Annotated[dict[int, Array], Reals("*"), SEALED]]
+
+
+class MorePartialAngles(PartialAngles):
+    """Reply of :func:`angles`; `added` are those of ``more``."""
+
+    added: NotRequired[Annotated[dict[int, Array], Reals("k *"), SEALED]]
 
 
 @step
@@ -454,7 +490,8 @@ def angles(
     request: AngleRequest,
     send: Names | None = None,
     setup: Setup | None = None,
-) -> PartialAngles:
+    more: MoreAngles | None = None,
+) -> MorePartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
 
     Parameters
@@ -467,10 +504,15 @@ def angles(
         second tree adds up (line 7). Default: all angles.
     setup : Setup, optional
         What the features are made from, if no earlier step was told.
+    more : MoreAngles, optional
+        Other rows and features, whose angles are given as ``added``.
     """
     if setup is not None:
         _begin(party, setup)
-    return _angles(party, request, send)
+    reply = cast(MorePartialAngles, _angles(party, request, send))
+    if more is not None:
+        reply["added"] = _angles(party, more)["angles"]
+    return reply
 
 
 @step
@@ -514,8 +556,17 @@ def _check_request(part: Part, request: AngleRequest) -> None:
             f"stop must be at most the {part['n_features']} features of the model, got "
             f"{stop}"
         )
-    if "shared_seed" in part and bits != 64:
-        raise PartyError(f"bits must be 64 with shared features, got {bits}")
+    if request.start >= stop:
+        raise PartyError(f"start must be below stop, {stop}, got {request.start}")
+    if request.start and len(part["holders"]) > 1:
+        raise PartyError(
+            f"start must be 0 with several label holders, got {request.start}"
+        )
+    if "shared_seed" in part and (bits, request.start) != (64, 0):
+        raise PartyError(
+            "bits must be 64 and start 0 with shared features, got "
+            f"{bits} and {request.start}"
+        )
     # Each party makes the shared features from the columns of all parties.
     size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
     if size > MOST_BYTES:
@@ -526,7 +577,9 @@ def _partial_angles(party: Party, part: Part, request: AngleRequest) -> Array:
     rows = request.rows.astype(np.intp)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
-            return partial_angles(part, party.rows, request.stop, request.bits, rows)
+            return partial_angles(
+                part, party.rows, request.stop, request.bits, rows, request.start
+            )
     except ValueError as error:  # its sentence names the rule, and no value
         raise PartyError(f"the party cannot make its angles: {error}") from None
 
@@ -559,6 +612,138 @@ def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
 # -- the exact solution ---------------------------------------------------------------
 
 
+class Enough(TypedDict):
+    """Reply of :func:`enough`."""
+
+    features: Count
+
+
+@step
+def enough(
+    party: Party,
+    problem: Problem,
+    stop: Features,
+    fewer_rows: Natural,
+    fewer_features: Features,
+    angles: Summed = None,
+    added: Summed = None,
+) -> Enough:
+    """Say how many features suffice; 0: more rows and features lower the error.
+
+    The error is the mean loss of the rows left out in cross-validation. What these
+    rows and features gain over fewer of them, for the same rows left out, is what all
+    further ones can still gain where gains halve from one step to the next. So it is
+    enough where this gain and two standard errors are below the tolerance, as a share
+    of the error (of at least a tenth of the error of a constant).
+
+    Parameters
+    ----------
+    problem : Problem
+        Its rows begin with those asked for before.
+    stop : int
+        M', the features of their angles.
+    fewer_rows, fewer_features : int
+        What to compare with: the first so many of the rows and features.
+    angles, added : dict of Array, optional
+        The angles of the new rows, and those of new features of the rows before, in
+        numbered blocks; without new rows, `angles` are the latter.
+    """
+    training = _training(party)
+    tolerance, before = training.setup.tolerance, training.angles
+    rows = problem.rows
+    if not tolerance:
+        raise PartyError("tolerance must be above 0 to try fewer angles")
+    if before is not None and len(rows) * stop < 2 * before.size:
+        raise PartyError("angles must be at least twice as many as before")
+    if fewer_rows > len(rows) or fewer_features > stop:
+        raise PartyError(
+            f"fewer_rows and fewer_features must be at most {len(rows)} and {stop}, "
+            f"got {fewer_rows} and {fewer_features}"
+        )
+    Y = _problem_labels(party, training, problem)
+    summed = _collected(training, rows, stop, angles, added)
+    training.rows, training.angles = rows, summed
+    if (Y[:1] == Y).all(axis=0).any():
+        return {"features": stop}
+
+    def left_out(n: int, M: int) -> Array:
+        """Return the loss of rows left out, of the first n rows and M features."""
+        if (Y[:1] == Y[:n]).all(axis=0).any():
+            return np.full(n, math.inf)
+        fitted = fit_angles(
+            np.ascontiguousarray(summed[:n, :M]),
+            Y[:n],
+            problem.loss,
+            problem.regularization or None,
+            party.rng("cross-validation"),
+            classes=training.setup.target != "continuous",
+            folds=min(5, n),
+            leave_out=True,
+        )
+        assert fitted.left_out is not None
+        return np.asarray(LOSSES[problem.loss].value(fitted.left_out, Y[:n]).mean(1))
+
+    now = left_out(len(rows), stop)
+    floor = LOSSES[problem.loss].value(np.zeros_like(Y) + Y.mean(0), Y).mean() / 10
+    allowed = tolerance * max(float(now.mean()), floor)
+    gains = left_out(fewer_rows, fewer_features) - now[:fewer_rows]
+    if not _upper(gains) < allowed:
+        return {"features": 0}
+    losses = left_out(len(rows), fewer_features) - now
+    return {"features": fewer_features if _upper(losses) < allowed / 2 else stop}
+
+
+def _upper(gains: Array) -> float:
+    """Return the mean and two standard errors."""
+    return float(gains.mean() + 2 * gains.std() / math.sqrt(len(gains)))
+
+
+def _problem_labels(party: Party, training: Training, problem: Problem) -> Array:
+    """Return the labels of a problem as the losses take them, shape (n, C)."""
+    setup, rows = training.setup, problem.rows
+    if len(rows) > party.n_rows:
+        raise PartyError(
+            f"rows must be at most the {party.n_rows} rows of this party, got "
+            f"{len(rows)}"
+        )
+    y = _labels(party, rows)
+    if problem.loss != "square" and setup.target == "continuous":
+        raise PartyError("loss must be 'square' for target 'continuous'")
+    if setup.target == "multiclass":  # a rare class may have no row among these
+        training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
+    return _signs(y, setup.target, training.classes)
+
+
+def _collected(
+    training: Training,
+    rows: Array,
+    stop: int,
+    angles: Mapping[int, Array] | None,
+    added: Mapping[int, Array] | None,
+    offsets: Array | None = None,
+) -> Array:
+    """Return the summed angles of rows, shape (n, M'), those of before and new ones."""
+    before = training.angles
+    if before is None or training.rows is None:
+        return _summed(_joined(angles or {}), offsets, rows)
+    n, M = before.shape
+    if not np.array_equal(rows[:n], training.rows) or stop < M:
+        raise PartyError("rows and stop must extend those of before")
+    new, right = np.empty((0, stop), before.dtype), before[:, :0]
+    if len(rows) > n:
+        new = _summed(_joined(angles or {}), None, rows[n:])
+    else:  # then the new features are all there is
+        added = angles
+    if stop > M:
+        right = _summed(_joined(added or {}), None, rows[:n])
+    if (right.shape[1], new.shape[1]) != (stop - M, stop):
+        raise PartyError(
+            f"angles must be of {stop} features in new rows and of {stop - M} more in "
+            f"those of before, got {new.shape[1]} and {right.shape[1]}"
+        )
+    return np.vstack([np.hstack([before, right]), new])
+
+
 class Fitted(TypedDict):
     """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
 
@@ -573,8 +758,10 @@ class Fitted(TypedDict):
 def fit(
     party: Party,
     problem: Problem | None = None,
-    angles: Annotated[dict[int, Array], Reals("*"), SEALED] | None = None,
+    angles: Summed = None,
     offsets: Opened | None = None,
+    added: Summed = None,
+    features: Features | None = None,
 ) -> Fitted:
     """Solve for the coefficients at the label holder; the others keep their features.
 
@@ -586,26 +773,29 @@ def fit(
         The summed angles of the rows, in consecutive numbered blocks.
     offsets : Array, shape (M,), optional
         Phases to subtract from the angles.
+    added : dict of Array, optional
+        Angles of new features, of the rows before, in numbered blocks; see
+        :func:`enough`.
+    features : int, optional
+        The model has so many of the features; default: all.
     """
     training = _training(party)
     if party.part:
         raise PartyError("this run has its model already")
+    setup = training.setup
+    if features is not None and features > setup.n_features:
+        raise PartyError(f"features must be at most {setup.n_features}, got {features}")
     if problem is None:
-        return {"kept": _keep(party, training)}
-    setup, rows = training.setup, problem.rows
-    if len(rows) > party.n_rows:
-        raise PartyError(
-            f"rows must be at most the {party.n_rows} rows of this party, got "
-            f"{len(rows)}"
-        )
-    y = _labels(party, rows)
-    if problem.loss != "square" and setup.target == "continuous":
-        raise PartyError("loss must be 'square' for target 'continuous'")
-    if setup.target == "multiclass":  # a rare class may have no row among these
-        training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
-    Y = _signs(y, setup.target, training.classes)
-    summed = _summed(_joined(angles or {}), offsets, rows)
-    M = np.count_nonzero(
+        return {"kept": _keep(party, training, features=features)}
+    rows = problem.rows
+    Y = _problem_labels(party, training, problem)
+    stop = features or setup.n_features
+    if training.angles is not None:
+        stop = max(stop, training.angles.shape[1])
+    summed = _collected(training, rows, stop, angles, added, offsets)
+    if features is not None and training.angles is not None:
+        summed = np.ascontiguousarray(summed[:, :features])
+    M = features or np.count_nonzero(
         owned(_part(party, training), setup.n_features, party.index or 0)
     )
     if not M or summed.shape[1] != M:
@@ -617,7 +807,7 @@ def fit(
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        kept = _keep(party, training, np.zeros((M, Y.shape[1])), Y[0])
+        kept = _keep(party, training, np.zeros((M, Y.shape[1])), Y[0], features)
         constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
         constant["regularization"] = problem.regularization or 1.0
         return constant
@@ -630,9 +820,9 @@ def fit(
         classes=setup.target != "continuous",
         folds=min(5, len(rows)),
     )
-    coef = solution.coef / np.sqrt(setup.n_features)
+    coef = solution.coef / np.sqrt(features or setup.n_features)
     reply: Fitted = {
-        "kept": _keep(party, training, coef, solution.intercept),
+        "kept": _keep(party, training, coef, solution.intercept, features),
         "columns": Y.shape[1],
         "regularization": solution.regularization,
         "converged": float(solution.converged),

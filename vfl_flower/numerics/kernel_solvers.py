@@ -30,7 +30,7 @@ for vertically partitioned data", KDD 2020.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -156,6 +156,8 @@ class Fit:
         How often all features were computed from the angles.
     path : tuple of (float, float)
         Each strength that was tried and its score.
+    left_out : Array, shape (n, C), or None
+        f of each row from a fit without it, in the unit of y; see `leave_out`.
     """
 
     coef: Array
@@ -165,6 +167,7 @@ class Fit:
     converged: bool = True
     passes: int = 0
     path: tuple[tuple[float, float], ...] = ()
+    left_out: Array | None = None
 
 
 def predict(angles: Array, fitted: Fit, block_bytes: int = BLOCK_BYTES) -> Array:
@@ -172,7 +175,7 @@ def predict(angles: Array, fitted: Fit, block_bytes: int = BLOCK_BYTES) -> Array
 
     Parameters
     ----------
-    angles : Array of uint16, uint32 or float64, shape (n, M)
+    angles : Array of uint8, uint16, uint32 or float64, shape (n, M)
         Summed angles, as fractions of a turn or turns.
     fitted : Fit
         With M coefficients for each of C columns.
@@ -210,6 +213,7 @@ def fit(
     *,
     classes: bool | None = None,
     folds: int = 5,
+    leave_out: bool = False,
     tol: float = 1e-3,
     max_iter: int = 1000,
     block_bytes: int = BLOCK_BYTES,
@@ -218,7 +222,7 @@ def fit(
 
     Parameters
     ----------
-    angles : Array of uint16, uint32 or float64, shape (n, M)
+    angles : Array of uint8, uint16, uint32 or float64, shape (n, M)
         Summed angles of the rows, as fractions of a turn or turns.
     Y : Array, shape (n, C)
         Labels: one column of -1 and +1; or a column a class (one-vs-rest), +1 once in
@@ -236,6 +240,9 @@ def fit(
         Whether `Y` are classes; default: whether all values are -1 or +1.
     folds : int
         From 2 to n; more cost little, since all share the features.
+    leave_out : bool
+        Also return f of the rows left out, at the strength given or chosen: each row
+        for the square loss, a fold for the others.
     tol : float
         The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
         objective, for each column: g is the gradient, and B would be the Hessian if the
@@ -284,10 +291,14 @@ def fit(
     if loss == "square":
         X, lam, path = _ridge(axes, Y, regularization, classes)
         converged = True
+        left_out = _left_out(axes, Y, X, lam) if leave_out else None
     else:
-        start, path = None, {}
+        start, path, left_out = None, {}, None
         if regularization is None:
-            start, path = _cross_validate(axes, Y, chosen_loss, folds, rng)
+            start, path, left_out = _cross_validate(axes, Y, chosen_loss, folds, rng)
+        elif leave_out:
+            tried = [regularization]
+            left_out = _cross_validate(axes, Y, chosen_loss, folds, rng, tried)[2]
         lam = regularization or min(path, key=path.__getitem__)
         mean = np.full_like(Y, 1 / len(Y))
         X, _, converged = _minimise(
@@ -302,6 +313,9 @@ def fit(
         converged=converged,
         passes=axes.passes,
         path=tuple((tried, score) for tried, (score, _) in path.items()),
+        left_out=left_out * scale + center
+        if leave_out and left_out is not None
+        else None,
     )
 
 
@@ -483,10 +497,25 @@ def _ridge(
     return np.vstack([target / (axes.s + n / 2 * lam)[:, None], b]), lam, path
 
 
+def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
+    """Return what ridge says of each row without it, shape (n, C); see `_ridge`."""
+    n, inverse = axes.n, 1 / (axes.s + axes.n / 2 * lam)
+    without = np.empty_like(Y)
+    for rows, U in axes.rows():
+        residuals = Y[rows] - U @ X[:-1] - X[-1]
+        without[rows] = Y[rows] - residuals / (1 - 1 / n - U**2 @ inverse)[:, None]
+    return without
+
+
 def _cross_validate(
-    axes: _Axes, Y: Array, loss: Loss, folds: int, rng: np.random.Generator
-) -> tuple[Array, dict[float, Score]]:
-    """Try the strengths of `PATH`, each from the solution of the one before.
+    axes: _Axes,
+    Y: Array,
+    loss: Loss,
+    folds: int,
+    rng: np.random.Generator,
+    strengths: Sequence[float] = (),
+) -> tuple[Array, dict[float, Score], Array]:
+    """Try strengths, default `PATH`, each from the solution of the one before.
 
     Folds and classes are columns of one problem. Each fold has about the same share of
     each class.
@@ -497,6 +526,8 @@ def _cross_validate(
         Mean solution of the folds at the best strength.
     path : dict
         Score of each strength that was tried.
+    left_out : Array, shape (n, C)
+        f of the rows left out, at the best strength.
     """
     n, C = Y.shape
     order = rng.permutation(n)
@@ -509,18 +540,18 @@ def _cross_validate(
     X: Array | None = None
     path: dict[float, Score] = {}
     idle, least = 0, (math.inf, math.inf)
-    for lam in PATH.tolist():
+    for lam in strengths or PATH.tolist():
         X, F, reached = _minimise(axes, targets, W, loss, lam, X, CV_TOL, CV_ITER)
         left_out = F.reshape(n, folds, C)[np.arange(n), fold]
         score = float(_wrong(left_out, Y).mean()), float(loss.value(left_out, Y).mean())
         if not path or score < min(path.values()):
-            start = X.reshape(-1, folds, C).mean(axis=1)
+            start, best = X.reshape(-1, folds, C).mean(axis=1), left_out
         path[lam] = score
         idle = 0 if score[0] < least[0] or score[1] < least[1] else idle + 1
         least = min(least[0], score[0]), min(least[1], score[1])
         if idle == 2 or (idle and not reached):
             break
-    return start, path
+    return start, path, best
 
 
 def _minimise(

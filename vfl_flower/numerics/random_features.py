@@ -55,6 +55,7 @@ TILE = 2**20
 products where the threads of several processes wait for a core."""
 
 DTYPES: dict[int, np.dtype[Any]] = {
+    8: np.dtype(np.uint8),
     16: np.dtype(np.uint16),
     32: np.dtype(np.uint32),
     64: np.dtype(np.float64),
@@ -202,7 +203,7 @@ class RandomFeatures:
             read-only memory map.
         start, stop : int
             Range of features, 0 <= start < stop.
-        bits : {16, 32, 64}
+        bits : {8, 16, 32, 64}
             Type of the angles.
         rows : Array of int, shape (m,), optional
             Rows of `X` to use, in this order, repeats allowed. Default: all, m = n.
@@ -210,7 +211,7 @@ class RandomFeatures:
         Returns
         -------
         Array, shape (m, stop - start)
-            16 or 32 bits: unsigned integers of that size, in units of 2^-bits of a
+            8, 16 or 32 bits: unsigned integers of that size, in units of 2^-bits of a
             turn, the nearest; sums wrap. 64: float64 turns in [0, 1).
 
         Raises
@@ -225,17 +226,17 @@ class RandomFeatures:
         The result is made in tiles of at most 4 or 8 MiB: other memory is about 20 MB,
         whatever the numbers of rows, features and columns.
 
-        At 16 bits the products are in float32 where the largest of the block cannot
-        pass 2^20 units (16 turns): an angle is then off by half a unit and some
-        hundredths at most for standardised columns, and the angles of a row may differ
-        by a unit when other rows are computed with it. All other products are in
-        float64, whose result is rounded to the nearest angle. A product has the
-        relative precision of float64: above 2^51 units (2^35 turns at 16 bits, 2^19 at
-        32; the far tail of the Cauchy frequencies, or columns far from standardised)
-        its angle is that of the rounded product.
+        At 8 and 16 bits the products are in float32 where the largest of the block
+        cannot pass 2^20 units (16 turns at 16 bits): an angle is then off by half a
+        unit and some hundredths at most for standardised columns, and the angles of a
+        row may differ by a unit when other rows are computed with it. All other
+        products are in float64, whose result is rounded to the nearest angle. A product
+        has the relative precision of float64: above 2^51 units (2^35 turns at 16 bits,
+        2^19 at 32; the far tail of the Cauchy frequencies, or columns far from
+        standardised) its angle is that of the rounded product.
         """
         if bits not in DTYPES:
-            raise ValueError(f"bits must be 16, 32 or 64, got {bits}")
+            raise ValueError(f"bits must be 8, 16, 32 or 64, got {bits}")
         if len(X.shape) != 2 or X.shape[1] != self.n_columns:
             raise ValueError(
                 f"X must be a matrix of {self.n_columns} columns of real numbers, got "
@@ -273,7 +274,7 @@ class RandomFeatures:
                 )
             # No factor may leave the range of float32, even where products are small.
             factors = max(largest.max(), np.abs(W).max())
-            single = bits == 16 and bound < 2**20 and factors < 2**60
+            single = bits <= 16 and bound < 2**20 and factors < 2**60
             A, P = buffers[0 if single else 1]
             W = W.astype(A.dtype, copy=False)
             done = 0
@@ -294,9 +295,9 @@ def features(
 
     Parameters
     ----------
-    angles : Array of uint16, uint32 or float64, any shape
+    angles : Array of uint8, uint16, uint32 or float64, any shape
         Angles of rows as `RandomFeatures.angles` gives them, summed over the parties:
-        units of 2^-16 or 2^-32 of a turn, or turns.
+        units of 2^-8, 2^-16 or 2^-32 of a turn, or turns.
     dtype : numpy.float64 or numpy.float32
         Type of the features, unless `out` is given.
     out : Array of float64 or float32, shape of `angles`, optional
@@ -314,13 +315,14 @@ def features(
     """
     if angles.dtype not in DTYPES.values():
         raise ValueError(
-            f"angles must be of type uint16, uint32 or float64, got {angles.dtype}"
+            "angles must be of type uint8, uint16, uint32 or float64, got "
+            f"{angles.dtype}"
         )
     if out is None:
         out = np.empty(angles.shape, dtype=dtype)
-    if angles.dtype == np.uint16:
+    if angles.dtype.itemsize <= 2:
         # All indices are in the table; "clip" is the mode without a check of them.
-        np.take(_table(out.dtype), angles, out=out, mode="clip")
+        np.take(_table(out.dtype, angles.dtype.itemsize), angles, out=out, mode="clip")
         return out
     turn = 1.0 if angles.dtype.kind == "f" else 2.0**32
     np.multiply(angles, 2 * np.pi / turn, out=out)
@@ -495,7 +497,9 @@ def _wrap(product: Array, out: Array, small: bool) -> None:
 
 
 @cache
-def _table(dtype: np.dtype[np.floating]) -> Array:
-    """Return sqrt(2) cos of the 65,536 angles of 16 bits."""
-    turns = np.arange(2**16) / 2**16
-    return (math.sqrt(2) * np.cos(2 * np.pi * turns)).astype(dtype)
+def _table(dtype: np.dtype[np.floating], itemsize: int) -> Array:
+    """Return sqrt(2) cos of all angles of so many bytes, one or two."""
+    count = 2 ** (8 * itemsize)
+    turns = np.arange(count) / count
+    table: Array = (math.sqrt(2) * np.cos(2 * np.pi * turns)).astype(dtype)
+    return table

@@ -18,6 +18,7 @@ import numpy as np
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.party import Party, digest_ids
+from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
 """What a column holds: yes and no are numbers."""
@@ -122,8 +123,8 @@ def arrange(party: Party, order: Sequence[str]) -> None:
         )
     if isinstance(party.X, Rows):
         raise PartyError(
-            "columns of a party whose rows are no array must stand in the order of the "
-            "first party's: name them in this order"
+            "columns of a party whose rows are no array must stand in the order of "
+            "the first party's: name them in this order"
         )
     widths = [len(entry["levels"] or [0]) for entry in entries.values()]
     ends = pairwise(accumulate(widths, initial=0))

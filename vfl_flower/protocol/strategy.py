@@ -347,6 +347,13 @@ class ProtocolStrategy(Strategy):
         """
         return None
 
+    def trade(self, n_rows: int) -> str:
+        """Say what a plan's figures depend on beyond sizes, as sentences; or nothing.
+
+        Such as how much more a run may send where that lowers its error.
+        """
+        return ""
+
     def scaled(self, share: float) -> Self:
         """Return the strategy that needs as many messages on a share of the rows.
 

@@ -210,7 +210,7 @@ class Circle:
 
     Parameters
     ----------
-    bits : {16, 32}
+    bits : {8, 16, 32}
         Width of an element; one turn is ``2^bits`` units.
     parties : int
         Number of parties, at least 1. A sum of more would be exact as well.
@@ -218,7 +218,7 @@ class Circle:
     Raises
     ------
     ValueError
-        If `bits` is neither 16 nor 32, or `parties` is less than 1.
+        If `bits` is none of 8, 16 and 32, or `parties` is less than 1.
 
     Examples
     --------
@@ -236,15 +236,15 @@ class Circle:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.bits not in (16, 32):
-            raise ValueError(f"bits must be 16 or 32, got {self.bits}")
+        if self.bits not in (8, 16, 32):
+            raise ValueError(f"bits must be 8, 16 or 32, got {self.bits}")
         _check_parties(self.parties)
         object.__setattr__(self, "bits", operator.index(self.bits))
         object.__setattr__(self, "parties", operator.index(self.parties))
 
     @property
     def name(self) -> str:
-        """``"circle16"`` or ``"circle32"``."""
+        """``"circle8"``, ``"circle16"`` or ``"circle32"``."""
         return f"circle{self.bits}"
 
     @property
@@ -377,6 +377,7 @@ class Plain:
 GROUPS: dict[str, Callable[[float, int], Group]] = {
     "ring": Ring,
     "plain": Plain,
+    "circle8": lambda bound, parties: Circle(8, parties),
     "circle16": lambda bound, parties: Circle(16, parties),
     "circle32": lambda bound, parties: Circle(32, parties),
     "field": lambda bound, parties: Field(parties=parties),
@@ -388,8 +389,8 @@ def group(name: str, bound: float, parties: int) -> Group:
 
     Parameters
     ----------
-    name : {"ring", "plain", "circle16", "circle32", "field"}
-        `Ring`, `Plain`, `Circle` with 16 or 32 bits a turn, or `Field`.
+    name : {"ring", "plain", "circle8", "circle16", "circle32", "field"}
+        `Ring`, `Plain`, `Circle` with 8, 16 or 32 bits a turn, or `Field`.
     bound : float
         Largest size of a value; larger ones are clipped and counted. A circle ignores
         it, since angles have no size.

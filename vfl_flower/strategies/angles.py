@@ -23,6 +23,9 @@ T = TypeVar("T")
 Masking = Literal["circle", "paper", "plain"]
 """How angles are hidden: modulo a turn under masks, as in Algorithm 3, or not."""
 
+CircleBits = Literal[8, 16, 32]
+"""Bits of an angle that parties add under masks."""
+
 Topology = Literal["star", "ring", "tree"]
 """How sums travel: to the server, along a chain of parties, or along a tree of them."""
 
@@ -53,7 +56,7 @@ class Angles:
     ----------
     parties, holders : Parties, list of int
         All parties, and those of them that hold labels.
-    bits : {16, 32, 64}
+    bits : {8, 16, 32, 64}
         Of an angle, added on a circle of as many bits; 64: real turns without masks.
     topology : {"star", "ring", "tree"}
         How sums travel.
@@ -81,9 +84,16 @@ class Angles:
         """Whether there is one label holder, which then has all of the scores."""
         return len(self.holders) == 1
 
-    def sums(self) -> dict[str, Sum]:
-        """Return the sums of angles that a star asks for, one for each label holder."""
-        return {f"angles_{j}": Sum(1.0, self._group, to=j) for j in self.holders}
+    def sums(self, *names: str) -> dict[str, Sum]:
+        """Return the sums of angles that a star asks for, one for each label holder.
+
+        `names` are those of the reply's values, default ``"angles"``.
+        """
+        return {
+            f"{name}_{j}": Sum(1.0, self._group, to=j)
+            for name in names or ("angles",)
+            for j in self.holders
+        }
 
     def scores(self, holder: int) -> dict[str, Sum]:
         """Return the sum of the label holders' scores, for one of them."""

@@ -2,6 +2,9 @@
 
 [1] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
     Vertically Partitioned Data", KDD 2020.
+[2] F. Provost, D. Jensen, T. Oates, "Efficient Progressive Sampling", KDD 1999.
+[3] A. Rudi, L. Rosasco, "Generalization Properties of Learning with Random Features",
+    NeurIPS 2017.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -31,11 +35,11 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.settings import (
-    Bits,
     Count,
     Fraction,
     InRunConfig,
     Natural,
+    NotNegative,
     Positive,
     check_unused,
     settings,
@@ -45,6 +49,7 @@ from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies.angles import (
     Angles,
+    CircleBits,
     Masking,
     SummedAngles,
     Topology,
@@ -59,8 +64,18 @@ log = logging.getLogger("vfl_flower")
 MOST_FEATURES = 2048
 """Most features to spend the budget on: the solver's time grows with their cube."""
 
+FIRST_FEATURES = 250
+"""Fewest features to begin with where their number is chosen by what they gain."""
+
+LEAST_TRIED = 1000
+"""Fewest rows to compare with where only the number of rows is chosen."""
+
+TEST_ROWS = 4000
+"""Most rows held out to ask for where sizes are chosen: the standard error of a share
+of wrong ones is then 0.8 points at most."""
+
 _OF_SOLVER = {
-    "direct": ("budget", "rows", "features"),
+    "direct": ("budget", "rows", "features", "tolerance"),
     "doubly-stochastic": ("iterations", "block", "step", "schedule"),
 }
 """Settings that have an effect with one of the solvers only."""
@@ -88,6 +103,9 @@ class FDSKL(ProtocolStrategy):
                    masked                                 holder can open the sum
     bandwidth      the label holder: their median         the bandwidth
     angles         omega_j^T x_j + b_j, masked            nothing
+    enough         the label holder: whether more angles  the answer
+                   lower the error, and how many
+                   features suffice
     fit            the label holder: a cross-validation   the score, and lambda
                    score, lambda, number of classes,
                    whether it converged
@@ -114,7 +132,8 @@ class FDSKL(ProtocolStrategy):
     -----
     Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, with private
     features; 3. an intercept in the direct solver; 4. blocks of instances and
-    features; 5. with ``masking="paper"`` the party whose phase stays is picked once for
+    features; 5. as many rows and features as lower the error; 6. with
+    ``masking="paper"`` the party whose phase stays is picked once for
     each label holder, not at each call: a feature whose phase changes is another one.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
@@ -158,15 +177,22 @@ class FDSKL(ProtocolStrategy):
     the label holder, without further messages; 1 / n with the doubly stochastic
     solver."""
     budget: Natural = 64_000_000
-    """Bytes of angles that a party sends to train the direct solver."""
+    """Most bytes of angles that a party sends to train the direct solver."""
+    tolerance: NotNegative = 0.0
+    """Where the direct solver stops asking for more rows and features, before it has
+    used up the budget: where the last step, of twice as many of each, lowered the mean
+    loss of rows left out by less than this share, 0.02 for example. Angles that were
+    sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
     """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
     for each feature."""
     features: Count = 0
     """Random features of the direct solver; 0: one for every eight rows, and more if
     the budget pays for them, up to 2,048."""
-    bits: Bits = 16
-    """Bits of an angle on the circle."""
+    bits: CircleBits = 16
+    """Bits of an angle on the circle. 8 take half of the bytes for the same rows and
+    features: for classes at the same test error, wherever we measured it; for numbers
+    with an error up to 3 % higher."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
@@ -200,7 +226,8 @@ class FDSKL(ProtocolStrategy):
     model_class = KernelModel
     needs = ("angles",)
     steps: ClassVar[Steps] = (
-        *(party.distances, party.bandwidth, party.angles, party.fit, party.start),
+        *(party.distances, party.bandwidth, party.angles, party.enough, party.fit),
+        party.start,
         *(party.iterate, party.answer, party.held_out_angles),
     )
     evaluation_steps = (party.answer, party.held_out_angles)
@@ -271,15 +298,20 @@ class FDSKL(ProtocolStrategy):
                 f"{self.rows}"
             )
         M = self.iterations * self.block
+        sizes: list[tuple[int, int]] = []
         if direct:
             train, M = self._sample(train, run)
+            sizes = self._sizes(len(train), M)
+        if len(sizes) > 1:  # each step's rows are the first ones of the next step's
+            train = run.rng("order of rows").permutation(train)
         check_block(M, self._bits, self.block_bytes, 1 if direct else self.block)
         if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
             raise FederationError(
                 f"step must be at most the {len(train)} rows to train on with "
                 f"regularization 'auto' (Theorem 4), got {self.step}"
             )
-        bandwidth = self._bandwidth(parties, holders[0], train if direct else None)
+        first = train[: sizes[min(1, len(sizes) - 1)][0]] if direct else None
+        bandwidth = self._bandwidth(parties, holders[0], first)
         setup = self._setup(parties, run, holders, M, bandwidth)
         model = KernelModel(
             f"{parties.session:016x}",
@@ -293,7 +325,8 @@ class FDSKL(ProtocolStrategy):
         kept = tuple(setup.shared.kept) if setup.shared else ()
         angles = Angles(parties, holders, self._bits, self.topology, kept)
         if direct:
-            trained = self._direct(angles, train, setup)
+            trained = self._direct(angles, train, sizes, setup)
+            M = model.n_features = int(trained.metrics["features"])
         else:
             trained = self._doubly_stochastic(angles, len(train), setup)
         model.kept = trained.kept
@@ -301,6 +334,8 @@ class FDSKL(ProtocolStrategy):
         if len(test):
             if direct:
                 most = max(1, self.budget // 4 // (M * self._bits // 8))
+                if len(sizes) > 1:
+                    most = min(most, TEST_ROWS)
                 order = run.rng("test rows").permutation(len(test))
                 test = np.sort(test[order[:most]])
             metrics |= self._evaluate(
@@ -332,6 +367,37 @@ class FDSKL(ProtocolStrategy):
             test = max(1, self.budget // 4 // (M * size))
             enough = max(enough, math.ceil(test / self.test_fraction))
         return enough
+
+    def trade(self, n_rows: int) -> str:
+        """Say how many bytes of angles a run sends, and for what."""
+        if self.solver != "direct":
+            return ""
+        n = n_rows - int(n_rows * self.test_fraction)
+        try:
+            rows, M = self._sample(np.arange(n), Run(0))
+        except FederationError:
+            return ""
+        sizes = self._sizes(len(rows), M)
+        sizes = sizes[1:] or sizes
+        steps = "; ".join(
+            f"{m:,} rows with {M:,} features, {m * M * self._bits / 8e6:.3g} MB"
+            for m, M in sizes
+        )
+        if len(sizes) == 1:
+            return (
+                f"For training a party sends the angles of {steps}. With a `tolerance` "
+                "such as 0.02 the run begins with fewer, and asks for more only as "
+                "long as they lower the error on rows left out; with a smaller "
+                "`budget` it never asks for more."
+            )
+        return (
+            f"For training a party sends the angles of, in all, one of: {steps}. The "
+            "run begins with the first and goes on as long as twice as many rows and "
+            f"features lower the error on rows left out by {self.tolerance:.1%} or "
+            "more, which costs two round trips at least each time. The labels of a "
+            "rehearsal have no pattern, so it ends early: the last figure is the most "
+            "that the run can send."
+        )
 
     def scaled(self, share: float) -> Self:
         """Scale the blocks, down to the least that the solver takes."""
@@ -387,6 +453,7 @@ class FDSKL(ProtocolStrategy):
             holders=holders,
             block=M if self.solver == "direct" else self.block,
             shared=shared,
+            tolerance=self.tolerance if self.solver == "direct" else 0.0,
         )
 
     def _bandwidth(self, parties: Parties, holder: int, rows: Array | None) -> float:
@@ -434,12 +501,128 @@ class FDSKL(ProtocolStrategy):
         rows = run.rng("rows").choice(train, size=m, replace=False, shuffle=False)
         return np.sort(rows), M
 
+    def _sizes(self, m: int, M: int) -> list[tuple[int, int]]:
+        """Return the numbers of rows and features to try, up to m and M.
+
+        A geometric schedule is asymptotically the cheapest [2]. Rows are eight for each
+        feature, as in a budget. The first pair is only compared with: it is part of the
+        second. Without one there is no step to try.
+        """
+        if not self.tolerance or self.topology != "star":
+            return [(m, M)]
+        sizes = [(m, M)]
+        while True:
+            rows, features = sizes[0]
+            if not self.features:
+                features //= 2
+            if not self.rows:
+                rows = min(rows, max(8 * features, rows // 4))
+            if (rows, features) == sizes[0] or features < FIRST_FEATURES // 2:
+                break
+            if self.features and rows < LEAST_TRIED:
+                break
+            sizes.insert(0, (rows, features))
+        return sizes if len(sizes) > 2 else [(m, M)]
+
     # -- solvers ---------------------------------------------------------------------
 
-    def _direct(self, angles: Angles, rows: Array, setup: party.Setup) -> _Trained:
-        """Collect the angles of the rows in blocks; solve at the label holder."""
-        parties, holder, M = angles.parties, angles.holders[0], setup.n_features
-        rows = rows.astype(np.uint32)
+    def _direct(
+        self,
+        angles: Angles,
+        rows: Array,
+        sizes: list[tuple[int, int]],
+        setup: party.Setup,
+    ) -> _Trained:
+        """Collect angles until more of them gain little; solve at the label holder."""
+        holder, regularization = angles.holders[0], _number(self.regularization, 0.0)
+        rows, known = rows.astype(np.uint32), (0, 0)
+        blocks = added = offsets = dict[int, Array]()
+        for fewer, (m, M) in pairwise(sizes):
+            blocks, added = self._grow(angles, rows[:m], known, M, setup)
+            known = m, M
+            if (m, M) == sizes[-1]:
+                break
+            features = angles.parties.ask_one(
+                holder,
+                party.enough,
+                problem=party.Problem(rows[:m], self.loss, regularization),
+                stop=M,
+                fewer_rows=fewer[0],
+                fewer_features=fewer[1],
+                angles=blocks,
+                added=added,
+            )["features"]
+            blocks = added = {}
+            if features:
+                known = m, features
+                break
+        else:
+            known = sizes[0]
+            blocks, offsets = self._collect(angles, rows, setup)
+        problem = party.Problem(rows[: known[0]], self.loss, regularization)
+        fitted = angles.parties.ask(
+            party.fit,
+            problem=angles.each({holder: problem}),
+            angles=angles.each({holder: blocks}),
+            offsets=angles.each(offsets),
+            added=angles.each({holder: added} if added else {}),
+            features=known[1] if len(sizes) > 1 else None,
+        )
+        solution = fitted[holder]
+        self._check_learned(fitted, holder, "regularization", "converged")
+        metrics = {
+            "regularization": solution["regularization"],
+            "converged": solution["converged"],
+            "rows": known[0],
+            "features": known[1],
+        }
+        if "cv_score" in solution:
+            metrics["cv_score"] = solution["cv_score"]
+        kept = all(fitted.each("kept"))
+        return _Trained(solution["columns"], kept, metrics=metrics)
+
+    def _grow(
+        self,
+        angles: Angles,
+        rows: Array,
+        known: tuple[int, int],
+        M: int,
+        setup: party.Setup,
+    ) -> tuple[dict[int, Array], dict[int, Array]]:
+        """Collect the angles of M features that are not known of the first rows yet.
+
+        Returns those of new rows, and of new features of the rows before, in blocks;
+        without new rows, the latter come first.
+        """
+        (n, before), bits, holder = known, angles.bits, angles.holders[0]
+        new, old = rows[n:], rows[:n] if before < M else rows[:0]
+        products = len(new) * M + len(old) * (M - before)
+        count = max(1, math.ceil(products * bits // 8 / self.block_bytes))
+        sealed: tuple[dict[int, Array], dict[int, Array]] = {}, {}
+        for k in range(count):
+            first, second = np.array_split(new, count)[k], np.array_split(old, count)[k]
+            request, more = party.AngleRequest(first, M, bits), None
+            if not len(first):
+                request = party.AngleRequest(second, M, bits, before)
+            elif len(second):
+                more = party.MoreAngles(second, M, bits, before)
+            replies = angles.ask(
+                party.angles.summing(**angles.sums("angles", *["added"] * bool(more))),
+                request=request,
+                setup=setup,
+                more=more,
+            )
+            summed = replies.sealed
+            sealed[0][k] = opened(summed[f"angles_{holder}"])
+            if more is not None:
+                sealed[1][k] = opened(summed[f"added_{holder}"])
+        return sealed
+
+    def _collect(
+        self, angles: Angles, rows: Array, setup: party.Setup
+    ) -> tuple[dict[int, Array], dict[int, Array]]:
+        """Collect the angles of all rows in blocks, and the phases to subtract."""
+        holder, M = angles.holders[0], setup.n_features
         blocks: dict[int, Array] = {}
         offsets: dict[int, Array] = {}
         for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
@@ -453,24 +636,7 @@ class FDSKL(ProtocolStrategy):
             blocks[k] = opened(summed.angles[holder])
             if holder in summed.offsets:
                 offsets[holder] = opened(summed.offsets[holder])
-        problem = party.Problem(rows, self.loss, _number(self.regularization, 0.0))
-        fitted = parties.ask(
-            party.fit,
-            problem=angles.each({holder: problem}),
-            angles=angles.each({holder: blocks}),
-            offsets=angles.each(offsets),
-        )
-        solution = fitted[holder]
-        self._check_learned(fitted, holder, "regularization", "converged")
-        metrics = {
-            "regularization": solution["regularization"],
-            "converged": solution["converged"],
-            "rows": len(rows),
-        }
-        if "cv_score" in solution:
-            metrics["cv_score"] = solution["cv_score"]
-        kept = all(fitted.each("kept"))
-        return _Trained(solution["columns"], kept, metrics=metrics)
+        return blocks, offsets
 
     def _doubly_stochastic(
         self, angles: Angles, n: int, setup: party.Setup

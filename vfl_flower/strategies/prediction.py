@@ -15,10 +15,16 @@ from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.settings import Bits, Natural, check_unused, settings
+from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.angles import Angles, Masking, Topology, check_topology
+from vfl_flower.strategies.angles import (
+    Angles,
+    CircleBits,
+    Masking,
+    Topology,
+    check_topology,
+)
 
 log = logging.getLogger("vfl_flower")
 
@@ -55,8 +61,8 @@ class FDSKLPrediction(ProtocolStrategy):
     model: str
     """The number of the model, which its training reported: ``result.model.model``."""
     _: KW_ONLY
-    bits: Bits = 16
-    """Bits of an angle on the circle."""
+    bits: CircleBits = 16
+    """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"

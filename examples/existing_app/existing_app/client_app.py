@@ -1,0 +1,57 @@
+"""The ClientApp of the hospitals: FedAvg as before, and the steps of vfl_flower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from existing_app.task import descend, load_data, probabilities
+from vfl_flower import FREE, Consent, Party, register
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Improve the common model on the rows of this hospital."""
+    X, y = load_data(context)
+    weights, bias = message.content.array_records["arrays"].to_numpy_ndarrays()
+    config = context.run_config
+    rate, steps = float(config["learning-rate"]), int(config["local-steps"])
+    arrays = ArrayRecord(list(descend(X, y, weights, bias, rate, steps)))
+    content = RecordDict(
+        {"arrays": arrays, "metrics": MetricRecord({"num-examples": len(y)})}
+    )
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Say how many labels of this hospital the common model gets right."""
+    X, y = load_data(context)
+    weights, bias = message.content.array_records["arrays"].to_numpy_ndarrays()
+    right = (probabilities(X, weights, bias) > 0.5) == y
+    metrics = MetricRecord({"num-examples": len(y), "accuracy": float(np.mean(right))})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+# -- new: the steps of vfl_flower ------------------------------------------------------
+
+
+def load(context: Context) -> Party:
+    """Return the same rows as a party of vfl_flower, with what may leave it."""
+    X, _ = load_data(context)
+    config = context.node_config
+    if "consent" not in config:  # a simulation, in which all rows are on one machine
+        return Party(X, consent=FREE)
+    consent, state_dir = (
+        Consent.load(str(config["consent"])),
+        Path(str(config["state-dir"])),
+    )
+    return Party(X, name=str(config["name"]), consent=consent, state_dir=state_dir)
+
+
+register(app, load)

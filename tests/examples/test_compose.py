@@ -1,0 +1,125 @@
+"""The Compose files: their form, what they may do, and the options they name."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "examples" / "compose"
+FILES = ["compose.coordinator.yaml", "compose.party.yaml"]
+README = (FOLDER / "README.md").read_text()
+
+WRITABLE = {
+    "coordinator": {"/federation/flwr", "/results"},
+    "party": {"${PARTY_HOME}/${PARTY}/state", "${PARTY_HOME}/${PARTY}/flwr"},
+    "setup": {"${PARTY_HOME}"},
+}
+"""The folders of the machine that each container may write."""
+
+
+def compose(name):
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+SERVICES = {name: s for file in FILES for name, s in compose(file)["services"].items()}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_form(file):
+    """Against the schema of the Compose specification, as check-jsonschema ships it."""
+    checker = pytest.importorskip("check_jsonschema")
+    jsonschema = pytest.importorskip("jsonschema")
+    vendor = Path(checker.__file__).parent / "builtin_schemas" / "vendor"
+    schema = json.loads((vendor / "compose-spec.json").read_text())
+    jsonschema.validate(compose(file), schema)
+    wrong = compose(file)
+    next(iter(wrong["services"].values()))["read-only"] = True
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_what_a_container_may_do(name):
+    service = SERVICES[name]
+    assert service["user"].startswith("${OWNER")
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    forbidden = {"privileged", "cap_add", "devices", "pid", "ipc", "env_file"}
+    assert not forbidden & service.keys()
+    volumes = service["volumes"]
+    assert {v["type"] for v in volumes} == {"bind"}
+    assert not any(v["bind"]["create_host_path"] for v in volumes)
+    writable = {v["target"] for v in volumes if not v.get("read_only")}
+    assert writable == WRITABLE[name]
+    assert "docker.sock" not in json.dumps(service)
+
+
+def test_every_service_is_looked_at():
+    assert set(SERVICES) == set(WRITABLE)
+
+
+def test_network():
+    """One port of the coordinator is open, that of the gate; setup has no network."""
+    assert SERVICES["coordinator"]["ports"] == ["8000:8000"]
+    assert "--port=8000" in SERVICES["coordinator"]["command"]
+    assert "ports" not in SERVICES["party"]
+    assert SERVICES["setup"]["network_mode"] == "none"
+
+
+def test_keys_are_files():
+    """No variable has a secret, and the key of the SuperLink is mounted as one."""
+    secrets = compose("compose.coordinator.yaml")["secrets"]
+    assert secrets == {"server-key": {"file": "./federation/server.key"}}
+    for service in SERVICES.values():
+        assert set(service["environment"]) <= {"FLWR_HOME", "HOME"}
+    mounted = [s["target"] for s in SERVICES["coordinator"]["secrets"]]
+    assert mounted == ["/federation/server.key"]
+
+
+def test_the_image_is_not_of_root():
+    lines = (FOLDER / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("USER")] == ["USER 65534:65534"]
+    assert lines[-1] == 'ENTRYPOINT ["vfl-flower"]'
+    for line in lines:
+        if line.startswith("COPY"):
+            for source in line.split()[1:-1]:
+                assert (FOLDER.parents[1] / source).exists()
+                assert f"!{source}" in (FOLDER / "Dockerfile.dockerignore").read_text()
+
+
+def commands():
+    """Return each command of vfl-flower with the options that are named for it."""
+    named = []
+    for name in ("coordinator", "party"):
+        command, *options = SERVICES[name]["command"]
+        given = {o.partition("=")[0] for o in options if o.startswith("--")}
+        named.append((command, given))
+    for line in re.findall(r"run --rm setup ((?:.*\\\n)*.*)", README):
+        words = line.replace("\\\n", " ").split()
+        named.append((words[0], {w for w in words if w.startswith("--")}))
+    return named
+
+
+def test_commands_are_found():
+    assert [name for name, _ in commands()] == ["coordinator", "party", "init", "party"]
+
+
+@pytest.mark.parametrize(("command", "options"), commands())
+def test_options_exist(command, options):
+    vfl = [sys.executable, "-m", "vfl_flower.app.cli"]
+    run = subprocess.run(
+        [*vfl, command, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"COLUMNS": "200", "TERM": "dumb", "PYTHONPATH": ":".join(sys.path)},
+    )
+    if "No such command" in run.stderr or "unexpected extra" in run.stderr:
+        pytest.skip(f"vfl-flower has no command {command}")
+    assert options
+    assert options <= set(re.findall(r"--[a-z][a-z-]*", run.stdout))

@@ -1,0 +1,106 @@
+"""FedAvg of an app that knows nothing of vfl_flower, and a strategy beside it."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from sklearn.datasets import load_breast_cancer
+
+import vfl_flower as vf
+from vfl_flower.app.flower_run import run
+from vfl_flower.simulation import InProcessGrid
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "existing_app"
+CONFIG = {"learning-rate": 1.0, "local-steps": 20}
+
+
+@pytest.fixture
+def grid(monkeypatch):
+    """Return a grid of three nodes that answer with the example's ClientApp."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from existing_app.client_app import app
+
+    grid = InProcessGrid([vf.Party(np.zeros((1, 1)))] * 3)
+    for place, context in enumerate(grid._contexts.values()):
+        context.node_config = {"partition-id": place, "num-partitions": 3}
+        context.run_config = dict(CONFIG)
+    grid._app = app
+    yield grid
+    for name in [name for name in sys.modules if name.startswith("existing_app")]:
+        del sys.modules[name]
+
+
+def rows():
+    X = load_breast_cancer().data
+    return (X - X.mean(axis=0)) / X.std(axis=0)
+
+
+def fed_avg(grid):
+    start = ArrayRecord([np.zeros(30), np.zeros(1)])
+    strategy = FedAvg(min_available_nodes=3, min_train_nodes=3)
+    return strategy.start(grid, start, num_rounds=2)
+
+
+def test_fed_avg_is_what_it_was(grid):
+    """Two rounds are the weighted means of twenty steps at each hospital."""
+    from existing_app.task import descend, load_data
+
+    model = np.zeros(30), np.zeros(1)
+    data = [load_data(context) for context in grid._contexts.values()]
+    for _ in range(2):
+        local = [descend(X, y, *model, 1.0, 20) for X, y in data]
+        sizes = [len(y) for _, y in data]
+        model = tuple(
+            np.average([one[part] for one in local], axis=0, weights=sizes)
+            for part in (0, 1)
+        )
+    result = fed_avg(grid)
+    for actual, expected in zip(result.arrays.to_numpy_ndarrays(), model, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-9)
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] > 0.95
+
+
+def test_a_strategy_beside_it(grid):
+    """It finds the segments that it finds without FedAvg on the same rows."""
+    fed_avg(grid)
+    strategy = vf.FKKMeans(n_clusters=3, seed=1)
+    beside = strategy.start(grid)
+    dealt = np.random.default_rng(0).permutation(len(rows()))
+    parties = [vf.Party(rows()[dealt[place::3]]) for place in range(3)]
+    alone = vf.simulate(strategy, parties)
+    assert beside.metrics["inertia"] == alone.metrics["inertia"]
+    assert fed_avg(grid).evaluate_metrics_clientapp[2]["accuracy"] > 0.95
+
+
+def test_the_old_part_knows_nothing_of_the_new_one():
+    """One line at the client, one at the server, and a loader."""
+    package = EXAMPLE / "existing_app"
+    assert "vfl_flower" not in (package / "task.py").read_text().partition('"""\n')[2]
+    for name, calls in (("client_app", "register"), ("server_app", "FKKMeans")):
+        tree = ast.parse((package / f"{name}.py").read_text())
+        called = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == calls
+        ]
+        assert len(called) == 1
+
+
+@pytest.mark.slow
+def test_by_flower(tmp_path):
+    report = tmp_path / "report.json"
+    run(
+        EXAMPLE,
+        run_config=[f'output="{report}"', "num-server-rounds=2"],
+        num_supernodes=3,
+        timeout=240,
+    )
+    result = json.loads(report.read_text())
+    assert result["accuracy"] > 0.95
+    assert result["inertia"] > 0
+    assert result["round_trips"] > 1
