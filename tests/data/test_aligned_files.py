@@ -1,5 +1,6 @@
 """Party files with other rows each are aligned, and later runs use the order."""
 
+import functools
 import logging
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vfl_flower import Alignment, CoresetVRLR, FederationError, Party, PartyFail
 from vfl_flower.app import client_app
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.register import make_client_app
+from vfl_flower.clients import alignment as client
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.simulation import InProcessGrid
 
@@ -148,6 +150,25 @@ def test_a_file_that_lacks_ids_is_refused(folder):
     with pytest.raises(PartyFailed, match=rule) as caught:
         run(folder, TRAIN)
     assert "r1" not in str(caught.value)
+
+
+def test_a_file_that_changes_during_the_alignment_is_refused(tmp_path, monkeypatch):
+    """Its shuffled list is of the earlier rows, so their places mean other ids now."""
+    for j in range(3):
+        write(tmp_path, j, range(N))
+    whole, written = client.encrypt_points.function, []
+
+    def encrypt_points(member, points):
+        if member.index == 1 and not written:
+            written.append(write(tmp_path, 1, range(N - 1, -1, -1)))
+        return whole(member, points)
+
+    functools.update_wrapper(encrypt_points, whole)
+    monkeypatch.setattr(client.encrypt_points, "function", encrypt_points)
+    with pytest.raises(PartyFailed, match="changed during the alignment") as caught:
+        run(tmp_path, ALIGN)
+    assert caught.value.party == "weather"
+    assert not (tmp_path / "state-1" / "alignment-2026-q4.npz").exists()
 
 
 def test_orders_of_two_runs_do_not_mix(folder):
