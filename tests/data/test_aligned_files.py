@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.clients import alignment as client
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.row_order import load_order, save_order
 from vfl_flower.simulation import InProcessGrid
 
 NAMES = "airline", "weather", "registry"
@@ -178,6 +180,16 @@ def test_orders_of_two_runs_do_not_mix(folder):
     (folder / "state-0" / "alignment-2026-q4.npz").write_bytes(kept)
     with pytest.raises(FederationError, match="row ids"):
         run(folder, TRAIN)
+
+
+def test_another_order_under_the_same_tag_is_not_taken_from_the_cache(folder):
+    """A server that repeats a tag would have X in one order and ids in another."""
+    before, ids = FileGrid(folder, TRAIN).load(0), ids_of(folder, 0)
+    order = load_order(folder / "state-0", "2026-q4")
+    save_order(folder / "state-0", replace(order, ids=order.ids[::-1]))
+    after = FileGrid(folder, TRAIN).load(0)
+    assert list(after.read_ids()) == ids[::-1]
+    np.testing.assert_array_equal(after.X, before.X[::-1])
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def from_file(
     who = f"party {name!r}"
     stamp = _stamp(path, source, who)
     order = _order(source)
-    digest = "" if order is None else order.digest
-    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding, digest)
+    key = "" if order is None else order.key
+    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding, key)
     converted = entry.load()
     if converted is None:
         converted = _convert(path, source, who, folder, encoding, entry, order)
