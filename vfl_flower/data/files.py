@@ -8,6 +8,7 @@ import logging
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -305,9 +306,10 @@ class Plan:
         only_ids: bool = False,
     ) -> Plan:
         """Return the plan of a table for the options."""
-        names, faults = list(dict.fromkeys(table.names)), []
+        counts, faults = Counter(table.names), []
+        names = list(counts)
         for name in names:
-            if table.names.count(name) > 1:
+            if counts[name] > 1:
                 text = f"{who} has more than one column {name!r}"
                 faults.append(fault("header", name, text))
         npz = path.suffix.lower() == ".npz"  # its ids and its y need no option
