@@ -1,6 +1,8 @@
 """Party files with other rows each are aligned, and later runs use the order."""
 
+import functools
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ from vfl_flower import Alignment, CoresetVRLR, FederationError, Party, PartyFail
 from vfl_flower.app import client_app
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.register import make_client_app
+from vfl_flower.clients import alignment as client
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.row_order import load_order, save_order
 from vfl_flower.simulation import InProcessGrid
 
 NAMES = "airline", "weather", "registry"
@@ -150,6 +154,25 @@ def test_a_file_that_lacks_ids_is_refused(folder):
     assert "r1" not in str(caught.value)
 
 
+def test_a_file_that_changes_during_the_alignment_is_refused(tmp_path, monkeypatch):
+    """Its shuffled list is of the earlier rows, so their places mean other ids now."""
+    for j in range(3):
+        write(tmp_path, j, range(N))
+    whole, written = client.encrypt_points.function, []
+
+    def encrypt_points(member, points):
+        if member.index == 1 and not written:
+            written.append(write(tmp_path, 1, range(N - 1, -1, -1)))
+        return whole(member, points)
+
+    functools.update_wrapper(encrypt_points, whole)
+    monkeypatch.setattr(client.encrypt_points, "function", encrypt_points)
+    with pytest.raises(PartyFailed, match="changed during the alignment") as caught:
+        run(tmp_path, ALIGN)
+    assert caught.value.party == "weather"
+    assert not (tmp_path / "state-1" / "alignment-2026-q4.npz").exists()
+
+
 def test_orders_of_two_runs_do_not_mix(folder):
     """Where a party has missed the last one."""
     kept = (folder / "state-0" / "alignment-2026-q4.npz").read_bytes()
@@ -157,6 +180,16 @@ def test_orders_of_two_runs_do_not_mix(folder):
     (folder / "state-0" / "alignment-2026-q4.npz").write_bytes(kept)
     with pytest.raises(FederationError, match="row ids"):
         run(folder, TRAIN)
+
+
+def test_another_order_under_the_same_tag_is_not_taken_from_the_cache(folder):
+    """A server that repeats a tag would have X in one order and ids in another."""
+    before, ids = FileGrid(folder, TRAIN).load(0), ids_of(folder, 0)
+    order = load_order(folder / "state-0", "2026-q4")
+    save_order(folder / "state-0", replace(order, ids=order.ids[::-1]))
+    after = FileGrid(folder, TRAIN).load(0)
+    assert list(after.read_ids()) == ids[::-1]
+    np.testing.assert_array_equal(after.X, before.X[::-1])
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_each_fault_alone_is_found_and_nothing_else(tmp_path, key):
         ("0\n1\n1\n", "has no header"),
         ("17,zqx-ann,0.5\n18,zqx-bob,0.7\n", "has no header"),
         ("zqx-ann,hunter,47\nzqx-bob,Secretville,18\n", "has no header"),
-        ("a,b\n1,2\n1,zqx,31337\n", "1 rows of the file have not as many fields"),
+        ("a,b\n1,2\n1,zqx,31337\n", "1 rows of the party have not as many fields"),
         ("a,a\n1,zqx\n", "more than one column 'a'"),
         (b"a,b\n1,\0\n", "cannot be read"),
         (zipped("a\n1\n")[:-9], "cannot be read"),

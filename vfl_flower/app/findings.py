@@ -41,7 +41,7 @@ def print_findings(checked: Checked, show: bool) -> None:
         if show and finding.examples:
             text += f" [{', '.join(finding.examples[:10])}]"
         cells = (MARKS[finding.level], finding.column or "", text, finding.option)
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(_printable(cell)) for cell in cells))
     console = Console(soft_wrap=False)
     if checked.findings:
         console.print(table)
@@ -49,3 +49,8 @@ def print_findings(checked: Checked, show: bool) -> None:
         f"{checked.rows} rows, {checked.columns} columns of numbers; to mend: "
         f"{counts['error']}, to look at: {counts['warning']}, done: {counts['note']}"
     )
+
+
+def _printable(text: str) -> str:
+    """Return a text without signs that would steer a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -9,8 +9,10 @@ of all parties, so that points of one id are equal, in whatever list.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NotRequired, TypedDict
 
@@ -57,12 +59,15 @@ class Passes:
         How many ids each party has, as the server has said; in party order.
     left : int
         How many lists of other parties it will still encrypt.
+    ids : bytes
+        Digest of the party's ids in the order of its file.
     rows : Array of int, shape (m,), or None
         Rows that all parties hold, in the common order, as soon as they are known.
     """
 
     sizes: list[int]
     left: int
+    ids: bytes
     rows: Array | None = None
 
 
@@ -103,7 +108,7 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
-    party.remember(Passes(list(sizes), party.n_parties - 1))
+    party.remember(Passes(list(sizes), party.n_parties - 1, _digest(party, ids)))
     hashed = hash_ids(ids)[_shuffle(party)]
     return {"points": encrypt(hashed, _key(party, "points"), hashed=True).tobytes()}
 
@@ -154,7 +159,7 @@ def hash_with_key(
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
-    party.remember(Passes(list(sizes), 0))
+    party.remember(Passes(list(sizes), 0, _digest(party, ids)))
     key = derive_key(_shared_key(party), [b"vfl_flower keyed ids 1", salt])
     return {"hashes": keyed_hashes(ids, key)[_shuffle(party)]}
 
@@ -184,11 +189,13 @@ def keep_order(
         raise PartyError("the lists are not encrypted by all parties yet")
     if len(np.unique(positions)) < len(positions) or not len(positions):
         raise PartyError("positions must be of distinct rows, and of one at least")
+    ids = normal_ids(party.read_ids())
+    if _digest(party, ids) != run.ids:
+        raise PartyError("the ids in this party's data changed during the alignment")
     rows = _shuffle(party)[positions]
     run.rows = rows
     if party.state_dir is None:
         return {"kept": False}
-    ids = normal_ids(party.read_ids())
     salt = _key(party, "order")
     order = RowOrder.of(alignment, tag.hex(), salt, [ids[k] for k in rows.tolist()])
     save_order(party.state_dir, order)
@@ -212,6 +219,14 @@ def _key(party: Party, purpose: str) -> bytes:
     It comes from the operating system's randomness, whatever the seed of the run.
     """
     return derive_key(party.run_secret, [b"vfl_flower alignment 1", purpose.encode()])
+
+
+def _digest(party: Party, ids: Sequence[bytes]) -> bytes:
+    """Return a keyed digest of ids in their order, of this party and this run alone."""
+    digest = hashlib.blake2b(key=_key(party, "ids"), digest_size=32)
+    for one in ids:
+        digest.update(b"%d:%b" % (len(one), one))
+    return digest.digest()
 
 
 def _shuffle(party: Party) -> Array:

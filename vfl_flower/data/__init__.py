@@ -48,6 +48,9 @@ from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.tables import FORMATS, files_of
 from vfl_flower.protocol.party import Party, PartyError
 
+SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
+"""Endings of spreadsheets, which are not read."""
+
 IMPUTE = ("mean", "median", "none")
 """What missing values become; none: they are an error."""
 
@@ -184,7 +187,22 @@ def _is_synthetic(source: PartySource) -> bool:
 
 
 def party_file(source: PartySource) -> tuple[Path, list[Path]]:
-    """Return the file of the party, and all files of its folder where it has one."""
+    """Return the file of the party, and all files of its folder where it has one.
+
+    Raises
+    ------
+    PartyError
+        There is none, or the party may not look for it.
+    """
+    try:
+        return _party_file(source)
+    except OSError as error:
+        raise PartyError(
+            f"data of {who_of(source)} cannot be opened: {error.strerror}"
+        ) from None
+
+
+def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
     if source.data.startswith(QUERY):
         return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []
     path = Path(source.data).expanduser()
@@ -209,6 +227,7 @@ def party_file(source: PartySource) -> tuple[Path, list[Path]]:
         "synthetic[:n=..,d=..,noise=..,correlation=..], or the absolute path of a "
         f"folder or of a file that ends in {', '.join(FORMATS)}"
         + (f", got {source.data!r}" if word else "")
+        + ("; save a spreadsheet as CSV" if path.suffix.lower() in SHEETS else "")
     )
 
 

@@ -114,7 +114,7 @@ class CacheEntry:
     ) -> CacheEntry:
         """Return the entry, named by all that its content depends on.
 
-        `order` is the digest of the order of its rows, where that is not the file's.
+        `order` is the key of the order of its rows, where that is not the file's.
         """
         root = os.environ.get("VFL_FLOWER_CACHE")
         if not root:

@@ -12,7 +12,7 @@ import numpy as np
 
 from vfl_flower.data import check_impute, party_file
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, columns_of
-from vfl_flower.data.files import Survey, survey_file
+from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.kinds import YES
 from vfl_flower.data.source import PartySource
@@ -27,6 +27,9 @@ APART = 1000.0
 
 FEW_ROWS = 20
 """Rows below which nothing is said of how values are distributed."""
+
+MOST_WHOLE = 2.0**53
+"""The float64 up to which each integer is one."""
 
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
 """Numbers that often stand for a missing value at an end of a column."""
@@ -76,11 +79,13 @@ def check(source: PartySource) -> Checked:
     Checked
         Only the examples of its findings are values of the data.
     """
-    who = "the file"
+    who = "the party"
     try:
         check_impute(source)
         path, _ = party_file(source)
+        stamp = stamp_of(path, source, who)
         survey = survey_file(path, source, who, fingerprint=True)
+        check_unchanged(path, source, who, stamp)
     except PartyError as error:
         # What stops a reader stands alone: nothing else can be told of the file.
         about = "header" if "header" in str(error) else "file"
@@ -134,6 +139,12 @@ def _of_column(
     if column.kind == "comma":
         text = f"{what} holds numbers with decimal commas, read as such"
         yield Finding("note", "decimal", name, text, "delimiter")
+    largest = max(abs(numbers.least), abs(numbers.most))
+    if numbers.whole and MOST_WHOLE < largest < 2.0**64:
+        text = f"{what} holds integers above 2^53, of which the last digits are lost: "
+        text += "set it as id-column, or leave it out"
+        yield Finding("warning", "digits", name, text, "id-column or columns")
+        return
     if numbers.constant:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding(
@@ -181,6 +192,10 @@ def _of_levels(column: Column, entry: dict[str, Any], given: bool) -> Iterator[F
         text = f"{what} has {count} different texts: the {kept} most frequent become "
         text += "columns of 0 and 1, and the others one column"
         yield Finding("warning", "levels", name, text, "max-levels", examples)
+    elif count > FEW_ROWS and 2 * count > column.numbers.n - column.numbers.gaps:
+        text = f"{what} has {count} different texts, and most rows have one of their "
+        text += "own, as ids or free text do: leave it out"
+        yield Finding("warning", "levels", name, text, "columns", examples)
     else:
         text = f"{what} holds {count} different texts, which become {count} columns "
         text += "of 0 and 1"

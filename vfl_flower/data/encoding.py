@@ -149,7 +149,7 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
         text = f"{what} must hold numbers or text: leave it out by columns"
         return [fault("type", name, text, "columns")]
     if column.kind in REFUSED:
-        about = "dates" if column.kind == "slashes" else "numbers"
+        about = "dates" if column.kind == "otherdate" else "numbers"
         return [fault(about, name, f"{what} {REFUSED[column.kind]}", "columns")]
     if numbers.infinite:
         text = f"{what} must have no infinite value, {numbers.infinite} found"

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import logging
 import re
+import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,15 +102,15 @@ def from_file(
     """Return the party of a file, from the cache if it is there."""
     name = source.name or name_of(path)
     who = f"party {name!r}"
-    stamp = _stamp(path, source, who)
+    stamp = stamp_of(path, source, who)
     order = _order(source)
-    digest = "" if order is None else order.digest
-    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding, digest)
+    key = "" if order is None else order.key
+    entry = CacheEntry.of(path, stamp, source, bool(folder), encoding, key)
     converted = entry.load()
     if converted is None:
         converted = _convert(path, source, who, folder, encoding, entry, order)
         try:
-            _check_unchanged(path, source, who, stamp)
+            check_unchanged(path, source, who, stamp)
         except PartyError:
             entry.remove()
             raise
@@ -142,7 +144,7 @@ def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
 def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
     """Return the ids in the order of the file; None without an id column."""
     who = f"party {source.name or name_of(path)!r}"
-    stamp = _stamp(path, source, who)
+    stamp = stamp_of(path, source, who)
     entry = CacheEntry.of(path, stamp, source, False, None)
     if source.id_column and (stored := entry.load_ids()) is not None:
         return stored
@@ -166,7 +168,7 @@ def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
                 for text in ids.texts(b.column(0)).to_pylist()
             ]
     try:
-        _check_unchanged(path, source, who, stamp)
+        check_unchanged(path, source, who, stamp)
     except PartyError:
         entry.remove()
         raise
@@ -223,11 +225,12 @@ def _not_kept(who: str, entry: CacheEntry, error: OSError) -> None:
     )
 
 
-def _stamp(path: Path, source: PartySource, who: str) -> tuple[int, int]:
+def stamp_of(path: Path, source: PartySource, who: str) -> tuple[int, int]:
     """Return what changes with a file: its size and its modification time.
 
-    Of a query it is that of the files named in it, in single quotes; where there are
-    none, it is new each time, so that the query runs for each message.
+    Nothing is opened: a pipe would wait, and a device may never end. Of a query it is
+    that of the files named in it, in single quotes; where there are none, it is new
+    each time, so that the query runs for each message.
     """
     if source.data.startswith(QUERY):
         quoted = re.findall("'([^']+)'", source.data)
@@ -249,7 +252,11 @@ def _stamp(path: Path, source: PartySource, who: str) -> tuple[int, int]:
         ) from None
     except OSError as error:
         raise _unreadable(path, who, error) from None
-    if any(stat.st_size == 0 for stat in stats):
+    if not all(stat.S_ISREG(about.st_mode) for about in stats):
+        raise PartyError(
+            f"the data file of {who} must be a file, and no folder, pipe or device"
+        )
+    if any(about.st_size == 0 for about in stats):
         raise PartyError(f"the data file of {who} is empty")
     if len(stats) == 1:
         return stats[0].st_size, stats[0].st_mtime_ns
@@ -260,10 +267,11 @@ def _stamp(path: Path, source: PartySource, who: str) -> tuple[int, int]:
     return sum(stat.st_size for stat in stats), int.from_bytes(digest, "big")
 
 
-def _check_unchanged(
+def check_unchanged(
     path: Path, source: PartySource, who: str, stamp: tuple[int, int]
 ) -> None:
-    if stamp[0] and _stamp(path, source, who) != stamp:
+    """Raise ``PartyError`` where the file is not as it was."""
+    if stamp[0] and stamp_of(path, source, who) != stamp:
         raise PartyError(f"the data file of {who} changed while it was read")
 
 
@@ -298,9 +306,10 @@ class Plan:
         only_ids: bool = False,
     ) -> Plan:
         """Return the plan of a table for the options."""
-        names, faults = list(dict.fromkeys(table.names)), []
+        counts, faults = Counter(table.names), []
+        names = list(counts)
         for name in names:
-            if table.names.count(name) > 1:
+            if counts[name] > 1:
                 text = f"{who} has more than one column {name!r}"
                 faults.append(fault("header", name, text))
         npz = path.suffix.lower() == ".npz"  # its ids and its y need no option
@@ -620,8 +629,9 @@ def _features(
     for name in features:
         if name == "" or name.startswith("__index_level_"):
             raise PartyError(
-                f"{who} has a column without a name (pandas writes its index as one): "
-                "write the file without it, or choose by columns"
+                f"{who} has a column without a name, as where pandas has written its "
+                "index or lines end in a delimiter: write the file without it, or "
+                "choose by columns"
             )
     return features
 

@@ -11,8 +11,9 @@ comma       the number, with a decimal comma, where commas do not separate field
 date        days since 1970-01-01, with the time of day as a fraction: ``2013-01-31``,
             ``2013-01-31 10:30:00``, with ``Z`` or ``+02:00`` as UTC, ``31.01.2013``;
             a time of day alone is the fraction of a day
-slashes     refused: ``1/2/2013`` is a day in January or February
-thousands   refused: ``1,234`` where commas separate fields
+otherdate   refused: ``1/2/2013`` is a day in January or February, ``1.2.13`` of one of
+            two centuries, and other forms are not read
+thousands   refused: ``1,234`` where commas separate fields, ``1.234,5`` and ``1 234``
 text        the place of the level
 ==========  ============================================================================
 """
@@ -25,15 +26,16 @@ import numpy as np
 
 from vfl_flower.typing import Array
 
-KINDS = ("number", "truth", "comma", "date", "slashes", "thousands", "text")
+KINDS = ("number", "truth", "comma", "date", "otherdate", "thousands", "text")
 """The kinds of a column of text, in the order in which they are tried."""
 
 REFUSED = {
-    "slashes": "holds dates with slashes, of which nobody knows the month: write them "
-    "as 2013-01-31, or leave the column out by columns",
-    "thousands": "holds numbers with commas in them, which may be decimal or for "
-    "thousands: write them with a point and without commas, or leave the column out "
-    "by columns",
+    "otherdate": "holds dates in several forms, or in one that is not read, such as "
+    "with slashes, where nobody knows the month, or as 1.2.13: write them as "
+    "2013-01-31, or leave the column out by columns",
+    "thousands": "holds numbers with commas, points or blanks in them, which may be "
+    "decimal or for thousands: write them with one point and nothing else, or leave "
+    "the column out by columns",
 }
 """Kinds that cannot become numbers, and why."""
 
@@ -42,8 +44,16 @@ YES, NO = ("yes", "y", "true", "t"), ("no", "n", "false", "f")
 DAY = 86_400_000_000
 """Microseconds of a day."""
 
-_SLASHES = r"^\s*\d{1,2}/\d{1,2}/(\d{2}|\d{4})(\s.*)?$"
-_COMMAS = r"^\s*[-+]?\d+(,\d+)*(\.\d+)?\s*$"
+_MONTH = r"(jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])\pL*\.?"
+_OTHER_DATE = (
+    r"(?i)^\s*(\d{1,2}[/.-]\d{1,2}[/.-](\d{2}|\d{4})|\d{4}[/.-]\d{1,2}[/.-]\d{1,2}"
+    rf"|\d{{1,2}}\.?[- ]?{_MONTH}[-, ]*\d{{2,4}}|{_MONTH} ?\d{{1,2}},? \d{{4}})"
+    r"([ T].*)?$"
+)
+_DOTTED = r"^\d{1,2}\.\d{1,2}\.\d{4}$"
+_THOUSANDS = (
+    r"^\s*[-+]?(\d+(,\d+)*(\.\d+)?|\d{1,3}([. '\x{a0}\x{202f}]\d{3})+(,\d+)?)\s*$"
+)
 _ONE_COMMA = r"^\s*[-+]?\d*(,\d+)?([eE][-+]?\d+)?\s*$"
 _TIME = r"^\s*\d\d:\d\d(:\d\d(\.\d{1,6})?)?\s*$"
 
@@ -150,10 +160,10 @@ def parse(column: Any, kind: str) -> Array | None:
             return _as_float(pc.if_else(pc.is_null(column), None, yes))
         case "date":
             return _dates(column)
-        case "slashes":
-            fits = _all(pc.match_substring_regex(column, _SLASHES))
+        case "otherdate":
+            fits = _all(pc.match_substring_regex(column, _OTHER_DATE))
         case _:
-            fits = _all(pc.match_substring_regex(column, _COMMAS))
+            fits = _all(pc.match_substring_regex(column, _THOUSANDS))
     return np.zeros(len(column)) if fits else None
 
 
@@ -215,6 +225,8 @@ def _dates(column: Any) -> Array | None:
             return _days(texts.cast(pa.timestamp("us")))
         except pa.ArrowInvalid:
             return None
+    if not _all(pc.match_substring_regex(texts, _DOTTED)):
+        return None  # %Y takes 13 for the year 13
     days = pc.strptime(texts, format="%d.%m.%Y", unit="us", error_is_null=True)
     return _days(days) if days.null_count == column.null_count else None
 

@@ -288,8 +288,9 @@ def survey(
         }
         wanted = list(dict.fromkeys([*columns, *(extra if first else ())]))
         for batch in table.read(wanted):
+            block = dict(zip(wanted, batch.columns, strict=True))
             for name, column in columns.items():
-                column.add(batch.column(wanted.index(name)))
+                column.add(block[name])
             if first and look:
                 look(batch)
         waiting = {c.name: c.kinds for c in columns.values() if c.failed}

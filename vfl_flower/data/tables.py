@@ -21,6 +21,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from vfl_flower.data.kinds import is_number, is_text
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
 from vfl_flower.protocol.party import PartyError
@@ -55,6 +56,12 @@ SAMPLE = 2**16
 
 BATCH_VALUES = 2**20
 """Values of a batch, which has fewer rows where there are many columns."""
+
+FIRST_LINES = 16
+"""Lines of a CSV from which the delimiter and the header are told, at least."""
+
+MOST_OF_COLUMN = 255
+"""Most characters in the name of a column."""
 
 PLAIN_TEXT = 2**22
 """Bytes of a column of text in a part of a Parquet file that is no dictionary."""
@@ -245,9 +252,13 @@ def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
     encoding = source.text_encoding or _encoding(path, whole)
     with _bytes(path) as file:
         decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-        start = file.read(SAMPLE)
+        start = block = file.read(SAMPLE)
+        while len(block) == SAMPLE and len(start) < 2 * CSV_BLOCK:
+            if start.count(b"\n") + start.count(b"\r") >= FIRST_LINES:
+                break
+            start += (block := file.read(SAMPLE))
         text = decoder.decode(start)
-        complete = len(start) < SAMPLE
+        complete = len(block) < SAMPLE
     if not complete:  # the last line may be cut off
         text = text[: text.rfind("\n") + 1] or text
     fixed = TEXTS.get(ending(path), "")
@@ -259,7 +270,7 @@ def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
     headerless = source.header and _headerless(rows, markers_of(source))
     if not source.header:
         names, skip = [f"x{j}" for j in range(len(names))], skip - 1
-    empty = len(rows) <= source.header
+    empty = complete and len(rows) <= source.header
     return Layout(encoding, delimiter, names, skip + 1, headerless, empty)
 
 
@@ -280,7 +291,7 @@ def _sniff(text: str) -> str:
 
 _VALUE = re.compile(
     r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*|\s*\d{4}-\d\d-\d\d([T ].*)?"
-    r"|\s*\d{1,2}[./]\d{1,2}[./]\d{4}.*"
+    r"|\s*\d{1,2}[./]\d{1,2}[./](\d{2}|\d{4}).*"
 )
 
 
@@ -289,24 +300,35 @@ def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
 
     Numbers may be names where they are years, or count as those of pandas do.
     """
-    if not rows or not (values := [x for x in rows[0] if _VALUE.fullmatch(x)]):
+    if not rows:
         return False
+    values = [cell for cell in rows[0] if _VALUE.fullmatch(cell)]
     named = [cell for cell in rows[0] if cell]
     if named == [str(j) for j in range(len(named))]:  # a matrix, or it has an index
         return len(named) < 3 and rows[0][0] != ""
     seen = [set(column) for column in zip(*rows[1:], strict=False)]
-    below = [*seen, *[set()] * (len(rows[0]) - len(seen))]
+    below = [*seen, *[set()] * len(rows[0])]
+    pairs = list(zip(rows[0], below, strict=False))
+    if not values:  # texts that stand below as well, but no header that does
+        again = sum(cell != "" and cell in under for cell, under in pairs)
+        return 0 < len(named) <= 2 * again and rows[0] not in rows[1:]
     if all(
         _VALUE.fullmatch(cell) or cell in markers or cell in under
-        for cell, under in zip(rows[0], below, strict=True)
+        for cell, under in pairs
     ):
         return True
     if not all(re.fullmatch(r"\d+", cell) for cell in values):
         return True  # a fraction, a negative number or a date is no name
     numbers = [int(cell) for cell in values]
-    years = all(1900 <= number <= 2100 for number in numbers)
+    under = [one for cell, column in pairs if cell in values for one in column]
+    years = _are_years(values) and not _are_years(under)
     counted = numbers == [numbers[0] + j for j in range(len(numbers))]
-    return not (years or (counted and numbers[0] in (0, 1)))
+    alone = len(numbers) == 1 and values[0] in under  # 0 or 1 in a column of these
+    return not (years or (counted and numbers[0] in (0, 1) and not alone))
+
+
+def _are_years(cells: Sequence[str]) -> bool:
+    return all(cell.isdecimal() and 1900 <= int(cell) <= 2100 for cell in cells)
 
 
 def _csv(path: Path, source: PartySource, who: str) -> Table:
@@ -319,6 +341,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
             f"the data file of {who} "
             + ("has a header and no rows" if layout.names else "is empty")
         )
+    _check_names(layout.names, who)
     if layout.headerless:
         # Nothing else is said, since each name of a column would be a value.
         raise PartyError(
@@ -366,8 +389,8 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
             for batch in reader:
                 yield batch.rename_columns(list(wanted))
         table.faults[:] = [
-            f"{ragged} rows of {who} have not as many fields as the header, "
-            f"{len(places)}: mend the rows, or set delimiter"
+            f"{ragged} rows of {who} have not as many fields as the first line, "
+            f"{len(places)}: mend the rows, take out a title, or set delimiter"
         ] * (ragged > 0)
 
     table.read = read
@@ -386,6 +409,23 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     if not source.header:
         table.notes.append(f"without a header its columns are x0 to x{len(places) - 1}")
     return table
+
+
+def _check_names(names: Sequence[str], who: str) -> None:
+    """Refuse a first line that cannot be names, without a word of it."""
+    what = f"the first line of the data file of {who}"
+    if names[0].startswith(("<!", "<?", "<html", "<table", '{"', '[{"')):
+        raise PartyError(f"the data file of {who} is HTML, XML or JSON, not CSV")
+    if names.count("") > 1:
+        raise PartyError(
+            f"{what} lacks {names.count('')} of its {len(names)} names: take out "
+            "titles above the names, and delimiters at the ends of lines"
+        )
+    if max(map(len, names)) > MOST_OF_COLUMN:
+        raise PartyError(
+            f"{what} has a name of more than {MOST_OF_COLUMN} characters: is it a line "
+            "of names, and does a quote lack its second one?"
+        )
 
 
 def _sparse(path: Path) -> Table:
@@ -450,11 +490,22 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     import pyarrow.parquet
 
     schema = pyarrow.parquet.read_schema(files[0])
+    types = list(schema.types)
     for path in files[1:]:
-        if pyarrow.parquet.read_schema(path).names != schema.names:
+        other = pyarrow.parquet.read_schema(path)
+        if other.names != schema.names:
             raise PartyError(
                 f"the Parquet files of {who} must have the same columns in one order"
             )
+        for k, (old, new) in enumerate(zip(types, other.types, strict=True)):
+            if pa.types.is_null(old):  # it has no value, and so it fits to any other
+                types[k] = new
+            elif not (pa.types.is_null(new) or _alike(old, new)):
+                raise PartyError(
+                    f"column {schema.names[k]!r} of {who} has another type in one of "
+                    "its Parquet files than in those before"
+                )
+    type_of = dict(zip(schema.names, types, strict=True))
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         for path in files:
@@ -466,6 +517,12 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
         with pyarrow.parquet.ParquetFile(path) as file:
             _check_rows(path, file.metadata.num_rows, len(wanted))
             fields = [file.schema_arrow.field(name) for name in wanted]
+            fields = [
+                field.with_type(type_of[field.name])
+                if pa.types.is_null(field.type)
+                else field
+                for field in fields
+            ]
             texts = [
                 field.name
                 for field in fields
@@ -491,6 +548,16 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
                 yield batch.select(list(wanted)).cast(pa.schema(fields))
 
     return Table(list(schema.names), read)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether columns of two types hold the same, numbers of any type."""
+    return bool(
+        one == other
+        or (is_number(one) and is_number(other))
+        or (is_text(one) and is_text(other))
+        or str(one).partition("[")[0] == str(other).partition("[")[0] == "timestamp"
+    )
 
 
 def _plain(metadata: Any, column: int) -> bool:
@@ -671,6 +738,7 @@ def _npz_arrays(
 ) -> tuple[dict[str, Array], list[mmap.mmap]]:
     with path.open("rb") as raw:
         file, maps = map_npz(raw, ("X", "y", "ids", "columns"))
+    file = {key: _native(array) for key, array in file.items()}
     X = file["X"]
     if X.ndim != 2 or X.dtype.kind not in "biuf":
         raise PartyError(
@@ -710,6 +778,14 @@ def _npz_arrays(
                 f"the {len(X)} rows of X, got shape {arrays[name].shape}"
             )
     return arrays, maps
+
+
+def _native(array: Array) -> Array:
+    """Return an array as this machine writes it, in a type that Arrow has."""
+    kind = array.dtype.newbyteorder("=")
+    if kind.kind == "f" and kind.itemsize not in (4, 8):
+        kind = np.dtype(np.float64)
+    return array.astype(kind, copy=False)
 
 
 def _query(sql: str, who: str) -> Table:

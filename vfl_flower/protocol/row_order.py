@@ -130,6 +130,12 @@ class RowOrder:
         """What parties compare in place of a digest of ids, which one could guess."""
         return f"alignment {self.name} {self.tag}"
 
+    @property
+    def key(self) -> str:
+        """What changes with the order itself: the server chooses name and tag."""
+        content = hashlib.sha256(self.salt + self.ids.tobytes())
+        return f"{self.digest} {content.hexdigest()}"
+
     def rows(self, ids: Iterable[Any] | None) -> Array:
         """Return where the ids of the order stand among those of a file.
 
