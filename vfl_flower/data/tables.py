@@ -600,7 +600,7 @@ def _arrow(path: Path) -> Table:
         for batch in whole:
             scratch = mapped
             if isinstance(batch, int):
-                batch, scratch = _by_column(buffer, batch, wanted, size, most)
+                batch, scratch = _by_column(mapped, batch, wanted, size, most)
             size += batch.nbytes
             check_growth(size, most)
             batch = batch.select(list(wanted))
@@ -653,7 +653,7 @@ def _about(metadata: bytes) -> tuple[int, bool]:
 
 
 def _by_column(
-    buffer: Any, k: int, wanted: Sequence[str], size: int, most: int
+    source: mmap.mmap, k: int, wanted: Sequence[str], size: int, most: int
 ) -> tuple[Any, mmap.mmap]:
     """Return batch k of an Arrow file and what it is mapped from, of one column each.
 
@@ -662,6 +662,7 @@ def _by_column(
     """
     import pyarrow as pa
 
+    buffer = pa.py_buffer(source)
     names = _reader(buffer).schema.names
     places = []
     with tempfile.TemporaryFile() as file:
@@ -673,6 +674,7 @@ def _by_column(
             with pa.ipc.new_stream(pa.PythonFile(file, "w"), batch.schema) as writer:
                 writer.write_batch(batch)
             del batch
+            _give_back(source)
         file.flush()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     unpacked = pa.py_buffer(mapped)
