@@ -187,3 +187,18 @@ def test_a_step_that_is_answered_once():
     run.enter()
     with pytest.raises(PartyError, match="answered once"):
         repeats()
+
+
+@pytest.mark.parametrize("other", [X[:19], np.ones((20, 3)), "order"])
+def test_rows_that_change_during_a_run(other):
+    """Such as those of a file that is sorted anew between two messages."""
+    ids = np.arange(20)
+    run = Run()
+    run.enter()
+    run.leave(Party(X, ids=ids))
+    last = run.frame.round
+    frame = replace(run.frame, round=last + 1, previous=last)
+    run.memory.enter(frame, Party(X, ids=ids))
+    party = Party(X, ids=ids[::-1]) if isinstance(other, str) else Party(other)
+    with pytest.raises(PartyError, match="have changed during the run"):
+        run.memory.enter(frame, party)

@@ -93,7 +93,8 @@ class Memory:
         Raises
         ------
         PartyError
-            The message is of another run or round than the party's next one.
+            The message is of another run or round than the party's next one, or the
+            party's rows are others than those of the first round.
         """
         known = self._session
         if known is None or known["session"] != frame.session:
@@ -122,6 +123,8 @@ class Memory:
         seed = (frame.seed, frame.private_draws)
         if (known.get("seed", seed[0]), known.get("private_draws", seed[1])) != seed:
             raise PartyError("the seed changed during the run")
+        if known.get("data", _about(party)) != _about(party):
+            raise PartyError("the data of this party have changed during the run")
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
@@ -216,7 +219,7 @@ class Memory:
         session = self._session
         if "peers" not in session:
             seed = {"seed": frame.seed, "private_draws": frame.private_draws}
-            session.update(peers=frame.peers, **seed)
+            session.update(peers=frame.peers, data=_about(party), **seed)
             if frame.columns is not None:
                 session["columns"] = frame.columns
         again = frame.round == session["round"]
@@ -270,3 +273,8 @@ class Memory:
         for key, array in (self._records.get(f"{name}.arrays") or {}).items():
             kept[key] = array.numpy()
         return kept
+
+
+def _about(party: Party) -> str:
+    """Return what another file, or another order of its rows, would change."""
+    return f"{party.n_rows} rows, {party.X.shape[1]} columns, {party.ids_digest}"
