@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="of each strategy")
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that both end
     forking = [sys.executable, "-m", "vfl_flower.app.executor"]
     forking += ["--no-fall-back", "--bundle", bundle_hash(EMPTY)]
     with (
