@@ -395,14 +395,27 @@ def _answers(superlink: subprocess.Popen[str], port: int, ca: Path) -> bool:
 # -- a party takes part ----------------------------------------------------------------
 
 
-SUPERNODE = ("flower-supernode",)
-"""The program of a SuperNode; another one takes the same options."""
+SUPERNODE = (sys.executable, "-m", "vfl_flower.app.executor")
+"""The program of a SuperNode, which takes the options of ``flower-supernode``."""
 
 
-def supernode_command(folder: Path, superlink: str, ca: Path, port: int) -> list[str]:
-    """Return the command of a party's SuperNode."""
+def supernode_command(
+    folder: Path,
+    superlink: str,
+    ca: Path,
+    port: int,
+    bundles: Sequence[str] = (),
+    fall_back: bool = False,
+) -> list[str]:
+    """Return the command of a party's SuperNode.
+
+    It runs the installed package, and bundles whose hashes are given; with `fall_back`
+    Flower's own SuperNode where the installed flwr is not one that this package knows.
+    """
     return [
         *SUPERNODE,
+        "--fall-back" if fall_back else "--no-fall-back",
+        *(f"--bundle={one}" for one in bundles),
         f"--superlink={superlink}",
         f"--root-certificates={ca}",
         f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
@@ -428,6 +441,21 @@ def party(
             show_default="a free one",
         ),
     ] = 0,
+    bundles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bundle",
+            metavar="HASH",
+            help="Run this bundle too, besides the installed package; repeatable.",
+        ),
+    ] = None,
+    fall_back: Annotated[
+        bool,
+        typer.Option(
+            help="With a flwr that this package does not know, start Flower's own "
+            "SuperNode, which runs whatever bundle the server sends."
+        ),
+    ] = False,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
     ] = False,
@@ -471,6 +499,8 @@ def party(
         if systemd:
             options = [f"--superlink={superlink}", f"--ca={ca}"]
             options += [f"--port={port}"] if port else []
+            options += [f"--bundle={one}" for one in bundles or []]
+            options += ["--fall-back"] if fall_back else []
             typer.echo(
                 unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
             )
@@ -478,7 +508,9 @@ def party(
         port = port or free_port()
         _check_free("127.0.0.1", port)
         with _until_ended(folder / HOME) as shown:
-            command = supernode_command(folder, superlink, ca, port)
+            command = supernode_command(
+                folder, superlink, ca, port, bundles or [], fall_back
+            )
             shown.start("the SuperNode", command)
             shown.wait(WHY_ENDED)
 
