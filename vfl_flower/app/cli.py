@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vfl_flower.app import reports, runs
 from vfl_flower.app.config import party_source
 from vfl_flower.data.checking import Checked, check
 from vfl_flower.data.source import QUERY
@@ -92,6 +93,10 @@ def check_command(
         typer.echo(f"\nwritten: {write / 'node-config'}, {write / 'consent.toml'}")
     if not checked.sound:
         raise typer.Exit(1)
+
+
+app.command("run")(runs.run)
+app.command("report")(reports.report)
 
 
 @contextlib.contextmanager

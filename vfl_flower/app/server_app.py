@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +18,9 @@ from vfl_flower.app.config import (
     without_secrets,
 )
 from vfl_flower.app.plan import dry_run
+from vfl_flower.app.progress import Reporter
 from vfl_flower.app.report import write_report
+from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
 log = logging.getLogger("vfl_flower")
@@ -24,12 +28,44 @@ log = logging.getLogger("vfl_flower")
 app = ServerApp()
 
 
+class RunEnded(FederationError):
+    """A run cannot go on; the text says why in a sentence, and there is no stack.
+
+    Flower logs the stack of what a ServerApp raises. Where a party or a setting is at
+    fault, it would hide the sentence, which is then the last line of the run's output.
+    """
+
+    __traceback__ = property(lambda error: None, lambda error, stack: None)  # type: ignore[assignment]
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """Turn what a party, a setting or a folder is at fault for into a sentence."""
+    try:
+        yield
+    except (FederationError, ValueError, OSError) as error:
+        log.debug("the run ends", exc_info=True)
+        text = " ".join(str(error).split())
+        raise RunEnded(text or type(error).__name__) from None
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says, and report; or with ``dry-run`` print a plan."""
+    """Run what the run config says, and report; or with ``dry-run`` print a plan.
+
+    Raises
+    ------
+    RunEnded
+        A party fails or refuses the run, or the run config breaks a rule.
+    """
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
+    with _in_a_sentence():
+        _run(grid, context)
+
+
+def _run(grid: Grid, context: Context) -> None:
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
     results_in = output_dir(config)
@@ -42,7 +78,8 @@ def main(grid: Grid, context: Context) -> None:
     results, text = {}, ""
     try:
         for name, strategy in strategies.items():
-            results[name] = strategy.start(grid, timeout=config["timeout"])
+            watched = strategy.watched_by(Reporter())
+            results[name] = watched.start(grid, timeout=config["timeout"])
             text = write_report(folder, results, without_secrets(config))
     finally:
         if not results:

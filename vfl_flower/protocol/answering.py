@@ -101,7 +101,7 @@ class Plan:
 
 def _hello(
     party: Party,
-    partition: Literal["vertical", "horizontal"] = "vertical",
+    partition: Literal["vertical", "horizontal", "either"] = "vertical",
     plan: Plan | None = None,
 ) -> Hello:
     """Say who this party is; :func:`answer` adds its key of the run, signed."""

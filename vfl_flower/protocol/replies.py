@@ -144,8 +144,8 @@ def check_alike(
         What each is called.
     replies : mapping of int to mapping
         What each said in ``hello``.
-    partition : {"vertical", "horizontal"}
-        Whether parties share rows or columns.
+    partition : {"vertical", "horizontal", "either"}
+        Whether parties share rows or columns, or neither matters.
 
     Raises
     ------
@@ -156,6 +156,8 @@ def check_alike(
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
+    if partition == "either":
+        return
     horizontal = partition == "horizontal"
     if horizontal:
         amount, size, items, digest = (

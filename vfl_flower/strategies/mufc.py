@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -193,6 +193,16 @@ class ClusterTraining(MUFCTask):
         super().__post_init__()
         parse_box(self.box)
 
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether there are enough bins for the clusters."""
+        if not 0 < metrics["bins"] < self.n_clusters:
+            return []
+        return [
+            f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
+            "some of which get no rows: if the parties have few rows, lower "
+            "min-rows-per-bin or n-clusters"
+        ]
+
     @abstractmethod
     def agree(self, parties: Parties) -> TrainingSettings:
         """Return what server and parties agree on; see :meth:`settled`."""
@@ -289,13 +299,6 @@ class ClusterTraining(MUFCTask):
                 few["bins"],
                 SMALL_BIN,
                 few["single_bins"],
-            )
-        if 0 < few["bins"] < self.n_clusters:
-            log.warning(
-                "there are only %d bins for %d clusters, some of which get no rows: if "
-                "the parties have few rows, lower min_rows_per_bin or n_clusters",
-                few["bins"],
-                self.n_clusters,
             )
         state = None
         if self.folder is not None and all(replies.each("kept")):
