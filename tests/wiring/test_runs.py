@@ -35,6 +35,7 @@ class Place:
             consent.write_text(CONSENT)
 
     def command(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start the command line."""
         return subprocess.Popen(
             [sys.executable, "-m", "vfl_flower.app.cli", *arguments],
             env=self.processes.env,
@@ -44,6 +45,7 @@ class Place:
         )
 
     def run(self, *given: str) -> subprocess.Popen[str]:
+        """Start ``vfl-flower run``."""
         common = ["size=10", "n-parties=3", "timeout=60", f"output-dir={self.folder}"]
         options = [word for item in [*common, *given] for word in ("--set", item)]
         return self.command("run", "coreset-vrlr", *options)

@@ -1,4 +1,4 @@
-"""The command ``vfl-flower``: what a party does on its own machine, without a run."""
+"""The command ``vfl-flower``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vfl_flower.app import reports, runs
+from vfl_flower.app import label, reports, runs, simulate, stored
 from vfl_flower.app.config import party_source
 from vfl_flower.data.checking import Checked, check
 from vfl_flower.data.source import QUERY
@@ -24,7 +24,7 @@ from vfl_flower.files import write_whole
 from vfl_flower.protocol.consent import KINDS
 
 app = typer.Typer(
-    help="What a party does on its own machine, without a run.",
+    help="Federated learning over split columns or rows, with Flower.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -36,7 +36,7 @@ MARKS = {"error": "mend", "warning": "look", "note": "done"}
 
 @app.callback()
 def root() -> None:
-    """Check the files of a party."""
+    """Prepare a party, run strategies, and look at results."""
 
 
 @app.command("check")
@@ -97,6 +97,9 @@ def check_command(
 
 app.command("run")(runs.run)
 app.command("report")(reports.report)
+app.command("simulate")(simulate.simulate)
+app.command("label")(label.main)
+app.add_typer(stored.app, name="models")
 
 
 @contextlib.contextmanager

@@ -32,7 +32,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, TypeVar
@@ -86,6 +85,11 @@ class RunOutcome:
     run_id: int
     status: str
     output: str
+
+
+def echo(line: str) -> None:
+    """Print a line of a log as it is."""
+    print(line, end="", flush=True)
 
 
 def run(
@@ -164,7 +168,7 @@ def submit(
     options: Sequence[str] = (),
     timeout: float | None = None,
     started: Callable[[str], None] = lambda run_id: None,
-    show: Callable[[str], None] = partial(print, end="", flush=True),
+    show: Callable[[str], None] = echo,
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,14 +65,81 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         assert isinstance(read["results"], dict)
-        assert isinstance(read["run_config"], dict)
+        assert {"strategy", "task"} <= read["run_config"].keys()
     except OSError as error:
         raise ValueError(
             f"the result in {folder} cannot be read: {error.strerror}"
         ) from None
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         raise ValueError(f"the result in {folder} is damaged") from None
     return dict(read)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model that a run has written.
+
+    Attributes
+    ----------
+    file : Path
+        Its file, in the folder of its run.
+    number : str
+        Number under which parties keep parts of it; "" where they keep none.
+    strategy, task : str
+        What the run has done.
+    variant : str
+        What the report calls it.
+    """
+
+    file: Path
+    number: str
+    strategy: str
+    task: str
+    variant: str
+
+    @property
+    def name(self) -> str:
+        """What commands call it: its number, or else its run and its file."""
+        return self.number or f"{self.file.parent.name}/{self.variant}"
+
+
+def stored_models(folder: Path) -> Iterator[Stored]:
+    """Yield the models of the runs in a folder, the oldest first.
+
+    A run whose result cannot be read has none.
+    """
+    for run in runs_in(folder):
+        try:
+            read = read_result(run)
+        except ValueError:
+            continue
+        config: dict[str, Any] = read["run_config"]
+        for variant, result in read["results"].items():
+            file = run / f"model-{variant}.npz"
+            if file.is_file():
+                strategy, task = str(config["strategy"]), str(config["task"])
+                number = result.get("model") or ""
+                yield Stored(file, number, strategy, task, variant)
+
+
+def find_models(name: str, folder: Path) -> list[Stored]:
+    """Return the models of a name: versions of one number, or all models of a run."""
+    return [
+        model
+        for model in stored_models(folder)
+        if name and name in (model.name, model.number, model.file.parent.name)
+    ]
+
+
+def remove_files(number: str, folder: Path) -> list[Path]:
+    """Remove the files of a model in the folders of runs; return what is gone.
+
+    The reports stay.
+    """
+    files = [model.file for model in find_models(number, folder) if model.number]
+    for file in files:
+        file.unlink()
+    return files
 
 
 def print_report(folder: Path, console: Console) -> None:
@@ -80,8 +148,8 @@ def print_report(folder: Path, console: Console) -> None:
     results: Mapping[str, Any] = read["results"]
     config = read["run_config"]
     console.print(
-        f"[bold]{escape(str(config.get('strategy', 'run')))}[/], task "
-        f"{escape(str(config.get('task', '')))}, run {escape(folder.name)}"
+        f"[bold]{escape(str(config['strategy']))}[/], task "
+        f"{escape(str(config['task']))}, run {escape(folder.name)}"
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("")

@@ -20,6 +20,7 @@ from vfl_flower.app.config import (
 from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
 from vfl_flower.app.report import write_report
+from vfl_flower.app.reports import remove_files
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
@@ -35,7 +36,7 @@ class RunEnded(FederationError):
     fault, it would hide the sentence, which is then the last line of the run's output.
     """
 
-    __traceback__ = property(lambda error: None, lambda error, stack: None)  # type: ignore[assignment]
+    __traceback__ = property(lambda error: None, lambda error, stack: None)
 
 
 @contextmanager
@@ -62,15 +63,28 @@ def main(grid: Grid, context: Context) -> None:
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
     with _in_a_sentence():
-        _run(grid, context)
+        execute(grid, context)
 
 
-def _run(grid: Grid, context: Context) -> None:
+def execute(grid: Grid, context: Context) -> None:
+    """Run what the run config says, wherever the parties are; see :func:`main`.
+
+    Raises
+    ------
+    FederationError, PartyFailed, ValueError, OSError
+        As of the strategy; or the run config or its folder breaks a rule.
+    """
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
     results_in = output_dir(config)
     if config["dry-run"]:
         print(dry_run(grid, strategies, config["timeout"]), flush=True)
+        return
+    if config["task"] == "remove":
+        (strategy,) = strategies.values()
+        strategy.watched_by(Reporter()).start(grid, timeout=config["timeout"])
+        for file in remove_files(config["model"], results_in):
+            log.info("the server: %s is removed", file)
         return
     started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
     folder = results_in / started

@@ -739,10 +739,10 @@ class _Reply(Generic[R]):
 
 def _named(failure: PartyFailed) -> PartyFailed:
     """Return a failure in ``hello`` under the name that the party gives in it."""
-    given = re.match(r"party '([^']+)': ", failure.reason)
+    given = re.search(r"\bparty '([^']+)'", failure.reason)
     if given is None or _name_of({"name": given[1]}) != given[1]:
         return failure
-    name, reason = given[1], failure.reason[given.end() :]
+    name, reason = given[1], failure.reason.removeprefix(f"{given[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
 
 
