@@ -226,6 +226,10 @@ class Parties(Sequence[PartyInfo]):
             )
         log.warning("%s", reason)
 
+    def hurry(self, seconds: float) -> None:
+        """Wait for a reply for so many seconds at most from now on."""
+        self._exchange.timeout = min(self._exchange.timeout, seconds)
+
     # -- asking ---------------------------------------------------------------------
 
     def ask(

@@ -54,6 +54,9 @@ StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
+ABANDON = 60.0
+"""Most seconds that one party is waited for when a training is given up."""
+
 SMALL_BIN = 20
 """A bin of fewer rows is counted in the results and in a warning."""
 
@@ -177,7 +180,7 @@ class MUFCTask(ProtocolStrategy):
 class ClusterTraining(MUFCTask):
     """Training, of MUFC or of what it is compared with."""
 
-    steps: ClassVar[Steps] = (party.train, party.commit)
+    steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
 
     n_clusters: Natural = 4
     """K, the number of global clusters."""
@@ -268,9 +271,21 @@ class ClusterTraining(MUFCTask):
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1."""
+        """Algorithm 1; a training that fails leaves no ids at the parties."""
         model = f"{parties.session:016x}"
         log.info("model %s", model)
+        try:
+            return self.train(parties, run, model)
+        except Exception as error:
+            state = None if self.folder is None else ServerState(self.folder, model)
+            saved = state is not None and state.exists and state.version > 0
+            if model in run.begun and not saved:
+                failed = error.nodes if isinstance(error, PartyFailed) else {}
+                abandon(parties, model, list(failed))
+            raise
+
+    def train(self, parties: Parties, run: Run, model: str) -> ArrayRecord:
+        """Algorithm 1."""
         agreed = self.agree(parties)
         key = new_key(agreed)
         if agreed.privacy == "scma":
@@ -455,6 +470,30 @@ class MUFC(ClusterTraining):
             self.field,
             self.n_init,
             self.min_rows_per_bin,
+        )
+
+
+def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
+    """Let all parties but the `failed` nodes drop the state of a failed training.
+
+    A party that refused has written nothing.
+    """
+    parties.hurry(ABANDON)
+    left = []
+    for j, info in enumerate(parties):
+        if info.node_id in failed:
+            continue
+        try:
+            parties.ask_one(j, party.abandon, model=model)
+        except FederationError:
+            left.append(info.name)
+    if left:
+        log.warning(
+            "model %s is given up; %s could not be told: vfl-flower models remove %s "
+            "removes what is left there",
+            model,
+            ", ".join(left),
+            model,
         )
 
 
