@@ -183,7 +183,9 @@ class MUFCUnlearn(LaterTask):
     hello          as in training                         all of it
     forget         as in training; number of rows, and    the sums over parties: of
                    whether its file of clusters is        counts after the removal,
-                   missing, masked                        so the rows removed
+                   missing, masked; in the clear, how     so the rows removed; the
+                   many forgotten rows its data have,     two counts of each party
+                   and ids of the request other models
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
