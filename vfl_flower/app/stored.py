@@ -17,7 +17,6 @@ from vfl_flower.app.flower_run import RunFailed
 from vfl_flower.app.reports import find_models, stored_models
 from vfl_flower.app.runs import fail, gather, start
 from vfl_flower.models import load_model
-from vfl_flower.models.removed import RemovedModel
 from vfl_flower.strategies import ALGORITHMS
 
 app = typer.Typer(
@@ -125,5 +124,5 @@ def remove(
 _WITH_PARTS = [
     name
     for name, tasks in ALGORITHMS.items()
-    if any(task.model_class is RemovedModel for task in tasks)
+    if any(kind.task == "remove" for kind in tasks)
 ]

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import removal as party
 from vfl_flower.clients.mufc_state import ServerState
-from vfl_flower.models.removed import RemovedModel
+from vfl_flower.models.no_model import RemovedModel
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
