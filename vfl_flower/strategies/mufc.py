@@ -203,7 +203,7 @@ class ClusterTraining(MUFCTask):
         return [
             f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
             "some of which get no rows: if the parties have few rows, lower "
-            "min-rows-per-bin or n-clusters"
+            "min_rows_per_bin or n_clusters"
         ]
 
     @abstractmethod
