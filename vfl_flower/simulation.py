@@ -62,7 +62,7 @@ class InProcessGrid(Grid):
                 raise ValueError(
                     f"parties must be of class Party, got {type(party).__name__}"
                 )
-        run_id = secrets.randbits(62)
+        self.run_id = run_id = secrets.randbits(62)
         TaskIdentity.run_id = run_id
         TaskIdentity.node_id = 1
         TaskIdentity.task_id = 1

@@ -11,7 +11,7 @@ from transcripts import Recorder
 
 from vfl_flower import FederationError, Party
 from vfl_flower.app.config import check_run_config
-from vfl_flower.app.server_app import main
+from vfl_flower.app.server_app import RunEnded, main
 from vfl_flower.simulation import InProcessGrid
 
 
@@ -152,11 +152,11 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
 )
 def test_a_bad_config_asks_no_party(config, sentence):
     grid = SimpleNamespace()  # has no method at all
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(RunEnded, match=sentence):
         main(grid, context(**config))
 
 
 def test_a_folder_that_cannot_be_made_asks_no_party(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(RunEnded, match="file"):
         main(SimpleNamespace(), context(**{"output-dir": str(tmp_path / "file" / "x")}))

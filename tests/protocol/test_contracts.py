@@ -45,7 +45,14 @@ from vfl_flower.protocol.messages import (
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies import (
+    MUFC,
+    MUFCForgetClient,
+    MUFCRemoval,
+    MUFCStatus,
+    MUFCUnlearn,
+)
+from vfl_flower.strategies.mufc import abandon
 
 REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "48")), 8
 """Examples of each step."""
@@ -107,12 +114,24 @@ def _later(task: type[ProtocolStrategy], **arguments: Any) -> Case:
     return make
 
 
+class GivenUp(MUFC):
+    """A training that ends as one that has failed does."""
+
+    def protocol(self, parties, run):
+        """Train, and tell the parties that the model is given up."""
+        record = super().protocol(parties, run)
+        abandon(parties, f"{parties.session:016x}", [])
+        return record
+
+
 CASES: dict[str, Case] = {name: _variant(name) for name in VARIANTS}
 _forget = {"north": ["north.1"], "west": ["west.0"]}
 CASES |= {
     "mufc unlearn": _later(MUFCUnlearn, forget=_forget, seed=5),
     "mufc forget client": _later(MUFCForgetClient, clients="south", seed=5),
     "mufc status": _later(MUFCStatus),
+    "mufc remove": _later(MUFCRemoval),
+    "mufc given up": lambda folder: (_clinics(folder), GivenUp(3)),
 }
 """Runs that together ask for every step."""
 

@@ -399,7 +399,7 @@ def test_no_label_holders(clock):
 
 @pytest.mark.parametrize("name", ["airline", None])
 def test_party_that_cannot_load_its_data(name, clock):
-    """Its name is in the reason, where the node knows it."""
+    """It is named, where its node knows the name."""
 
     def load(context):
         raise PartyError("the data have no column 'x'")
@@ -410,9 +410,9 @@ def test_party_that_cannot_load_its_data(name, clock):
     grid._app = make_client_app(load)
     with pytest.raises(PartyFailed) as caught:
         greet(grid)
-    assert (caught.value.party, caught.value.action) == ("node 1000", "hello")
-    assert caught.value.reason.endswith("the data have no column 'x'")
-    assert ("'airline'" in caught.value.reason) == bool(name)
+    party = name or "node 1000"
+    assert (caught.value.party, caught.value.action) == (party, "hello")
+    assert caught.value.reason == "the data have no column 'x'"
 
 
 # -- split rows ------------------------------------------------------------------------

@@ -1615,13 +1615,13 @@ def test_states_of_another_model_version_or_training(tmp_path, parties, folder):
 
 
 def test_an_unfinished_training(parties, folder, monkeypatch):
-    """The server has begun its state, and no more."""
+    """The server has begun its state, and no more: the parties drop theirs."""
     with monkeypatch.context() as broken:
         broken.setattr(ServerState, "save", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(parties, folder)
     (path,) = folder.glob("*.sqlite")
-    rule = f"training of model {path.stem} was not finished here"
+    rule = f"this party has no state of model {path.stem}"
     failure("north", "forget", lambda: forget(parties, folder, path.stem), rule)
 
 

@@ -1,4 +1,4 @@
-"""The command ``vfl-flower``: what organisations do on their own machines."""
+"""The command ``vfl-flower``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from vfl_flower.app import label, reports, runs, simulate, stored
 from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import certificates, coordinator, init, party
 from vfl_flower.app.findings import print_findings, silence
@@ -19,7 +20,7 @@ from vfl_flower.data.tables import name_of
 from vfl_flower.files import write_whole
 
 app = typer.Typer(
-    help="What organisations do on their own machines.",
+    help="Federated learning over split columns or rows, with Flower.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -28,7 +29,7 @@ app = typer.Typer(
 
 @app.callback()
 def root() -> None:
-    """Check the files of a party, and set up a federation."""
+    """Prepare a party, run strategies, and look at results."""
 
 
 @app.command("check")
@@ -87,6 +88,13 @@ def check_command(
         typer.echo(f"\nwritten: {write / 'node-config'}, {write / 'consent.toml'}")
     if not checked.sound:
         raise typer.Exit(1)
+
+
+app.command("run")(runs.run)
+app.command("report")(reports.report)
+app.command("simulate")(simulate.simulate)
+app.command("label")(label.main)
+app.add_typer(stored.app, name="models")
 
 
 def write_proposal(folder: Path, config: dict[str, bool | int | float | str]) -> None:

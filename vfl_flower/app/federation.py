@@ -57,7 +57,7 @@ from vfl_flower.app.party_folder import (
     write_party_folder,
 )
 from vfl_flower.data.checking import check
-from vfl_flower.data.source import QUERY
+from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.consent import KINDS, in_order
 
 CONNECTION = "federation"
@@ -154,12 +154,12 @@ def init(
         check_name(name)
         check_new(Path(name))
         needs = {strategy: needs_of(strategy) for strategy in chosen}
-        sources = [
-            party_source(config, {"strategy": strategy} if strategy else {})
-            for strategy in chosen or [""]
-        ]
+        sources: list[PartySource] = []  # as each strategy reads the file
+        for strategy in chosen or [""]:
+            source = party_source(config, {"strategy": strategy} if strategy else {})
+            sources += [source] if source not in sources else []
         sound = True
-        for source in dict.fromkeys(sources):  # as each strategy reads the file
+        for source in sources:
             with silence():
                 checked = check(source)
             print_findings(checked, show=False)
@@ -338,8 +338,8 @@ def coordinator(
             shown.start("the gate", gate_command(folder, host, port, local_port))
             typer.echo(
                 f"\nSuperNodes connect to port {port}. Runs are started on this "
-                f"machine:\n\n    FLWR_HOME={shlex.quote(str(home))} flwr run . "
-                f"{CONNECTION} --stream\n"
+                f"machine:\n\n    vfl-flower run STRATEGY --federation "
+                f"{shlex.quote(str(folder))}\n"
             )
             shown.wait()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import http.client
 import json
+import math
 import os
 import random
 import re
@@ -54,7 +55,17 @@ REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
 
 
 class RunFailed(RuntimeError):
-    """A run did not reach ``finished:completed``; the text says why."""
+    """A run did not reach ``finished:completed``; the text says why.
+
+    Attributes
+    ----------
+    reason : str
+        Why, in a sentence, where Flower or the ServerApp has said it.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,11 @@ class RunOutcome:
     run_id: int
     status: str
     output: str
+
+
+def echo(line: str) -> None:
+    """Print a line of a log as it is."""
+    print(line, end="", flush=True)
 
 
 def run(
@@ -151,6 +167,8 @@ def submit(
     run_config: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
     timeout: float | None = None,
+    started: Callable[[str], None] = lambda run_id: None,
+    show: Callable[[str], None] = echo,
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
@@ -166,6 +184,9 @@ def submit(
         A SuperLink of ``config.toml``.
     options : sequence of str
         Further options of ``flwr run``.
+    started, show : callable
+        Called with the number of the run once it has one, and with each line of its
+        log.
 
     Returns
     -------
@@ -179,25 +200,56 @@ def submit(
     # As one text: from several, Flower keeps only the last "table.key" of a table.
     text = " ".join(f"{key}={value}" for key, value in (run_config or {}).items())
     config = [f"--run-config={text}"] if text else []
-    started = processes.flwr("run", str(app_dir), connection, *config, *options)
-    run_id = str(started["run-id"])
-    output, timed_out = _show_log(processes, run_id, connection, timeout)
-    if timed_out:
-        with suppress(RunFailed):
-            processes.flwr("stop", run_id, connection)
-        raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
-
-    def finished() -> dict[str, Any] | None:
-        row = processes.flwr("ls", connection, "--run-id", run_id)["runs"][0]
-        return row if row["status"].startswith("finished") else None
-
-    row = wait_for(finished, 30, f"run {run_id} to finish after its log has ended")
+    answer = processes.flwr("run", str(app_dir), connection, *config, *options)
+    run_id = str(answer["run-id"])
+    started(run_id)
+    lines: list[str] = []
+    give_up = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        _show_log(processes, run_id, connection, give_up, lines, show)
+        if time.monotonic() > give_up:
+            with suppress(RunFailed):
+                processes.flwr("stop", run_id, connection)
+            raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
+        row = _ended(processes, run_id, connection)
+        if row is not None:  # otherwise only the connection has broken off
+            break
+    output = "".join(lines)
     if row["status"] != "finished:completed":
         plain = [COLOR.sub("", line).rstrip() for line in output.splitlines()]
         errors = [line for line in plain if REASON.match(line)]
         reasons = [f"run {run_id} is {row['status']}: {row['status-details']}"]
-        raise RunFailed("\n  ".join(reasons + errors[-3:]))
+        reason = why(row["status"], str(row["status-details"] or ""))
+        raise RunFailed("\n  ".join(reasons + errors[-3:]), reason)
     return RunOutcome(int(run_id), row["status"], output)
+
+
+def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
+    """Return Flower's row of a run that has ended, or None where it goes on."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            row = processes.flwr("ls", connection, "--run-id", run_id)["runs"][0]
+        except RunFailed:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            if row["status"].startswith("finished"):
+                return dict(row)
+            if time.monotonic() > deadline:
+                return None
+        time.sleep(1)
+
+
+def why(status: str, details: str) -> str:
+    """Return why a run has failed, in a sentence, from Flower's words."""
+    details = " ".join(details.split())
+    if status == "finished:stopped":
+        return "it was stopped"
+    if "heartbeat" in details:
+        return f"the ServerApp has gone silent, as one that was killed ({details})"
+    _, told, sentence = details.partition("failed with exception: ")
+    return sentence if told else details or f"it is {status}"
 
 
 def start_superlink(processes: Processes, *options: str) -> int:
@@ -434,9 +486,17 @@ class Processes:
 
 
 def _show_log(
-    processes: Processes, run_id: str, connection: str, timeout: float | None
-) -> tuple[str, bool]:
-    """Show the log of a run until it ends; return the log, and whether time ran out."""
+    processes: Processes,
+    run_id: str,
+    connection: str,
+    give_up: float,
+    lines: list[str],
+    show: Callable[[str], None],
+) -> None:
+    """Show the log of a run until it ends, or until the time `give_up`.
+
+    The lines are added to `lines`; those that it has already are not shown again.
+    """
     viewer = subprocess.Popen(
         ["flwr", "log", run_id, connection, "--stream"],
         env=processes.env,
@@ -447,27 +507,21 @@ def _show_log(
         errors="replace",
         start_new_session=True,
     )
-    timed_out = threading.Event()
-
-    def give_up() -> None:
-        timed_out.set()
-        viewer.terminate()
-
-    timer = threading.Timer(timeout or 0.0, give_up)
-    if timeout is not None:
+    timer = threading.Timer(max(0.0, give_up - time.monotonic()), viewer.terminate)
+    if give_up < math.inf:
         timer.start()
-    lines = []
+    known = len(lines)
     try:
         assert viewer.stdout is not None
-        for line in viewer.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
+        for number, line in enumerate(viewer.stdout):
+            if number >= known:
+                show(line)
+                lines.append(line)
         viewer.wait()
     finally:
         timer.cancel()
         viewer.kill()
         viewer.communicate()
-    return "".join(lines), timed_out.is_set()
 
 
 def wait_for(answer: Callable[[], T | None], seconds: float, what: str) -> T:
@@ -537,11 +591,11 @@ def _pairs(item: str) -> Iterator[tuple[str, str]]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"run config {item} cannot be read: {reason}") from None
-    for key, value in _flat(table):
-        yield key, _written(key, value)
+    for key, value in flat(table):
+        yield key, written(key, value)
 
 
-def _written(key: str, value: object) -> str:
+def written(key: str, value: object) -> str:
     """Return a value as Flower reads it; Flower has no escape for a quote."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -565,7 +619,7 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
     """Raise ``ValueError`` for a key that the project's own config does not have."""
     try:
         table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-        known = [key for key, _ in _flat(table["tool"]["flwr"]["app"]["config"])]
+        known = [key for key, _ in flat(table["tool"]["flwr"]["app"]["config"])]
     except (OSError, ValueError, KeyError):
         return  # Flower will say what is wrong with the project
     for key in keys:
@@ -576,10 +630,11 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
             raise ValueError(f"run config has no key {key!r}{hint}")
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a TOML file, with those of the tables around them in front."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

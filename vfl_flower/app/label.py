@@ -88,7 +88,11 @@ def main(
     ],
     output: Annotated[Path, typer.Option(help="CSV file to write.")],
 ) -> None:
-    """Label new rows by a party's own part of a clustering, without a run."""
+    """Label new rows by a party's own part of a clustering, without a run.
+
+    Nothing leaves the machine. The node config is that of the party's SuperNode, with
+    the file of the new rows as data.
+    """
     logging.basicConfig(format="%(message)s")
     try:
         label(model, node_config, output)

@@ -286,15 +286,17 @@ _LABELS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
 """Labels to try, one after the other: numbers, ten classes, two classes."""
 
 
-def _rehearse(
+def rehearse(
     strategy: ProtocolStrategy,
     shapes: Sequence[Shape],
     rows: int | None = None,
     clusters: bool = False,
+    grid: Callable[[Sequence[Party]], Watched] = Watched,
 ) -> Rehearsal:
     """Run a strategy on random rows: so many of them; None: as many as there are.
 
-    With `clusters` the rows are five points with little noise.
+    With `clusters` the rows are five points with little noise. `grid` carries the
+    messages.
     """
     share = 1.0 if rows is None else rows / _n_rows(strategy, shapes)
     labelled = any(shape.n_labels for shape in shapes)
@@ -316,19 +318,20 @@ def _rehearse(
                 y = np.full(n, np.nan)
                 y[np.arange(known, known + count) % n] = draw(rng, count)
                 known += count
-            ids = np.arange(n) if strategy.partition == "both" else None
+            ids = np.arange(n) if strategy.partition == "either" else None
             parties.append(Party(X, y, ids, shape.name or None))
         with apart():
-            grid = Watched(parties)
+            watched = grid(parties)
             start = time.perf_counter()
             try:
-                ledger = strategy.start(grid).ledger
+                # Nobody watches a rehearsal.
+                ledger = strategy.replace().start(watched).ledger
             except Exception:
                 if last == 0:
                     raise
                 continue
             seconds = time.perf_counter() - start - ledger.seconds_waited
-            return Rehearsal(ledger, grid.seen, max(0.0, seconds))
+            return Rehearsal(ledger, watched.seen, max(0.0, seconds))
     raise AssertionError  # the last labels return or raise
 
 
@@ -339,7 +342,7 @@ def _n_rows(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Keep what a rehearsal says from the log of the run."""
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -581,12 +584,12 @@ def plan(
     rows = min(wanted, MOST_ROWS, max(1, MOST_NUMBERS // width))
     counts = [rows] if rows == wanted else [rows // 4, rows // 2, rows]
     doublings = math.log2(wanted / rows)
-    with _quietly():
+    with quietly():
         # First, since the first rehearsal also waits for imports.
         varying = _varying(strategy, shapes, min(rows, FEW_ROWS))
         try:
             rehearsals = [
-                _rehearse(strategy.scaled(count / wanted), shapes, count)
+                rehearse(strategy.scaled(count / wanted), shapes, count)
                 for count in counts
             ]
         except Exception as error:  # whatever a strategy raises is what there is to say
@@ -640,8 +643,8 @@ def _varying(
     With their round trips on both.
     """
     try:
-        random = _rehearse(strategy, shapes, rows)
-        clusters = _rehearse(strategy, shapes, rows, clusters=True)
+        random = rehearse(strategy, shapes, rows)
+        clusters = rehearse(strategy, shapes, rows, clusters=True)
     except Exception:
         return None
     varying = {}
@@ -788,8 +791,8 @@ def _seen_at_defaults(name: str) -> dict[str, Seen]:
     config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
     strategy = make_strategy(config)
     shapes = [Shape(400, 3), Shape(400, 3), Shape(400, 3, 400)]
-    with _quietly():
-        return _rehearse(strategy, shapes).seen
+    with quietly():
+        return rehearse(strategy, shapes).seen
 
 
 def main(

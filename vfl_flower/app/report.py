@@ -42,6 +42,7 @@ def write_report(
         name: {
             "seed": result.seed,
             "model": result.model.number,
+            "warnings": list(result.warnings),
             "metrics": {
                 t: {metric: _number(value) for metric, value in metrics.items()}
                 for t, metrics in result.train_metrics_clientapp.items()
@@ -60,6 +61,7 @@ def write_report(
     table = markdown_table(*summary_rows(results))
     note = results[first].model.note
     kept = f"\n\n{note}" if note else ""
+    kept += "".join(f"\n\nWarning: {text}." for text in warnings_of(results))
     ledger = results[first].ledger.table()
     write_text(
         folder / "report.md",
@@ -68,6 +70,16 @@ def write_report(
         f"```\n{ledger}\n```\n",
     )
     return f"{table}\n\nledger of {first}:\n{ledger}{kept}\n\nresults in {folder}"
+
+
+def warnings_of(results: Mapping[str, ProtocolResult]) -> list[str]:
+    """Return why results may be worse than they should be, a sentence each."""
+    several = len(results) > 1
+    return [
+        f"{name}: {warning}" if several else warning
+        for name, result in results.items()
+        for warning in result.warnings
+    ]
 
 
 def _number(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +18,10 @@ from vfl_flower.app.config import (
     without_secrets,
 )
 from vfl_flower.app.plan import dry_run
+from vfl_flower.app.progress import Reporter
 from vfl_flower.app.report import write_report
+from vfl_flower.app.reports import remove_files
+from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
 log = logging.getLogger("vfl_flower")
@@ -24,17 +29,62 @@ log = logging.getLogger("vfl_flower")
 app = ServerApp()
 
 
+class RunEnded(FederationError):
+    """A run cannot go on; the text says why in a sentence, and there is no stack.
+
+    Flower logs the stack of what a ServerApp raises. Where a party or a setting is at
+    fault, it would hide the sentence, which is then the last line of the run's output.
+    """
+
+    __traceback__ = property(lambda error: None, lambda error, stack: None)
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    """Turn what a party, a setting or a folder is at fault for into a sentence."""
+    try:
+        yield
+    except (FederationError, ValueError, OSError) as error:
+        log.debug("the run ends", exc_info=True)
+        text = " ".join(str(error).split())
+        raise RunEnded(text or type(error).__name__) from None
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says, and report; or with ``dry-run`` print a plan."""
+    """Run what the run config says, and report; or with ``dry-run`` print a plan.
+
+    Raises
+    ------
+    RunEnded
+        A party fails or refuses the run, or the run config breaks a rule.
+    """
     log.setLevel(logging.INFO)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
+    with _in_a_sentence():
+        execute(grid, context)
+
+
+def execute(grid: Grid, context: Context) -> None:
+    """Run what the run config says, wherever the parties are; see :func:`main`.
+
+    Raises
+    ------
+    FederationError, PartyFailed, ValueError, OSError
+        As of the strategy; or the run config or its folder breaks a rule.
+    """
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
     results_in = output_dir(config)
     if config["dry-run"]:
         print(dry_run(grid, strategies, config["timeout"]), flush=True)
+        return
+    if config["task"] == "remove":
+        (strategy,) = strategies.values()
+        strategy.watched_by(Reporter()).start(grid, timeout=config["timeout"])
+        for file in remove_files(config["model"], results_in):
+            log.info("the server: %s is removed", file)
         return
     started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
     folder = results_in / started
@@ -42,7 +92,8 @@ def main(grid: Grid, context: Context) -> None:
     results, text = {}, ""
     try:
         for name, strategy in strategies.items():
-            results[name] = strategy.start(grid, timeout=config["timeout"])
+            watched = strategy.watched_by(Reporter())
+            results[name] = watched.start(grid, timeout=config["timeout"])
             text = write_report(folder, results, without_secrets(config))
     finally:
         if not results:

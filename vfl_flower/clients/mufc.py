@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
@@ -103,11 +103,15 @@ class Counts(TypedDict):
     """What :func:`train` and :func:`forget` say of the party's centroids.
 
     With privacy "scma" that is `message`, with "none" `centroids` and `sizes`. `totals`
-    are the number of rows, and 1 if the file with their clusters is missing.
+    are the number of rows, and 1 if the file with their clusters is missing. After a
+    removal `in_file` says how many forgotten rows the party's data still have, and
+    `in_models` how many of the ids that were asked for are in other models here.
     """
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
     totals: Annotated[Array, Reals("2"), IN_SUM]
+    in_file: NotRequired[Rows]
+    in_models: NotRequired[Rows]
     centroids: NotRequired[Annotated[Array, Reals("k n_columns")]]
     sizes: NotRequired[Annotated[Array, Whole("k", least=1, below=MOST_ROWS)]]
 
@@ -116,6 +120,12 @@ class Trained(Counts):
     """Reply of :func:`train`."""
 
     kept: bool
+
+
+class Abandoned(TypedDict):
+    """Reply of :func:`abandon`."""
+
+    done: bool
 
 
 class Committed(TypedDict):
@@ -171,14 +181,23 @@ def train(
     if folder is not None:
         ids = _ids(party)
         _check_alone(party, folder, model)
+    everything = np.packbits(np.ones(party.n_rows, dtype=bool))
+    party.remember(MUFCState(model, settings, party.n_rows, everything, drawn))
+    counts = _counts(party, sizes, code, [sizes.sum(), 0])
+    if folder is not None:  # last, so that a refusal leaves nothing
         facts = PartyFacts(party.name or "", *_columns(party))
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
-    everything = np.packbits(np.ones(party.n_rows, dtype=bool))
-    party.remember(MUFCState(model, settings, party.n_rows, everything, drawn))
-    counts = _counts(party, sizes, code, [sizes.sum(), 0])
     return {**counts, "kept": folder is not None}
+
+
+@step
+def abandon(party: Party, model: str) -> Abandoned:
+    """Remove the state of a training that the server has given up."""
+    if party.state_dir is not None:
+        ClientState(party.state_dir, model).remove_unfinished()
+    return {"done": True}
 
 
 def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
@@ -382,7 +401,23 @@ def forget(
     counts = _counts(party, sizes, code, [remaining, behind])
     if not np.all(stay):
         _drop_cache(party)
-    return counts
+    # Rows that have come since training are not forgotten ones.
+    in_file = int(np.count_nonzero(state.known(tags) & ~stay))
+    return {**counts, "in_file": in_file, "in_models": _in_others(party, model, asked)}
+
+
+def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
+    """Return how many ids are of rows that another model here has not forgotten."""
+    folder, there = party.state_dir, np.zeros(len(asked), dtype=bool)
+    if folder is None or not asked:
+        return 0
+    with _refusing():
+        others = set(list_models(folder)) - {model}
+    for number in others:
+        state = ClientState(folder, number)
+        with suppress(PartyError):  # one that was left, or is no state at all
+            there |= state.keep(state.tag(asked))
+    return int(np.count_nonzero(there))
 
 
 def _leave(

@@ -269,6 +269,15 @@ class _StateFile:
         with self._open() as db:
             return self._version(db)
 
+    def remove(self) -> None:
+        """Remove the state: its content is overwritten, and the file goes."""
+        with self._open(WRITE) as db:
+            for table in self.tables:
+                if table != "about":  # whoever is killed here must be able to go on
+                    db.execute(f"DELETE FROM {table} WHERE true")
+        with self._errors():
+            self._path.unlink(missing_ok=True)
+
     def _about(self, db: sqlite3.Connection, columns: str) -> tuple[Any, ...]:
         """Return columns of the only row of table ``about``."""
         return tuple(db.execute(f"SELECT {columns} FROM about").fetchone())

@@ -236,6 +236,7 @@ __all__ = [
     "FORMATS",
     "StoredRows",
     "drop_cache",
+    "folder_files",
     "is_file",
     "load_party",
     "read_ids",

@@ -111,7 +111,7 @@ class Plan:
 
 def _hello(
     party: Party,
-    partition: Literal["vertical", "horizontal", "both"] = "vertical",
+    partition: Literal["vertical", "horizontal", "either"] = "vertical",
     plan: Plan | None = None,
 ) -> Hello:
     """Say who this party is; :func:`answer` adds its key of the run, signed."""
@@ -130,7 +130,7 @@ def _hello(
         "n_rows": party.n_rows,
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
-        "ids_digest": "" if partition == "both" else party.ids_digest or "",
+        "ids_digest": "" if partition == "either" else party.ids_digest or "",
         "columns": told["columns"],
         "names": told["names"],
         "kinds": told["kinds"],

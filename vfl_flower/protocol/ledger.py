@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -55,11 +56,17 @@ class Ledger:
     clips : dict
         For each action how many values all parties together clipped to the bound of a
         fixed-point sum, unless the server asked for that sum again with a wider one.
+    watch : callable or None
+        Called with the ledger and the action after each round trip, such as to show
+        how far the run is.
     """
 
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     waits: dict[str, list[float]] = field(default_factory=dict)
     clips: dict[str, int] = field(default_factory=dict)
+    watch: Callable[[Ledger, str], None] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def entry(self, action: str, party: str) -> Entry:
         """Return the entry to add to, made when it is new."""
@@ -78,6 +85,8 @@ class Ledger:
     def round_trip(self, action: str, seconds: float) -> None:
         """Count one round trip and the time that the server waited for it."""
         self.waits.setdefault(action, []).append(seconds)
+        if self.watch is not None:
+            self.watch(self, action)
 
     def of(self, *actions: str) -> Ledger:
         """Return the costs of some actions alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -83,9 +84,9 @@ class Parties(Sequence[PartyInfo]):
         How many parties to wait for; 0: those that are connected, at least `least`.
     least : int
         Fewest parties that the run needs.
-    partition : {"vertical", "horizontal", "both"}
+    partition : {"vertical", "horizontal", "either"}
         Whether parties hold different columns of the same rows, different rows of the
-        same columns, or share neither yet.
+        same columns, or anything.
     without : sequence of int
         Nodes that do not take part, although they are connected.
     model : str, optional
@@ -237,6 +238,10 @@ class Parties(Sequence[PartyInfo]):
                 "(in a run config allow-two-parties=true)"
             )
         log.warning("%s", reason)
+
+    def hurry(self, seconds: float) -> None:
+        """Wait for a reply for so many seconds at most from now on."""
+        self._exchange.timeout = min(self._exchange.timeout, seconds)
 
     # -- asking ---------------------------------------------------------------------
 
@@ -665,7 +670,10 @@ class Parties(Sequence[PartyInfo]):
         values = flatten({"partition": self._partition, "plan": plan})
         content = pack(values, {"session": self.session})
         contents = dict.fromkeys(nodes, content)
-        sent = self._exchange(hello.action, contents, unnamed)
+        try:
+            sent = self._exchange(hello.action, contents, unnamed)
+        except PartyFailed as failure:
+            raise _named(failure) from None
         replies: dict[int, dict[str, Any]] = {}
         for node, (reply, _) in zip(nodes, sent, strict=True):
             name = _name_of(reply) or unnamed[node]
@@ -773,6 +781,15 @@ class _Reply(Generic[R]):
     hidden: Arrays
     secrets: Mapping[str, Mapping[int, Array]]
     clipped: bytes | None
+
+
+def _named(failure: PartyFailed) -> PartyFailed:
+    """Return a failure in ``hello`` under the name that the party gives in it."""
+    given = re.search(r"\bparty '([^']+)'", failure.reason)
+    if given is None or _name_of({"name": given[1]}) != given[1]:
+        return failure
+    name, reason = given[1], failure.reason.removeprefix(f"{given[0]}: ")
+    return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
 
 
 def _told(reply: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,9 +144,9 @@ def check_alike(
         What each is called.
     replies : mapping of int to mapping
         What each said in ``hello``.
-    partition : {"vertical", "horizontal", "both"}
-        Whether parties share rows, columns, which
-        :func:`~vfl_flower.protocol.columns.agree` compares by name, or neither.
+    partition : {"vertical", "horizontal", "either"}
+        Whether parties share rows; or columns, which
+        :func:`~vfl_flower.protocol.columns.agree` compares by name; or anything.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def check_alike(
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
-    if partition == "both":
+    if partition == "either":
         return
     horizontal = partition == "horizontal"
     amount, size = "number of rows", "n_rows"

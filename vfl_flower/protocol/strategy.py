@@ -6,9 +6,9 @@ import logging
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -44,12 +44,16 @@ class ProtocolResult(Result):
         Those of `ledger` that only evaluated the model.
     seed : int or None
         The seed that was given: with it the run repeats.
+    warnings : tuple of str
+        Why the model may be worse than it should be, such as a solver that did not
+        converge.
     """
 
     model: Model = field(kw_only=True)
     ledger: Ledger = field(kw_only=True)
     evaluation: Ledger = field(kw_only=True)
     seed: int | None = field(kw_only=True)
+    warnings: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -114,6 +118,18 @@ class Run:
                 self.evaluate_metrics[iteration] = evaluated
 
 
+class Watch(Protocol):
+    """Who is told how far a run is."""
+
+    def greeted(
+        self, strategy: ProtocolStrategy, parties: Parties, ledger: Ledger
+    ) -> None:
+        """Say that the parties have answered ``hello``."""
+
+    def round_trip(self, ledger: Ledger, action: str) -> None:
+        """Say that the parties have answered a step."""
+
+
 @settings
 class ProtocolStrategy(Strategy):
     """Base of the package's strategies; goes wherever a Flower strategy goes.
@@ -139,7 +155,7 @@ class ProtocolStrategy(Strategy):
     """Class of the model that it trains, or that it works with."""
     partition = "vertical"
     """What differs between parties: the columns ("vertical") or the rows ("horizontal")
-    that each holds, or both ("both")."""
+    that each holds, or anything ("either")."""
     encodes: ClassVar[bool] = True
     """Whether a party may use all of its rows to make its columns: the levels of a text
     column, the mean for a missing value."""
@@ -151,6 +167,7 @@ class ProtocolStrategy(Strategy):
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that evaluate the model and do not train it."""
+    _watch: ClassVar[Watch | None] = None
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -233,7 +250,9 @@ class ProtocolStrategy(Strategy):
         self.summary()
         self.check()
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        ledger, missing, failed = Ledger(), dict[int, str](), ""
+        watch = self._watch
+        ledger = Ledger(watch=None if watch is None else watch.round_trip)
+        missing, failed = dict[int, str](), ""
         begun: list[str] = []
         while True:
             run = Run(seed, evaluate_fn, list(missing.values()), begun)
@@ -241,6 +260,8 @@ class ProtocolStrategy(Strategy):
                 parties = self.greet(
                     grid, ledger, seed=seed, timeout=timeout, without=list(missing)
                 )
+                if watch is not None:
+                    watch.greeted(self, parties, ledger)
                 arrays = self.protocol(parties, run)
                 break
             except PartyFailed as failure:
@@ -256,6 +277,11 @@ class ProtocolStrategy(Strategy):
                     f"{error}; before that, {failed}, and the run began again without "
                     f"{', '.join(missing.values())}"
                 ) from None
+        ledger.watch = None
+        recorded = run.train_metrics
+        warnings = self.shortfalls(dict(recorded[max(recorded)])) if recorded else []
+        for warning in warnings:
+            log.warning("warning: %s", warning)
         return ProtocolResult(
             arrays=arrays,
             train_metrics_clientapp=run.train_metrics,
@@ -264,6 +290,7 @@ class ProtocolStrategy(Strategy):
             ledger=ledger,
             evaluation=ledger.of(*(step.action for step in self.evaluation_steps)),
             seed=self.seed,
+            warnings=tuple(warnings),
         )
 
     def greet(
@@ -366,6 +393,20 @@ class ProtocolStrategy(Strategy):
     ) -> Array:
         """Return rows without a meaning that the strategy takes, for a rehearsal."""
         return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return why the model may be worse than it should be, a sentence each.
+
+        `metrics` are those of the last recorded iteration.
+        """
+        if metrics.get("converged", 1.0) == 1.0:
+            return []
+        return ["the solver stopped before it converged: the model is not the optimum"]
+
+    def watched_by(self, watch: Watch) -> Self:
+        """Let somebody know how far the runs of this strategy are; return it."""
+        vars(self)["_watch"] = watch
+        return self
 
     @property
     def variant(self) -> str:

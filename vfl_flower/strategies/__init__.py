@@ -11,15 +11,16 @@ from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import MUFCForgetClient, MUFCStatus, MUFCUnlearn
 from vfl_flower.strategies.prediction import FDSKLPrediction
+from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
 Tasks = tuple[type[ProtocolStrategy], ...]
 
 ALGORITHMS: dict[str, Tasks] = {
     "coreset-vrlr": (CoresetVRLR,),
     "coreset-vkmc": (CoresetVKMC,),
-    "fdskl": (FDSKL, FDSKLPrediction),
-    "fk-kmeans": (FKKMeans,),
-    "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus),
+    "fdskl": (FDSKL, FDSKLPrediction, Removal),
+    "fk-kmeans": (FKKMeans, Removal),
+    "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus, MUFCRemoval),
     "align": (Alignment,),
 }
 """The strategies of each algorithm, one per task, by its name in the run config."""
@@ -70,6 +71,8 @@ __all__ = [
     "FDSKLPrediction",
     "FKKMeans",
     "MUFCForgetClient",
+    "MUFCRemoval",
     "MUFCStatus",
     "MUFCUnlearn",
+    "Removal",
 ]

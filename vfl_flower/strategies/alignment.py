@@ -67,7 +67,7 @@ class Alignment(ProtocolStrategy):
     hashes can test ids."""
 
     model_class = AlignmentModel
-    partition = "both"
+    partition = "either"
     steps = (
         party.encrypt_ids,
         party.encrypt_points,

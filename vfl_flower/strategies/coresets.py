@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -156,6 +157,15 @@ class CoresetVRLR(CoresetStrategy):
             return ""
         kinds = self.replace(solver="cg", check_size=0).needs
         return f"With solver='cg' the run asks for no rows, but for {', '.join(kinds)}"
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the solver has reached its tolerance."""
+        if metrics.get("converged", 1.0):
+            return []
+        return [
+            f"{self.solver} stopped after {metrics['iterations']} iterations, before "
+            f"it reached tol {self.tol:g}: raise max-iter or tol"
+        ]
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
@@ -343,6 +343,15 @@ class FDSKL(ProtocolStrategy):
             )
         run.record(1, model.to_record(), metrics)
         return model.to_record()
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the label holder's solver has converged."""
+        if metrics.get("converged", 1.0):
+            return []
+        return [
+            "the label holder's solver did not converge, or the labels of the rows to "
+            "train on are equal: the model is not the optimum"
+        ]
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the parts of the model if all parties are in this process."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -315,6 +315,17 @@ class FKKMeans(ProtocolStrategy):
             parties.refuse_two("FKKMeans", self.allow_two_parties)
         train = self._horizontal if horizontal else self._vertical
         return train(parties, run)
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the subspace has come to rest."""
+        moved = float(metrics["moved"])
+        if not self.cem or not self.subspace_tol or moved < self.subspace_tol:
+            return []
+        return [
+            f"the subspace still moved by {moved:.2g} in the last of "
+            f"{metrics['iterations']} iterations, and subspace-tol is "
+            f"{self.subspace_tol:g}: raise iterations, and compare the inertia"
+        ]
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Give the model the parts of all parties that took part in its run."""

@@ -144,8 +144,6 @@ def solve(
         iterations, metrics = _proximal(parties, residual, l1, max_iter, tol)
     else:
         iterations, metrics = _saga(parties, norms, l1, max_iter, tol, batch_size, rng)
-    if not metrics["converged"]:
-        log.warning("%s stopped after %d iterations before tol", solver, iterations)
     last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
     blocks = [scale * block for block in last.each("coefficients")]
     intercept = float(scale * last.sums["shift"][0])

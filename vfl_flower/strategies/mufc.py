@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -53,6 +53,9 @@ StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
 """Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
+
+ABANDON = 60.0
+"""Most seconds that one party is waited for when a training is given up."""
 
 SMALL_BIN = 20
 """A bin of fewer rows is counted in the results and in a warning."""
@@ -177,7 +180,7 @@ class MUFCTask(ProtocolStrategy):
 class ClusterTraining(MUFCTask):
     """Training, of MUFC or of what it is compared with."""
 
-    steps: ClassVar[Steps] = (party.train, party.commit)
+    steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
 
     n_clusters: Natural = 4
     """K, the number of global clusters."""
@@ -192,6 +195,16 @@ class ClusterTraining(MUFCTask):
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         parse_box(self.box)
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether there are enough bins for the clusters."""
+        if not 0 < metrics["bins"] < self.n_clusters:
+            return []
+        return [
+            f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
+            "some of which get no rows: if the parties have few rows, lower "
+            "min_rows_per_bin or n_clusters"
+        ]
 
     @abstractmethod
     def agree(self, parties: Parties) -> TrainingSettings:
@@ -259,9 +272,21 @@ class ClusterTraining(MUFCTask):
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1."""
+        """Algorithm 1; a training that fails leaves no ids at the parties."""
         model = f"{parties.session:016x}"
         log.info("model %s", model)
+        try:
+            return self.train(parties, run, model)
+        except Exception as error:
+            state = None if self.folder is None else ServerState(self.folder, model)
+            saved = state is not None and state.exists and state.version > 0
+            if model in run.begun and not saved:
+                failed = error.nodes if isinstance(error, PartyFailed) else {}
+                abandon(parties, model, list(failed))
+            raise
+
+    def train(self, parties: Parties, run: Run, model: str) -> ArrayRecord:
+        """Algorithm 1."""
         agreed = self.agree(parties)
         key = new_key(agreed)
         if agreed.privacy == "scma":
@@ -290,13 +315,6 @@ class ClusterTraining(MUFCTask):
                 few["bins"],
                 SMALL_BIN,
                 few["single_bins"],
-            )
-        if 0 < few["bins"] < self.n_clusters:
-            log.warning(
-                "there are only %d bins for %d clusters, some of which get no rows: if "
-                "the parties have few rows, lower min_rows_per_bin or n_clusters",
-                few["bins"],
-                self.n_clusters,
             )
         state = None
         if self.folder is not None and all(replies.each("kept")):
@@ -453,6 +471,30 @@ class MUFC(ClusterTraining):
             self.field,
             self.n_init,
             self.min_rows_per_bin,
+        )
+
+
+def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
+    """Let all parties but the `failed` nodes drop the state of a failed training.
+
+    A party that refused has written nothing.
+    """
+    parties.hurry(ABANDON)
+    left = []
+    for j, info in enumerate(parties):
+        if info.node_id in failed:
+            continue
+        try:
+            parties.ask_one(j, party.abandon, model=model)
+        except FederationError:
+            left.append(info.name)
+    if left:
+        log.warning(
+            "model %s is given up; %s could not be told: vfl-flower models remove %s "
+            "removes what is left there",
+            model,
+            ", ".join(left),
+            model,
         )
 
 

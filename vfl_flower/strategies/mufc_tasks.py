@@ -134,6 +134,8 @@ class LaterTask(MUFCTask):
             kind=kind,
             settings=agreed,
         )
+        for name, reply in zip(names, replies, strict=True):
+            warn_of_copies(name, reply)
         with naming_parties(parties):
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
             rows, n_rows = int(before.counts.sum()), int(counts.sum())
@@ -186,7 +188,9 @@ class MUFCUnlearn(LaterTask):
     hello          as in training                         all of it
     forget         as in training; number of rows, and    the sums over parties: of
                    whether its file of clusters is        counts after the removal,
-                   missing, masked                        so the rows removed
+                   missing, masked; in the clear, how     so the rows removed; the
+                   many forgotten rows its data have,     two counts of each party
+                   and ids of the request other models
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
@@ -298,6 +302,21 @@ class MUFCStatus(LaterTask):
         record = self.known(now).to_record()
         run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
         return record
+
+
+def warn_of_copies(name: str, reply: party.Counts) -> None:
+    """Warn where forgotten rows are still in a party's data or in other models."""
+    if count := reply.get("in_file", 0):
+        log.warning(
+            "%s: %d forgotten rows are still in the data: take them out", name, count
+        )
+    if count := reply.get("in_models", 0):
+        log.warning(
+            "%s: %d of the ids are still in other models: forget them there too, or "
+            "remove these models",
+            name,
+            count,
+        )
 
 
 def parse_requests(forget: str | Requests) -> dict[str, list[str]]:

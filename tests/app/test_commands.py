@@ -1,0 +1,236 @@
+"""The commands that start runs and look at results, without a SuperLink."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from vfl_flower import CoresetVRLR, load_model, simulate
+from vfl_flower.app import runs, stored
+from vfl_flower.app.cli import app
+from vfl_flower.app.config import party_source
+from vfl_flower.app.flower_run import why
+from vfl_flower.app.progress import Progress
+from vfl_flower.app.runs import Follower, clock, gather, size
+from vfl_flower.data import load_party
+
+
+def call(*arguments):
+    """Return the exit code and the output of a command."""
+    ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return ended.exit_code, ended.output + (ended.stderr if ended.exit_code else "")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files of the same rows; the second one has the labels."""
+    X = np.random.default_rng(0).normal(size=(60, 4))
+    ids = np.arange(60)
+    a = {"id": ids, "u": X[:, 0], "v": X[:, 1]}
+    b = {"id": ids, "w": X[:, 2], "y": X.sum(axis=1)}
+    pd.DataFrame(a).to_csv(tmp_path / "a.csv", index=False)
+    pd.DataFrame(b).to_parquet(tmp_path / "b.parquet")
+    return [tmp_path / "a.csv", tmp_path / "b.parquet"]
+
+
+def simulated(files, out, *more):
+    given = [word for file in files for word in ("--party", file)]
+    given += ["--id-column", "id", "--label-column", "y", "--set", f"output-dir={out}"]
+    return call("simulate", "coreset-vrlr", *given, "--set", "size=20", *more)
+
+
+# -- simulate, report and models -------------------------------------------------------
+
+
+def test_files_are_simulated_and_the_report_shown(files, tmp_path):
+    code, out = simulated(files, tmp_path / "out", "--set", "seed=3")
+    assert code == 0, out
+    assert "100% linear_residuals" in out
+    (folder,) = (tmp_path / "out").iterdir()
+    parties = [
+        load_party(
+            party_source(
+                {"data": str(file), "id-column": "id", "label-column": label}, {}
+            )
+        )
+        for file, label in zip(files, ["", "y"], strict=True)
+    ]
+    expected = simulate(CoresetVRLR(size=20, test_fraction=0.2), parties, seed=3)
+    actual = load_model(folder / "model-coreset.npz")
+    np.testing.assert_allclose(actual.coef_[0], expected.model.coef_[0])
+    code, out = call("report", "--output-dir", tmp_path / "out")
+    assert code == 0
+    assert f"{expected.metrics['test_loss']:.6g}" in out
+    assert "coresets_totals" in out
+    number = folder.name.split("-")[-1]
+    for name in (number, folder.name, folder):
+        assert call("report", name, "--output-dir", tmp_path / "out")[1] == out
+    code, out = call("report", "17", "--output-dir", tmp_path / "out")
+    assert code == 1
+    assert "there is no run '17'" in out
+
+
+def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
+    a, b = (pd.read_csv(files[0]), pd.read_parquet(files[1]))
+    a.loc[3, "u"] = np.inf
+    a.to_csv(files[0], index=False)
+    b.loc[5, "id"] = 4
+    b.iloc[:50].to_parquet(files[1])
+    code, out = simulated(files, tmp_path / "out")
+    assert code == 1
+    for text in (
+        "mend  a: column 'u' of the file must have no infinite value",
+        "mend  b: id-column 'id' of the file must have distinct values",
+        "a has 60, b has 50",
+        "3 to mend before the run",
+    ):
+        assert text in out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--party", "none.csv"], "party must be a file that is there"),
+        (["--data", "/none"], "data must be a folder of party files"),
+        (["--data", "diabetes", "--set", "siz=3"], "no key 'siz'"),
+        (["--data", "diabetes", "--set", "size"], "set must be key=value"),
+        (["--data", "diabetes", "--set", "size=x"], "must be of type int"),
+    ],
+)
+def test_a_command_that_cannot_run_says_why(arguments, reason):
+    code, out = call("simulate", "coreset-vrlr", *arguments)
+    assert (code, reason in out) == (1, True), out
+
+
+def test_a_set_is_split(tmp_path):
+    out = tmp_path / "out"
+    code, text = call(
+        *("simulate", "coreset-vrlr", "--data", "diabetes", "--parties", 2),
+        *("--set", "size=50", "--set", f"output-dir={out}"),
+    )
+    assert code == 0, text
+    assert "2 parties: party-0, party-1" in text
+
+
+def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    simulated(files, out)
+    keep = tmp_path / "kept"
+    code, text = call(
+        *("simulate", "fdskl", "--data", "breast_cancer", "--state-dir", keep),
+        *(
+            "--set",
+            "features=16",
+            "--set",
+            "bandwidth=10",
+            "--set",
+            f"output-dir={out}",
+        ),
+    )
+    assert code == 0, text
+    (part, *others) = keep.glob("*/*.npz")
+    assert len(others) == 2
+    number = part.stem
+    code, text = call("models", "list", "--output-dir", out)
+    assert "2 models" in text
+    assert number in text
+    code, text = call("models", "show", number, "--output-dir", out)
+    assert (code, "kernel: gaussian" in text) == (0, True)
+    # The parties' own parts go by a run, here on the same folders.
+    started = []
+    monkeypatch.setattr(stored, "start", lambda *given, **_: started.append(given))
+    code, text = call(
+        "models", "remove", number, "--output-dir", out, "--connection", "x"
+    )
+    assert code == 0, text
+    ((config, connection),) = started
+    assert connection == "x"
+    assert config["strategy"] == "fdskl"
+    assert (config["task"], config["model"]) == ("remove", number)
+    options = ["--task", "remove", "--set", f"model={number}", "--state-dir", keep]
+    options += ["--data", "breast_cancer", "--set", f"output-dir={out}"]
+    code, text = call("simulate", "fdskl", *options)
+    assert code == 0, text
+    assert list(keep.glob("*/*.npz")) == []
+    assert "1 models" in call("models", "list", "--output-dir", out)[1]
+    # A model without parts is a file alone.
+    (run,) = [path.parent for path in out.glob("*/model-coreset.npz")]
+    code, text = call("models", "remove", run.name, "--output-dir", out)
+    assert code == 0, text
+    assert "0 models" in call("models", "list", "--output-dir", out)[1]
+    assert (run / "report.md").exists()
+
+
+# -- run -------------------------------------------------------------------------------
+
+
+def test_settings_are_read_as_their_keys_take_them(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("seed = 4\nn-parties = 3\n[coreset-vrlr]\nsize = 7\n")
+    given = [
+        "size=8",
+        "solver=cg",
+        "tol=1e-3",
+        "regularizer=ridge",
+        "coreset-vrlr.alpha=2",
+    ]
+    assert gather("coreset-vrlr", "train", given, file) == {
+        **{"strategy": "coreset-vrlr", "task": "train", "seed": 4, "n-parties": 3},
+        **{"coreset-vrlr.size": 8, "coreset-vrlr.solver": "cg"},
+        **{"coreset-vrlr.regularizer": "ridge"},
+        **{"coreset-vrlr.tol": 1e-3, "coreset-vrlr.alpha": 2.0},
+    }
+    number = "1234567890123456"  # a text, although it looks like a number
+    removal = gather("fdskl", "remove", [f"model={number}"])
+    assert removal["model"] == number
+
+
+def test_a_line_a_step_and_none_of_flower(capsys):
+    follower = Follower()
+    lines = [Progress("hello", 1, 0, 1200, 6.0), Progress("x", 2, 4, 34_000, 72.0)]
+    for line in [
+        "\x1b[92mINFO\x1b[0m :      Starting logstream",
+        *map(str, lines),
+        "3 parties: a, b, c",
+        "\x1b[91mERROR\x1b[0m :     ServerApp raised an exception",
+        "Traceback (most recent call last):",
+    ]:
+        follower(f"{line}\n")
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3
+    words = " ".join(shown[1].split())
+    assert words == "50% x round trip 2, 34 kB, 1:12, 1:12 left"
+    assert shown[2] == "3 parties: a, b, c"
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "reason"),
+    [
+        ("finished:failed", "ServerApp failed with exception: a b", "a b"),
+        ("finished:failed", "No heartbeat received from the task", "gone silent"),
+        ("finished:stopped", "", "it was stopped"),
+        ("finished:failed", "", "it is finished:failed"),
+    ],
+)
+def test_why_a_run_has_failed(status, details, reason):
+    assert reason in why(status, details)
+
+
+def test_a_simulation_is_no_connection(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    (tmp_path / "config.toml").write_text(
+        '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
+    )
+    code, out = call("run", "coreset-vrlr")
+    assert (code, "'local' is a simulation" in out) == (1, True), out
+    code, out = call("run", "coreset-vrlr", "--connection", "none")
+    assert (code, "connection: " in out) == (1, True), out
+    code, out = call("run", "unknown")
+    assert (code, "strategy must be one of" in out) == (1, True), out
+
+
+def test_times_and_sizes():
+    assert [clock(s) for s in (5, 65, 3725)] == ["5 s", "1:05", "1:02:05"]
+    assert [size(n) for n in (5, 1500, 2.71e7)] == ["5 B", "1.5 kB", "27.1 MB"]
+    assert runs.describe(Progress("x", 1, 0, 1, 1)).startswith("     x ")

@@ -1,0 +1,196 @@
+"""A model is removed at the server and at all parties, and nothing else is."""
+
+import numpy as np
+import pytest
+from deviating import RealParties
+
+from vfl_flower import FDSKL, MUFC, FKKMeans, MUFCUnlearn, Party, PartyFailed, simulate
+from vfl_flower.clients.mufc_state import ClientState
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.strategies.removal import MUFCRemoval, Removal
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-0.5, 0.5, size=(90, 6))
+
+
+def rows(tmp_path):
+    return [
+        Party(X[j::3], ids=np.arange(30), name=name, state_dir=tmp_path / name)
+        for j, name in enumerate("abc")
+    ]
+
+
+def columns(tmp_path):
+    y = np.sign(X[:, 0])
+    return [
+        Party(X[:, 2 * j : 2 * j + 2], y if name == "c" else None, **kept)
+        for j, name in enumerate("abc")
+        for kept in [{"name": name, "state_dir": tmp_path / name}]
+    ]
+
+
+def names(tmp_path):
+    return sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*"))
+
+
+def trained(kind, tmp_path):
+    """Train a model; return the parties and the number."""
+    if kind == "mufc":
+        parties, strategy = rows(tmp_path), MUFC(server_state=tmp_path / "server")
+    elif kind == "fk-kmeans":
+        parties, strategy = rows(tmp_path), FKKMeans(2, n_features=32, iterations=2)
+    else:
+        parties, strategy = columns(tmp_path), FDSKL(features=16, bandwidth=1.0)
+    return parties, simulate(strategy, parties, seed=0).model.number
+
+
+def removal(kind, number, tmp_path):
+    if kind == "mufc":
+        return MUFCRemoval(number, server_state=tmp_path / "server")
+    return Removal(number)
+
+
+@pytest.mark.parametrize("kind", ["mufc", "fk-kmeans", "fdskl"])
+def test_nothing_of_the_model_stays_and_all_of_others_does(kind, tmp_path):
+    parties, other = trained(kind, tmp_path)
+    before = names(tmp_path)
+    parties, number = trained(kind, tmp_path)
+    assert len(names(tmp_path)) == 2 * len(before)
+    result = simulate(removal(kind, number, tmp_path), parties)
+    assert result.metrics == {"parties": 3, "removed": 3}
+    assert names(tmp_path) == before
+    assert all(other in name for name in before)
+
+
+def test_a_history_of_ids_goes_too(tmp_path):
+    parties, number = trained("mufc", tmp_path)
+    kept = {"server_state": tmp_path / "server"}
+    simulate(MUFCUnlearn(number, {"a": [1, 4]}, **kept), parties)
+    assert ClientState(tmp_path / "a", number).removed()
+    simulate(removal("mufc", number, tmp_path), parties)
+    assert names(tmp_path) == []
+    with pytest.raises(ValueError, match="the server has no state of model"):
+        simulate(MUFCUnlearn(number, {"a": [2]}, **kept), parties)
+
+
+def test_it_can_be_repeated_and_who_has_nothing_says_so(tmp_path, caplog):
+    parties, number = trained("fdskl", tmp_path)
+    (tmp_path / "b" / f"{number}.npz").unlink()
+    with caplog.at_level("INFO", "vfl_flower"):
+        first = simulate(Removal(number), parties)
+        again = simulate(Removal(number), parties)
+    assert (first.metrics["removed"], again.metrics["removed"]) == (2, 0)
+    assert f"a: model {number} is removed" in caplog.text
+    assert f"b: model {number} was not there" in caplog.text
+    parties[0].state_dir = None
+    assert simulate(Removal(number), parties).metrics["removed"] == 0
+
+
+def test_a_message_that_is_sent_again_gets_the_same_reply(tmp_path):
+    """As where a reply is lost: the file is gone by then."""
+    parties, number = trained("fdskl", tmp_path)
+
+    class Twice(RealParties):
+        def push_messages(self, messages):
+            messages = list(messages)
+            if "removal" in messages[0].metadata.message_type:
+                super().push_messages(messages)
+            return super().push_messages(messages)
+
+    assert Removal(number).start(Twice(parties)).metrics["removed"] == 3
+
+
+def test_parties_may_hold_any_rows_and_columns(tmp_path):
+    parties, number = trained("mufc", tmp_path)
+    parties = [
+        Party(np.ones((5 + j, 1 + j)), name=party.name, state_dir=party.state_dir)
+        for j, party in enumerate(parties)
+    ]
+    simulate(removal("mufc", number, tmp_path), parties)
+    assert names(tmp_path) == []
+
+
+# -- a server that deviates ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["../journal", "journal", "*", "0123456g", "[a-f]*"])
+def test_no_other_name_leads_to_a_file(number, tmp_path):
+    parties, _ = trained("fdskl", tmp_path)
+    before = names(tmp_path)
+    strategy = Removal("01234567")
+    vars(strategy)["model"] = number
+    strategy.replace = lambda: strategy  # a server checks nothing
+    with pytest.raises(PartyFailed, match="8 to 32 lower-case hexadecimal digits"):
+        strategy.start(RealParties(parties))
+    assert set(before) <= set(names(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("20240101.npz", "is damaged: its checksum is wrong"),
+        ("20240101.sqlite", "file is not a database"),
+    ],
+)
+def test_a_party_s_own_file_of_such_a_name_stays(file, reason, tmp_path):
+    """Data of a day, say, which the party keeps beside its parts."""
+    parties, _ = trained("fdskl", tmp_path)
+    own = tmp_path / "b" / file
+    own.write_bytes(b"x" * 5000)
+    with pytest.raises(PartyFailed, match=reason):
+        simulate(Removal("20240101"), parties)
+    assert own.read_bytes() == b"x" * 5000
+
+
+def test_other_files_of_the_folder_stay(tmp_path):
+    parties, number = trained("fdskl", tmp_path)
+    folder = tmp_path / "b"
+    for name in (f"predictions-{number}-notes.csv", f"predictions-{number}.csv"):
+        (folder / name).write_text("my,own\n1,2\n")
+    of_a_run = folder / f"predictions-{number}-0123456789abcdef.csv"
+    of_a_run.write_text("id,prediction\n")
+    (folder / "forget.txt").write_text("7\n")
+    target = tmp_path / "elsewhere.npz"
+    target.write_bytes((folder / f"{number}.npz").read_bytes())
+    simulate(Removal(number), parties)
+    assert names(folder) == sorted(
+        ["forget.txt", f"predictions-{number}-notes.csv", f"predictions-{number}.csv"]
+    )
+
+
+def test_a_link_is_not_followed(tmp_path):
+    parties, number = trained("fdskl", tmp_path)
+    part = tmp_path / "b" / f"{number}.npz"
+    target = part.rename(tmp_path / "elsewhere.npz")
+    part.symlink_to(target)
+    with pytest.raises(PartyFailed, match="party 'b' failed in 'removal_find'"):
+        simulate(Removal(number), parties)
+    assert target.exists()
+
+
+def test_the_journal_stays_and_goes_on(tmp_path):
+    """What a party has told is still counted after the model is gone."""
+    parties = rows(tmp_path)
+    consent = Consent(
+        allow_seed=True, peers=None, leaves={"centroids": Limit(), "rows": Limit()}
+    )
+    for party in parties:
+        party.consent = consent
+    strategy = MUFC(server_state=tmp_path / "server")
+    number = strategy.start(RealParties(parties)).model.number
+    journals = [tmp_path / name / "journal.sqlite" for name in "abc"]
+    sizes = [path.stat().st_size for path in journals]
+    removal("mufc", number, tmp_path).start(RealParties(parties))
+    assert all(path.exists() for path in journals)
+    after = [path.stat().st_size for path in journals]
+    assert all(a >= b for a, b in zip(after, sizes, strict=True))
+
+
+def test_a_party_that_takes_no_part_removes_nothing(tmp_path):
+    parties, number = trained("fdskl", tmp_path)
+    before = names(tmp_path)
+    parties[1].consent = Consent(tasks=["train"], peers=None)
+    with pytest.raises(FederationError, match="no strategy and task that ask for"):
+        Removal(number).start(RealParties(parties))
+    assert set(before) <= set(names(tmp_path))

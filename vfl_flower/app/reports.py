@@ -1,0 +1,225 @@
+"""``vfl-flower report``: the results of a finished run, as its folder has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vfl_flower.app.config import output_dir
+
+RESULT = "result.json"
+"""File of a run's folder that has its figures."""
+
+_COSTS = ("round_trips", "bytes_up", "bytes_down", "units", "seconds_waited")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of finished runs, the oldest first."""
+    return sorted(path.parent for path in folder.glob(f"*/{RESULT}"))
+
+
+def find_run(name: str, folder: Path) -> Path:
+    """Return the folder of a run.
+
+    Parameters
+    ----------
+    name : str
+        The folder or its name, Flower's number of the run, or "" for the last run.
+    folder : Path
+        Where the folders of runs are.
+
+    Raises
+    ------
+    ValueError
+        There is no such run.
+    """
+    if name and (Path(name) / RESULT).is_file():
+        return Path(name)
+    runs = runs_in(folder)
+    found = [run for run in runs if name in ("", run.name, run.name.split("-")[-1])]
+    if not found:
+        what = f"run {name!r}" if name else "finished run"
+        raise ValueError(
+            f"there is no {what} in {folder}, which has {len(runs)} runs: a run writes "
+            "its results on the machine of the SuperLink"
+        )
+    return found[-1]
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return what a run has written.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be read, or is no result of a run.
+    """
+    try:
+        read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        assert isinstance(read["results"], dict)
+        assert {"strategy", "task"} <= read["run_config"].keys()
+    except OSError as error:
+        raise ValueError(
+            f"the result in {folder} cannot be read: {error.strerror}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        raise ValueError(f"the result in {folder} is damaged") from None
+    return dict(read)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model that a run has written.
+
+    Attributes
+    ----------
+    file : Path
+        Its file, in the folder of its run.
+    number : str
+        Number under which parties keep parts of it; "" where they keep none.
+    strategy, task : str
+        What the run has done.
+    variant : str
+        What the report calls it.
+    """
+
+    file: Path
+    number: str
+    strategy: str
+    task: str
+    variant: str
+
+    @property
+    def name(self) -> str:
+        """What commands call it: its number, or else its run and its file."""
+        return self.number or f"{self.file.parent.name}/{self.variant}"
+
+
+def stored_models(folder: Path) -> Iterator[Stored]:
+    """Yield the models of the runs in a folder, the oldest first.
+
+    A run whose result cannot be read has none.
+    """
+    for run in runs_in(folder):
+        try:
+            read = read_result(run)
+        except ValueError:
+            continue
+        config: dict[str, Any] = read["run_config"]
+        for variant, result in read["results"].items():
+            file = run / f"model-{variant}.npz"
+            if file.is_file():
+                strategy, task = str(config["strategy"]), str(config["task"])
+                number = result.get("model") or ""
+                yield Stored(file, number, strategy, task, variant)
+
+
+def find_models(name: str, folder: Path) -> list[Stored]:
+    """Return the models of a name: versions of one number, or all models of a run."""
+    return [
+        model
+        for model in stored_models(folder)
+        if name and name in (model.name, model.number, model.file.parent.name)
+    ]
+
+
+def remove_files(number: str, folder: Path) -> list[Path]:
+    """Remove the files of a model in the folders of runs; return what is gone.
+
+    The reports stay.
+    """
+    files = [model.file for model in find_models(number, folder) if model.number]
+    for file in files:
+        file.unlink()
+    return files
+
+
+def print_report(folder: Path, console: Console) -> None:
+    """Print the report of a run: metrics and costs, warnings, and the costs by step."""
+    read = read_result(folder)
+    results: Mapping[str, Any] = read["results"]
+    config = read["run_config"]
+    console.print(
+        f"[bold]{escape(str(config['strategy']))}[/], task "
+        f"{escape(str(config['task']))}, run {escape(folder.name)}"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in results:
+        table.add_column(name, justify="right")
+    for name, values in _lines(results):
+        table.add_row(name.replace("_", " "), *values)
+    console.print(table)
+    for name, result in results.items():
+        for warning in result.get("warnings", ()):
+            console.print(f"[yellow]Warning[/] ({escape(name)}): {escape(warning)}.")
+    for name, result in results.items():
+        console.print(
+            f"\n[bold]Costs of {escape(name)}[/], by step, all parties together"
+        )
+        console.print(_steps(result["ledger"]))
+    numbers = [f"{n}: {r['model']}" for n, r in results.items() if r.get("model")]
+    if numbers:
+        console.print(f"\nNumber of the model: {', '.join(numbers)}")
+    console.print(f"Folder: {folder}", soft_wrap=True, markup=False)
+
+
+def _lines(results: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each metric and cost with its values, one a result."""
+    last = {name: _last(result["metrics"]) for name, result in results.items()}
+    names = list(dict.fromkeys(metric for of in last.values() for metric in of))
+    for metric in names:
+        yield metric, [_shown(of.get(metric, "")) for of in last.values()]
+    for cost in _COSTS:
+        yield cost, [_shown(result["ledger"][cost]) for result in results.values()]
+
+
+def _last(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the metrics of the last iteration."""
+    return metrics[max(metrics, key=int)] if metrics else {}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _steps(ledger: Mapping[str, Any]) -> Table:
+    """Return the costs of a run by step."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("step")
+    for title in ("round trips", "bytes up", "bytes down", "seconds"):
+        table.add_column(title, justify="right")
+    for step, waits in ledger["waits"].items():
+        of = [entry for entry in ledger["entries"] if entry["action"] == step]
+        up, down = (sum(e[key] for e in of) for key in ("bytes_up", "bytes_down"))
+        table.add_row(
+            step, f"{len(waits)}", f"{up:,}", f"{down:,}", f"{sum(waits):.2f}"
+        )
+    return table
+
+
+def report(
+    run: Annotated[
+        str, typer.Argument(help="The run's folder or number; default: the last run.")
+    ] = "",
+    output_dir_: Annotated[
+        str, typer.Option("--output-dir", help="The runs' output-dir.")
+    ] = "",
+) -> None:
+    """Show the report of a finished run, on the machine of its SuperLink."""
+    try:
+        folder = find_run(run, output_dir({"output-dir": output_dir_}))
+        print_report(folder, Console(highlight=False))
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None

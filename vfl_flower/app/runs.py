@@ -1,0 +1,342 @@
+"""``vfl-flower run``: start a run on a SuperLink, and say what became of it.
+
+The bundle that it sends is of the installed package (:mod:`vfl_flower.app.template`),
+the same bytes wherever the same version is installed, so that parties can pin it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vfl_flower.app.bundle import bundle_hash
+from vfl_flower.app.config import Key, check_run_config, run_keys
+from vfl_flower.app.federation import HOME
+from vfl_flower.app.flower_run import COLOR, Processes, RunFailed, flat, submit, written
+from vfl_flower.app.progress import Progress
+from vfl_flower.app.server_app import make_strategies
+from vfl_flower.app.template import write_app
+from vfl_flower.strategies import ALGORITHMS
+
+_FLOWERS = re.compile(r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:")
+"""Beginning of a line that Flower itself has logged."""
+
+_WORDS = {"true": True, "false": False}
+
+
+def parse_settings(strategy: str, given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of ``--set`` options by the keys of the run config.
+
+    Parameters
+    ----------
+    strategy : str
+        The algorithm, whose keys may be given without its name: ``size=500``.
+    given : sequence of str
+        ``key=value`` each; text needs no quotes.
+
+    Raises
+    ------
+    ValueError
+        One is no such pair, or its key is unknown.
+    """
+    keys, values = run_keys(), {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        name = name.strip()
+        name = name if name in keys else f"{strategy}.{name}"
+        if not equals:
+            raise ValueError(f"set must be key=value, got {item!r}")
+        if name not in keys:  # with the hint at the nearest one
+            check_run_config({item.partition("=")[0].strip(): text})
+        values[name] = _value(keys[name], text.strip())
+    return values
+
+
+def _value(key: Key, text: str) -> bool | int | float | str:
+    """Return a value of the type that its key takes, and text where none fits."""
+    kinds = key.setting.kinds
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if bool in kinds and text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the keys of a TOML file of settings.
+
+    Raises
+    ------
+    ValueError
+        It cannot be read.
+    """
+    try:
+        return dict(flat(tomllib.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"config {path} cannot be read: {reason}") from None
+
+
+def gather(
+    strategy: str,
+    task: str,
+    given: Sequence[str],
+    file: Path | None = None,
+    **more: bool | str,
+) -> dict[str, Any]:
+    """Return the run config of a command line, checked as the server will check it.
+
+    Parameters
+    ----------
+    strategy, task : str
+        What to run.
+    given : sequence of str
+        As of :func:`parse_settings`; they win over the file.
+    file : Path, optional
+        A TOML file of settings.
+    **more
+        Further keys, with ``_`` for ``-``.
+
+    Raises
+    ------
+    ValueError
+        A key or a value breaks a rule.
+    """
+    if strategy not in ALGORITHMS:
+        raise ValueError(
+            f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}: an "
+            "algorithm of another package comes with its own Flower app"
+        )
+    config = {} if file is None else read_settings(file)
+    config |= parse_settings(strategy, given)
+    config |= {name.replace("_", "-"): value for name, value in more.items()}
+    config |= {"strategy": strategy, "task": task}
+    make_strategies(check_run_config(config))
+    return config
+
+
+class Follower:
+    """Shows the log of a run: of its steps one line each, of Flower's own lines none.
+
+    Parameters
+    ----------
+    verbose : bool
+        Show every line as it is.
+    rewrites : bool
+        The output is a terminal, where a line of the same step takes the place of the
+        one before.
+    """
+
+    def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
+        self._verbose, self._rewrites = verbose, rewrites
+        self._step, self._ended = "", False
+
+    def __call__(self, line: str) -> None:
+        """Show one line."""
+        plain = COLOR.sub("", line).rstrip()
+        progress = None if self._verbose else Progress.parse(plain)
+        if progress is not None:
+            again = self._rewrites and progress.step == self._step
+            self._step = progress.step
+            print("\x1b[1A\x1b[2K" * again + describe(progress), flush=True)
+            return
+        self._step = ""
+        if self._verbose:
+            print(plain, flush=True)
+            return
+        # What Flower logs of a failure, its stack too, comes last.
+        self._ended |= plain.startswith("ERROR")
+        if plain and not self._ended and not _FLOWERS.match(plain):
+            print(plain, flush=True)
+
+
+def describe(progress: Progress) -> str:
+    """Return a line of progress as a table's line: the same widths for all steps."""
+    share = "     " if progress.share is None else f"{progress.share:4.0%} "
+    left = "" if progress.left is None else f", {clock(progress.left)} left"
+    return (
+        f"{share}{progress.step:<24} round trip {progress.trips:>4}, "
+        f"{size(progress.n_bytes):>8}, {clock(progress.seconds)}{left}"
+    )
+
+
+def clock(seconds: float) -> str:
+    """Return a time: 45 s, 12:05 or 1:02:03."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def size(n_bytes: float) -> str:
+    """Return a number of bytes: 512 B, 1.5 kB, 27 MB."""
+    for unit in ("B", "kB", "MB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.3g} GB"
+
+
+Federation = Annotated[
+    Path | None,
+    typer.Option(help="The coordinator's folder, in the place of ~/.flwr."),
+]
+"""Option of the commands that start runs."""
+
+
+def connection_of(name: str, federation: Path | None = None) -> str:
+    """Return the connection to start a run on: a SuperLink, and no simulation.
+
+    From here on Flower reads the ``config.toml`` of the federation's folder, if one is
+    given.
+
+    Raises
+    ------
+    ValueError
+        There is no such connection in Flower's ``config.toml``, or it is a simulation.
+    """
+    from flwr.cli.flower_config import read_superlink_connection
+
+    if federation is not None:
+        home = federation.absolute() / HOME
+        if not (home / "config.toml").is_file():
+            raise ValueError(
+                "federation must be a folder in which vfl-flower coordinator runs, got "
+                f"{federation}"
+            )
+        os.environ["FLWR_HOME"] = str(home)
+    try:
+        connection = read_superlink_connection(name or None)
+    except Exception as error:  # Flower's own errors, which differ by version
+        reason = getattr(error, "message", "") or str(error)
+        raise ValueError(f"connection: {' '.join(reason.split())}") from None
+    if not connection.address or connection.address.startswith(":"):
+        raise ValueError(
+            f"connection must be a SuperLink of Flower's config.toml, and "
+            f"{connection.name!r} is a simulation: name one with --connection, or use "
+            "vfl-flower simulate"
+        )
+    return str(connection.name)
+
+
+def start(
+    config: Mapping[str, Any],
+    connection: str,
+    federation: Path | None = None,
+    *,
+    verbose: bool = False,
+) -> None:
+    """Run a checked run config on a SuperLink with the installed package.
+
+    Parameters
+    ----------
+    config : mapping
+        The run config, from :func:`gather`.
+    connection : str
+        Of Flower's ``config.toml``; "": its default.
+    federation : path, optional
+        Folder of a coordinator, whose ``config.toml`` it is.
+    verbose : bool
+        Show all of Flower's log.
+
+    Raises
+    ------
+    RunFailed
+        The run was refused, failed, or was stopped.
+    ValueError
+        There is no such connection.
+    """
+    name = connection_of(connection, federation)
+
+    def started(run_id: str) -> None:
+        print(
+            f"run {run_id} on {name}, bundle {bundle_hash()[:16]}: closing this does "
+            f"not end it, flwr stop {run_id} {name} does",
+            flush=True,
+        )
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Processes(private=False) as processes,
+    ):
+        submit(
+            processes,
+            write_app(Path(folder)).parent,
+            name,
+            run_config={key: written(key, value) for key, value in config.items()},
+            started=started,
+            show=Follower(verbose, sys.stdout.isatty()),
+        )
+
+
+def run(
+    strategy: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}.")],
+    task: Annotated[
+        str, typer.Option(help="train, or a later task on a trained model.")
+    ] = "train",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings; --set wins.")
+    ] = None,
+    connection: Annotated[
+        str, typer.Option(help="A SuperLink of Flower's config.toml.")
+    ] = "",
+    federation: Federation = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what the run would cost.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all that Flower logs.")
+    ] = False,
+) -> None:
+    """Start a run on a SuperLink and follow it; end with its true status.
+
+    The exit code is 0 if the run has completed, and 1 if it was refused, failed or was
+    stopped, with the reason in a sentence.
+    """
+    more = {"dry_run": True} if dry_run else {}
+    try:
+        start(
+            gather(strategy, task, set_ or [], config, **more),
+            connection,
+            federation,
+            verbose=verbose,
+        )
+    except (RunFailed, ValueError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        typer.echo("no longer followed: the run goes on", err=True)
+        raise typer.Exit(130) from None
+
+
+def fail(error: Exception) -> None:
+    """Say why a command ends, and end it.
+
+    Raises
+    ------
+    typer.Exit
+        Always.
+    """
+    reason = getattr(error, "reason", "")
+    typer.echo(f"the run failed: {reason}" if reason else str(error), err=True)
+    raise typer.Exit(1) from None

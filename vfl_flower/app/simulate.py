@@ -1,0 +1,298 @@
+"""``vfl-flower simulate``: a run on one machine, from files or example data.
+
+All files are checked first, and what is wrong with any of them is said at once. The run
+is in this process, and gives the model that SuperNodes would; with ``--supernodes`` it
+is on Flower's simulation engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from flwr.app import Context, RecordDict
+
+from vfl_flower.app import flower_run
+from vfl_flower.app.config import check_run_config, make_strategy, party_source
+from vfl_flower.app.flower_run import RunFailed, written
+from vfl_flower.app.runs import Follower, fail, gather
+from vfl_flower.app.server_app import execute
+from vfl_flower.app.template import write_app
+from vfl_flower.data import StoredRows, folder_files, is_file, load_party
+from vfl_flower.data.checking import check
+from vfl_flower.data.source import PartySource
+from vfl_flower.data.tables import name_of, open_table
+from vfl_flower.protocol.parts import check_folder, load_part
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import ALGORITHMS
+
+log = logging.getLogger("vfl_flower")
+
+MARKS = {"error": "mend", "warning": "look"}
+"""Levels of findings that are shown, as ``vfl-flower check`` calls them."""
+
+
+def party_sources(
+    config: Mapping[str, Any],
+    files: Sequence[Path],
+    n_parties: int = 3,
+    state_dir: Path | None = None,
+) -> list[PartySource]:
+    """Return where the data of each party are.
+
+    Parameters
+    ----------
+    config : mapping
+        The run config, which says how all files are read.
+    files : sequence of Path
+        A file for each party, or none: then ``data`` of the run config is a folder of
+        them, or a bundled or generated set, which is split.
+    n_parties : int
+        Parties of a set that is split.
+    state_dir : Path, optional
+        Where each party keeps its parts of models, in a folder of its name.
+
+    Raises
+    ------
+    ValueError
+        A file is not there, or two have one name.
+    PartyError
+        The folder of ``data`` has no party files.
+    """
+    data = Path(str(config.get("data", ""))).expanduser()
+    common = party_source({}, dict(config))
+    if not files and is_file(common):
+        if not data.is_dir():
+            raise ValueError("data must be a folder of party files, or name a set")
+        files = folder_files(data, replace(common, index=0))
+    if not files:
+        sources = [
+            replace(common, index=j, count=n_parties, name=f"party-{j}")
+            for j in range(n_parties)
+        ]
+    else:
+        for file in files:
+            if not file.exists():
+                raise ValueError(f"party must be a file that is there, got {file}")
+        names = [name_of(file) for file in files]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"party files must differ in name, two are {name!r}")
+        sources = [
+            replace(common, data=str(file.absolute()), index=j, name=name)
+            for j, (file, name) in enumerate(zip(files, names, strict=True))
+        ]
+        sources = _shared_out(sources)
+    if state_dir is None:
+        return sources
+    return [replace(s, state_dir=state_dir.absolute() / str(s.name)) for s in sources]
+
+
+def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
+    """Leave the options that name columns to the files that have these columns.
+
+    A column that no file has stays with all of them, whose check then says so.
+    """
+    there = [_columns(source) for source in sources]
+    every = set().union(*there)
+    result = []
+    for source, own in zip(sources, there, strict=True):
+        label, columns = source.label_column, source.columns
+        if label in every and label not in own:
+            label = None
+        if columns is not None and set(columns) & own:
+            columns = tuple(c for c in columns if c in own or c not in every)
+        result.append(replace(source, label_column=label, columns=columns))
+    return result
+
+
+def _columns(source: PartySource) -> set[str]:
+    """Return the names of a file's columns; none where its check will say why."""
+    try:
+        return set(open_table(Path(source.data), source, str(source.name)).names)
+    except Exception:  # a reader's own errors, which the check turns into sentences
+        return set()
+
+
+def faults_of(sources: Sequence[PartySource], horizontal: bool) -> Iterator[str]:
+    """Yield what is to mend or to look at, of all parties, as lines.
+
+    What must be mended begins with the mark of errors.
+
+    Parameters
+    ----------
+    sources : sequence of PartySource
+        Files of parties.
+    horizontal : bool
+        Whether parties hold different rows of the same columns.
+    """
+    checks = {str(source.name): check(source) for source in sources}
+    for name, checked in checks.items():
+        for finding in checked.findings:
+            if finding.level in MARKS:
+                hint = f" ({finding.option})" if finding.option else ""
+                yield f"{MARKS[finding.level]}  {name}: {finding.text}{hint}"
+    sizes = {
+        n: c.columns if horizontal else c.rows for n, c in checks.items() if c.rows
+    }
+    if len(set(sizes.values())) > 1:
+        what = "columns" if horizontal else "rows"
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        yield (f"{MARKS['error']}  all parties must hold as many {what}: {listed}")
+
+
+@contextmanager
+def _logged_by(follower: Follower) -> Iterator[None]:
+    """Show what the run logs as ``vfl-flower run`` does."""
+    handler, handlers, level = _Shown(follower), list(log.handlers), log.level
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    propagates, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.handlers[:] = handlers
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+class _Shown(logging.Handler):
+    def __init__(self, follower: Follower) -> None:
+        super().__init__()
+        self._follower = follower
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._follower(record.getMessage())
+
+
+def load(source: PartySource, config: Mapping[str, Any]) -> Party:
+    """Return a party; for predictions, with its new rows encoded as those of training.
+
+    Raises
+    ------
+    PartyError
+        The data break a rule, or there is no part of the model.
+    """
+    encoding = None
+    if source.state_dir is not None:
+        check_folder(source.state_dir)
+        if config.get("task") == "predict":
+            part = load_part(source.state_dir, str(config.get("model", "")))
+            encoding = part.settings["encoding"]
+    party = load_party(source, encoding=encoding)
+    party.state_dir, party.source = source.state_dir, StoredRows(source)
+    return party
+
+
+def simulate(
+    strategy: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}.")],
+    party: Annotated[
+        list[Path] | None,
+        typer.Option(help="A party's file; once for each party, in party order."),
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(help="Or a folder of party files, or a set such as diabetes."),
+    ] = "",
+    parties: Annotated[
+        int, typer.Option(min=1, help="Parties that a set is split over.")
+    ] = 3,
+    id_column: Annotated[str, typer.Option(help="Column with the row ids.")] = "",
+    label_column: Annotated[
+        str, typer.Option(help="Column with the labels, of the file that has it.")
+    ] = "",
+    task: Annotated[
+        str, typer.Option(help="train, or a later task on a trained model.")
+    ] = "train",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings; --set wins.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for what parties keep, for a later task."),
+    ] = None,
+    supernodes: Annotated[
+        bool,
+        typer.Option("--supernodes", help="Use Flower's simulation of SuperNodes."),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all that is logged.")
+    ] = False,
+) -> None:
+    """Run a strategy on this machine: on files, on a folder of them, or on a set.
+
+    All files are checked first, and all that must be mended is said at once. The exit
+    code is 0 if the run has completed.
+    """
+    files = list(party or [])
+    more = {"id_column": id_column, "label_column": label_column, "data": data}
+    try:
+        if files and data:
+            raise ValueError("data must be left out where --party names the files")
+        if data and (folder := Path(data).expanduser()).is_dir():
+            more["data"] = str(folder.absolute())
+        given = {name: value for name, value in more.items() if value}
+        chosen = gather(strategy, task, set_ or [], config, **given)
+        complete = check_run_config(chosen)
+        sources = party_sources(complete, files, parties, state_dir)
+        if _must_be_mended(sources, make_strategy(complete).partition == "horizontal"):
+            raise typer.Exit(1)
+        if supernodes:
+            if state_dir is not None:
+                raise ValueError("state-dir must be left out with --supernodes")
+            _on_supernodes(chosen, sources)
+            return
+        with _logged_by(Follower(verbose)):
+            grid = InProcessGrid([load(source, chosen) for source in sources])
+            execute(grid, Context(grid.run_id, 0, {}, RecordDict(), chosen))
+    except (RunFailed, PartyError, RuntimeError, ValueError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _must_be_mended(sources: Sequence[PartySource], horizontal: bool) -> bool:
+    """Print what is to mend or to look at; return whether anything must be mended."""
+    if not is_file(sources[0]):
+        return False
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # what is logged of a file is among the findings
+    try:
+        lines = list(faults_of(sources, horizontal))
+    finally:
+        log.setLevel(level)
+    errors = sum(line.startswith(MARKS["error"]) for line in lines)
+    for line in sorted(lines, key=lambda line: not line.startswith(MARKS["error"])):
+        typer.echo(line)
+    if errors:
+        typer.echo(f"{errors} to mend before the run", err=True)
+    return bool(errors)
+
+
+def _on_supernodes(config: Mapping[str, Any], sources: Sequence[PartySource]) -> None:
+    """Run on Flower's simulation engine, with files in the order of their numbers."""
+    with tempfile.TemporaryDirectory(prefix="vfl-flower-") as temporary:
+        folder, chosen = Path(temporary), dict(config)
+        if is_file(sources[0]):
+            links = folder / "parties"
+            links.mkdir()
+            for j, source in enumerate(sources, start=1):
+                file = Path(source.data)
+                (links / f"{j}_{file.name}").symlink_to(file)
+            chosen["data"] = str(links)
+        flower_run.run(
+            write_app(folder / "app").parent,
+            run_config=[f"{key}={written(key, v)}" for key, v in chosen.items()],
+            num_supernodes=len(sources),
+        )

@@ -1,0 +1,131 @@
+"""``vfl-flower models``: the models of finished runs, on the machine of the SuperLink.
+
+The parts that parties keep go by a run, in which each party removes its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vfl_flower.app.config import output_dir
+from vfl_flower.app.flower_run import RunFailed
+from vfl_flower.app.reports import find_models, stored_models
+from vfl_flower.app.runs import Federation, fail, gather, start
+from vfl_flower.models import load_model
+from vfl_flower.strategies import ALGORITHMS
+
+app = typer.Typer(
+    help="The models of finished runs, on the machine of the SuperLink.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Folder = Annotated[str, typer.Option("--output-dir", help="The runs' output-dir.")]
+
+
+@app.command("list")
+def list_models(output_dir_: Folder = "") -> None:
+    """List the models of finished runs, the oldest first."""
+    try:
+        folder = output_dir({"output-dir": output_dir_})
+    except ValueError as error:
+        fail(error)
+    table = Table("model", "strategy", "task", "run", box=None, pad_edge=False)
+    models = list(stored_models(folder))
+    for model in models:
+        cells = (model.name, model.strategy, model.task, model.file.parent.name)
+        table.add_row(*map(escape, cells))
+    if models:  # a name is copied whole, however narrow the terminal
+        Console(highlight=False, width=1000).print(table)
+    typer.echo(f"{len(models)} models in {folder}")
+
+
+@app.command("show")
+def show(
+    model: Annotated[str, typer.Argument(help="The number, or the run.")],
+    output_dir_: Folder = "",
+) -> None:
+    """Show what the files of a model hold."""
+    try:
+        folder = output_dir({"output-dir": output_dir_})
+        found = find_models(model, folder)
+        if not found:
+            raise ValueError(f"there is no model {model!r} in {folder}")
+        for stored in found:
+            loaded = load_model(stored.file)
+            title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
+            typer.echo(f"{title}\n  file: {stored.file}")
+            if loaded.note:
+                typer.echo(f"  {loaded.note}")
+            for name, array in loaded.arrays().items():
+                value = array if array.size == 1 else f"shape {array.shape}"
+                typer.echo(f"  {name}: {value}")
+    except ValueError as error:
+        fail(error)
+
+
+@app.command("remove")
+def remove(
+    model: Annotated[
+        str, typer.Argument(help="The number; or the run, of a model without parts.")
+    ],
+    connection: Annotated[
+        str, typer.Option(help="The SuperLink whose parties have parts of it.")
+    ] = "",
+    federation: Federation = None,
+    strategy: Annotated[
+        str, typer.Option(help="Its strategy, where this machine has no file of it.")
+    ] = "",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value of the run, such as n-parties=3."),
+    ] = None,
+    output_dir_: Folder = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all that Flower logs.")
+    ] = False,
+) -> None:
+    """Remove a model at the server and, by a run, its parts at all parties.
+
+    It can be repeated: who has nothing of the model says so.
+    """
+    try:
+        found = find_models(model, output_dir({"output-dir": output_dir_}))
+        if found and not any(stored.number for stored in found):
+            for stored in found:
+                stored.file.unlink()
+                typer.echo(f"removed: {stored.file}")
+            return
+        numbers = {stored.number for stored in found if stored.number} or {model}
+        if len(numbers) > 1:
+            raise ValueError(
+                f"run {model!r} has several models, name one: {', '.join(numbers)}"
+            )
+        algorithm = strategy or (found[0].strategy if found else "")
+        if not algorithm:
+            raise ValueError(
+                "strategy must be given for a model of which this machine has no "
+                f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
+            )
+        given = [*(set_ or []), f"model={numbers.pop()}"]
+        if output_dir_:
+            given.append(f"output-dir={output_dir_}")
+        start(
+            gather(algorithm, "remove", given), connection, federation, verbose=verbose
+        )
+    except (RunFailed, ValueError, OSError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+_WITH_PARTS = [
+    name
+    for name, tasks in ALGORITHMS.items()
+    if any(kind.task == "remove" for kind in tasks)
+]

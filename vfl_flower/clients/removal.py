@@ -1,0 +1,101 @@
+"""A party's side of the removal of a model: its part, its state, its predictions.
+
+What goes is named by the number of the model alone, and each file is looked at before:
+whatever the server asks for, a file that is not of that model stays, and so does the
+journal of what the party has answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+from annotated_types import MaxLen
+
+from vfl_flower.clients.mufc_state import ClientState
+from vfl_flower.protocol.parts import load_part
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.steps import step
+
+log = logging.getLogger("vfl_flower")
+
+Number = Annotated[str, MaxLen(32)]
+
+_HEADERS = (b"id,prediction", b"row,prediction")
+"""First lines of files of predictions."""
+
+
+class Found(TypedDict):
+    """Reply of :func:`find`: whether the party has anything of the model."""
+
+    found: bool
+
+
+class Gone(TypedDict):
+    """Reply of :func:`remove`: whether anything of the model is left."""
+
+    left: bool
+
+
+@step
+def find(party: Party, model: Number) -> Found:
+    """Say whether the party keeps anything of a model; nothing is changed."""
+    return {"found": any(_removals(party, model))}
+
+
+@step
+def remove(party: Party, model: Number) -> Gone:
+    """Remove all that the party keeps of a model; the second time, nothing."""
+    removals = list(_removals(party, model))  # all are looked at before one goes
+    for removal in removals:
+        try:
+            removal()
+        except OSError as error:
+            log.error("a file of model %s: %s", model, error)
+            raise PartyError(
+                f"a file of model {model} cannot be removed: {error.strerror}"
+            ) from None
+    if removals:
+        log.warning("model %s is removed here: %d files", model, len(removals))
+    return {"left": any(_removals(party, model))}
+
+
+def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
+    """Yield what removes each file of a model.
+
+    Raises
+    ------
+    PartyError
+        The number is none, or a file of that name is not of that model.
+    """
+    # The number comes from the server: it must not lead out of the folder.
+    if not re.fullmatch("[0-9a-f]{8,32}", model):
+        raise PartyError(
+            "the number of a model must be 8 to 32 lower-case hexadecimal digits"
+        )
+    folder = party.state_dir
+    if folder is None:
+        return
+    part = folder / f"{model}.npz"
+    if part.exists() or part.is_symlink():
+        load_part(folder, model)
+        yield part.unlink
+    state = ClientState(folder, model)
+    if state.exists:
+        _ = state.version  # raises where it is another file
+        yield state.remove
+    name = re.compile(rf"predictions-{model}(-[0-9a-f]{{8,32}})?\.csv")
+    for path in sorted(folder.glob(f"predictions-{model}*.csv")):
+        if name.fullmatch(path.name) and _is_predictions(path):
+            yield path.unlink
+
+
+def _is_predictions(path: Path) -> bool:
+    """Return whether a file is one that a run has written predictions to."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline(100).strip() in _HEADERS

@@ -1,0 +1,42 @@
+"""What a run leaves that has removed a model: the number of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.models.base import Model, plain
+from vfl_flower.typing import Array, Arrays
+
+
+@dataclass
+class RemovedModel(Model):
+    """The number of a model that the parties no longer keep.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model.
+    """
+
+    kind: ClassVar[str] = "removed"
+
+    model: str
+
+    @property
+    def note(self) -> str:
+        """Say that the parties have removed the model."""
+        return f"model {self.model} is removed at all parties of the run"
+
+    def arrays(self) -> Arrays:
+        """Return the number."""
+        return {"model": np.array(self.model)}
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model of that number."""
+        return cls(str(plain(arrays)["model"]))

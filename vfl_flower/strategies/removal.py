@@ -1,0 +1,97 @@
+"""The removal of a model whose parts lie at the parties."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import ClassVar
+
+import pydantic
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import removal as party
+from vfl_flower.clients.mufc_state import ServerState
+from vfl_flower.models.no_model import RemovedModel
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.steps import Steps
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.mufc import StateFolder
+
+log = logging.getLogger("vfl_flower")
+
+
+@settings
+class Removal(ProtocolStrategy):
+    """Remove what the parties keep of a model: parts, states and predictions.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, key                       all of it
+    find           whether it has anything of the model   all of it
+    remove         whether anything of it is left         all of it
+    =============  =====================================  ==========================
+
+    Parties may hold any rows and columns by now. One that has nothing of the model says
+    so, and the run can be repeated, such as when more parties are connected. What a
+    party's journal has of its answers stays.
+
+    Raises
+    ------
+    PartyFailed
+        A file at a party has the name of the model's part, and is none, or cannot be
+        removed.
+    """
+
+    model: str
+    """The number of the model, as its training printed it."""
+
+    task = "remove"
+    model_class = RemovedModel
+    partition = "either"
+    steps: ClassVar[Steps] = (party.find, party.remove)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if not self.model:
+            raise ValueError("model must be the number of a trained model, got none")
+        check_unused(self, ["seed"], "task 'remove', which draws nothing")
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Ask who has the model, then let all remove it."""
+        found = parties.ask(party.find, model=self.model).each("found")
+        gone = parties.ask(party.remove, model=self.model)
+        for j, info in enumerate(parties):
+            if gone[j]["left"]:
+                raise parties.failure(j, party.remove, "something of the model is left")
+            what = "is removed" if found[j] else "was not there"
+            log.info("%s: model %s %s", info.name, self.model, what)
+        self.remove_at_server()
+        record = RemovedModel(self.model).to_record()
+        run.record(1, record, {"parties": len(parties), "removed": sum(found)})
+        return record
+
+    def remove_at_server(self) -> None:
+        """Remove what the server keeps to work with the model."""
+
+
+@settings
+class MUFCRemoval(Removal):
+    """Remove a clustering that can forget, and the server's state of it.
+
+    With it goes what the model has forgotten: the history and the tags of ids. See
+    :class:`Removal`.
+    """
+
+    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    """Folder in which training kept the server's state."""
+
+    def remove_at_server(self) -> None:
+        """Remove the server's state."""
+        if self.server_state:
+            state = ServerState(Path(self.server_state), self.model)
+            if state.exists:
+                state.remove()
+                log.info("the server: the state of model %s is removed", self.model)
