@@ -39,6 +39,7 @@ from vfl_flower.app.config import (
 from vfl_flower.app.federation import write_connection
 from vfl_flower.app.party_folder import consent_text, needs_of
 from vfl_flower.app.plan import table_at_defaults
+from vfl_flower.app.runs import gather
 from vfl_flower.app.settings import markdown
 from vfl_flower.protocol.consent import KINDS, Consent, Limit
 from vfl_flower.protocol.ledger import Ledger
@@ -172,9 +173,8 @@ def demo_consent() -> str:
 
 def test_the_consent_of_init_is_enough_for_the_command_that_follows():
     consent = Consent.parse(tomllib.loads(demo_consent()))
-    words = commands("flwr run")["docs/deploy.md-0"]
-    (given,) = options(words, "--run-config")
-    strategy = make_strategy(check_run_config(parse_config_args([given])))
+    words = commands("vfl-flower run")["docs/deploy.md-0"]
+    strategy = make_strategy(gather(words[2], "train", options(words, "--set")))
     plan = {"kinds": strategy.needs, "parties": strategy.n_parties}
     assert consent.lacks(seeded=strategy.seed is not None, **plan) == []
 

@@ -105,7 +105,7 @@ def test_config_of_a_node_that_cannot_be_right(name, clock):
     grid = Nodes([places(2)[0], wrong | ({"party-name": name} if name else {})])
     with pytest.raises(PartyFailed, match="'label-column'") as caught:
         Parties(grid, Ledger(), seed=1, timeout=10.0)
-    assert (caught.value.party, caught.value.action) == ("node 1001", "hello")
+    assert (caught.value.party, caught.value.action) == (name or "node 1001", "hello")
     assert caught.value.reason.count(repr(name)) == (1 if name else 0)
 
 

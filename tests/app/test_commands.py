@@ -79,7 +79,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
     code, out = simulated(files, tmp_path / "out")
     assert code == 1
     for text in (
-        "mend  a: column 'u' of the file must have no infinite value",
+        "mend  a: column 'u' of the party must have no infinite value",
         "mend  b: id-column 'id' of the file must have distinct values",
         "a has 60, b has 50",
         "3 to mend before the run",
@@ -144,7 +144,7 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
         "models", "remove", number, "--output-dir", out, "--connection", "x"
     )
     assert code == 0, text
-    ((config, connection),) = started
+    ((config, connection, _),) = started
     assert connection == "x"
     assert config["strategy"] == "fdskl"
     assert (config["task"], config["model"]) == ("remove", number)
