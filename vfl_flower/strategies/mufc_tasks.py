@@ -113,7 +113,7 @@ class LaterTask(MUFCTask):
                 "each: remove the model instead"
             )
         kind: party.Kind = "forget-client" if leaving else "unlearn"
-        agreed, key = before.settings, new_key(before.settings)
+        agreed, key = before.settings, new_key(parties, before.settings)
         ids = [
             None if name in leaving else list(requests.get(name, ())) for name in names
         ]
