@@ -145,6 +145,8 @@ class ProtocolStrategy(Strategy):
     column, the mean for a missing value."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
+    resumable: ClassVar[bool] = True
+    """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()

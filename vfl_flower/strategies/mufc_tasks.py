@@ -50,6 +50,8 @@ class LaterTask(MUFCTask):
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
     """Folder in which training kept the server's state."""
 
+    resumable = False  # the state decides; and no file may tell the ids to forget
+
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
