@@ -706,7 +706,9 @@ class Parties(Sequence[PartyInfo]):
                 [Credential(**_told(replies[node])) for node in order]
             )
         self._last = [0] * len(order)
-        if held:
+        if not all("identity" in reply for reply in replies.values()):
+            self.checkpoint.remove()  # a party without a state-dir cannot go on
+        elif held:
             self._greeted = {names[node]: replies[node] for node in order}
 
     def _greeting(self, count: int) -> RecordDict:
