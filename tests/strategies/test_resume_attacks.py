@@ -178,7 +178,7 @@ def test_rows_are_counted_on(tmp_path):
 
 
 def totals(parties, size):
-    return parties.ask(coresets.totals, size=size, test_fraction=0.0)
+    return parties.ask(coresets.totals, size=size, test_fraction=0.0, intercept=True)
 
 
 def test_what_is_answered_once_is_not_answered_again(tmp_path):
