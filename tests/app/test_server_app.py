@@ -86,9 +86,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
     (folder,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in folder.iterdir()] == [FILE]
     assert f'start it with resume="{folder.name}"' in caplog.text
-    with pytest.raises(
-        FederationError, match=r"must have coreset-vrlr\.size as"
-    ):
+    with pytest.raises(FederationError, match=r"must have coreset-vrlr\.size as"):
         main(
             grid(RealParties),
             context(**config | {"resume": folder.name, "coreset-vrlr.size": 21}),
