@@ -2,16 +2,19 @@
 
 import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from deviating import RealParties
 from flwr.app import Context, RecordDict
 from transcripts import Recorder
 
 from vfl_flower import FederationError, Party
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.server_app import RunEnded, main
+from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.simulation import InProcessGrid
 
 
@@ -58,6 +61,43 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     assert f"results in {folder}" in out
     assert "| coreset |" in out
     assert "test loss" in out
+
+
+def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
+    """In the same folder, which has no checkpoint when the run is complete."""
+
+    class Failing(RealParties):
+        left = 5
+
+        def _push(self, message):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super()._push(message)
+
+    def grid(kind):
+        folders = [tmp_path / party.name for party in parties()]
+        made = zip(parties(), folders, strict=True)
+        return kind([replace(party, state_dir=own) for party, own in made])
+
+    config = {"output-dir": str(tmp_path / "runs"), "coreset-vrlr.size": 20}
+    with pytest.raises(KeyboardInterrupt):
+        main(grid(Failing), context(**config))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert f'start it with resume="{folder.name}"' in caplog.text
+    with pytest.raises(FederationError, match=r"must have coreset-vrlr\.size as"):
+        main(
+            grid(RealParties),
+            context(**config | {"resume": folder.name, "coreset-vrlr.size": 21}),
+        )
+    assert (folder / FILE).exists()
+    main(grid(RealParties), context(**config, resume=folder.name, timeout=60.0))
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["model-coreset.npz", "report.md", "result.json"]
+    for name in (folder.name, "../runs", "other"):
+        with pytest.raises(ValueError, match="resume must be the name of a folder"):
+            main(grid(RealParties), context(**config, resume=name))
 
 
 def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):

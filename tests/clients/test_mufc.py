@@ -464,6 +464,14 @@ def test_each_version_draws_from_a_stream_of_its_own(north, monkeypatch):
 # -- the law ---------------------------------------------------------------------------
 
 
+class Tag(str):
+    """An id in the place of its tag."""
+
+    def hex(self):
+        """Return it."""
+        return str(self)
+
+
 class InMemory:
     """`ClientState` without its file; a tag is the id."""
 
@@ -491,7 +499,7 @@ class InMemory:
 
     def tag(self, ids):
         """Return the ids."""
-        return list(ids)
+        return [Tag(name) for name in ids]
 
     def known(self, tags):
         """Return which are of rows of training."""

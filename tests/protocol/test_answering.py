@@ -47,6 +47,7 @@ from vfl_flower.typing import Array
 SECRET = 271828.1828
 SESSION = 11
 PART = {"seed": "a1", "sizes": [2, 3], "coef": np.array([0.5, SECRET])}
+LATER = 17
 MODEL = f"{SESSION:016x}"
 
 
@@ -819,6 +820,7 @@ def kept(server, tmp_path) -> Path:
 def later_server(kept: Path, encoding: Any = SCALES) -> Server:
     """Return the server of a later run with the same first party."""
     later = Server()
+    later.session = LATER
     later.keep_in(kept).encoding = encoding
     return later
 

@@ -377,7 +377,9 @@ def test_two_runs_at_once_share_a_limit(tmp_path):
 KILLED = """
 import os, pathlib, signal, sys
 import numpy as np
+from flwr.app import RecordDict
 from vfl_flower import Party
+from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.consent import Limit, Consent
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.journal import journal_of
@@ -387,8 +389,8 @@ party = Party(np.arange(60.0)[:, None], ids=np.arange(60), consent=consent)
 frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
               previous=0, parties=3, index=0)
 with journal_of(folder, start) as line:
-    line.greet(1)
-    line.enter(frame, party)
+    line.greet(1 + start, Memory(RecordDict()))
+    line.enter(party)
     party.share(np.arange(start, start + 10), "rows")
     line.leave(frame, party, b"reply", 5)
     if when == "before":
@@ -417,7 +419,9 @@ def test_a_party_that_is_killed_has_sent_no_more_than_it_counted(tmp_path, when)
 SENDING = """
 import pathlib, sys
 import numpy as np
+from flwr.app import RecordDict
 from vfl_flower import Party
+from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.frame import Frame
@@ -432,8 +436,8 @@ for number in range(first, first + 1000):
     party.shared, party.releases = {}, None
     try:
         with journal_of(folder, number) as line:
-            line.greet(1)
-            line.enter(frame, party)
+            line.greet(1 + number, Memory(RecordDict()))
+            line.enter(party)
             party.share(np.arange(number % 2000, number % 2000 + 1), "rows")
             line.leave(frame, party, b"reply", 5)
     except PartyError:

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from consents import limited
 from deviating import RealParties
+from flwr.app import RecordDict
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
 from vfl_flower.protocol.journal import FILE, Journal, journal_of
 from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 
@@ -40,6 +42,14 @@ def grid(tmp_path):
     for party in parties:
         party.consent = limited(10)
     return RealParties(parties)
+
+
+def greet(line, session):
+    """Begin a session, as a party does."""
+    memory = Memory(RecordDict())
+    line.greet(session, memory)
+    memory.open(session)
+    line.keep(memory)
 
 
 def pool(parties, rows):
@@ -112,7 +122,7 @@ def test_another_reply_to_the_same_message_is_refused(grid):
 
 def test_a_refused_message_is_not_in_the_journal(tmp_path):
     with journal_of(tmp_path, 7) as line:
-        line.greet(5)
+        greet(line, 5)
     with pytest.raises(ZeroDivisionError), journal_of(tmp_path, 7) as line:
         line.round = 1 // 0
     with journal_of(tmp_path, 7) as line:
@@ -121,7 +131,7 @@ def test_a_refused_message_is_not_in_the_journal(tmp_path):
 
 def test_killed_before_its_reply_a_party_answers_again(tmp_path):
     with journal_of(tmp_path, 7) as line:
-        line.greet(5)
+        greet(line, 5)
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert killed.returncode == -signal.SIGKILL
     with journal_of(tmp_path, 7) as line:
@@ -141,7 +151,7 @@ def test_one_message_at_a_time(tmp_path, monkeypatch):
 def test_runs_are_apart_and_old_ones_go(tmp_path):
     for run in range(120):
         with journal_of(tmp_path, run) as line:
-            line.greet(run)
+            greet(line, run)
     with sqlite3.connect(tmp_path / FILE) as db:
         runs = [int(run) for (run,) in db.execute("SELECT run FROM sessions")]
     assert sorted(runs) == list(range(20, 120))
@@ -161,8 +171,8 @@ def test_a_run_begins_ten_times_at_most(tmp_path):
     """What is answered once in a session would be told as often as a server greets."""
     for session in range(10):
         with journal_of(tmp_path, 7) as line:
-            line.greet(session)
-            line.greet(session)  # the same one, asked again
+            greet(line, session)
+            greet(line, session)  # the same one, asked again
     refused = pytest.raises(PartyError, match="has begun 10 times")
     with journal_of(tmp_path, 7) as line, refused:
-        line.greet(10)
+        greet(line, 10)

@@ -1,7 +1,6 @@
 """A protocol goes where a Flower strategy goes, and honours what it takes."""
 
 import logging
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower import CoresetVKMC, CoresetVRLR, Ledger, Party
 from vfl_flower.models.coresets import LinearModel
+from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.messages import unpack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import Positive, settings, settings_of, values_of
@@ -301,8 +301,7 @@ class Told(InProcessGrid):
 
 def test_without_a_seed_each_party_draws_from_a_secret_of_its_own(three, monkeypatch):
     """And so it does although the server draws the same public seed again."""
-    drawn = SimpleNamespace(randbits=lambda bits: 7)
-    monkeypatch.setattr("vfl_flower.protocol.strategy.secrets", drawn)
+    monkeypatch.setattr(Checkpoint, "number", lambda self: 7)
     strategy = CoresetVRLR(size=12)
     grids = [Told(three), Told(three)]
     results = [strategy.start(grid) for grid in grids]

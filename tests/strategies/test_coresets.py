@@ -1,7 +1,6 @@
 """Both coreset strategies end to end: draws, rounds, costs, statistics, refusals."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from vfl_flower.numerics.coresets import (
 )
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol import strategy as protocol
+from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.protocol.party import PartyError
@@ -268,7 +267,7 @@ def test_the_seed_is_all_that_decides():
 
 def test_without_a_seed_the_parties_draw_by_secrets_of_their_own(monkeypatch):
     """Two runs differ even where the server's own draws are the same."""
-    monkeypatch.setattr(protocol, "secrets", SimpleNamespace(randbits=lambda bits: 7))
+    monkeypatch.setattr(Checkpoint, "number", lambda self: 7)
     X, y = data()
     rows = []
     for _ in range(2):

@@ -55,6 +55,9 @@ class RunSettings:
     user who runs the SuperLink."""
     timeout: Positive = 3600.0
     """Seconds allowed for one round trip, and for the parties to connect."""
+    resume: str = ""
+    """Go on with a run that was killed or failed: the name of its folder in output-dir.
+    The other keys must be as they were, but for the timeout."""
     seed: Annotated[int, Ge(-1)] = -1
     """A number from 0 makes the run repeatable; with -1 each party draws in private."""
     n_parties: Count = 0

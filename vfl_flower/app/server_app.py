@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -21,6 +22,7 @@ from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
 from vfl_flower.app.report import write_report
 from vfl_flower.app.reports import remove_files
+from vfl_flower.protocol.checkpoint import FILE, Checkpoint
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
@@ -86,19 +88,69 @@ def execute(grid: Grid, context: Context) -> None:
         for file in remove_files(config["model"], results_in):
             log.info("the server: %s is removed", file)
         return
-    started = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{context.run_id}"
-    folder = results_in / started
+    folder = run_folder(results_in, config["resume"], context.run_id)
     folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    kept = without_secrets(config) | {"resume": ""}
     results, text = {}, ""
-    try:
+    with checkpoint_of(folder, kept, strategies) as checkpoint:
         for name, strategy in strategies.items():
-            watched = strategy.watched_by(Reporter())
-            results[name] = watched.start(grid, timeout=config["timeout"])
-            text = write_report(folder, results, without_secrets(config))
-    finally:
-        if not results:
-            folder.rmdir()  # nothing was written
+            results[name] = strategy.watched_by(Reporter()).start(
+                grid, timeout=config["timeout"], checkpoint=checkpoint
+            )
+            text = write_report(folder, results, kept)
     print(text, flush=True)
+
+
+@contextmanager
+def checkpoint_of(
+    folder: Path, config: dict[str, Any], strategies: dict[str, ProtocolStrategy]
+) -> Iterator[Checkpoint]:
+    """Keep a checkpoint in the folder of a run until the run is complete.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the run; removed if nothing is written to it.
+    config : dict
+        The run config, without secrets.
+    strategies : dict
+        What the run starts.
+    """
+    same = {k: v for k, v in config.items() if k not in ("timeout", "output-dir")}
+    resumable = all(strategy.resumable for strategy in strategies.values())
+    checkpoint = None
+    try:
+        checkpoint = Checkpoint(folder / FILE if resumable else None, same)
+        yield checkpoint
+        checkpoint.remove()
+    except BaseException:
+        if checkpoint is not None and checkpoint.held < 2:  # no more than a greeting
+            checkpoint.remove()
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        elif checkpoint is not None:
+            checkpoint.end()
+            log.error('to go on with this run, start it with resume="%s"', folder.name)
+        raise
+
+
+def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
+    """Return the folder of a new run, or of the one that goes on.
+
+    Raises
+    ------
+    ValueError
+        There is no run to go on with.
+    """
+    if not resume:
+        return results_in / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
+    folder = results_in / resume
+    if Path(resume).name != resume or not (folder / FILE).is_file():
+        raise ValueError(
+            "resume must be the name of a folder in output-dir, of a run that has "
+            f"begun and is not complete, got {resume!r}"
+        )
+    return folder
 
 
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:

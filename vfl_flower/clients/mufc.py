@@ -84,7 +84,7 @@ class MUFCState:
     leaves : bool
         Whether the party leaves the model.
     asked : list of str
-        Ids that it was asked to forget.
+        Tags of the ids that it was asked to forget, hexadecimal.
     labels : Array of int or None
         Global clusters of the rows that take part.
     """
@@ -292,7 +292,7 @@ def commit(
             client.wipe()
         if state.leaves:
             _remove(party.state_dir / REQUESTS)
-        _finish_requests(party, state.asked)
+        _finish_requests(party, client, state.asked)
     rows = _taking_part(state)
     if len(rows) < party.n_rows:
         log.warning(
@@ -351,8 +351,9 @@ def forget(
     requests = _requests(party) if kind == "unlearn" else {}
     asked = list(dict.fromkeys([*(ids or []), *requests.values()]))
     gone = _gone(state, asked, requests)
+    done = [tag.hex() for tag in state.tag(asked)]
     if not gone:
-        _finish_requests(party, asked)
+        _finish_requests(party, state, done)
     tags = state.tag(_ids(party))
     trained = state.keep(tags)
     removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
@@ -396,7 +397,7 @@ def forget(
         version + 1, tagged, sizes, list(gone), kind=kind, redrawn=redrawn, run=run
     )
     packed = np.packbits(stay)
-    party.remember(MUFCState(model, settings, party.n_rows, packed, drawn, asked=asked))
+    party.remember(MUFCState(model, settings, party.n_rows, packed, drawn, asked=done))
     behind = _predictions(party.state_dir, model) is None
     counts = _counts(party, sizes, code, [remaining, behind])
     if not np.all(stay):
@@ -572,13 +573,13 @@ def _requests(party: Party) -> dict[int, str]:
     return {number: line.strip() for number, line in lines if line.strip()}
 
 
-def _finish_requests(party: Party, asked: Sequence[str]) -> None:
-    """Remove these ids from the file of requests, and keep those that came since."""
-    done = set(asked)
-    if not done or party.state_dir is None:
+def _finish_requests(party: Party, state: ClientState, tags: Sequence[str]) -> None:
+    """Remove the ids of these tags from the file of requests, and keep later ones."""
+    if not tags or party.state_dir is None:
         return
-    path = party.state_dir / REQUESTS
-    more = [value for value in _requests(party).values() if value not in done]
+    path, listed = party.state_dir / REQUESTS, list(_requests(party).values())
+    of_each = zip(listed, state.tag(listed), strict=True)
+    more = [value for value, tag in of_each if tag.hex() not in set(tags)]
     if more:
         write_private(path, "\n".join([*more, ""]).encode(), "the requests")
     else:

@@ -194,9 +194,11 @@ def answer(
             if step is hello:
                 greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
                 reply = flatten(step(party, **_arguments(step, values, party)))
+                if journal is not None:
+                    journal.greet(greeting.session, memory)
                 reply["public_key"] = memory.open(greeting.session)
                 if journal is not None:
-                    journal.greet(greeting.session)
+                    journal.keep(memory)
                     signed = credential_of(party, greeting.session, reply["public_key"])
                     reply["identity"] = signed.identity
                     reply["signature"] = signed.signature
@@ -267,9 +269,12 @@ def _run(
         What was clipped, masked.
     """
     announced = copy.copy(party)  # before the run gives it a place
+    if journal is not None:
+        journal.check(frame)
+        journal.recall(memory)
     private_key, public_keys = memory.enter(frame, party)
     if journal is not None:
-        journal.enter(frame, party)
+        journal.enter(party)
     if party.consent is not None:
         check_run(frame, announced, private_key, party.consent, journal)
     if frame.masking == "plain" and not allow_plain:
@@ -297,6 +302,8 @@ def _run(
     memory.leave(frame, party, step, sums.common, sent)
     if party.part is not part:
         memory.keep_part(party, step.algorithm)
+    if journal is not None:
+        journal.keep(memory)
     keep_predictions(party, memory.run, frame.model)
     return content, sent, clipped
 

@@ -1,4 +1,8 @@
-"""The one error whose text leaves a party."""
+"""The one error whose text leaves a party, and the two of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class PartyError(Exception):
@@ -7,3 +11,30 @@ class PartyError(Exception):
     Its text names the rule, the argument or a column, never a value of the data, a
     path or a stack: it is the only exception whose text leaves the party.
     """
+
+
+class FederationError(RuntimeError):
+    """The parties do not fit together, or cannot do what the strategy needs."""
+
+
+class PartyFailed(FederationError):
+    """One party did not answer a step.
+
+    Attributes
+    ----------
+    party, action, reason : str
+        Which party, in which step, and why.
+    nodes : dict of int to str
+        Names of the nodes that failed, by Flower's numbers.
+    """
+
+    def __init__(
+        self,
+        party: str,
+        action: str,
+        reason: str,
+        nodes: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(f"party {party!r} failed in {action!r}: {reason}")
+        self.party, self.action, self.reason = party, action, reason
+        self.nodes = dict(nodes or {})

@@ -11,7 +11,9 @@ from annotated_types import Ge, Len
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from vfl_flower.protocol.checkpoint import Checkpoint, digest_of
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
+from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.messages import (
     DAMAGED,
@@ -29,7 +31,8 @@ RETRIES = 2
 
 # Flower's error codes for messages that no step has refused (flwr.common.constant.
 # ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
-_TRANSIENT = frozenset({3, 4, 5, 8, DAMAGED})
+NODE_UNAVAILABLE = 5
+_TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, DAMAGED})
 
 MOST_OF_REASON = 500
 """Most characters of a party's reason."""
@@ -61,33 +64,6 @@ class Opened(NamedTuple):
     clipped: bytes | None
 
 
-class FederationError(RuntimeError):
-    """The parties do not fit together, or cannot do what the strategy needs."""
-
-
-class PartyFailed(FederationError):
-    """One party did not answer a step.
-
-    Attributes
-    ----------
-    party, action, reason : str
-        Which party, in which step, and why.
-    nodes : dict of int to str
-        Names of the nodes that failed, by Flower's numbers.
-    """
-
-    def __init__(
-        self,
-        party: str,
-        action: str,
-        reason: str,
-        nodes: Mapping[int, str] | None = None,
-    ) -> None:
-        super().__init__(f"party {party!r} failed in {action!r}: {reason}")
-        self.party, self.action, self.reason = party, action, reason
-        self.nodes = dict(nodes or {})
-
-
 def _reason(error: Error) -> str:
     """Return why a node failed, in a line: a party may send any text."""
     reason = " ".join((error.reason or "").split())[:MOST_OF_REASON]
@@ -100,9 +76,10 @@ class Exchange:
     Flower's own ``send_and_receive`` looks for replies every 3 s; this one looks after
     10 ms, and then less and less often, down to every 0.5 s. If Flower says that a
     message, its reply or its node was lost, or if the message arrived damaged, it is
-    sent again: steps give the same reply when they are asked twice. Silence is no
-    reason to ask again: the party may be at work, and a second process for the same
-    step would hold up the next.
+    sent again: steps give the same reply when they are asked twice. A node that is not
+    connected is asked again when it is, within the time that the round trip may take.
+    Silence is no reason to ask again: the party may be at work, and a second process
+    for the same step would hold up the next.
 
     Parameters
     ----------
@@ -112,13 +89,26 @@ class Exchange:
         Where every message is counted: nowhere else.
     timeout : float
         Seconds that one round trip may take.
+    checkpoint : Checkpoint
+        Answers the round trips that it holds, and keeps the others.
     """
 
-    def __init__(self, grid: Grid, ledger: Ledger, timeout: float) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        ledger: Ledger,
+        timeout: float,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
         self.grid, self.ledger, self.timeout = grid, ledger, timeout
+        self.checkpoint = checkpoint or Checkpoint()
 
     def __call__(
-        self, action: str, contents: Mapping[int, RecordDict], names: Mapping[int, str]
+        self,
+        action: str,
+        contents: Mapping[int, RecordDict],
+        names: Mapping[int, str],
+        checkpoint: Checkpoint | None = None,
     ) -> list[Opened]:
         """Send each node one message and return exactly one reply from each.
 
@@ -130,6 +120,8 @@ class Exchange:
             What to send, by node id.
         names : mapping of int to str
             What errors and the ledger call a node.
+        checkpoint : Checkpoint, optional
+            In the place of the usual one.
 
         Returns
         -------
@@ -139,13 +131,47 @@ class Exchange:
         Raises
         ------
         PartyFailed
-            A node refused, failed more often than :data:`RETRIES`, or was silent.
+            A node refused, failed more often than :data:`RETRIES`, was silent, or was
+            not connected again in time.
+        FederationError
+            The checkpoint holds another round trip in the place of this one.
         """
+        checkpoint = checkpoint or self.checkpoint
+        digest = digest_of(action, list(contents.values()))
+        if (past := checkpoint.past(action, digest)) is not None:
+            replies = []
+            for (node, content), reply in zip(
+                contents.items(), past.replies, strict=True
+            ):
+                self._count(action, names[node], content)
+                replies.append(self._read(action, names[node], reply))
+            self.ledger.round_trip(action, past.seconds)
+            # The same reply was read when it came.
+            return [reply for reply in replies if not isinstance(reply, Error)]
         start = time.monotonic()
-        deadline = start + self.timeout
+        try:
+            opened = self._live(action, contents, names, checkpoint)
+            seconds = time.monotonic() - start
+            checkpoint.close(action, digest, seconds, list(contents))
+        finally:
+            checkpoint.drop()
+        self.ledger.round_trip(action, seconds)
+        return opened
+
+    def _live(
+        self,
+        action: str,
+        contents: Mapping[int, RecordDict],
+        names: Mapping[int, str],
+        checkpoint: Checkpoint,
+    ) -> list[Opened]:
+        """Ask the nodes, and keep their replies."""
+        deadline = time.monotonic() + self.timeout
+        places = {node: place for place, node in enumerate(contents)}
         replies: dict[int, Opened] = {}
         attempts = dict.fromkeys(contents, 0)
         pending = self._push(action, contents, names, contents)
+        absent: set[int] = set()
         poll = FIRST_POLL
         while True:
             for message in self.grid.pull_messages(list(pending)):
@@ -154,7 +180,11 @@ class Exchange:
                     continue
                 reply = self._open(action, names[node], message)
                 if not isinstance(reply, Error):
+                    checkpoint.add(places[node], message.content)
                     replies[node] = reply
+                elif reply.code == NODE_UNAVAILABLE and not self._connected(node):
+                    log.warning("waiting for %s: it is not connected", names[node])
+                    absent.add(node)
                 elif reply.code in _TRANSIENT and attempts[node] < RETRIES:
                     attempts[node] += 1
                     log.warning("asking %s again: %s", names[node], _reason(reply))
@@ -163,20 +193,26 @@ class Exchange:
                     failed = {node: names[node]}
                     raise PartyFailed(names[node], action, _reason(reply), failed)
             if len(replies) == len(contents):
-                break
+                return [replies[node] for node in contents]
+            for node in [node for node in absent if self._connected(node)]:
+                log.warning("asking %s again: it is connected again", names[node])
+                absent.remove(node)
+                pending |= self._push(action, [node], names, contents)
             now = time.monotonic()
             if now > deadline:
                 silent = {node: names[node] for node in contents if node not in replies}
+                away = "".join(f"; {names[node]!r} is not connected" for node in absent)
                 raise PartyFailed(
                     ", ".join(silent.values()),
                     action,
-                    f"no reply within {self.timeout:g} s",
+                    f"no reply within {self.timeout:g} s{away}",
                     silent,
                 )
             time.sleep(min(poll, max(0.0, deadline - now)))
             poll = min(poll * POLL_GROWTH, LAST_POLL)
-        self.ledger.round_trip(action, time.monotonic() - start)
-        return [replies[node] for node in contents]
+
+    def _connected(self, node: int) -> bool:
+        return node in self.grid.get_node_ids()
 
     def _push(
         self,
@@ -194,10 +230,7 @@ class Exchange:
                 ttl=self.timeout,
                 group_id=action,
             )
-            entry = self.ledger.entry(action, names[node])
-            entry.messages += 1
-            entry.bytes_down += n_bytes(contents[node])
-            entry.units_down += n_units(contents[node])
+            self._count(action, names[node], contents[node])
             # One at a time: for a message that is not taken some grids give None and
             # some give nothing, so that its place in the answer would be unknown.
             number = next(iter(self.grid.push_messages([message])), None)
@@ -211,19 +244,31 @@ class Exchange:
             pushed[number] = node
         return pushed
 
+    def _count(self, action: str, name: str, content: RecordDict) -> None:
+        entry = self.ledger.entry(action, name)
+        entry.messages += 1
+        entry.bytes_down += n_bytes(content)
+        entry.units_down += n_units(content)
+
     def _open(self, action: str, name: str, message: Message) -> Opened | Error:
         if message.has_error():
             return message.error
+        return self._read(action, name, message.content)
+
+    def _read(self, action: str, name: str, content: RecordDict) -> Opened | Error:
         entry = self.ledger.entry(action, name)
-        entry.bytes_up += n_bytes(message.content)
+        entry.bytes_up += n_bytes(content)
         try:
-            reply, frame = unpack(message.content)
+            reply, frame = unpack(content)
         except CorruptMessage as error:
             return Error(DAMAGED, str(error))
         try:
             told = structure(fields_of(_ReplyFrame), frame, {})
         except ContractError as error:
             return Error(MALFORMED, f"its reply is malformed: {error}")
-        entry.units_up += n_units(message.content)
+        entry.units_up += n_units(content)
         entry.seconds_computed += told["seconds"]
         return Opened(reply, told.get("clipped"))
+
+
+__all__ = ["Exchange", "FederationError", "Opened", "PartyFailed"]

@@ -3,7 +3,8 @@
 ``Context.state`` is saved when a message has been answered. Two messages that arrive
 together are answered from one saved state, so it cannot tell that a mask was used; and
 it is gone with the process. The journal of a party lies in its ``state-dir``, one
-message at a time has it, and it is written before the reply leaves.
+message at a time has it, and it is written before the reply leaves. It has the state of
+the session too, so that a party whose process was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ import numpy as np
 from vfl_flower.files import make_private
 from vfl_flower.protocol.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.typing import Array
 
@@ -39,6 +42,9 @@ MOST_SESSIONS = 10
 KEPT = 100
 """Runs that the journal keeps."""
 
+STATE_SECONDS = 86400.0
+"""Seconds after which a party forgets a session that was not asked for: a day."""
+
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
     _COUNTS,
@@ -51,6 +57,14 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
 )
+_KEPT_STATE = (
+    """CREATE TABLE IF NOT EXISTS states (run TEXT PRIMARY KEY, time REAL,
+    content BLOB)""",
+    """CREATE TABLE IF NOT EXISTS arrays (
+    run TEXT, digest BLOB, value BLOB, PRIMARY KEY (run, digest))""",
+)
+"""What a party remembers of a session. An array is written once, and not again with
+each message."""
 _READ = """SELECT session, round, digest, reply, messages, bytes, sessions
     FROM sessions WHERE run = ?"""
 _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -61,6 +75,8 @@ _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 _FORGET = (
     "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - ?",
     "DELETE FROM shared WHERE run NOT IN (SELECT run FROM sessions)",
+    "DELETE FROM states WHERE run NOT IN (SELECT run FROM sessions)",
+    "DELETE FROM arrays WHERE run NOT IN (SELECT run FROM states)",
 )
 
 
@@ -101,7 +117,17 @@ class Journal:
     shared: dict[str, bytes] = field(default_factory=dict)
     released: dict[str, Array] = field(default_factory=dict)
     trusted: dict[str, str] = field(default_factory=dict)
+    _run: str = field(default="", repr=False, compare=False)
     _db: sqlite3.Connection | None = field(default=None, repr=False, compare=False)
+
+    def _load(self) -> None:
+        """Read the line of the run, if there is one."""
+        assert self._db is not None
+        if known := self._db.execute(_READ, (self._run,)).fetchone():
+            self.session, self.round, self.digest, self.reply = known[:4]
+            self.messages, self.n_bytes, self.sessions = known[4:]
+        query = "SELECT kind, rows FROM shared WHERE run = ?"
+        self.shared = dict(self._db.execute(query, (self._run,)))
 
     def check_refusals(self, party: Party) -> None:
         """Raise ``PartyError`` where the party has refused too often to go on.
@@ -115,23 +141,98 @@ class Journal:
                 "owner raises max-refusals in its consent.toml"
             )
 
-    def greet(self, session: int) -> None:
-        """Begin a session; what was counted in an earlier one still counts.
+    def greet(self, session: int, memory: Memory) -> None:
+        """Begin a session, or go on with one; what was counted in it still counts.
+
+        A session that the server begins to continue in another run, since it was
+        started again, moves there with all that was counted: the run that it was of can
+        no longer ask for it. Its state is the one that the party has kept.
+
+        Parameters
+        ----------
+        session : int
+            Number of the session.
+        memory : Memory
+            What the party remembers, changed in place.
 
         Raises
         ------
         PartyError
-            The run has begun too often: what is answered once is so in each session.
+            The run has begun too often: what is answered once is so in each session; or
+            the session is one of which the party has forgotten its state.
         """
-        if session != self.session:
+        if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
                 raise PartyError(
                     f"this run has begun {MOST_SESSIONS} times, which is the most"
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
+            if self._db is not None:  # the keys of earlier sessions are of no more use
+                self._db.execute("DELETE FROM states")
+                self._db.execute("DELETE FROM arrays")
+            memory.forget()
+            return
+        self.recall(memory)
 
-    def enter(self, frame: Frame, party: Party) -> None:
+    def _adopt(self, session: int) -> bool:
+        """Move the session of another run here; return whether there is one."""
+        assert self._db is not None
+        query = "SELECT run FROM sessions WHERE session = ?"
+        if (known := self._db.execute(query, (session,)).fetchone()) is None:
+            return False
+        if self.sessions:
+            raise PartyError("a run that goes on with a session must have begun none")
+        for table in ("sessions", "shared", "states", "arrays"):
+            move = f"UPDATE {table} SET run = ? WHERE run = ?"
+            self._db.execute(move, (self._run, *known))
+        self._load()
+        return True
+
+    def recall(self, memory: Memory) -> None:
+        """Give a party its state of the session, where it has another or none.
+
+        The journal is right: it was written before the reply left.
+
+        Raises
+        ------
+        PartyError
+            The party has forgotten the session.
+        """
+        if memory.place == (self.session, self.round):
+            return
+        assert self._db is not None
+        query = "SELECT content FROM states WHERE run = ?"
+        if (kept := self._db.execute(query, (self._run,)).fetchone()) is None:
+            raise PartyError(
+                "this party has forgotten the session, as it does after a day or when "
+                "another one begins: begin a new one"
+            )
+        memory.restore(kept[0], self._array)
+
+    def _array(self, digest: bytes) -> bytes:
+        assert self._db is not None
+        query = "SELECT value FROM arrays WHERE run = ? AND digest = ?"
+        return bytes(self._db.execute(query, (self._run, digest)).fetchone()[0])
+
+    def keep(self, memory: Memory) -> None:
+        """Keep the state of the session with the line, and forget those out of date."""
+        assert self._db is not None
+        content, arrays = memory.pack()
+        known = "SELECT digest FROM arrays WHERE run = ?"
+        there = {bytes(d) for (d,) in self._db.execute(known, (self._run,))}
+        now = (self._run, time.time(), content)
+        self._db.execute("REPLACE INTO states VALUES (?, ?, ?)", now)
+        self._db.executemany(
+            "DELETE FROM arrays WHERE run = ? AND digest = ?",
+            [(self._run, digest) for digest in there - arrays.keys()],
+        )
+        self._db.executemany(
+            "INSERT INTO arrays VALUES (?, ?, ?)",
+            [(self._run, d, data) for d, data in arrays.items() if d not in there],
+        )
+
+    def check(self, frame: Frame) -> None:
         """Check that a message is the next one, or the last one again.
 
         Raises
@@ -144,6 +245,9 @@ class Journal:
         again = frame.round == self.round and frame.digest == self.digest
         if frame.round <= self.round and not again:
             raise PartyError(f"round {frame.round} is over, says this party's journal")
+
+    def enter(self, party: Party) -> None:
+        """Tell the party which rows have left it."""
         for kind, packed in self.shared.items():
             before = party.shared.get(kind, np.zeros(party.n_rows, dtype=bool))
             party.shared[kind] = before | unpack_rows(packed, party.n_rows)
@@ -236,16 +340,17 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         db = sqlite3.connect(path, PATIENCE, isolation_level=None)
     with closing(db):
         with _named_errors(path):
+            db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
             db.execute("BEGIN IMMEDIATE")
-            for table in _TABLES:
+            for table in (*_TABLES, *_KEPT_STATE):
                 db.execute(table)
-            known = db.execute(_READ, (name,)).fetchone()
-            shared = db.execute("SELECT kind, rows FROM shared WHERE run = ?", (name,))
-            line = Journal(*(known or ()))
+            old = (time.time() - STATE_SECONDS,)
+            db.execute("DELETE FROM states WHERE time < ?", old)
+            line = Journal(_run=name, _db=db)
+            line._load()
             line.trusted = dict(db.execute("SELECT name, key FROM peers"))
             refused = db.execute("SELECT value FROM counts WHERE name = 'refusals'")
             (line.refusals,) = refused.fetchone() or (0,)
-            line.shared, line._db = dict(shared.fetchall()), db
         yield line
         with _named_errors(path):
             numbers = line.session, line.round, line.digest, line.reply

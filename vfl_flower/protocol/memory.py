@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower.protocol.consent import pack_rows, unpack_rows
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
@@ -20,6 +24,9 @@ from vfl_flower.typing import Array
 
 SHARED = "shared."
 """Before a kind: key in the session of the rows that :meth:`Party.share` counted."""
+
+ARRAYS = "arrays."
+"""Before a name: record of the kept state that stands for a record of arrays."""
 
 DONE = "done."
 """Before an action: key in the session of the inputs of a step answered once."""
@@ -51,6 +58,58 @@ class Memory:
     def _session(self) -> Any:
         return self._records.get("session")
 
+    def forget(self) -> None:
+        """Remove the state of the run."""
+        for name in list(self.state):
+            del self.state[name]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Session and last round; -1 and 0 before any."""
+        known = self._session
+        return (known["session"], known["round"]) if known else (-1, 0)
+
+    def pack(self) -> tuple[bytes, dict[bytes, bytes]]:
+        """Return the state for a disk, and its arrays by their SHA-256.
+
+        An array that a round has not changed has the digest that it had, and so has one
+        that was kept after a round when it is kept as before the next one.
+        """
+        packed: dict[str, Any] = {}
+        arrays: dict[bytes, bytes] = {}
+        for name, record in self._records.items():
+            if not isinstance(record, ArrayRecord):
+                packed[name] = record
+                continue
+            about: dict[str, Any] = {}
+            for key, array in record.items():
+                digest = hashlib.sha256(array.data).digest()
+                arrays[digest] = array.data
+                shape = " ".join(map(str, array.shape))
+                about[key] = [array.dtype, shape, array.stype, digest.hex()]
+            packed[f"{ARRAYS}{name}"] = ConfigRecord(about)
+        return recorddict_to_proto(RecordDict(packed)).SerializeToString(), arrays
+
+    def restore(self, content: bytes, array_of: Callable[[bytes], bytes]) -> None:
+        """Take the state that :meth:`pack` gave; `array_of` has arrays by digest."""
+        self.forget()
+        records: Any = recorddict_from_proto(ProtoRecordDict.FromString(content))
+        for name, record in records.items():
+            if not name.startswith(ARRAYS):
+                self.state[name] = record
+                continue
+            self.state[name.removeprefix(ARRAYS)] = ArrayRecord(
+                {
+                    key: FlowerArray(
+                        dtype=dtype,
+                        shape=tuple(map(int, shape.split())),
+                        stype=stype,
+                        data=array_of(bytes.fromhex(digest)),
+                    )
+                    for key, (dtype, shape, stype, digest) in record.items()
+                }
+            )
+
     @property
     def run(self) -> str:
         """Number of the run, and of the model that it trains; "" before any run."""
@@ -61,8 +120,7 @@ class Memory:
         known = self._session
         if known is None or known["session"] != session:
             private = new_private_key()
-            for name in list(self.state):
-                del self.state[name]
+            self.forget()
             self.state["session"] = ConfigRecord(
                 {
                     "session": session,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, cast, overload
 
 import numpy as np
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from vfl_flower.protocol.answering import Plan, hello
+from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.columns import Declared, agree
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.consent import Kind
@@ -100,6 +101,8 @@ class Parties(Sequence[PartyInfo]):
         What must leave the parties beyond sums, which their consent may refuse.
     needs_less : str
         Which setting needs less.
+    checkpoint : Checkpoint, optional
+        The draws of the server, and the round trips that the run has made before.
 
     Attributes
     ----------
@@ -137,13 +140,15 @@ class Parties(Sequence[PartyInfo]):
         steps: Sequence[Step[..., Any]] = (),
         needs: Sequence[Kind] = (),
         needs_less: str = "",
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
         self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
-        self._exchange = Exchange(grid, ledger, timeout)
-        self.session = secrets.randbits(63)
+        self.checkpoint = checkpoint or Checkpoint()
+        self._exchange = Exchange(grid, ledger, timeout, self.checkpoint)
+        self.session = self.checkpoint.number()
         self._seed, self._private_draws = seed, private_draws
         self.masking, self._model = masking, model
         self._round = 0
@@ -153,7 +158,8 @@ class Parties(Sequence[PartyInfo]):
         self._columns: list[str] | None = None
         self.columns, self.gaps = list(columns), False
         self._infos: list[PartyInfo] = []
-        self._hello(self._wait_for_nodes(max(0, n_parties - len(without))))
+        self._greeted: dict[str, dict[str, Any]] = {}  # what a checkpoint holds
+        self._hello(max(0, n_parties - len(without)))
 
     @overload
     def __getitem__(self, index: int) -> PartyInfo: ...
@@ -403,7 +409,7 @@ class Parties(Sequence[PartyInfo]):
         fields = step.contract.request
         if not has_own(fields):
             return _Blocks()
-        salts = [secrets.token_bytes(SALT_BYTES) for _ in told]
+        salts = [self.checkpoint.token(SALT_BYTES) for _ in told]
         pairs = zip(map(flatten, told), salts, strict=True)
         return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
 
@@ -535,6 +541,8 @@ class Parties(Sequence[PartyInfo]):
         """Send parties their values, each with a frame, and return checked replies."""
         if self._steps and step not in self._steps:
             raise ValueError(f"steps must have {step.action}, which was asked for")
+        if self._greeted and not self.checkpoint.ahead:
+            self._greet_again()
         sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
         contents = {j: _split(j, flatten(values)) for j, values in requests.items()}
         nodes = {self[j].node_id: self[j].name for j in requests}
@@ -664,12 +672,11 @@ class Parties(Sequence[PartyInfo]):
     def _nodes(self) -> list[int]:
         return sorted(set(self.grid.get_node_ids()) - self._without)
 
-    def _hello(self, nodes: list[int]) -> None:
+    def _hello(self, n_parties: int, source: str = "") -> None:
+        held = self.checkpoint.nodes()
+        nodes = held or self._wait_for_nodes(n_parties, source)
         unnamed = {node: f"node {node}" for node in nodes}
-        plan = Plan(list(self._needs), not self._private_draws, len(nodes))
-        values = flatten({"partition": self._partition, "plan": plan})
-        content = pack(values, {"session": self.session})
-        contents = dict.fromkeys(nodes, content)
+        contents = dict.fromkeys(nodes, self._greeting(len(nodes)))
         try:
             sent = self._exchange(hello.action, contents, unnamed)
         except PartyFailed as failure:
@@ -695,7 +702,7 @@ class Parties(Sequence[PartyInfo]):
         announced = replies[largest]["n_parties"] - len(self._without)
         if announced > len(nodes):  # the others are still to connect
             name = replies[largest]["name"] or unnamed[largest]
-            self._hello(self._wait_for_nodes(announced, f" by what {name!r} says"))
+            self._hello(announced, f" by what {name!r} says")
             return
         order = order_of(replies, gaps=bool(self._without))
         names = {
@@ -741,6 +748,51 @@ class Parties(Sequence[PartyInfo]):
                 [Credential(**_told(replies[node])) for node in order]
             )
         self._last = [0] * len(order)
+        if not all("identity" in reply for reply in replies.values()):
+            self.checkpoint.remove()  # a party without a state-dir cannot go on
+        elif held:
+            self._greeted = {names[node]: replies[node] for node in order}
+
+    def _greeting(self, count: int) -> RecordDict:
+        """Return the first message of the run to each of a number of parties."""
+        plan = Plan(list(self._needs), not self._private_draws, count)
+        values = flatten({"partition": self._partition, "plan": plan})
+        return pack(values, {"session": self.session})
+
+    def _greet_again(self) -> None:
+        """Find the parties that were greeted before the server was started again.
+
+        Each says what it has said before, and has the keys that it had, or has lost
+        them. Its node may be another one.
+
+        Raises
+        ------
+        FederationError
+            Others are connected, or a party is not as it was.
+        """
+        log.info("the run goes on after %d round trips", self.checkpoint.held)
+        nodes = self._wait_for_nodes(len(self), " with which it began")
+        unnamed = {node: f"node {node}" for node in nodes}
+        contents = dict.fromkeys(nodes, self._greeting(len(nodes)))
+        sent = self._exchange(hello.action, contents, unnamed, Checkpoint())
+        where: dict[str, int] = {}
+        for node, (reply, _) in zip(nodes, sent, strict=True):
+            name = _name_of(reply) or f"party-{reply.get('index')}"
+            if (before := self._greeted.get(name)) is None or name in where:
+                raise FederationError(
+                    f"the run goes on with the parties with which it began, and "
+                    f"{name!r} is none of them"
+                )
+            if changed := [key for key in before if before[key] != reply.get(key)]:
+                lost = "public_key" in changed
+                what = "lost the state of the run" if lost else f"another {changed[0]}"
+                raise FederationError(
+                    f"the run cannot go on: {name!r} has {what}; begin a new one"
+                )
+            where[name] = node
+        self.ledger.rename({unnamed[node]: name for name, node in where.items()})
+        self._infos = [replace(info, node_id=where[info.name]) for info in self]
+        self._greeted = {}
 
     def _check_consent(self, lacks: Mapping[str, Sequence[str]]) -> None:
         """Raise ``FederationError`` where a party refuses what the run needs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
+from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
@@ -163,6 +163,8 @@ class ProtocolStrategy(Strategy):
     """Whether it fills missing values with means over all parties that hold rows."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
+    resumable: ClassVar[bool] = True
+    """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
@@ -198,6 +200,8 @@ class ProtocolStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
     ) -> ProtocolResult:
         """Run the protocol.
 
@@ -213,6 +217,8 @@ class ProtocolStrategy(Strategy):
         evaluate_fn : callable, optional
             Called with (iteration, arrays) for iteration 0 and each recorded one; make
             the model of `arrays` with ``strategy.model_class.from_arrays``.
+        checkpoint : Checkpoint, optional
+            Keeps what the run has done, and lets one that was killed go on.
 
         Returns
         -------
@@ -249,7 +255,8 @@ class ProtocolStrategy(Strategy):
         self.replace()  # raises if a setting was changed to an invalid value
         self.summary()
         self.check()
-        seed = secrets.randbits(63) if self.seed is None else self.seed
+        checkpoint = checkpoint or Checkpoint()
+        seed = checkpoint.number() if self.seed is None else self.seed
         watch = self._watch
         ledger = Ledger(watch=None if watch is None else watch.round_trip)
         missing, failed = dict[int, str](), ""
@@ -258,7 +265,12 @@ class ProtocolStrategy(Strategy):
             run = Run(seed, evaluate_fn, list(missing.values()), begun)
             try:
                 parties = self.greet(
-                    grid, ledger, seed=seed, timeout=timeout, without=list(missing)
+                    grid,
+                    ledger,
+                    seed=seed,
+                    timeout=timeout,
+                    without=list(missing),
+                    checkpoint=checkpoint,
                 )
                 if watch is not None:
                     watch.greeted(self, parties, ledger)
@@ -268,6 +280,7 @@ class ProtocolStrategy(Strategy):
                 if not self.allow_missing or not failure.nodes or run.final:
                     raise
                 log.warning("%s; the run begins again without it", failure)
+                checkpoint.failed(failure)
                 missing |= failure.nodes
                 failed = str(failure)
             except FederationError as error:
@@ -301,12 +314,13 @@ class ProtocolStrategy(Strategy):
         seed: int,
         timeout: float,
         without: Sequence[int] = (),
+        checkpoint: Checkpoint | None = None,
     ) -> Parties:
         """Ask the parties who they are, and whether they consent; no more than that.
 
         Parameters
         ----------
-        grid, ledger, seed, timeout, without
+        grid, ledger, seed, timeout, without, checkpoint
             As of :class:`~vfl_flower.protocol.parties.Parties`.
 
         Raises
@@ -330,6 +344,7 @@ class ProtocolStrategy(Strategy):
             steps=self.steps,
             needs=self.needs,
             needs_less=self.needs_less,
+            checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
             raise FederationError(

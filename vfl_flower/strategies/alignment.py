@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import secrets
 from collections.abc import Sequence
 from typing import Literal
 
@@ -117,7 +116,7 @@ class Alignment(ProtocolStrategy):
     def _lists(self, parties: Parties, sizes: list[int]) -> Sequence[Array]:
         """Return the list of each party under the keys of all."""
         if self.method == "keyed":
-            salt = secrets.token_bytes(SALT_BYTES)
+            salt = parties.checkpoint.token(SALT_BYTES)
             hashed = parties.ask(party.hash_with_key, salt=salt, sizes=sizes)
             lists: list[Array] = hashed.each("hashes")
             makers = list(range(len(parties)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -288,7 +287,7 @@ class ClusterTraining(MUFCTask):
     def train(self, parties: Parties, run: Run, model: str) -> ArrayRecord:
         """Algorithm 1."""
         agreed = self.agree(parties)
-        key = new_key(agreed)
+        key = new_key(parties, agreed)
         if agreed.privacy == "scma":
             code_of(parties, agreed, key)
         abandoned = list(run.begun)
@@ -319,8 +318,10 @@ class ClusterTraining(MUFCTask):
         state = None
         if self.folder is not None and all(replies.each("kept")):
             names = [info.name for info in parties]
-            state = ServerState.create(self.folder, model, agreed, names)
-            state.save(1, bins, counts, centers, names, "train", run=model)
+            state = ServerState(self.folder, model)
+            if not (state.exists and state.version):  # as after a kill
+                state = ServerState.create(self.folder, model, agreed, names)
+                state.save(1, bins, counts, centers, names, "train", run=model)
         else:
             log.warning(
                 "this model cannot forget: server_state and the state_dir of each "
@@ -524,9 +525,9 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
     return lower, upper
 
 
-def new_key(agreed: TrainingSettings) -> bytes:
+def new_key(parties: Parties, agreed: TrainingSettings) -> bytes:
     """Return a key for the hash of bins; empty if they are not hashed."""
-    return secrets.token_bytes(16) if agreed.field == "hash" else b""
+    return parties.checkpoint.token(16) if agreed.field == "hash" else b""
 
 
 def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:

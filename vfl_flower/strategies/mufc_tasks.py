@@ -50,6 +50,8 @@ class LaterTask(MUFCTask):
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
     """Folder in which training kept the server's state."""
 
+    resumable = False  # the state decides; and no file may tell the ids to forget
+
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
@@ -118,7 +120,7 @@ class LaterTask(MUFCTask):
                 "each: remove the model instead"
             )
         kind: party.Kind = "forget-client" if leaving else "unlearn"
-        agreed, key = before.settings, new_key(before.settings)
+        agreed, key = before.settings, new_key(parties, before.settings)
         ids = [
             None if name in leaving else list(requests.get(name, ())) for name in names
         ]

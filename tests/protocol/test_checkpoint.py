@@ -1,0 +1,204 @@
+"""A checkpoint holds what a run has done, for that run alone."""
+
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from faults import UNAVAILABLE, Clock
+from flwr.app import Error, Message
+
+from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.protocol.checkpoint import FILE, Checkpoint
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.steps import STEPS
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import CoresetVRLR
+
+COUNT = 3
+
+
+def parties(folder=None):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 6)), rng.normal(size=40)
+    blocks = zip("abc", np.hsplit(X, COUNT), [None, None, y], strict=True)
+    return [
+        Party(B, y=own, name=name, state_dir=folder / name if folder else None)
+        for name, B, own in blocks
+    ]
+
+
+class Dying(RealParties):
+    """A grid whose server dies as it would send a message."""
+
+    def __init__(self, folder, left):
+        super().__init__(parties(folder))
+        self.left = left
+
+    def _push(self, message):
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return super()._push(message)
+
+
+STRATEGY = CoresetVRLR(size=10)
+
+
+def die(folder, left=4, **settings):
+    """Begin a run that dies after a number of messages; return its checkpoint."""
+    checkpoint = Checkpoint(folder / FILE, settings)
+    with pytest.raises(KeyboardInterrupt):
+        STRATEGY.start(Dying(folder, left), checkpoint=checkpoint)
+    checkpoint.end()
+    return folder / FILE
+
+
+def test_only_complete_round_trips_are_kept(tmp_path):
+    """Of the second one a single reply had come."""
+    path = die(tmp_path, COUNT + 1)
+    again = Checkpoint(path)
+    assert again.held == again.ahead == 1
+    again.end()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_draws_are_those_of_the_run(tmp_path):
+    first = Checkpoint(tmp_path / FILE)
+    drawn = [first.token(16), first.token(16), first.number()]
+    first.end()
+    again = Checkpoint(tmp_path / FILE)
+    assert [again.token(16), again.token(16), again.number()] == drawn
+    again.end()
+    assert len(set(drawn)) == 3
+    other = Checkpoint(tmp_path / "other.sqlite")
+    assert other.token(16) not in drawn
+    other.end()
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    path = die(tmp_path, size=10)
+    with pytest.raises(FederationError, match="must have size as before, 10, got 11"):
+        Checkpoint(path, {"size": 11})
+    Checkpoint(path, {"size": 10}).end()  # and nothing was changed
+
+
+def test_another_version_is_refused(tmp_path, monkeypatch):
+    path = die(tmp_path)
+    monkeypatch.setattr("vfl_flower.protocol.checkpoint.__version__", "99.0")
+    with pytest.raises(FederationError, match="must have version as before"):
+        Checkpoint(path)
+
+
+def test_other_requests_are_refused(tmp_path):
+    path = die(tmp_path, 2 * COUNT)
+    with pytest.raises(FederationError, match="its round trip 2 asked"):
+        CoresetVRLR(size=11).start(
+            RealParties(parties(tmp_path)), checkpoint=Checkpoint(path)
+        )
+
+
+USING = """
+import pathlib, sys
+from vfl_flower.protocol.checkpoint import Checkpoint
+checkpoint = Checkpoint(pathlib.Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_go_on_with_one_run(tmp_path):
+    path = die(tmp_path)
+    command = [sys.executable, "-c", USING, path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(FederationError, match="another process goes on with"):
+            Checkpoint(path)
+        other.kill()
+    Checkpoint(path).end()
+
+
+def test_a_party_that_has_lost_its_folder_is_named(tmp_path):
+    path = die(tmp_path, 2 * COUNT)
+    for file in (tmp_path / "b").glob("journal*"):
+        file.unlink()
+    refused = pytest.raises(FederationError, match="'b' has lost the state of the run")
+    with refused:
+        STRATEGY.start(RealParties(parties(tmp_path)), checkpoint=Checkpoint(path))
+
+
+def test_parties_without_folders_leave_no_checkpoint(tmp_path):
+    """They could not go on."""
+    checkpoint = Checkpoint(tmp_path / FILE)
+    STRATEGY.start(InProcessGrid(parties()), checkpoint=checkpoint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_removed(tmp_path):
+    die(tmp_path)
+    Checkpoint(tmp_path / FILE).remove()
+    assert not list(tmp_path.glob("checkpoint*"))
+
+
+# -- nodes that come back --------------------------------------------------------------
+
+
+class Leaving(RealParties):
+    """A node that is gone for some seconds of a clock, with what it was asked."""
+
+    def __init__(self, clock, seconds):
+        super().__init__(parties())
+        self.clock, self.back, self.seconds, self.asked = clock, None, seconds, 0
+
+    def _away(self):
+        return self.back is not None and self.clock.now < self.back
+
+    def get_node_ids(self):
+        """Return the nodes that are connected."""
+        return [n for n in super().get_node_ids() if n != 1001 or not self._away()]
+
+    def _push(self, message):
+        if message.metadata.dst_node_id == 1001 and "hello" not in str(
+            message.metadata.message_type
+        ):
+            self.asked += 1
+            if self.back is None:
+                self.back = self.clock.now + self.seconds
+                self._pushed += 1
+                number = f"message-{self._pushed}"
+                message.metadata.__dict__["_message_id"] = number
+                lost = Error(UNAVAILABLE, "no heartbeat")
+                self._replies[number] = Message(lost, reply_to=message)
+                return number
+        return super()._push(message)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("vfl_flower.protocol.exchange.time", clock)
+    return clock
+
+
+def ask(grid, timeout):
+    asked = Parties(grid, Ledger(), seed=0, timeout=timeout)
+    return asked.ask(
+        STEPS["coresets_totals"], size=5, test_fraction=0.0, intercept=True
+    )
+
+
+def test_a_node_that_comes_back_is_asked_again_once(clock):
+    grid = Leaving(clock, 70.0)
+    assert len(ask(grid, 100.0)) == COUNT
+    assert grid.asked == 2
+    assert 70 <= clock.now < 75
+
+
+def test_a_node_that_stays_away_is_named_at_the_time_out(clock):
+    rule = "no reply within 50 s; 'b' is not connected"
+    with pytest.raises(PartyFailed, match=rule):
+        ask(Leaving(clock, 1000.0), 50.0)

@@ -1,0 +1,103 @@
+"""A run whose processes are all killed goes on, to the bits of one that is not."""
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from variants import VARIANTS, parties_of
+
+from vfl_flower.protocol.checkpoint import FILE, Checkpoint
+
+PLAIN = ("fkk without cem", "fdskl paper")
+"""Only parties in one process take part in them: no run of SuperNodes is so."""
+
+MOST = 5
+"""Kills of a variant: before its first message, after its last one, and between."""
+
+
+def on_disk(variant, folder):
+    """Return the parties of a variant, each with a ``state-dir`` below a folder."""
+    parties = []
+    for party in parties_of(variant, 3):
+        own = copy.copy(party)
+        own.state_dir = folder / str(party.name)
+        if not own.state_dir.exists():
+            own.state_dir.mkdir(mode=0o700)
+            for path in party.state_dir.iterdir() if party.state_dir else ():
+                shutil.copy(path, own.state_dir)
+        parties.append(own)
+    return parties
+
+
+class Disks(RealParties):
+    """Parties with folders, of which a copy is taken before each message."""
+
+    def __init__(self, variant, folder, first=1000):
+        super().__init__(on_disk(variant, folder))
+        self.folder, self.copies = folder, []
+        moved = dict(zip(self._parties, range(first, first + 3)[::-1], strict=True))
+        for name in ("_parties", "_contexts"):
+            kept = {moved[node]: value for node, value in getattr(self, name).items()}
+            setattr(self, name, kept)
+        for node, context in self._contexts.items():
+            context.node_id = node
+
+    def _push(self, message):
+        self.snapshot()
+        return super()._push(message)
+
+    def snapshot(self):
+        """Copy what a kill at this moment would leave."""
+        copied = self.folder.with_name(f"{self.folder.name}-{len(self.copies)}")
+        shutil.copytree(self.folder, copied)
+        self.copies.append(copied)
+
+
+def started(variant, grid, **changes):
+    """Start or continue the run whose checkpoint lies in the folder of a grid."""
+    checkpoint = Checkpoint(grid.folder / FILE, {"variant": variant})
+    try:
+        return VARIANTS[variant].replace(**changes).start(grid, checkpoint=checkpoint)
+    finally:
+        checkpoint.end()
+
+
+def left(folder):
+    """Return the files that are no records of the run itself, by their names."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".sqlite", ".sqlite-journal", ".pem")
+    }
+
+
+def assert_same(result, other):
+    np.testing.assert_equal(result.model.arrays(), other.model.arrays())
+    for t, metrics in other.train_metrics_clientapp.items():
+        np.testing.assert_equal(dict(result.train_metrics_clientapp[t]), dict(metrics))
+    trips = [{a: len(w) for a, w in r.ledger.waits.items()} for r in (result, other)]
+    trips[0]["hello"] = trips[1]["hello"]  # once more, to find the parties
+    assert trips[0] == trips[1]
+
+
+RESUMED = [v for v in VARIANTS if v not in PLAIN]
+
+
+@pytest.mark.parametrize(
+    ("variant", "seed"), [*((v, None) for v in RESUMED), ("fused", 3), ("mufc", 3)]
+)
+def test_killed_anywhere_it_ends_the_same(variant, seed, tmp_path):
+    """Server and parties lose all but their disks; the SuperNodes get other numbers."""
+    changes = {} if variant == "fdskl predict" else {"seed": seed}
+    (tmp_path / "run").mkdir()
+    grid = Disks(variant, tmp_path / "run")
+    whole = started(variant, grid, **changes)
+    grid.snapshot()
+    first = 0 if seed is not None else 3  # then the parties have drawn their secrets
+    picked = np.unique(np.linspace(first, len(grid.copies) - 1, MOST).astype(int))
+    for k in picked:
+        again = Disks(variant, grid.copies[k], first=2000)
+        assert_same(started(variant, again, **changes), whole)
+        assert left(again.folder) == left(grid.folder), k

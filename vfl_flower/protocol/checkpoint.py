@@ -1,0 +1,282 @@
+"""What the server has done of a run, on its disk: a run that was killed goes on.
+
+A protocol is a procedure that depends on the draws of the server and on the replies of
+the parties alone. So a checkpoint holds the entropy of the draws and, for each round
+trip, a digest of the requests and the replies. On resume the protocol is executed again
+from its start: the checkpoint answers the round trips that it holds, and the first one
+that it does not hold goes to the parties. No strategy knows of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+from vfl_flower.files import make_private
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.version import __version__
+
+log = logging.getLogger("vfl_flower")
+
+FILE = "checkpoint.sqlite"
+"""Name of the file in the folder of a run."""
+
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB)",
+    """CREATE TABLE IF NOT EXISTS entries (place INTEGER PRIMARY KEY, action TEXT,
+    digest BLOB, seconds REAL, nodes TEXT, failure TEXT)""",
+    """CREATE TABLE IF NOT EXISTS replies (
+    place INTEGER, node INTEGER, content BLOB, PRIMARY KEY (place, node))""",
+)
+
+
+class Past(NamedTuple):
+    """A round trip that the checkpoint holds.
+
+    Attributes
+    ----------
+    replies : iterator of RecordDict
+        In the order of the nodes that were asked.
+    seconds : float
+        How long it took.
+    """
+
+    replies: Iterator[RecordDict]
+    seconds: float
+
+
+class Checkpoint:
+    """The draws of the server, and the round trips of a run in their order.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The file, which is made where it is missing and must not be in use. None:
+        nothing is kept, and the draws are those of the operating system.
+    settings : mapping, optional
+        What must be the same when the run goes on, by name; JSON can hold it.
+
+    Raises
+    ------
+    FederationError
+        The file cannot be used, another process has it, or the run that it is of had
+        other settings or another version of the package.
+    """
+
+    def __init__(
+        self, path: Path | None = None, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+        self._entropy, self._draws, self._place, self._held = b"", 0, 0, 0
+        if path is None:
+            return
+        with self._errors():
+            make_private(path)
+            self._db = sqlite3.connect(path, 1.0, isolation_level=None)
+            # Until the process ends nobody else goes on with the run.
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA synchronous = EXTRA")
+            self._db.execute("BEGIN EXCLUSIVE")
+            for table in _TABLES:
+                self._db.execute(table)
+            about = {"version": __version__, **(settings or {})}
+            row = ("about", json.dumps(about, sort_keys=True))
+            self._db.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", row)
+            row_of_entropy = ("entropy", secrets.token_bytes(32))
+            self._db.execute(
+                "INSERT OR IGNORE INTO about VALUES (?, ?)", row_of_entropy
+            )
+            self._db.execute("COMMIT")
+            known = dict(self._db.execute("SELECT name, value FROM about"))
+            (held,) = self._db.execute("SELECT count(*) FROM entries").fetchone()
+        self._entropy, self._held = known["entropy"], held
+        try:
+            _check_same(json.loads(known["about"]), json.loads(row[1]))
+        except FederationError:
+            self.end()
+            raise
+
+    # -- draws ----------------------------------------------------------------------
+
+    def token(self, size: int) -> bytes:
+        """Return the next `size` random bytes of the run, the same when it goes on."""
+        if self._db is None:
+            return secrets.token_bytes(size)
+        self._draws += 1
+        return hashlib.shake_256(self._entropy + b"%d" % self._draws).digest(size)
+
+    def number(self) -> int:
+        """Return the next random number of 63 bits; see :meth:`token`."""
+        if self._db is None:
+            return secrets.randbits(63)
+        return int.from_bytes(self.token(8)) >> 1
+
+    # -- round trips ----------------------------------------------------------------
+
+    @property
+    def ahead(self) -> int:
+        """How many entries the protocol has not come to yet."""
+        return self._held - self._place
+
+    @property
+    def held(self) -> int:
+        """How many entries there are."""
+        return self._held
+
+    def nodes(self) -> list[int]:
+        """Return the nodes of the next round trip that is held; none if none is."""
+        if self._db is None or not self.ahead:
+            return []
+        (nodes, failure) = self._entry("nodes, failure")
+        return [] if failure else list(json.loads(nodes))
+
+    def past(self, action: str, digest: bytes) -> Past | None:
+        """Return the next round trip, if it is held.
+
+        Parameters
+        ----------
+        action : str
+            The step that is asked for.
+        digest : bytes
+            Digest of the requests.
+
+        Raises
+        ------
+        FederationError
+            Other requests were made in its place.
+        PartyFailed
+            It failed, and the run began again without a party.
+        """
+        if self._db is None or not self.ahead:
+            return None
+        known = self._entry("action, digest, seconds, failure")
+        if known[3]:
+            party, step, reason, nodes = json.loads(known[3])
+            raise PartyFailed(
+                party, step, reason, {int(n): t for n, t in nodes.items()}
+            )
+        if known[:2] != (action, digest):
+            raise FederationError(
+                f"the run cannot go on: its round trip {self._place + 1} asked "
+                f"{known[0]!r} and now asks {action!r} otherwise, since its settings, "
+                "the version of a library or a file of the server have changed"
+            )
+        place, self._place = self._place, self._place + 1
+        return Past(self._replies(place), known[2])
+
+    def _entry(self, columns: str) -> Any:
+        assert self._db is not None
+        query = f"SELECT {columns} FROM entries WHERE place = ?"
+        with self._errors():
+            return self._db.execute(query, (self._place,)).fetchone()
+
+    def _replies(self, place: int) -> Iterator[RecordDict]:
+        assert self._db is not None
+        query = "SELECT content FROM replies WHERE place = ? ORDER BY node"
+        with self._errors():
+            for (content,) in self._db.execute(query, (place,)):
+                yield recorddict_from_proto(ProtoRecordDict.FromString(content))
+
+    def add(self, node: int, content: RecordDict) -> None:
+        """Keep the reply of one node, the `node`-th, in the round trip that is open."""
+        if self._db is None:
+            return
+        packed = recorddict_to_proto(content).SerializeToString()
+        with self._errors():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN")
+            insert = "INSERT INTO replies VALUES (?, ?, ?)"
+            self._db.execute(insert, (self._place, node, packed))
+
+    def close(
+        self, action: str, digest: bytes, seconds: float, nodes: Sequence[int]
+    ) -> None:
+        """Keep the round trip, all of whose replies were added: it is on the disk."""
+        self._append(action, digest, seconds, json.dumps(list(nodes)), "")
+
+    def drop(self) -> None:
+        """Forget the replies of a round trip that is not complete."""
+        if self._db is not None and self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def failed(self, failure: PartyFailed) -> None:
+        """Keep that the run begins again without the parties that failed."""
+        if self._db is None:
+            return
+        if self.ahead:  # it did before
+            self._place += 1
+            return
+        what = [failure.party, failure.action, failure.reason, failure.nodes]
+        self._append(failure.action, b"", 0.0, "[]", json.dumps(what))
+
+    def _append(self, *entry: Any) -> None:
+        if self._db is None:
+            return
+        with self._errors():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN")
+            insert = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)"
+            self._db.execute(insert, (self._place, *entry))
+            self._db.execute("COMMIT")
+        self._place += 1
+        self._held += 1
+
+    # -- the file -------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Let others have the file, which stays as it is."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def remove(self) -> None:
+        """Remove the file: the run is complete, or has done nothing yet."""
+        self.end()
+        if self._path is not None:
+            with self._errors():
+                for path in (self._path, Path(f"{self._path}-journal")):
+                    path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of the file into one sentence."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            log.error("the checkpoint %s: %s", self._path, error)
+            busy = "locked" in str(error)
+            reason = "another process goes on with this run" if busy else str(error)
+            raise FederationError(
+                f"the checkpoint of the run cannot be used: {reason}"
+            ) from None
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ``FederationError`` where the run had another setting."""
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise FederationError(
+                f"to go on, the run must have {name} as before, "
+                f"{before.get(name)!r}, got {now.get(name)!r}"
+            )
+
+
+def digest_of(action: str, requests: Sequence[RecordDict]) -> bytes:
+    """Return the SHA-256 of what the nodes are asked, in their order."""
+    sha = hashlib.sha256(action.encode())
+    for request in requests:
+        frame: Any = request["frame"]
+        sha.update(frame["digest"])
+    return sha.digest()
