@@ -4,13 +4,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from wiring.commands import Running, running, said, started_in
 from wiring.deployment import NAMES
 
 from vfl_flower.app.certificates import write_supernode_key
@@ -18,82 +16,12 @@ from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
-    _process_table,
     free_port,
     submit,
-    wait_for,
 )
 from vfl_flower.protocol.consent import Consent
 
 pytestmark = pytest.mark.slow
-
-COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
-PLACE = Path(__file__).parents[2]
-
-
-def said(folder: Path, *words: object) -> str:
-    """Run a command of ``vfl-flower`` to its end, and return what it prints."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PLACE)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-class Running:
-    """A command of ``vfl-flower`` that runs until it is told to end."""
-
-    def __init__(self, folder: Path, log: str, *words: object) -> None:
-        self.log = folder / f"{log}.log"
-        with self.log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [*COMMAND, *map(str, words)],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(PLACE)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait_to_say(self, words: str, seconds: float = 90) -> None:
-        """Wait until the command has printed something."""
-
-        def has_said() -> bool:
-            text = self.log.read_text(errors="replace")
-            if words not in text and self.process.poll() is not None:
-                raise RunFailed(f"ended:\n{text}")
-            return words in text
-
-        wait_for(has_said, seconds, f"{words!r} in\n{self.log}")
-
-    def end(self, kind: signal.Signals = signal.SIGTERM) -> str:
-        """Tell the command to end, and return all that it has printed."""
-        self.process.send_signal(kind)
-        assert self.process.wait(30) == 0
-        return self.log.read_text(errors="replace")
-
-
-@contextmanager
-def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
-    """Run a command until the block ends; at its end no process of it is left."""
-    command = Running(folder, log, *words)
-    try:
-        yield command
-    finally:
-        if command.process.poll() is None:
-            command.end()
-    assert started_in(folder / str(words[1])) == []
-
-
-def started_in(folder: Path) -> list[int]:
-    """Return live processes whose home is in a folder, whoever has started them."""
-    home = f"FLWR_HOME={folder}/"
-    return [pid for pid, _, text in _process_table() if home in text]
 
 
 def write_files(folder: Path) -> None:

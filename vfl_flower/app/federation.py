@@ -55,6 +55,7 @@ from vfl_flower.app.party_folder import (
     needs_of,
     pin_peers,
     write_party_folder,
+    write_with_data,
 )
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import QUERY, PartySource
@@ -145,8 +146,7 @@ def init(
         "standardize": standardize,
         "impute": impute,
     }
-    if not data.startswith(QUERY):
-        given["data"] = str(Path(data).expanduser().absolute())
+    given["data"] = _absolute(data)
     defaults = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
     config = {k: v for k, v in given.items() if v not in ("", defaults.get(k))}
     chosen = list(dict.fromkeys(strategies or []))
@@ -406,11 +406,13 @@ def supernode_command(
     port: int,
     bundles: Sequence[str] = (),
     fall_back: bool = False,
+    node_config: Path | None = None,
 ) -> list[str]:
     """Return the command of a party's SuperNode.
 
     It runs the installed package, and bundles whose hashes are given; with `fall_back`
     Flower's own SuperNode where the installed flwr is not one that this package knows.
+    Another node config can take the place of the folder's own.
     """
     return [
         *SUPERNODE,
@@ -419,7 +421,7 @@ def supernode_command(
         f"--superlink={superlink}",
         f"--root-certificates={ca}",
         f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
-        f"--node-config={folder / NODE_CONFIG}",
+        f"--node-config={node_config or folder / NODE_CONFIG}",
         f"--port={port}",
     ]
 
@@ -441,6 +443,9 @@ def party(
             show_default="a free one",
         ),
     ] = 0,
+    data: Annotated[
+        str, typer.Option(help="Another file this time, such as new rows to predict.")
+    ] = "",
     bundles: Annotated[
         list[str] | None,
         typer.Option(
@@ -472,6 +477,8 @@ def party(
             )
         read_certificate(ca)
         source, consent = load_party_folder(folder)
+        if data and not data.startswith(QUERY) and not Path(data).is_file():
+            raise ValueError(f"data must be a file that is there, got {data!r}")
         if not os.access(folder / SUPERNODE_KEY, os.R_OK):
             raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
         cards = load_cards(peers or [])
@@ -501,6 +508,7 @@ def party(
             options += [f"--port={port}"] if port else []
             options += [f"--bundle={one}" for one in bundles or []]
             options += ["--fall-back"] if fall_back else []
+            options += [f"--data={_absolute(data)}"] if data else []
             typer.echo(
                 unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
             )
@@ -508,11 +516,17 @@ def party(
         port = port or free_port()
         _check_free("127.0.0.1", port)
         with _until_ended(folder / HOME) as shown:
+            node_config = write_with_data(folder, _absolute(data)) if data else None
             command = supernode_command(
-                folder, superlink, ca, port, bundles or [], fall_back
+                folder, superlink, ca, port, bundles or [], fall_back, node_config
             )
             shown.start("the SuperNode", command)
             shown.wait(WHY_ENDED)
+
+
+def _absolute(data: str) -> str:
+    """Return a data file as a node config names it; a query stays as it is."""
+    return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
 
 
 # -- processes in the foreground -------------------------------------------------------

@@ -193,6 +193,21 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
         raise ValueError(f"{source.consent}: {error}") from None
 
 
+def write_with_data(folder: Path, data: str) -> Path:
+    """Write the node config of a party with another data file, beside its own.
+
+    Returns
+    -------
+    Path
+        ``other-data.toml`` in the folder, which is replaced each time.
+    """
+    config = tomllib.loads((folder / NODE_CONFIG).read_text(encoding="utf-8"))
+    path = folder / f"other-data{Path(NODE_CONFIG).suffix}"
+    text = _HOW_TO_READ + tomli_w.dumps(config | {"data": data})
+    write_whole(path, text.encode(), private=True)
+    return path
+
+
 def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
     """Add the public keys of peers to a party's ``consent.toml``; none is changed.
 

@@ -1,0 +1,200 @@
+"""Three organisations, three raw files, one afternoon: by commands alone.
+
+The commands are those of docs/deploy.md, in their order; what each party has to say in
+advance is in its ``--for``. At the end no log of any process has a value of the data,
+an id, a key, or a path of another party.
+"""
+
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import adjusted_rand_score
+from wiring.commands import Running, running, said, started_in
+from wiring.raw_files import INSURER, write_columns, write_rows
+
+from vfl_flower.app.flower_run import free_port
+
+pytestmark = pytest.mark.slow
+
+
+class Federation:
+    """A coordinator and three parties that run, and the commands of the coordinator.
+
+    Attributes
+    ----------
+    commands : int
+        How many commands all people together have typed.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.commands = place, 0
+        self.port, self.parties = 0, dict[str, Running]()
+        self.text = ""
+
+    def said(self, *words: object) -> str:
+        """Run one command to its end."""
+        self.commands += 1
+        shown = said(self.place, *words)
+        self.text += shown
+        return shown
+
+    def prepared(self, files: Mapping[str, Path], ids: str, *needs: str) -> None:
+        """Let each party check its file and make its folder."""
+        for name, file in files.items():
+            options = ["--id-column", ids]
+            options += ["--label-column", "readmitted"] if name == INSURER else []
+            self.said("check", file, *options)
+            wanted = [f"--for={strategy}" for strategy in needs]
+            self.said("init", name, "--data", file, *options, *wanted)
+
+    def begin(self, name: str, *more: object) -> None:
+        """Start the SuperNode of a party."""
+        peers = [peer for peer in self.parties if peer != name]
+        self.commands += 1
+        self.parties[name] = Running(
+            self.place,
+            f"{name}-{self.commands}",
+            *("party", name, "--superlink", f"localhost:{self.port}"),
+            *("--ca", "federation/ca.crt"),
+            *(f"--peer={peer}/{peer}.card" for peer in peers),
+            *more,
+        )
+
+    def run(self, *words: object) -> str:
+        """Start a run, which must complete, and return what the command prints."""
+        out = f"output-dir={self.place}/out"
+        return self.said(
+            *("run", *words, "--federation", "federation"),
+            *("--set", "n-parties=3", "--set", out),
+        )
+
+    def result(self, name: str) -> Path:
+        """Return a file of the last run."""
+        return max(self.place.glob(f"out/*/{name}"), key=lambda p: p.stat().st_mtime)
+
+
+@contextmanager
+def federation(
+    place: Path, files: Mapping[str, Path], ids: str, *needs: str
+) -> Iterator[Federation]:
+    """Set up a federation, and end it."""
+    made = Federation(place)
+    made.prepared(files, ids, *needs)
+    made.said("certificates", "localhost")
+    made.port, local = free_port(), free_port()
+    cards = [f"--card={name}/{name}.card" for name in files]
+    ports = [f"--port={made.port}", f"--local-port={local}", "--host=127.0.0.1"]
+    made.commands += 1
+    with running(place, "link", "coordinator", "federation", *cards, *ports) as link:
+        link.wait_to_say("SuperNodes connect")
+        made.parties = dict.fromkeys(files)  # type: ignore[arg-type]
+        for name in files:
+            made.begin(name)
+        try:
+            for party in made.parties.values():
+                party.wait_to_say("SuperNode ID")
+            yield made
+        finally:
+            for party in filter(None, made.parties.values()):
+                if party.process.poll() is None:
+                    party.end()
+        link.end(signal.SIGINT)
+    assert started_in(place) == []
+
+
+def logs_of(place: Path) -> dict[str, str]:
+    """Return all that was logged, by the party or ``link``."""
+    logs: dict[str, str] = {}
+    for path in place.rglob("*.log"):
+        name = re.sub(r"-\d+$", "", path.stem)
+        logs[name] = logs.get(name, "") + path.read_text(errors="replace")
+    return logs
+
+
+def nothing_leaks(made: Federation, files: Mapping[str, Path], data: pd.DataFrame):
+    """Compare every log with the values, ids, keys and paths of all parties."""
+    logs = logs_of(made.place) | {"coordinator": made.text}
+    assert {"link", *files} <= set(logs)
+    ids = list(map(str, data.index))
+    numbers = data.select_dtypes("float").to_numpy().ravel()
+    # Shorter ones stand in sizes and times too.
+    values = {f"{v!r}" for v in numbers.tolist() if len(f"{v!r}") > 6}
+    secret = {
+        path.read_text().split("-----")[2].strip()[:40]
+        for name in files
+        for path in made.place.glob(f"{name}/**/*")
+        if path.suffix in (".key", ".pem") and path.is_file()
+    }
+    assert len(secret) >= 2 * len(files)
+    for log, text in logs.items():
+        words = set(re.split(r"[\s,;:=()\[\]'\"]+", text))
+        assert not words & (set(ids) | values), log
+        assert not [key for key in secret if key in text], log
+        for name, file in files.items():
+            if log not in (name, "coordinator"):  # who typed all commands here
+                assert str(file) not in text, log
+                assert str(made.place / name / "state") not in text, log
+
+
+def test_three_files_of_columns(tmp_path):
+    files, table = write_columns(tmp_path / "raw", 500)
+    new, unseen = write_columns(tmp_path / "new", 500, seed=1, new=60)
+    needs = "align", "coreset-vrlr", "coreset-vkmc", "fdskl"
+    with federation(tmp_path, files, "patient", *needs) as made:
+        aligned = ["--set", "alignment=2026-q4"]
+        shown = made.run("align", *aligned)
+        common = set.intersection(*(ids_of(file) for file in files.values()))
+        assert f"{len(common)}" in shown
+        made.run("coreset-vrlr", *aligned, "--set", "size=200", "--set", "alpha=1")
+        assert "coreset" in made.said("report", "--output-dir", "out")
+        assert made.commands == 14  # the afternoon of docs/deploy.md
+        made.run("coreset-vkmc", *aligned, "--set", "size=100")
+        made.run("fdskl", *aligned, "--set", "budget=2000000")
+        model = re.search(r"[0-9a-f]{16}", made.result("report.md").read_text()).group()
+        for name in files:
+            made.parties[name].end()
+        for name in files:
+            made.begin(name, "--data", new[name])
+        for party in made.parties.values():
+            party.wait_to_say("SuperNode ID")
+        made.run("fdskl", "--task", "predict", "--set", f"model={model}")
+        (path,) = (tmp_path / INSURER / "state").glob("predictions-*.csv")
+        predicted = pd.read_csv(path).set_index("id")["prediction"]
+        true = (unseen["readmitted"] == "yes").loc[predicted.index]
+        assert np.mean(predicted == true) > 0.75  # 0.5 by chance
+        shown = made.said("models", "list", "--output-dir", "out")
+        assert model in shown
+        nothing_leaks(made, files | {f"new-{k}": v for k, v in new.items()}, table)
+
+
+def ids_of(file: Path) -> set[str]:
+    """Return the ids of a raw file, as pandas reads them."""
+    read = {".csv": lambda p: pd.read_csv(p, sep=";"), ".parquet": pd.read_parquet}
+    return set(read.get(file.suffix, pd.read_feather)(file)["patient"])
+
+
+def test_three_files_of_rows(tmp_path):
+    files, table = write_rows(tmp_path / "raw", 200)
+    with federation(tmp_path, files, "visit", "fk-kmeans", "mufc") as made:
+        made.run("fk-kmeans", "--set", "n-clusters=4")
+        made.run("mufc", "--set", "n-clusters=4")
+        model = re.search(r"[0-9a-f]{16}", made.result("report.md").read_text()).group()
+        forgotten = table.index[[3, 250]]
+        for name, visit in zip(("clinic-a", "clinic-b"), forgotten, strict=True):
+            (tmp_path / name / "state" / "forget.txt").write_text(f"{visit}\n")
+        shown = made.run("mufc", "--task", "unlearn", "--set", f"model={model}")
+        assert "clinic-a" in shown  # its file still has the row
+        assert adjusted_rand_score([0], [0]) == 1
+        made.run_removed = made.said(
+            *("models", "remove", model, "--federation", "federation"),
+            *("--output-dir", tmp_path / "out", "--set", "n-parties=3"),
+        )
+        for name in files:
+            assert not list((tmp_path / name / "state").rglob(f"*{model}*"))
+        nothing_leaks(made, files, table)
