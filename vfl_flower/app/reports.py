@@ -18,6 +18,16 @@ from vfl_flower.app.config import output_dir
 RESULT = "result.json"
 """File of a run's folder that has its figures."""
 
+OutputDir = Annotated[
+    str,
+    typer.Option(
+        "--output-dir",
+        help="The runs' output-dir.",
+        callback=lambda given: str(Path(given).absolute()) if given else "",
+    ),
+]
+"""Option of the commands that read the results of runs."""
+
 _COSTS = ("round_trips", "bytes_up", "bytes_down", "units", "seconds_waited")
 
 
@@ -212,9 +222,7 @@ def report(
     run: Annotated[
         str, typer.Argument(help="The run's folder or number; default: the last run.")
     ] = "",
-    output_dir_: Annotated[
-        str, typer.Option("--output-dir", help="The runs' output-dir.")
-    ] = "",
+    output_dir_: OutputDir = "",
 ) -> None:
     """Show the report of a finished run, on the machine of its SuperLink."""
     try:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.flower_run import RunFailed
-from vfl_flower.app.reports import find_models, stored_models
+from vfl_flower.app.reports import OutputDir, find_models, stored_models
 from vfl_flower.app.runs import Federation, fail, gather, start
 from vfl_flower.models import load_model
 from vfl_flower.strategies import ALGORITHMS
@@ -25,11 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Folder = Annotated[str, typer.Option("--output-dir", help="The runs' output-dir.")]
-
 
 @app.command("list")
-def list_models(output_dir_: Folder = "") -> None:
+def list_models(output_dir_: OutputDir = "") -> None:
     """List the models of finished runs, the oldest first."""
     try:
         folder = output_dir({"output-dir": output_dir_})
@@ -48,7 +46,7 @@ def list_models(output_dir_: Folder = "") -> None:
 @app.command("show")
 def show(
     model: Annotated[str, typer.Argument(help="The number, or the run.")],
-    output_dir_: Folder = "",
+    output_dir_: OutputDir = "",
 ) -> None:
     """Show what the files of a model hold."""
     try:
@@ -85,7 +83,7 @@ def remove(
         list[str] | None,
         typer.Option("--set", help="key=value of the run, such as n-parties=3."),
     ] = None,
-    output_dir_: Folder = "",
+    output_dir_: OutputDir = "",
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show all that Flower logs.")
     ] = False,
