@@ -174,7 +174,9 @@ def demo_consent() -> str:
 def test_the_consent_of_init_is_enough_for_the_command_that_follows():
     consent = Consent.parse(tomllib.loads(demo_consent()))
     words = commands("vfl-flower run")["docs/deploy.md-0"]
-    strategy = make_strategy(gather(words[2], "train", options(words, "--set")))
+    strategy = make_strategy(
+        check_run_config(gather(words[2], "train", options(words, "--set")))
+    )
     plan = {"kinds": strategy.needs, "parties": strategy.n_parties}
     assert consent.lacks(seeded=strategy.seed is not None, **plan) == []
 

@@ -106,7 +106,7 @@ def test_config_of_a_node_that_cannot_be_right(name, clock):
     with pytest.raises(PartyFailed, match="'label-column'") as caught:
         Parties(grid, Ledger(), seed=1, timeout=10.0)
     assert (caught.value.party, caught.value.action) == (name or "node 1001", "hello")
-    assert caught.value.reason.count(repr(name)) == (1 if name else 0)
+    assert str(caught.value).count(repr(name)) == (1 if name else 0)
 
 
 # -- consent ---------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
     assert code == 1
     for text in (
         "mend  a: column 'u' of the party must have no infinite value",
-        "mend  b: id-column 'id' of the file must have distinct values",
+        "mend  b: id-column 'id' of the party must have distinct values",
         "a has 60, b has 50",
         "3 to mend before the run",
     ):

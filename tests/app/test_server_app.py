@@ -86,7 +86,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
     (folder,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in folder.iterdir()] == [FILE]
     assert f'start it with resume="{folder.name}"' in caplog.text
-    with pytest.raises(FederationError, match=r"must have coreset-vrlr\.size as"):
+    with pytest.raises(RunEnded, match=r"must have coreset-vrlr\.size as"):
         main(
             grid(RealParties),
             context(**config | {"resume": folder.name, "coreset-vrlr.size": 21}),
@@ -96,7 +96,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["model-coreset.npz", "report.md", "result.json"]
     for name in (folder.name, "../runs", "other"):
-        with pytest.raises(ValueError, match="resume must be the name of a folder"):
+        with pytest.raises(RunEnded, match="resume must be the name of a folder"):
             main(grid(RealParties), context(**config, resume=name))
 
 

@@ -167,7 +167,7 @@ def test_a_file_that_changes_during_the_alignment_is_refused(tmp_path, monkeypat
 
     functools.update_wrapper(encrypt_points, whole)
     monkeypatch.setattr(client.encrypt_points, "function", encrypt_points)
-    with pytest.raises(PartyFailed, match="changed during the alignment") as caught:
+    with pytest.raises(PartyFailed, match="changed during the run") as caught:
         run(tmp_path, ALIGN)
     assert caught.value.party == "weather"
     assert not (tmp_path / "state-1" / "alignment-2026-q4.npz").exists()

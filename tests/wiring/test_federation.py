@@ -17,7 +17,6 @@ from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
     free_port,
-    submit,
 )
 from vfl_flower.protocol.consent import Consent
 
@@ -68,13 +67,6 @@ def test_a_federation_by_commands_alone(tmp_path, project):
                 party.wait_to_say("SuperNode ID")
             assert commands == 11
             assert len(started_in(tmp_path)) >= 8  # each with an executor
-            with Processes(tmp_path / "federation" / "flwr") as processes:
-                config = {"strategy": '"coreset-vrlr"', "n-parties": "3"}
-                config |= {"output-dir": f'"{tmp_path}/out"', "timeout": "120.0"}
-                config |= {"coreset-vrlr.size": "30"}
-                outcome = submit(processes, project, CONNECTION, run_config=config)
-            assert outcome.status == "finished:completed"
-            assert len(list(tmp_path.glob("out/*/model-coreset.npz"))) == 1
 
             _nobody_else_starts_a_run(tmp_path, port, project)
             first, other, killed = parties.values()
