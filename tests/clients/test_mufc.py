@@ -148,7 +148,7 @@ def test_replies_to_requests_have_one_form(north, which):
     assert list(reply) == ["message", "totals"]
     assert reply["message"].shape == (CODE.size,)
     assert reply["message"].dtype == np.uint64
-    assert reply["totals"].tolist() == [14 - len(gone), 1]
+    assert reply["totals"].tolist() == [14 - len(gone), 1, len(gone), 0]
     _, counts = CODE.decode(reply["message"], 14 - len(gone))
     assert counts.sum() == 14 - len(gone)
     # Asked again, as where its reply was lost on its way, it is the same.
@@ -169,14 +169,14 @@ def test_a_party_without_rows_is_asked_again(north):
     train(north)
     forget(north, north.ids.tolist())
     reply = forget(north, [], 2, "b", "c")
-    assert reply["totals"].tolist() == [0, 1]
+    assert reply["totals"].tolist() == [0, 1, 14, 0]
     assert not reply["message"].any()
 
 
 def test_a_party_that_leaves_needs_no_state(north):
     reply = forget(north, leaving=[0], settings=SETTINGS)
     assert not reply["message"].any()
-    assert reply["totals"].tolist() == [0, 0]
+    assert reply["totals"].tolist() == [0, 0, 0, 0]
     reply = commit(north, 2, "b")
     assert join_limbs(reply["cost"]).tolist() == [0]
     assert reply["sizes"].tolist() == [0]
@@ -186,7 +186,7 @@ def test_requests_that_come_during_a_run_stay(north):
     train(north)
     path = north.state_dir / "forget.txt"
     path.write_text("north.1\nnorth.2\n")
-    assert forget(north, ["north.3"])["totals"].tolist() == [11, 1]
+    assert forget(north, ["north.3"])["totals"].tolist() == [11, 1, 3, 0]
     path.write_text("north.1\nnorth.2\nnorth.4\n")
     commit(north, 2, "b")
     assert path.read_text() == "north.4\n"
@@ -241,11 +241,11 @@ def test_a_party_without_predictions_is_behind(north):
     train(north)
     path = north.state_dir / f"predictions-{MODEL}.csv"
     path.write_text("row,cluster\n")
-    assert forget(north)["totals"].tolist() == [14, 0]
+    assert forget(north)["totals"].tolist() == [14, 0, 0, 0]
     assert path.exists()
     commit(north, 2, "b")
     assert not path.exists()
-    assert forget(north, [], 2, "b", "c")["totals"].tolist() == [14, 1]
+    assert forget(north, [], 2, "b", "c")["totals"].tolist() == [14, 1, 0, 0]
     path.write_text("row,cluster\n")
     # The server has saved version 3, and was killed before it said so.
     mufc.status(north, MODEL, 2, "b")

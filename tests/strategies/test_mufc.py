@@ -1658,8 +1658,40 @@ def test_parties_with_other_columns(parties, folder):
     parties[2].X = parties[2].X[:, :1]
     refusal(lambda: train(parties, folder), "'north' has 2, 'west' has 1")
     parties[2].X = np.zeros((6, 2))
-    parties[0].columns, parties[2].columns = ("a", "b"), ("b", "a")
-    refusal(lambda: train(parties, folder), "'west' differ from those of 'north'")
+    parties[0].columns, parties[2].columns = ("a", "b"), ("b", "c")
+    rule = "'west' has no 'a' and has 'c' besides, unlike 'north'"
+    refusal(lambda: train(parties, folder), "must hold the same columns", rule)
+
+
+def swap(party):
+    """Give the party its two columns in the other order."""
+    party.X, party.columns = party.X[:, ::-1].copy(), party.columns[::-1]
+
+
+def test_columns_in_another_order_than_in_training(tmp_path):
+    """At some parties or at all of them: the results are the same."""
+    models = {}
+    for swapped in ((), (2,), (0, 1, 2)):
+        place = tmp_path / str(len(swapped))
+        parties = federation(place)
+        for party in parties:
+            party.columns = ("a", "b")
+        server = place / "server"
+        model = train(parties, server, seed=5).model.model
+        gone = {"north": centroid_ids(parties[0], model)[:1], "west": ["west.1"]}
+        for m in swapped:
+            swap(parties[m])
+        models[swapped] = forget(parties, server, model, gone, seed=3).model
+        for m in swapped:
+            swap(parties[m])
+        check(parties, server, model, [*gone["north"], "west.1"])
+    straight = models[()]
+    for other in models.values():
+        np.testing.assert_array_equal(other.cluster_centers_, straight.cluster_centers_)
+        assert other.sizes_.tolist() == straight.sizes_.tolist()
+        assert other.inertia_ == straight.inertia_
+        for mine, expected in zip(other.labels_, straight.labels_, strict=True):
+            np.testing.assert_array_equal(mine, expected)
 
 
 @pytest.mark.parametrize("change", ["fewer", "names"])
@@ -1673,7 +1705,7 @@ def test_other_columns_than_in_training(tmp_path, parties, folder, change):
         if change == "fewer":
             party.X, party.columns = party.X[:, :1].copy(), ("a",)
         else:
-            party.X, party.columns = party.X[:, ::-1].copy(), ("b", "a")
+            party.columns = ("a", "c")
     request = {"north": ordinary(parties[0], model)}
     with pytest.raises(FederationError, match="columns"):
         forget(parties, folder, model, request)

@@ -489,9 +489,26 @@ def test_more_rows_than_before_are_no_removal(three, tmp_path):
 
     def change(replies):
         replies[1]["sizes"] = replies[1]["sizes"] + 5
-        replies[1]["totals"] = replies[1]["totals"] + np.array([5.0, 0.0])
+        replies[1]["totals"] = replies[1]["totals"] + np.array([5.0, 0.0, 0.0, 0.0])
 
     with pytest.raises(FederationError, match="at most the 29 rows"):
+        request.start(Changed(three, "forget", change), timeout=TIMEOUT)
+    simulate(MUFCStatus(model, server_state=server), three)
+    check(three, server, model)
+
+
+@pytest.mark.parametrize("place", [2, 3])
+def test_copies_of_forgotten_rows_are_no_negative_number(three, tmp_path, place):
+    """Nothing is saved then."""
+    server = tmp_path / "server"
+    model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
+    request = MUFCUnlearn(model, "north:north.1", server_state=server, masking="plain")
+
+    def change(replies):
+        replies[1]["totals"] = replies[1]["totals"] - 5.0 * np.eye(4)[place]
+
+    rule = "files and models must add up to numbers from 0 .*north, south, west"
+    with pytest.raises(FederationError, match=rule):
         request.start(Changed(three, "forget", change), timeout=TIMEOUT)
     simulate(MUFCStatus(model, server_state=server), three)
     check(three, server, model)

@@ -102,24 +102,30 @@ class MUFCState:
 class Counts(TypedDict):
     """What :func:`train` and :func:`forget` say of the party's centroids.
 
-    With privacy "scma" that is `message`, with "none" `centroids` and `sizes`. `totals`
-    are the number of rows, and 1 if the file with their clusters is missing. After a
-    removal `in_file` says how many forgotten rows the party's data still have, and
-    `in_models` how many of the ids that were asked for are in other models here.
+    With privacy "scma" that is `message`, with "none" `centroids` and `sizes`.
     """
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
-    totals: Annotated[Array, Reals("2"), IN_SUM]
-    in_file: NotRequired[Rows]
-    in_models: NotRequired[Rows]
     centroids: NotRequired[Annotated[Array, Reals("k n_columns")]]
     sizes: NotRequired[Annotated[Array, Whole("k", least=1, below=MOST_ROWS)]]
 
 
 class Trained(Counts):
-    """Reply of :func:`train`."""
+    """Reply of :func:`train`; `totals` are the number of rows, and 0."""
 
+    totals: Annotated[Array, Reals("2"), IN_SUM]
     kept: bool
+
+
+class Forgotten(Counts):
+    """Reply of :func:`forget`.
+
+    `totals` are the number of rows that stay, 1 if the file with their clusters is
+    missing, the number of forgotten rows that the party's data still have, and how many
+    of the ids that it was asked to forget are in its other models.
+    """
+
+    totals: Annotated[Array, Reals("4"), IN_SUM]
 
 
 class Abandoned(TypedDict):
@@ -183,13 +189,14 @@ def train(
         _check_alone(party, folder, model)
     everything = np.packbits(np.ones(party.n_rows, dtype=bool))
     party.remember(MUFCState(model, settings, party.n_rows, everything, drawn))
-    counts = _counts(party, sizes, code, [sizes.sum(), 0])
+    totals = np.array([sizes.sum(), 0], dtype=np.float64)
+    counts = _counts(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
         facts = PartyFacts(party.name or "", *_columns(party))
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
-    return {**counts, "kept": folder is not None}
+    return {**counts, "totals": totals, "kept": folder is not None}
 
 
 @step
@@ -208,12 +215,10 @@ def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | N
         return settings.code(party.n_parties, party.rows.shape[1], key)
 
 
-def _counts(
-    party: Party, sizes: Array, code: SparseSum | None, totals: Sequence[int]
-) -> Counts:
+def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
     """Return the centroids and sizes as the settings say: hidden, or in the clear."""
     state = party.recall(MUFCState)
-    settings, sums = state.settings, np.array(totals, dtype=np.float64)
+    settings = state.settings
     _check_box(party, settings, state.drawn)
     few = settings.client_training == "init" or settings.min_rows_per_bin < LEAST_ROWS
     if few or code is None:
@@ -228,10 +233,9 @@ def _counts(
         remain, merged = merge_small(centroids, sizes, settings.min_rows_per_bin)
         centroids, sizes = centroids[remain], merged_sizes(sizes, merged)
     if code is None:
-        return {"centroids": centroids, "sizes": sizes, "totals": sums}
+        return {"centroids": centroids, "sizes": sizes}
     with _refusing():
-        message = code.encode(*settings.quantizer.count(centroids, sizes))
-        return {"message": message, "totals": sums}
+        return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
 
 
 def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
@@ -324,7 +328,7 @@ def forget(
     leaving: list[Count] | None = None,
     kind: Kind = "unlearn",
     settings: TrainingSettings | None = None,
-) -> Counts:
+) -> Forgotten:
     """Remove rows, redraw centroids if one of them is removed, and give the counts.
 
     What leaves the party has the same form and size whatever is removed. A party that
@@ -399,12 +403,25 @@ def forget(
     packed = np.packbits(stay)
     party.remember(MUFCState(model, settings, party.n_rows, packed, drawn, asked=done))
     behind = _predictions(party.state_dir, model) is None
-    counts = _counts(party, sizes, code, [remaining, behind])
+    counts = _counts(party, sizes, code)
     if not np.all(stay):
         _drop_cache(party)
     # Rows that have come since training are not forgotten ones.
-    in_file = int(np.count_nonzero(state.known(tags) & ~stay))
-    return {**counts, "in_file": in_file, "in_models": _in_others(party, model, asked)}
+    in_file = np.count_nonzero(state.known(tags) & ~stay)
+    in_models = _in_others(party, model, asked)
+    if in_file:
+        log.warning(
+            "%d forgotten rows are still in the data: take them out of the file",
+            in_file,
+        )
+    if in_models:
+        log.warning(
+            "%d of the ids are still in other models: forget them there too, or remove "
+            "these models",
+            in_models,
+        )
+    totals = np.array([remaining, behind, in_file, in_models], dtype=np.float64)
+    return {**counts, "totals": totals}
 
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
@@ -423,7 +440,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
 
 def _leave(
     party: Party, model: str, settings: TrainingSettings | None, key: bytes
-) -> Counts:
+) -> Forgotten:
     """Give the counts of no rows."""
     if settings is None:
         raise PartyError("a party that leaves must be told the settings of training")
@@ -435,7 +452,7 @@ def _leave(
     none = np.packbits(np.zeros(party.n_rows, dtype=bool))
     nothing = np.zeros(0, dtype=np.int64)
     party.remember(MUFCState(model, settings, party.n_rows, none, nothing, leaves=True))
-    return _counts(party, nothing, code, [0, 0])
+    return {**_counts(party, nothing, code), "totals": np.zeros(4)}
 
 
 def _gone(
@@ -603,7 +620,7 @@ def _check_box(
 ) -> None:
     """Raise if rows, by default all, are outside the box."""
     box = settings.box
-    with _refusing(party.columns):
+    with _refusing(party.columns, " (setting box, in a run config mufc.box)"):
         if rows is not None:
             box.check(party.rows.take(rows))
         else:
@@ -611,8 +628,11 @@ def _check_box(
 
 
 @contextmanager
-def _refusing(names: Sequence[str] | None = None) -> Iterator[None]:
-    """Turn errors, which name a rule or a column but no value, into refusals."""
+def _refusing(names: Sequence[str] | None = None, more: str = "") -> Iterator[None]:
+    """Turn errors, which name a rule or a column but no value, into refusals.
+
+    `names` are those of the columns, and `more` is added to the text.
+    """
     try:
         yield
     except ValueError as error:
@@ -620,7 +640,7 @@ def _refusing(names: Sequence[str] | None = None) -> Iterator[None]:
         column = re.match(r"column (\d+), counted from 0,", text)
         if column and names:
             text = f"column {names[int(column[1])]!r}{text[column.end() :]}"
-        raise PartyError(text) from None
+        raise PartyError(text + more) from None
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.messages import (
     DAMAGED,
     MALFORMED,
+    REFUSED,
     CorruptMessage,
     n_bytes,
     n_units,
@@ -102,6 +103,9 @@ class Exchange:
     ) -> None:
         self.grid, self.ledger, self.timeout = grid, ledger, timeout
         self.checkpoint = checkpoint or Checkpoint()
+        self._refused: set[tuple[str, int]] = set()
+        # Messages of round trips that have failed, whose replies nobody has read.
+        self._unread: dict[str, tuple[str, int]] = {}
 
     def __call__(
         self,
@@ -174,7 +178,8 @@ class Exchange:
         absent: set[int] = set()
         poll = FIRST_POLL
         while True:
-            for message in self.grid.pull_messages(list(pending)):
+            messages = iter(self.grid.pull_messages(list(pending)))
+            for message in messages:
                 node = pending.pop(message.metadata.reply_to_message_id, None)
                 if node is None:
                     continue
@@ -190,6 +195,11 @@ class Exchange:
                     log.warning("asking %s again: %s", names[node], _reason(reply))
                     pending |= self._push(action, [node], names, contents)
                 else:
+                    once = [(m, n) for m, n in pending.items() if not attempts[n]]
+                    self._unread |= {number: (action, n) for number, n in once}
+                    if reply.code == REFUSED and not attempts[node]:
+                        self._refused.add((action, node))
+                    self._note(messages)
                     failed = {node: names[node]}
                     raise PartyFailed(names[node], action, _reason(reply), failed)
             if len(replies) == len(contents):
@@ -210,6 +220,21 @@ class Exchange:
                 )
             time.sleep(min(poll, max(0.0, deadline - now)))
             poll = min(poll * POLL_GROWTH, LAST_POLL)
+
+    def refused(self, action: str, node: int) -> bool:
+        """Return whether a node has refused a step, the only time it was asked.
+
+        A round trip ends with the first party that fails; others may have refused too.
+        """
+        self._note(self.grid.pull_messages(list(self._unread)))
+        return (action, node) in self._refused
+
+    def _note(self, messages: Iterable[Message]) -> None:
+        """Keep which of these replies, of round trips that have failed, refuse."""
+        for message in messages:
+            asked = self._unread.pop(message.metadata.reply_to_message_id, None)
+            if asked and message.has_error() and message.error.code == REFUSED:
+                self._refused.add(asked)
 
     def _connected(self, node: int) -> bool:
         return node in self.grid.get_node_ids()

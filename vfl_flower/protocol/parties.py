@@ -249,6 +249,10 @@ class Parties(Sequence[PartyInfo]):
         """Wait for a reply for so many seconds at most from now on."""
         self._exchange.timeout = min(self._exchange.timeout, seconds)
 
+    def refused(self, j: int, step: Step[Any, Any]) -> bool:
+        """Return whether party `j` has refused a step and so has done nothing of it."""
+        return self._exchange.refused(step.action, self[j].node_id)
+
     # -- asking ---------------------------------------------------------------------
 
     def ask(

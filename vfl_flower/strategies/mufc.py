@@ -279,7 +279,7 @@ class ClusterTraining(MUFCTask):
         except Exception as error:
             state = None if self.folder is None else ServerState(self.folder, model)
             saved = state is not None and state.exists and state.version > 0
-            if model in run.begun and not saved:
+            if state is not None and model in run.begun and not saved:
                 failed = error.nodes if isinstance(error, PartyFailed) else {}
                 abandon(parties, model, list(failed))
             raise
@@ -476,19 +476,24 @@ class MUFC(ClusterTraining):
 
 
 def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
-    """Let all parties but the `failed` nodes drop the state of a failed training.
+    """Let parties drop the state of a failed training; name those that may keep it.
 
-    A party that refused has written nothing.
+    A party that refused has written nothing, and other `failed` nodes are not asked.
     """
     parties.hurry(ABANDON)
     left = []
     for j, info in enumerate(parties):
-        if info.node_id in failed:
+        if parties.refused(j, party.train):
             continue
         try:
-            parties.ask_one(j, party.abandon, model=model)
+            if info.node_id not in failed:
+                parties.ask_one(j, party.abandon, model=model)
+                continue
         except FederationError:
-            left.append(info.name)
+            # It answers one message after the other: its refusal may come only now.
+            if parties.refused(j, party.train):
+                continue
+        left.append(info.name)
     if left:
         log.warning(
             "model %s is given up; %s could not be told: vfl-flower models remove %s "
@@ -575,7 +580,7 @@ def counted_bins(counts: Array) -> dict[str, Any]:
 
 def _total_rows(replies: Replies[Any]) -> int:
     """Return the number of rows of all parties."""
-    rows, behind = replies.sums["totals"].tolist()
+    rows, behind = replies.sums["totals"][:2].tolist()
     if not (0 <= rows <= MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
             "the rows of the parties must add up to a number from 0 to 2^40: a "

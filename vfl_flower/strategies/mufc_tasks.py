@@ -17,11 +17,13 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import mufc as party
+from vfl_flower.clients.mufc import MOST_ROWS
 from vfl_flower.clients.mufc_state import GlobalClusters, ServerState
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
@@ -136,9 +138,8 @@ class LaterTask(MUFCTask):
             kind=kind,
             settings=agreed,
         )
-        for name, reply in zip(names, replies, strict=True):
-            warn_of_copies(name, reply)
         with naming_parties(parties):
+            warn_of_copies(replies)
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
             rows, n_rows = int(before.counts.sum()), int(counts.sum())
             if rows < n_rows:
@@ -188,11 +189,11 @@ class MUFCUnlearn(LaterTask):
     round trip     party l sends                          the server learns
     =============  =====================================  ==========================
     hello          as in training                         all of it
-    forget         as in training; number of rows, and    the sums over parties: of
+    forget         as in training; number of rows,        the sums over parties: of
                    whether its file of clusters is        counts after the removal,
-                   missing, masked; in the clear, how     so the rows removed; the
-                   many forgotten rows its data have,     two counts of each party
-                   and ids of the request other models
+                   missing, how many forgotten rows its   so the rows removed, and
+                   data have, and how many ids of the     of the other numbers
+                   request its other models, masked
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
@@ -306,18 +307,32 @@ class MUFCStatus(LaterTask):
         return record
 
 
-def warn_of_copies(name: str, reply: party.Counts) -> None:
-    """Warn where forgotten rows are still in a party's data or in other models."""
-    if count := reply.get("in_file", 0):
-        log.warning(
-            "%s: %d forgotten rows are still in the data: take them out", name, count
+def warn_of_copies(replies: Replies[party.Forgotten]) -> None:
+    """Warn where forgotten rows are still in parties' data or other models.
+
+    Raises
+    ------
+    FederationError
+        The sums are no counts.
+    """
+    in_file, in_models = replies.sums["totals"][2:].tolist()
+    if not (0 <= in_file <= MOST_ROWS and 0 <= in_models <= MOST_ROWS):
+        raise FederationError(
+            "the forgotten rows that are still in the parties' files and models must "
+            "add up to numbers from 0 to 2^40: a message is changed"
         )
-    if count := reply.get("in_models", 0):
+    if in_file:
         log.warning(
-            "%s: %d of the ids are still in other models: forget them there too, or "
-            "remove these models",
-            name,
-            count,
+            "%d forgotten rows are still in the parties' files: take them out; each "
+            "party's own log says how many are in its file",
+            in_file,
+        )
+    if in_models:
+        log.warning(
+            "%d of the ids are still in other models of the parties: forget them there "
+            "too, or remove these models; each party's own log says how many are in "
+            "its models",
+            in_models,
         )
 
 
