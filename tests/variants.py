@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower import Party
+from vfl_flower.clients import mufc
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
@@ -20,6 +21,21 @@ from vfl_flower.strategies import (
     FDSKLPrediction,
     FKKMeans,
 )
+from vfl_flower.strategies.removal import Removal
+
+
+class GivenUp(MUFC):
+    """A training whose model all parties are told to give up at its end.
+
+    That of a failed run is not waited for: here a party that fails in it ends the run.
+    """
+
+    def protocol(self, parties, run):
+        """Train, and tell the parties that the model is given up."""
+        record = super().protocol(parties, run)
+        parties.ask(mufc.abandon, model=f"{parties.session:016x}")
+        return record
+
 
 _regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
 _two = {"allow_two_parties": True}
@@ -59,6 +75,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
     "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
+    "fdskl tolerance": FDSKL(**_kernel, budget=48_000, tolerance=1e-6),
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
@@ -73,8 +90,10 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         client_training="init",
         min_rows_per_bin=1,
     ),
+    "mufc given up": GivenUp(2, 0.05, box="-9,9", n_init=1, seed=3),
     "align": Alignment("q4"),
     "align keyed": Alignment("q4", method="keyed"),
+    "remove": Removal(MODEL),
 }
 
 
@@ -102,21 +121,43 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @cache
-def new_parties(count: int = 2) -> list[Party]:
-    """Return the parties with their parts of a model, and without labels."""
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    FOLDERS.append(folder)
+def trained_parts(count: int) -> list[dict[str, Any]]:
+    """Return the parts of a model."""
     grid = InProcessGrid(parties(count))
     VARIANTS["fdskl ring"].start(grid)
-    with_parts = []
-    for party, part in zip(parties(count), parts(grid), strict=True):
-        state_dir = Path(folder.name) / str(party.name)
+    return parts(grid)
+
+
+def with_parts(folder: Path, count: int) -> list[Party]:
+    """Return parties with their parts of a model in a folder, and without labels."""
+    made = []
+    for party, part in zip(parties(count), trained_parts(count), strict=True):
+        state_dir = folder / str(party.name)
         arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
         settings = {k: v for k, v in part.items() if k not in arrays}
         settings["encoding"] = party.encoding
         save_part(state_dir, ModelPart(MODEL, "fdskl", settings, arrays))
-        with_parts.append(Party(party.X, name=party.name, state_dir=state_dir))
-    return with_parts
+        made.append(Party(party.X, name=party.name, state_dir=state_dir))
+    return made
+
+
+@cache
+def folder_of(function: str, count: int) -> Path:
+    """Return an empty folder for the parties that a function returns."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    FOLDERS.append(folder)
+    return Path(folder.name)
+
+
+@cache
+def new_parties(count: int = 2) -> list[Party]:
+    """Return the parties with their parts of a model, and without labels."""
+    return with_parts(folder_of("new_parties", count), count)
+
+
+def removing_parties(count: int = 2) -> list[Party]:
+    """Return such parties whose parts, which runs remove, are written anew."""
+    return with_parts(folder_of("removing_parties", count), count)
 
 
 @cache
@@ -145,11 +186,9 @@ def many_row_parties(count: int = 2) -> list[Party]:
 @cache
 def differing_parties(count: int = 2) -> list[Party]:
     """Return parties of which each lacks some rows, with a key that they share."""
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    FOLDERS.append(folder)
-    made = []
+    folder, made = folder_of("differing_parties", count), []
     for j, party in enumerate(parties(count)):
-        state_dir = Path(folder.name) / str(party.name)
+        state_dir = folder / str(party.name)
         state_dir.mkdir(mode=0o700)
         (state_dir / "alignment.key").touch(mode=0o600)
         (state_dir / "alignment.key").write_bytes(bytes(range(32)))
@@ -162,6 +201,7 @@ def differing_parties(count: int = 2) -> list[Party]:
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
+    made |= {"remove": removing_parties}
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}

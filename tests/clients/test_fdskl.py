@@ -920,9 +920,9 @@ def trying(tolerance=0.5, n=MANY):
     return party, rng.integers(2**16, size=(n, 8)).astype(np.uint16)
 
 
-def enough(party, angles, n, stop, added=None):
+def enough(party, angles, n, stop, added=None, fewer=20):
     problem = fdskl.Problem(np.arange(n, dtype=np.uint32), "square", 0.0)
-    return fdskl.enough(party, problem, stop, n // 2, stop // 2, angles, added)
+    return fdskl.enough(party, problem, stop, fewer, stop // 2, angles, added)
 
 
 def test_a_server_without_a_tolerance_tries_nothing():
@@ -959,6 +959,15 @@ def test_angles_of_all_tries_are_put_together():
     enough(party, {0: summed[:, :4]}, MANY, 4)
     enough(party, {0: summed[:25, 4:], 1: summed[25:, 4:]}, MANY, 8)
     np.testing.assert_array_equal(training(party).angles, summed)
+
+
+def test_a_try_does_not_tell_whether_two_labels_are_equal():
+    """Of rows whose labels are equal no loss is left out, whatever the tolerance."""
+    for first in ([0, 0], [0, 1]):
+        party, summed = trying(tolerance=1e6)
+        party.y[:2] = first
+        with pytest.raises(PartyError, match="fewer_rows must be at least 20, got 2"):
+            enough(party, {0: summed[:40, :4]}, 40, 4, fewer=2)
 
 
 def test_a_try_with_equal_labels_tells_nothing():

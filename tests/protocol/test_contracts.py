@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from malformed import CLASS_NAME, malformed_content
 from transcripts import our_steps
-from variants import VARIANTS, parties_of
+from variants import VARIANTS, GivenUp, parties_of
 
 from vfl_flower import FederationError, Party
 from vfl_flower.protocol import answering
@@ -52,7 +52,6 @@ from vfl_flower.strategies import (
     MUFCStatus,
     MUFCUnlearn,
 )
-from vfl_flower.strategies.mufc import abandon
 
 REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "48")), 8
 """Examples of each step."""
@@ -112,16 +111,6 @@ def _later(task: type[ProtocolStrategy], **arguments: Any) -> Case:
         return _clinics(folder), strategy
 
     return make
-
-
-class GivenUp(MUFC):
-    """A training that ends as one that has failed does."""
-
-    def protocol(self, parties, run):
-        """Train, and tell the parties that the model is given up."""
-        record = super().protocol(parties, run)
-        abandon(parties, f"{parties.session:016x}", [])
-        return record
 
 
 CASES: dict[str, Case] = {name: _variant(name) for name in VARIANTS}

@@ -30,7 +30,9 @@ def start(
     for path in _predictions(folders):
         path.unlink()
     result = VARIANTS[variant].start(grid, timeout=timeout)
-    return result, (parts(grid), [path.read_text() for path in _predictions(folders)])
+    models = [path for folder in folders for path in folder.glob("*.npz")]
+    predictions = [path.read_text() for path in _predictions(folders)]
+    return result, (parts(grid), models, predictions)
 
 
 def _predictions(folders: Sequence[Path]) -> list[Path]:

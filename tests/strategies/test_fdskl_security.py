@@ -332,6 +332,16 @@ def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
     assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), true) < 0.25
 
 
+@pytest.mark.parametrize(("bits", "precision"), [(8, 3e-3), (32, 1e-9)])
+def test_bits_change_the_precision_of_the_linear_map_alone(bits, precision):
+    X, y = data((2, 2, 2))
+    view = watch(make(X, y, (2, 2, 2)), bits=bits, **DIRECT)
+    rows, turns = view.angles()
+    T, V = factors(turns, 4)
+    assert precision / 30 < up_to_linear(T, X[rows, :4]) < precision
+    assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), X[rows, :4]) < 0.25
+
+
 def test_a_few_rows_that_the_label_holder_knows_give_it_all_others(default):
     _, _, turns, true = default
     T, _ = factors(turns, 4)

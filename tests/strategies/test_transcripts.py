@@ -95,8 +95,13 @@ def kernel(solver="direct", **settings):
     return FDSKL("square", solver=solver, **{**given, **size, **settings})
 
 
+GROWING = {"tolerance": 1e-6, "features": 0, "block_bytes": 60_000}
+"""With these it asks for more features, and of more than 2,000 rows for more rows."""
+
 FDSKL_STRATEGIES = {
     "direct": kernel,
+    "direct, 8 bits": lambda: kernel(bits=8),
+    "direct, tolerance": lambda: kernel(**GROWING, budget=240_000),
     "direct, bandwidth": lambda: kernel(bandwidth=2.0, regularization=0.1),
     "direct, ring": lambda: kernel(topology="ring"),
     "direct, paper": lambda: kernel(topology="tree", masking="paper", block_bytes=6000),
@@ -267,6 +272,7 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 "distances": "nothing: only the label",
                 "bandwidth": "the bandwidth",
                 "angles": "nothing",
+                "enough": "the answer",
                 "fit": "the score, and lambda",
                 "start": "the rows' numbers",
                 "iterate": "nothing",
@@ -323,6 +329,7 @@ SAID = {
         "distances": "distances 1,000 masked",
         "bandwidth": "bandwidth",
         "angles": "masked",
+        "enough": "more angles lower error features",
         "fit": "lambda score converged classes part",
         "start": "instances columns scale",
         "iterate": "angles masked part",
@@ -365,19 +372,21 @@ def test_tables_of_the_pages_say_what_is_sent(page):
 
 SETUP = names(
     "setup.target setup.kernel setup.bandwidth setup.n_features setup.holders "
-    "setup.block"
+    "setup.block setup.tolerance"
 )
 SHARED = names("setup.shared.seed setup.shared.widths setup.shared.kept")
-REQUEST = names("request.rows request.stop request.bits")
+REQUEST = names("request.rows request.start request.stop request.bits")
+MORE = names("more.rows more.start more.stop more.bits")
 PROBLEM = names("problem.loss problem.rows problem.regularization")
 SCORED = names("angles at")
 FDSKL_DOWN = {
     "hello": (names(GREETING), []),
     "fdskl_distances": (names("kernel target holder"), [names("rows")]),
     "fdskl_bandwidth": (names("kernel"), [names("distances")]),
-    "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
+    "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send"), MORE]),
     "fdskl_held_out_angles": (REQUEST | names("send"), []),
-    "fdskl_fit": (names(), [PROBLEM, names("offsets")]),
+    "fdskl_enough": (PROBLEM | names("stop fewer_rows fewer_features"), []),
+    "fdskl_fit": (names(), [PROBLEM, names("offsets"), names("features")]),
     "fdskl_start": (names("iterations test_fraction") | SETUP, [SHARED]),
     "fdskl_iterate": (
         names("columns size loss regularization update keep"),
@@ -393,6 +402,7 @@ FDSKL_DOWN = {
 
 FDSKL_UP = {
     "fdskl_bandwidth": names("bandwidth"),
+    "fdskl_enough": names("features"),
     "fdskl_fit": names("columns regularization converged cv_score"),
     "fdskl_start": names("rows columns scale"),
     "fdskl_answer": names("test_error test_loss test_rows"),
@@ -404,6 +414,10 @@ EACH = dict.fromkeys(("fdskl_fit", "fdskl_iterate"), names("kept"))
 
 PART = names("index parties n_features holders columns kernel bandwidth kept scale")
 """What each party sends in the clear of its part of a model."""
+
+
+BLOCKS = "angles_", "added_"
+"""How names of summed angles begin that the label holder is given in blocks."""
 
 
 def check_fdskl(transcript, *holders):
@@ -440,14 +454,14 @@ def check_fdskl(transcript, *holders):
 def _check_request(e, whole, sealed, holders):
     least, groups = FDSKL_DOWN[e.action]
     relayed = {n for n in sealed if f"relay.{n}" in e.frame}
-    blocks = {n for n in sealed if n.startswith("angles_")} - relayed
+    blocks = {n for n in sealed if n.startswith(BLOCKS)} - relayed
     seen = whole | sealed - relayed - blocks
     assert least <= seen, e
     for group_of in groups:
         assert not group_of & seen or group_of <= seen, e
     assert seen <= least.union(*groups), e
     assert e.party in holders or not sealed - relayed  # sums are opened there alone
-    assert not blocks or e.action == "fdskl_fit"
+    assert not blocks or e.action in ("fdskl_enough", "fdskl_fit")
     if e.action == "hello":
         assert set(e.frame) == {"session", "digest"}
         return
@@ -473,6 +487,27 @@ def test_messages_of_fdskl_have_these_names_and_no_others(name):
     assert [(e.party, e.values["kept"]) for e in kept] == [(j, False) for j in range(3)]
 
 
+def test_messages_that_ask_for_more_rows_and_features():
+    """The label holder alone is asked whether they are enough, and says a number."""
+    settings = GROWING | {"budget": 2_100_000, "block_bytes": 600_000}
+    _, transcript = record(
+        kernel(**settings, test_fraction=0.0), parties(*data(2100)), seed=None
+    )
+    check_fdskl(transcript, HOLDER)
+    asked_for = [
+        (len(e.values["request.rows"]), len(e.values.get("more.rows", ())))
+        for e in transcript
+        if not e.up and e.action == "fdskl_angles" and e.party == HOLDER
+    ]
+    assert asked_for == [(1000, 0)] * 2 + [(50, 1000)] * 2
+    tried = [e for e in transcript if e.action == "fdskl_enough"]
+    assert [(e.up, e.party) for e in tried] == [(False, HOLDER), (True, HOLDER)]
+    assert tried[1].values == {"features": 0}
+    added = [e.values["added_2"] for e in transcript if e.up and "added_2" in e.values]
+    assert len(added) == 2 * 3
+    assert all(is_uniform(array) for array in added)
+
+
 @pytest.mark.parametrize("topology", ["star", "tree"])
 @pytest.mark.parametrize("target", ["continuous", "binary"])
 def test_messages_of_several_label_holders(topology, target):
@@ -480,7 +515,7 @@ def test_messages_of_several_label_holders(topology, target):
     X, y = data()
     y = y if target == "continuous" else np.sign(y)
     federation = parties(X, y, labelled=False)
-    first = np.arange(N) % 2 == 0
+    first = np.arange(N) % 4 == 0  # of so few that fewer than 20 are held out
     for j, mine in ((0, first), (HOLDER, ~first)):
         federation[j] = Party(federation[j].X, np.where(mine, y, np.nan))
     settings = {"topology": topology, "target": target}
@@ -551,6 +586,8 @@ def test_distances_are_of_a_thousand_pairs():
 def test_every_step_of_fdskl_is_in_the_tables():
     ours = our_steps("fdskl")
     assert set(ours) == set(FDSKL_DOWN) - {"hello"}
+    seen = {e.action for make in FDSKL_STRATEGIES.values() for e in record(make())[1]}
+    assert seen == set(FDSKL_DOWN) - {"fdskl_part"}  # that is of predictions
     for step in ours.values():  # all of its sums are for a party
         assert not leaving(step, "sum") | leaving(step, "secret")
 
@@ -855,7 +892,8 @@ def test_addends_look_uniform(made, action, array):
 @pytest.mark.parametrize(
     "made",
     [STRATEGIES[name] for name in AT_HOME]
-    + [FDSKL_STRATEGIES[name] for name in ("direct", "doubly", "doubly, tree")],
+    + [FDSKL_STRATEGIES[name] for name in ("direct", "direct, tolerance")]
+    + [FDSKL_STRATEGIES[name] for name in ("doubly", "doubly, tree")],
 )
 def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(made):
     (first, one), (second, two) = record(made()), record(made())

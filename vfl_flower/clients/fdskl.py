@@ -660,6 +660,12 @@ def enough(
             f"fewer_rows and fewer_features must be at most {len(rows)} and {stop}, "
             f"got {fewer_rows} and {fewer_features}"
         )
+    # Of two rows, the answer would tell whether their labels are equal.
+    if fewer_rows < min(LEAST_ROWS, len(rows)):
+        raise PartyError(
+            f"fewer_rows must be at least {min(LEAST_ROWS, len(rows))}, got "
+            f"{fewer_rows}"
+        )
     Y = _problem_labels(party, training, problem)
     summed = _collected(training, rows, stop, angles, added)
     training.rows, training.angles = rows, summed
