@@ -69,7 +69,8 @@ class Deployment:
     def __init__(self, processes: Processes, command: list[str], folder: Path) -> None:
         self.processes, self.folder = processes, folder
         nodes = [
-            f'partition-id={index} num-partitions=3 state-dir="{folder}/state-{index}"'
+            f'partition-id={index} num-partitions=3 party-name="party-{index}" '
+            f'state-dir="{folder}/state-{index}"'
             for index in range(3)
         ]
         for index in range(3):
