@@ -305,7 +305,9 @@ RUNS = {
         True,
     ),
     "saga": (
-        vf.CoresetVRLR(size=40, solver="saga", regularizer="ridge", alpha=0.1),
+        vf.CoresetVRLR(
+            size=40, solver="saga", regularizer="ridge", alpha=0.1, max_iter=20
+        ),
         COLUMNS,
         True,
     ),

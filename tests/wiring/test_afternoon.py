@@ -150,8 +150,13 @@ def test_three_files_of_columns(tmp_path):
         shown = made.run("align", *aligned)
         common = set.intersection(*(ids_of(file) for file in files.values()))
         assert f"{len(common)}" in shown
-        made.run("coreset-vrlr", *aligned, "--set", "size=200")
-        assert "coreset" in made.said("report", "--output-dir", "out")
+        out = made.run("coreset-vrlr", *aligned, "--set", "size=200")
+        shown = [line for line in out.splitlines() if "round trip  " in line]
+        steps = [line.split("round trip")[0].split()[-1] for line in shown]
+        assert steps[:3] == ["hello", "coresets_totals", "coresets_scores"], out
+        assert "100%" in shown[-1]
+        assert "INFO" not in out
+        assert "coresets_totals" in made.said("report", "--output-dir", "out")
         assert made.commands == 14  # the afternoon of docs/deploy.md
         made.run("coreset-vkmc", *aligned, "--set", "size=100")
         made.run("fdskl", *aligned, "--set", "budget=2000000")

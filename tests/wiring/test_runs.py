@@ -68,22 +68,6 @@ def place(tmp_path_factory) -> Iterator[Place]:
     assert not processes.pids()
 
 
-def test_a_run_is_followed_to_its_end(place):
-    process = place.run()
-    out, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, out
-    shown = [line for line in out.splitlines() if "round trip  " in line]
-    steps = [line.split("round trip")[0].split()[-1] for line in shown]
-    assert steps[:3] == ["hello", "coresets_totals", "coresets_scores"], out
-    assert "100%" in shown[-1]
-    assert "INFO" not in out
-    assert "results in" in out
-    report = place.command("report", "--output-dir", str(place.folder))
-    out, _ = report.communicate(timeout=60)
-    assert report.returncode == 0
-    assert "coresets_totals" in out
-
-
 def test_a_party_at_fault_is_named_in_the_last_line(place):
     """Already in hello, when the server does not know it yet."""
     config = place.configs["weather"]
