@@ -236,8 +236,6 @@ def test_what_was_told_from_the_file_is_noted(write):
 
 
 def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):
-    import shlex
-
     from flwr.common.config import parse_config_args
 
     FORMS["semicolon.csv"](clean(0), tmp_path / "party a.csv")
@@ -246,12 +244,10 @@ def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):
     arguments = ["check", str(tmp_path / "party a.csv"), *options]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    for name in ("node-config", "consent.toml"):
+    for name in ("party.toml", "consent.toml"):
         assert (tmp_path / "new" / name).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "new" / "state").stat().st_mode & 0o777 == 0o700
-    flag, line = shlex.split((tmp_path / "new" / "node-config").read_text())
-    assert flag == "--node-config"
-    read = party_source(parse_config_args([line]), {})
+    read = party_source(parse_config_args([str(tmp_path / "new" / "party.toml")]), {})
     assert read.data == str(tmp_path / "party a.csv")
     assert (read.id_column, read.label_column) == ("patient", "outcome")
     assert read.missing == ("?", "-1")
@@ -261,7 +257,7 @@ def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):
     assert load_again(read) == N
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
-    assert "already" in again.output
+    assert "is there already" in again.output
 
 
 def load_again(read):

@@ -46,6 +46,21 @@ from vfl_flower.app.flower_run import (
     free_port,
     wait_for,
 )
+from vfl_flower.app.options import (
+    Columns,
+    Delimiter,
+    Encoding,
+    Header,
+    IdColumn,
+    Impute,
+    LabelColumn,
+    Levels,
+    MaxLevels,
+    Missing,
+    Standardize,
+    absolute,
+    node_keys,
+)
 from vfl_flower.app.party_folder import (
     CONSENT,
     NODE_CONFIG,
@@ -111,17 +126,17 @@ def _told() -> Iterator[None]:
 def init(
     name: Annotated[str, typer.Argument(help="Name of the party, and of its folder.")],
     data: Annotated[str, typer.Option(help="The party file, or a query of DuckDB.")],
-    id_column: Annotated[str, typer.Option(help="Column with the row ids.")] = "",
-    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "",
-    columns: Annotated[str, typer.Option(help="Features to use, a,b,c.")] = "",
-    missing: Annotated[str, typer.Option(help="Texts for a missing value.")] = "",
-    max_levels: Annotated[int, typer.Option(help="Most levels of a text column.")] = 0,
-    levels: Annotated[str, typer.Option(help="Levels, sex=f|m, or a file.")] = "",
-    delimiter: Annotated[str, typer.Option(help="One character, or tab.")] = "",
-    encoding: Annotated[str, typer.Option(help="Encoding of a CSV.")] = "",
-    header: Annotated[bool, typer.Option(help="The first line has the names.")] = True,
-    standardize: Annotated[bool, typer.Option(help="Scale each column.")] = False,
-    impute: Annotated[str, typer.Option(help="mean, median or none.")] = "mean",
+    id_column: IdColumn = "",
+    label_column: LabelColumn = "",
+    columns: Columns = "",
+    missing: Missing = "",
+    max_levels: MaxLevels = 0,
+    levels: Levels = "",
+    delimiter: Delimiter = "",
+    encoding: Encoding = "",
+    header: Header = True,
+    standardize: Standardize = False,
+    impute: Impute = "mean",
     strategies: Annotated[
         list[str] | None,
         typer.Option("--for", help="A strategy whose needs may leave; repeatable."),
@@ -132,23 +147,20 @@ def init(
     It stops where the file must be mended first, and where the folder exists. The
     party gives NAME.card, which is public, to all others of the federation.
     """
-    given: dict[str, bool | int | str] = {
-        "data": data,
-        "id-column": id_column,
-        "label-column": label_column,
-        "columns": columns,
-        "missing": missing,
-        "max-levels": max_levels,
-        "levels": levels,
-        "delimiter": delimiter,
-        "encoding": encoding,
-        "header": header,
-        "standardize": standardize,
-        "impute": impute,
-    }
-    given["data"] = _absolute(data)
-    defaults = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
-    config = {k: v for k, v in given.items() if v not in ("", defaults.get(k))}
+    config = node_keys(
+        data,
+        id_column=id_column,
+        label_column=label_column,
+        columns=columns,
+        missing=missing,
+        max_levels=max_levels,
+        levels=levels,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        standardize=standardize,
+        impute=impute,
+    )
     chosen = list(dict.fromkeys(strategies or []))
     with _told():
         check_name(name)
@@ -508,7 +520,7 @@ def party(
             options += [f"--port={port}"] if port else []
             options += [f"--bundle={one}" for one in bundles or []]
             options += ["--fall-back"] if fall_back else []
-            options += [f"--data={_absolute(data)}"] if data else []
+            options += [f"--data={absolute(data)}"] if data else []
             typer.echo(
                 unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
             )
@@ -516,17 +528,12 @@ def party(
         port = port or free_port()
         _check_free("127.0.0.1", port)
         with _until_ended(folder / HOME) as shown:
-            node_config = write_with_data(folder, _absolute(data)) if data else None
+            node_config = write_with_data(folder, absolute(data)) if data else None
             command = supernode_command(
                 folder, superlink, ca, port, bundles or [], fall_back, node_config
             )
             shown.start("the SuperNode", command)
             shown.wait(WHY_ENDED)
-
-
-def _absolute(data: str) -> str:
-    """Return a data file as a node config names it; a query stays as it is."""
-    return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
 
 
 # -- processes in the foreground -------------------------------------------------------

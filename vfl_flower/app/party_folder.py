@@ -93,7 +93,7 @@ def needs_of(strategy: str) -> tuple[tuple[Kind, ...], str]:
 
 
 def write_party_folder(
-    folder: Path, config: UserConfig, kinds: Collection[Kind]
+    folder: Path, config: UserConfig, kinds: Collection[Kind] = ()
 ) -> Card:
     """Write the folder of a new party, whole or not at all.
 

@@ -21,6 +21,7 @@ from vfl_flower.app.bundle import bundle_hash
 from vfl_flower.app.config import Key, check_run_config, run_keys
 from vfl_flower.app.federation import HOME
 from vfl_flower.app.flower_run import COLOR, Processes, RunFailed, flat, submit, written
+from vfl_flower.app.options import Config, Set, Task
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
@@ -288,16 +289,9 @@ def start(
 
 def run(
     strategy: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}.")],
-    task: Annotated[
-        str, typer.Option(help="train, or a later task on a trained model.")
-    ] = "train",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings; --set wins.")
-    ] = None,
+    task: Task = "train",
+    set_: Set = None,
+    config: Config = None,
     connection: Annotated[
         str, typer.Option(help="A SuperLink of Flower's config.toml.")
     ] = "",

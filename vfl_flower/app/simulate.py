@@ -21,6 +21,7 @@ from flwr.app import Context, RecordDict
 from vfl_flower.app import flower_run
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.flower_run import RunFailed, written
+from vfl_flower.app.options import Config, IdColumn, Set, Task
 from vfl_flower.app.runs import Follower, fail, gather
 from vfl_flower.app.server_app import execute
 from vfl_flower.app.template import write_app
@@ -204,20 +205,13 @@ def simulate(
     parties: Annotated[
         int, typer.Option(min=1, help="Parties that a set is split over.")
     ] = 3,
-    id_column: Annotated[str, typer.Option(help="Column with the row ids.")] = "",
+    id_column: IdColumn = "",
     label_column: Annotated[
         str, typer.Option(help="Column with the labels, of the file that has it.")
     ] = "",
-    task: Annotated[
-        str, typer.Option(help="train, or a later task on a trained model.")
-    ] = "train",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings; --set wins.")
-    ] = None,
+    task: Task = "train",
+    set_: Set = None,
+    config: Config = None,
     state_dir: Annotated[
         Path | None,
         typer.Option(help="Folder for what parties keep, for a later task."),

@@ -1,0 +1,53 @@
+"""Options that several commands of ``vfl-flower`` have, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl_flower.data.source import QUERY
+
+IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
+LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
+Columns = Annotated[str, typer.Option(help="Features to use, a,b,c.")]
+Missing = Annotated[str, typer.Option(help="Texts for a missing value.")]
+MaxLevels = Annotated[int, typer.Option(help="Most levels of a text column.")]
+Levels = Annotated[str, typer.Option(help="Levels, sex=f|m, or a file.")]
+Delimiter = Annotated[str, typer.Option(help="One character, or tab.")]
+Encoding = Annotated[str, typer.Option(help="Encoding of a CSV.")]
+Header = Annotated[bool, typer.Option(help="The first line has the names.")]
+Standardize = Annotated[bool, typer.Option(help="Scale each column.")]
+Impute = Annotated[str, typer.Option(help="mean, median or none.")]
+
+Task = Annotated[str, typer.Option(help="train, or a later task on a trained model.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
+]
+Config = Annotated[
+    Path | None, typer.Option(help="A TOML file of settings; --set wins.")
+]
+
+_DEFAULTS = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
+
+
+def absolute(data: str) -> str:
+    """Return a data file as a node config names it; a query stays as it is."""
+    return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
+
+
+def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
+    """Return the node config of a data file and its options, without their defaults.
+
+    Parameters
+    ----------
+    data : str
+        A party file, or a query.
+    **options
+        Other keys of a node config, with ``_`` for ``-``.
+    """
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    chosen = {k: v for k, v in given.items() if v not in ("", _DEFAULTS.get(k))}
+    return {"data": absolute(data), **chosen}
