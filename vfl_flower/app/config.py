@@ -380,17 +380,17 @@ def _alignment(
     The party's own setting holds; a run that names another one is refused. What makes
     an order takes all rows.
     """
-    own, given = (str(c.get("alignment", "")) for c in (node_config, run_config))
-    if own and given and own != given:
+    pinned, given = (str(c.get("alignment", "")) for c in (node_config, run_config))
+    if pinned and given and pinned != given:
         raise ValueError(
-            f"alignment must be {own!r}, as this party's node config says, got "
+            f"alignment must be {pinned!r}, as this party's node config says, got "
             f"{given!r}"
         )
     if given and partition == "horizontal":
         raise ValueError(
             f"alignment must be empty where parties hold different rows, got {given!r}"
         )
-    return (own or given or None) if partition == "vertical" else None
+    return (pinned or given or None) if partition == "vertical" else None
 
 
 def _data_rules(run_config: UserConfig) -> tuple[str, bool]:

@@ -429,7 +429,7 @@ def supernode_command(
     return [
         *SUPERNODE,
         "--fall-back" if fall_back else "--no-fall-back",
-        *(f"--bundle={one}" for one in bundles),
+        *(f"--bundle={digest}" for digest in bundles),
         f"--superlink={superlink}",
         f"--root-certificates={ca}",
         f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
@@ -518,7 +518,7 @@ def party(
         if systemd:
             options = [f"--superlink={superlink}", f"--ca={ca}"]
             options += [f"--port={port}"] if port else []
-            options += [f"--bundle={one}" for one in bundles or []]
+            options += [f"--bundle={digest}" for digest in bundles or []]
             options += ["--fall-back"] if fall_back else []
             options += [f"--data={absolute(data)}"] if data else []
             typer.echo(

@@ -416,8 +416,8 @@ def _client_app(code: Path | None) -> ClientApp:
 
         return app
     # The bundle's modules, and not those of the same name that are imported here.
-    own = {path.stem for path in code.iterdir()}
-    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+    modules = {path.stem for path in code.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]
     parts = get_project_config(code)["tool"]["flwr"]["app"]["components"]
     loaded: ClientApp = load_app(parts["clientapp"], ImportError, code)

@@ -229,11 +229,11 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
     pinned, path = dict(consent.peers or {}), source.consent
     try:
         with silence():
-            own = public_identity(source.state_dir)
+            identity = public_identity(source.state_dir)
     except PartyError as error:
         raise ValueError(str(error)) from None
     for card in cards:
-        if source.name == card.name or own == card.identity:
+        if source.name == card.name or identity == card.identity:
             raise ValueError(
                 f"a peer must be another party, but the card of {card.name!r} has the "
                 f"{'name' if source.name == card.name else 'key'} of this one"

@@ -87,15 +87,15 @@ class Progress:
     @classmethod
     def parse(cls, line: str) -> Progress | None:
         """Return what a line of a log says, or None where it is another one."""
-        found = _LINE.fullmatch(line.strip())
-        if found is None:
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
             return None
         return cls(
-            found["step"],
-            int(found["trips"] or found["alone"]),
-            int(found["planned"] or 0),
-            int(found["bytes"].replace(",", "")),
-            float(found["seconds"]),
+            match["step"],
+            int(match["trips"] or match["alone"]),
+            int(match["planned"] or 0),
+            int(match["bytes"].replace(",", "")),
+            float(match["seconds"]),
         )
 
 

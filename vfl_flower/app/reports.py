@@ -54,14 +54,14 @@ def find_run(name: str, folder: Path) -> Path:
     if name and (Path(name) / RESULT).is_file():
         return Path(name)
     runs = runs_in(folder)
-    found = [run for run in runs if name in ("", run.name, run.name.split("-")[-1])]
-    if not found:
+    matching = [run for run in runs if name in ("", run.name, run.name.split("-")[-1])]
+    if not matching:
         what = f"run {name!r}" if name else "finished run"
         raise ValueError(
             f"there is no {what} in {folder}, which has {len(runs)} runs: a run writes "
             "its results on the machine of the SuperLink"
         )
-    return found[-1]
+    return matching[-1]
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -185,9 +185,11 @@ def print_report(folder: Path, console: Console) -> None:
 def _lines(results: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield each metric and cost with its values, one a result."""
     last = {name: _last(result["metrics"]) for name, result in results.items()}
-    names = list(dict.fromkeys(metric for of in last.values() for metric in of))
+    names = list(
+        dict.fromkeys(metric for metrics in last.values() for metric in metrics)
+    )
     for metric in names:
-        yield metric, [_shown(of.get(metric, "")) for of in last.values()]
+        yield metric, [_shown(metrics.get(metric, "")) for metrics in last.values()]
     for cost in _COSTS:
         yield cost, [_shown(result["ledger"][cost]) for result in results.values()]
 
@@ -210,8 +212,8 @@ def _steps(ledger: Mapping[str, Any]) -> Table:
     for title in ("round trips", "bytes up", "bytes down", "seconds"):
         table.add_column(title, justify="right")
     for step, waits in ledger["waits"].items():
-        of = [entry for entry in ledger["entries"] if entry["action"] == step]
-        up, down = (sum(e[key] for e in of) for key in ("bytes_up", "bytes_down"))
+        entries = [entry for entry in ledger["entries"] if entry["action"] == step]
+        up, down = (sum(e[key] for e in entries) for key in ("bytes_up", "bytes_down"))
         table.add_row(
             step, f"{len(waits)}", f"{up:,}", f"{down:,}", f"{sum(waits):.2f}"
         )

@@ -51,10 +51,10 @@ def show(
     """Show what the files of a model hold."""
     try:
         folder = output_dir({"output-dir": output_dir_})
-        found = find_models(model, folder)
-        if not found:
+        models = find_models(model, folder)
+        if not models:
             raise ValueError(f"there is no model {model!r} in {folder}")
-        for stored in found:
+        for stored in models:
             loaded = load_model(stored.file)
             title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
             typer.echo(f"{title}\n  file: {stored.file}")
@@ -93,18 +93,18 @@ def remove(
     It can be repeated: who has nothing of the model says so.
     """
     try:
-        found = find_models(model, output_dir({"output-dir": output_dir_}))
-        if found and not any(stored.number for stored in found):
-            for stored in found:
+        models = find_models(model, output_dir({"output-dir": output_dir_}))
+        if models and not any(stored.number for stored in models):
+            for stored in models:
                 stored.file.unlink()
                 typer.echo(f"removed: {stored.file}")
             return
-        numbers = {stored.number for stored in found if stored.number} or {model}
+        numbers = {stored.number for stored in models if stored.number} or {model}
         if len(numbers) > 1:
             raise ValueError(
                 f"run {model!r} has several models, name one: {', '.join(numbers)}"
             )
-        algorithm = strategy or (found[0].strategy if found else "")
+        algorithm = strategy or (models[0].strategy if models else "")
         if not algorithm:
             raise ValueError(
                 "strategy must be given for a model of which this machine has no "

@@ -224,8 +224,8 @@ def _key(party: Party, purpose: str) -> bytes:
 def _digest(party: Party, ids: Sequence[bytes]) -> bytes:
     """Return a keyed digest of ids in their order, of this party and this run alone."""
     digest = hashlib.blake2b(key=_key(party, "ids"), digest_size=32)
-    for one in ids:
-        digest.update(b"%d:%b" % (len(one), one))
+    for id_ in ids:
+        digest.update(b"%d:%b" % (len(id_), id_))
     return digest.digest()
 
 

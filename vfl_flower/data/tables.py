@@ -320,7 +320,7 @@ def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
     if not all(re.fullmatch(r"\d+", cell) for cell in values):
         return True  # a fraction, a negative number or a date is no name
     numbers = [int(cell) for cell in values]
-    under = [one for cell, column in pairs if cell in values for one in column]
+    under = [value for cell, column in pairs if cell in values for value in column]
     years = _are_years(values) and not _are_years(under)
     counted = numbers == [numbers[0] + j for j in range(len(numbers))]
     alone = len(numbers) == 1 and values[0] in under  # 0 or 1 in a column of these

@@ -48,7 +48,7 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     text = f"S{width}"
     values = np.ascontiguousarray(np.concatenate(lists)).view(text).ravel()
     different, place = np.unique(values, return_inverse=True)
-    places = np.split(place, np.cumsum([len(one) for one in lists])[:-1])
+    places = np.split(place, np.cumsum([len(points) for points in lists])[:-1])
     holds = np.zeros((len(different), len(lists)), dtype=bool)
     for j, one in enumerate(places):
         holds[one, j] = True
@@ -64,9 +64,9 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     )
     everywhere = np.flatnonzero(holds.all(axis=1))
     positions = []
-    for one in places:
+    for rows in places:
         where = np.empty(len(different), dtype=np.int64)
-        where[one] = np.arange(len(one))
+        where[rows] = np.arange(len(rows))
         positions.append(where[everywhere])
     common = different[everywhere].view(np.uint8).reshape(-1, width)
     return held, counts, common, positions

@@ -135,8 +135,8 @@ def partial_angles(
     omega, _ = shared.weights(0, stop)
     first = part["first_column"]
     W = omega[:, first : first + part["n_columns"]].T / (2 * np.pi)
-    own = as_rows(X)
-    chosen = own.take(np.arange(len(own)) if rows is None else rows)
+    columns = as_rows(X)
+    chosen = columns.take(np.arange(len(columns)) if rows is None else rows)
     return np.asarray(chosen @ W + private.weights(0, stop)[1])
 
 

@@ -245,6 +245,6 @@ def _blocks(ids: Iterable[Any]) -> Iterator[Sequence[Any]]:
 
 def _digests(salt: bytes, ids: Iterable[bytes]) -> Array:
     digests = b"".join(
-        hashlib.blake2b(one, digest_size=DIGEST_BYTES, key=salt).digest() for one in ids
+        hashlib.blake2b(id_, digest_size=DIGEST_BYTES, key=salt).digest() for id_ in ids
     )
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)

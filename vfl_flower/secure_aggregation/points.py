@@ -71,7 +71,7 @@ def hash_ids(ids: Sequence[bytes]) -> Points:
 
 def keyed_hashes(ids: Sequence[bytes], key: bytes) -> Points:
     """Return the HMAC-SHA256 of each id, shape (n, 32)."""
-    return _rows(b"".join(hmac.digest(key, one, "sha256") for one in ids))
+    return _rows(b"".join(hmac.digest(key, id_, "sha256") for id_ in ids))
 
 
 def hash_to_point(data: bytes) -> bytes:

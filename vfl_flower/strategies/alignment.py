@@ -142,4 +142,4 @@ class Alignment(ProtocolStrategy):
         """Add the rows of each party."""
         assert isinstance(model, AlignmentModel)
         rows = [memory.remembered("rows") for memory in memories]
-        model.rows_ = [one for one in rows if one is not None]
+        model.rows_ = [places for places in rows if places is not None]

@@ -61,16 +61,16 @@ class Removal(ProtocolStrategy):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask who has the model, then let all remove it."""
-        found = parties.ask(party.find, model=self.model).each("found")
+        removed = parties.ask(party.find, model=self.model).each("found")
         gone = parties.ask(party.remove, model=self.model)
         for j, info in enumerate(parties):
             if gone[j]["left"]:
                 raise parties.failure(j, party.remove, "something of the model is left")
-            what = "is removed" if found[j] else "was not there"
+            what = "is removed" if removed[j] else "was not there"
             log.info("%s: model %s %s", info.name, self.model, what)
         self.remove_at_server()
         record = RemovedModel(self.model).to_record()
-        run.record(1, record, {"parties": len(parties), "removed": sum(found)})
+        run.record(1, record, {"parties": len(parties), "removed": sum(removed)})
         return record
 
     def remove_at_server(self) -> None:
