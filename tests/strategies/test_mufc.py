@@ -1264,7 +1264,7 @@ class Deployment:
         """Write the CSV file of a party with some of its rows."""
         lines = ["patient,a,b,c"]
         for i in rows:
-            lines.append(f"P{j}{i:03d}," + ",".join(map(repr, self.X[j, i].tolist())))
+            lines.append(",".join([patient(j, i), *map(repr, self.X[j, i].tolist())]))
         self.path(j).write_text("\n".join(lines) + "\n")
 
     def run(self, **config):
@@ -1285,7 +1285,7 @@ class Deployment:
     def drawn(self, j):
         """Return the numbers of a party's rows that are centroids."""
         state = ClientState(Path(self.configs[j]["state-dir"]), self.model())
-        tags = state.tag([f"P{j}{i:03d}" for i in range(12)])
+        tags = state.tag([patient(j, i) for i in range(12)])
         return [tags.index(tag) for tag in state.current().centroids]
 
     def bin(self, j, i):
@@ -1303,6 +1303,11 @@ class Deployment:
         paths = [p for p in paths if not any(p.is_relative_to(s) for s in skip)]
         assert any(p.suffix == ".sqlite" for p in paths)
         return b"\0".join(p.read_bytes() for p in paths)
+
+
+def patient(j, i):
+    """Return the id of a row, too long to be found in a key by chance."""
+    return f"patient-{j}-{i:03d}"
 
 
 def forms(values):
@@ -1356,13 +1361,13 @@ def test_no_file_holds_a_row_that_was_forgotten(
     gone = {0: [drawn[0]], 1: [south]}
     shutil.rmtree(deployment.top / "output1")  # centres of before
     requests = Path(deployment.configs[1]["state-dir"]) / "forget.txt"
-    requests.write_text(f"P1{south:03d}\n")
+    requests.write_text(f"{patient(1, south)}\n")
     stay = {j: [i for i in range(12) if i not in gone[j]] for j in gone}
     for j in stay if before else ():
         deployment.write(j, stay[j])
     bins = deployment.bin(0, drawn[0])
     model = deployment.model()
-    own = {"mufc.forget": f"north:P0{drawn[0]:03d}"}
+    own = {"mufc.forget": f"north:{patient(0, drawn[0])}"}
     for task in ["unlearn", *then]:
         deployment.run(task=task, model=model, **(own if task == "unlearn" else {}))
     # The cache must not have them even where the file of the party still does.
@@ -1378,13 +1383,13 @@ def test_no_file_holds_a_row_that_was_forgotten(
     assert [f for f in bins if f in text] == []
     # Ids: of those that stay in the files for the party, asked ones in the run config.
     for path in deployment.top.rglob("*.sqlite"):
-        assert not re.search(rb"P[0-2]\d{3}", path.read_bytes())
+        assert not re.search(rb"patient-\d-", path.read_bytes())
     for j, name in enumerate(deployment.names[:2]):
         own = b"".join(
             p.read_bytes() for p in deployment.top.glob(f"{name}/**/*") if p.is_file()
         )
-        assert not any(b"P%d%03d" % (j, i) in own for i in gone[j])
-    assert f"P1{south:03d}".encode() not in b"".join(
+        assert not any(patient(j, i).encode() in own for i in gone[j])
+    assert patient(1, south).encode() not in b"".join(
         p.read_bytes() for p in deployment.top.glob("output*/**/*") if p.is_file()
     )
 
@@ -1399,7 +1404,7 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
     text = deployment.text_of(*deployment.paths())
     assert [f for f in forms(deployment.X[1]) if f in text] == []
     assert [f for f in bins if f in text] == []
-    assert b"P1" not in deployment.text_of(*deployment.paths())
+    assert b"patient-1-" not in deployment.text_of(*deployment.paths())
 
 
 # -- bad input -------------------------------------------------------------------------
