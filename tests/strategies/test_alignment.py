@@ -448,6 +448,32 @@ def test_an_order_before_all_have_encrypted():
         Deviating("q4").start(RealParties(parties(*own_lists())))
 
 
+class Sorted:
+    """Ids of a file that another program sorts the other way before each reading."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def read_ids(self):
+        """Return the ids in the order that the file now has."""
+        self.ids = self.ids[::-1]
+        return self.ids
+
+    def drop_cache(self):
+        """Have no copy."""
+
+
+def test_ids_in_another_order_than_before(tmp_path):
+    """The order would be of other rows: what the party told of its ids is the same."""
+    federation = parties(*own_lists(), folder=tmp_path)
+    changed = federation[1]
+    changed.source = Sorted(changed.ids.tolist())
+    with pytest.raises(PartyFailed, match="changed during the alignment") as caught:
+        Alignment("q4").start(RealParties(federation))
+    assert caught.value.party == "p1"
+    assert not list(changed.state_dir.glob("alignment-*"))
+
+
 def test_a_party_that_claims_all_ids_learns_the_other_list():
     """What no intersection prevents, and the guide says; its size is in the logs."""
     honest = own_lists(1)[0]
