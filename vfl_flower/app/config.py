@@ -380,17 +380,17 @@ def _alignment(
     The party's own setting holds; a run that names another one is refused. What makes
     an order takes all rows.
     """
-    pinned, given = (str(c.get("alignment", "")) for c in (node_config, run_config))
-    if pinned and given and pinned != given:
+    pinned, wanted = (str(c.get("alignment", "")) for c in (node_config, run_config))
+    if pinned and wanted and pinned != wanted:
         raise ValueError(
             f"alignment must be {pinned!r}, as this party's node config says, got "
-            f"{given!r}"
+            f"{wanted!r}"
         )
-    if given and partition == "horizontal":
+    if wanted and partition == "horizontal":
         raise ValueError(
-            f"alignment must be empty where parties hold different rows, got {given!r}"
+            f"alignment must be empty where parties hold different rows, got {wanted!r}"
         )
-    return (pinned or given or None) if partition == "vertical" else None
+    return (pinned or wanted or None) if partition == "vertical" else None
 
 
 def _data_rules(run_config: UserConfig) -> tuple[str, bool]:

@@ -48,6 +48,6 @@ def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | 
     **options
         Other keys of a node config, with ``_`` for ``-``.
     """
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    chosen = {k: v for k, v in given.items() if v not in ("", _DEFAULTS.get(k))}
+    keys = {name.replace("_", "-"): value for name, value in options.items()}
+    chosen = {k: v for k, v in keys.items() if v not in ("", _DEFAULTS.get(k))}
     return {"data": absolute(data), **chosen}

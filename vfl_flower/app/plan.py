@@ -649,9 +649,14 @@ def _varying(
         return None
     varying = {}
     for action in random.ledger.waits | clusters.ledger.waits:
-        (trips, size), (others, other) = random.sizes(action), clusters.sizes(action)
-        if trips != others or abs(size - other) > 0.01 * max(size, other):
-            varying[action] = trips, others
+        (trips, size), (clustered_trips, clustered_size) = (
+            random.sizes(action),
+            clusters.sizes(action),
+        )
+        if trips != clustered_trips or abs(size - clustered_size) > 0.01 * max(
+            size, clustered_size
+        ):
+            varying[action] = trips, clustered_trips
     return varying
 
 

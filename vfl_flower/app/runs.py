@@ -33,14 +33,14 @@ _FLOWERS = re.compile(r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:")
 _WORDS = {"true": True, "false": False}
 
 
-def parse_settings(strategy: str, given: Sequence[str]) -> dict[str, Any]:
+def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     """Return the settings of ``--set`` options by the keys of the run config.
 
     Parameters
     ----------
     strategy : str
         The algorithm, whose keys may be given without its name: ``size=500``.
-    given : sequence of str
+    pairs : sequence of str
         ``key=value`` each; text needs no quotes.
 
     Raises
@@ -49,7 +49,7 @@ def parse_settings(strategy: str, given: Sequence[str]) -> dict[str, Any]:
         One is no such pair, or its key is unknown.
     """
     keys, values = run_keys(), {}
-    for item in given:
+    for item in pairs:
         name, equals, text = item.partition("=")
         name = name.strip()
         name = name if name in keys else f"{strategy}.{name}"
@@ -95,7 +95,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 def gather(
     strategy: str,
     task: str,
-    given: Sequence[str],
+    pairs: Sequence[str],
     file: Path | None = None,
     **more: bool | str,
 ) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def gather(
     ----------
     strategy, task : str
         What to run.
-    given : sequence of str
+    pairs : sequence of str
         As of :func:`parse_settings`; they win over the file.
     file : Path, optional
         A TOML file of settings.
@@ -123,7 +123,7 @@ def gather(
             "algorithm of another package comes with its own Flower app"
         )
     config = {} if file is None else read_settings(file)
-    config |= parse_settings(strategy, given)
+    config |= parse_settings(strategy, pairs)
     config |= {name.replace("_", "-"): value for name, value in more.items()}
     config |= {"strategy": strategy, "task": task}
     make_strategies(check_run_config(config))

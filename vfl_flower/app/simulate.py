@@ -101,15 +101,15 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 
     A column that no file has stays with all of them, whose check then says so.
     """
-    there = [_columns(source) for source in sources]
-    every = set().union(*there)
+    held = [_columns(source) for source in sources]
+    every = set().union(*held)
     result = []
-    for source, own in zip(sources, there, strict=True):
+    for source, present in zip(sources, held, strict=True):
         label, columns = source.label_column, source.columns
-        if label in every and label not in own:
+        if label in every and label not in present:
             label = None
-        if columns is not None and set(columns) & own:
-            columns = tuple(c for c in columns if c in own or c not in every)
+        if columns is not None and set(columns) & present:
+            columns = tuple(c for c in columns if c in present or c not in every)
         result.append(replace(source, label_column=label, columns=columns))
     return result
 
@@ -236,8 +236,8 @@ def simulate(
             raise ValueError("data must be left out where --party names the files")
         if data and (folder := Path(data).expanduser()).is_dir():
             more["data"] = str(folder.absolute())
-        given = {name: value for name, value in more.items() if value}
-        chosen = gather(strategy, task, set_ or [], config, **given)
+        keys = {name: value for name, value in more.items() if value}
+        chosen = gather(strategy, task, set_ or [], config, **keys)
         complete = check_run_config(chosen)
         sources = party_sources(complete, files, parties, state_dir)
         if _must_be_mended(sources, make_strategy(complete).partition == "horizontal"):

@@ -110,11 +110,11 @@ def remove(
                 "strategy must be given for a model of which this machine has no "
                 f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
             )
-        given = [*(set_ or []), f"model={numbers.pop()}"]
+        pairs = [*(set_ or []), f"model={numbers.pop()}"]
         if output_dir_:
-            given.append(f"output-dir={output_dir_}")
+            pairs.append(f"output-dir={output_dir_}")
         start(
-            gather(algorithm, "remove", given), connection, federation, verbose=verbose
+            gather(algorithm, "remove", pairs), connection, federation, verbose=verbose
         )
     except (RunFailed, ValueError, OSError) as error:
         fail(error)

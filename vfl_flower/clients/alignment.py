@@ -131,9 +131,9 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
             f"points of 32 bytes, got {len(points)} bytes"
         )
     run.left -= 1
-    given = np.frombuffer(points, dtype=np.uint8).reshape(-1, POINT_BYTES)
+    received = np.frombuffer(points, dtype=np.uint8).reshape(-1, POINT_BYTES)
     try:
-        encrypted = encrypt(given, _key(party, "points"))
+        encrypted = encrypt(received, _key(party, "points"))
     except ValueError:
         raise PartyError(
             f"the list of the party at place {owner} must have no point of small order"

@@ -426,16 +426,16 @@ def forget(
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
     """Return how many ids are of rows that another model here has not forgotten."""
-    folder, there = party.state_dir, np.zeros(len(asked), dtype=bool)
+    folder, kept = party.state_dir, np.zeros(len(asked), dtype=bool)
     if folder is None or not asked:
         return 0
     with _refusing():
-        others = set(list_models(folder)) - {model}
-    for number in others:
+        models = set(list_models(folder)) - {model}
+    for number in models:
         state = ClientState(folder, number)
         with suppress(PartyError):  # one that was left, or is no state at all
-            there |= state.keep(state.tag(asked))
-    return int(np.count_nonzero(there))
+            kept |= state.keep(state.tag(asked))
+    return int(np.count_nonzero(kept))
 
 
 def _leave(
@@ -462,7 +462,9 @@ def _gone(
     tags = state.tag(asked)
     known = state.known(tags)
     if unknown := len(asked) - np.count_nonzero(known):
-        wrong = {name for name, there in zip(asked, known, strict=True) if not there}
+        wrong = {
+            name for name, is_known in zip(asked, known, strict=True) if not is_known
+        }
         lines = [i for i, name in requests.items() if name in wrong]
         log.error("%d of %d ids are not of rows of training", unknown, len(asked))
         if lines:
@@ -532,12 +534,12 @@ def _check_alone(party: Party, folder: Path, model: str) -> None:
     if state.exists and state.facts.name != party.name:
         raise PartyError("state-dir must be a folder of this party alone")
     with _refusing():
-        others = len(set(list_models(folder)) - {model})
-    if others:
+        count = len(set(list_models(folder)) - {model})
+    if count:
         log.warning(
             "the state-dir has %d other models: a row is forgotten in each by a run of "
             "its own, or by the removal of its files",
-            others,
+            count,
         )
 
 

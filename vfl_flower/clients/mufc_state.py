@@ -553,8 +553,8 @@ class ClientState(_StateFile):
                 "SELECT removed FROM staged WHERE run = ?", (run,)
             ):
                 gone.update(_tags(staged))
-            there = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
-            return np.asarray(there & _known(db, tags))
+            stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
+            return np.asarray(stays & _known(db, tags))
 
     def current(self) -> LocalClusters | None:
         """Return the clusters of the committed version, if there is one."""
@@ -655,10 +655,10 @@ class ClientState(_StateFile):
             ).fetchone()
             if present != (version, run):
                 if staged is None:
-                    other = " of another run" if present[0] == version else ""
+                    of_run = " of another run" if present[0] == version else ""
                     raise PartyError(
                         f"this party keeps version {present[0]} of model {self.model}, "
-                        f"the server version {version}{other}"
+                        f"the server version {version}{of_run}"
                     )
                 kind, redrawn, centroids, sizes, removed = staged
                 db.execute(

@@ -90,11 +90,11 @@ def check(source: PartySource) -> Checked:
         # What stops a reader stands alone: nothing else can be told of the file.
         about = "header" if "header" in str(error) else "file"
         return Checked(0, 0, [fault(about, None, str(error))], source)
-    found = [*survey.faults, *_findings(survey, source)]
+    findings = [*survey.faults, *_findings(survey, source)]
     order = {"error": 0, "warning": 1, "note": 2}
-    found.sort(key=lambda finding: order[finding.level])
+    findings.sort(key=lambda finding: order[finding.level])
     columns = len(columns_of(survey.encoding))
-    return Checked(survey.rows, columns, found, source)
+    return Checked(survey.rows, columns, findings, source)
 
 
 def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
@@ -177,13 +177,13 @@ def _of_column(
         yield Finding("warning", "tails", name, text, "columns", examples)
 
 
-def _of_levels(column: Column, entry: dict[str, Any], given: bool) -> Iterator[Finding]:
+def _of_levels(column: Column, entry: dict[str, Any], fixed: bool) -> Iterator[Finding]:
     name, count = column.name, len(column.levels)
     what, examples = f"column {name!r}", tuple(map(str, entry["levels"]))
     if count == 1:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
-    elif given:
+    elif fixed:
         text = f"{what} becomes {len(entry['levels'])} columns of 0 and 1, for the "
         text += "levels given"
         yield Finding("note", "text", name, text, "levels", examples)
@@ -235,8 +235,8 @@ def _duplicates(features: list[Column]) -> Iterator[Finding]:
         constant = column.numbers.constant or len(column.levels) == 1
         if column.kind and not constant and column.numbers.n > column.numbers.gaps:
             groups[column.fingerprint, column.kind in TEXT].append(column.name)
-    for first, *others in groups.values():
-        for name in others:
+    for first, *copies in groups.values():
+        for name in copies:
             text = f"column {name!r} is equal to column {first!r}: leave one out"
             yield Finding("warning", "duplicate", name, text, "columns")
 

@@ -92,9 +92,9 @@ def fit(
     unfilled: list[str] = []
     for name in names:
         column = columns[name]
-        found = check_column(column, source, who)
-        faults += found
-        if found:
+        column_faults = check_column(column, source, who)
+        faults += column_faults
+        if column_faults:
             continue
         numbers = column.numbers
         if numbers.gaps and source.impute == "none":
@@ -118,11 +118,11 @@ def fit(
                 entry["kind"] = "date"
             _fit_numbers(entry, numbers, source, medians.get(name, 0.0))
         else:
-            given = source.levels.get(name)
-            if given is None and len(column.levels) > len(entry["levels"]):
+            fixed = source.levels.get(name)
+            if fixed is None and len(column.levels) > len(entry["levels"]):
                 entry["levels"].append(OTHER)
                 entry["other"] = True
-            elif given is not None and OTHER in given:
+            elif fixed is not None and OTHER in fixed:
                 entry["other"] = True
             _fit_levels(entry, column, source)
         if not _finite(entry, numbers):
@@ -157,19 +157,19 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     if numbers.gaps == numbers.n:
         text = f"{what} has no value in any row"
         return [fault("empty", name, text, "columns")]
-    given = source.levels.get(name)
+    fixed = source.levels.get(name)
     if column.kind not in TEXT:
         text = f"{what} must hold text, since its levels are given"
-        return [fault("levels", name, text, "levels")] if given is not None else []
-    if given is not None:
-        return _check_levels(column, given, source, what)
-    if others := other_texts(column):
-        rows = sum(column.levels[level] for level in others)
+        return [fault("levels", name, text, "levels")] if fixed is not None else []
+    if fixed is not None:
+        return _check_levels(column, fixed, source, what)
+    if mixed := other_texts(column):
+        rows = sum(column.levels[level] for level in mixed)
         text = (
-            f"{what} holds numbers, but in {rows} rows texts ({len(others)} different "
+            f"{what} holds numbers, but in {rows} rows texts ({len(mixed)} different "
             "ones): name them in missing, or write numbers"
         )
-        return [fault("markers", name, text, "missing", others)]
+        return [fault("markers", name, text, "missing", mixed)]
     distinct, known = len(column.levels), numbers.n - numbers.gaps
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
@@ -189,21 +189,21 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
 
 
 def _check_levels(
-    column: Column, given: Sequence[str], source: PartySource, what: str
+    column: Column, fixed: Sequence[str], source: PartySource, what: str
 ) -> list[Finding]:
     """Return why a text column cannot have the levels that are given for it."""
-    name, others = column.name, sorted(set(map(str, column.levels)) - set(given))
+    name, unknown = column.name, sorted(set(map(str, column.levels)) - set(fixed))
     text, examples = "", list[str]()
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
-    elif missing := markers_of(source) & set(given):
+    elif missing := markers_of(source) & set(fixed):
         text = f"the levels of {what} must be none of the texts for a missing value, "
         text, examples = f"{text}{len(missing)} are: set missing", sorted(missing)
-    elif others and OTHER not in given:
-        rows = sum(n for level, n in column.levels.items() if str(level) in others)
-        text = f"{what} has {len(others)} texts, in {rows} rows, that are none of its "
+    elif unknown and OTHER not in fixed:
+        rows = sum(n for level, n in column.levels.items() if str(level) in unknown)
+        text = f"{what} has {len(unknown)} texts, in {rows} rows, that are none of its "
         text += f"levels: add them, or {OTHER!r} for all of them, at each party"
-        examples = others
+        examples = unknown
     return [fault("levels", name, text, "levels", examples)] if text else []
 
 
@@ -453,8 +453,8 @@ def _levels(column: Column, source: PartySource) -> list[str] | None:
     """Return the sorted levels of a text column, None for a column of numbers."""
     if column.kind not in TEXT:
         return None
-    if (given := source.levels.get(column.name)) is not None:
-        return [*sorted(set(given) - {OTHER}), *([OTHER] if OTHER in given else [])]
+    if (fixed := source.levels.get(column.name)) is not None:
+        return [*sorted(set(fixed) - {OTHER}), *([OTHER] if OTHER in fixed else [])]
     levels = sorted(column.levels)
     most = source.max_levels or MAX_LEVELS
     if len(levels) > most:
@@ -519,7 +519,7 @@ def _too_large(name: str, who: str) -> Finding:
     return fault("large", name, text, "columns")
 
 
-def _codes(column: Any, levels: Sequence[str], other: bool) -> Array:
+def _codes(column: Any, levels: Sequence[str], with_other: bool) -> Array:
     """Return the place of each value in `levels`; NaN: missing, -1: not a level."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -531,7 +531,7 @@ def _codes(column: Any, levels: Sequence[str], other: bool) -> Array:
     # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
     place = {level: float(code) for code, level in enumerate(levels)}
     texts = map(str, distinct.to_pylist())
-    unknown = len(levels) - 1.0 if other else -1.0
+    unknown = len(levels) - 1.0 if with_other else -1.0
     code_of = np.array([place.get(text, unknown) for text in texts])
     index = pc.index_in(column, value_set=distinct).cast(pa.float64())
     index = index.to_numpy(zero_copy_only=False)
@@ -602,15 +602,15 @@ class Labels:
                     refuse("labels", "must hold numbers, as in training")
                 return
             self.classes = [str(level) for level in sorted(column.levels)]
-            if others := other_texts(column):
+            if mixed := other_texts(column):
                 self.faults.append(
                     fault(
                         "markers",
                         name,
                         f"{what} must hold numbers or classes, and holds both, other "
-                        f"texts {len(others)}: name them in missing",
+                        f"texts {len(mixed)}: name them in missing",
                         "missing",
-                        others,
+                        mixed,
                     )
                 )
             elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
@@ -635,7 +635,7 @@ class Labels:
         array = without_markers(array, markers)
         if self.column.kind not in TEXT:
             return numbers_of(array, self.column, markers)
-        codes = _codes(decoded(array), self.classes or [], other=False)
+        codes = _codes(decoded(array), self.classes or [], with_other=False)
         return np.where(codes < 0, np.nan, codes)
 
 

@@ -422,21 +422,21 @@ def survey_file(
             refuse(faults or [fault("rows", None, text)], who)
         if encoding is None:
             middles = _medians(table, plan, columns, markers, source)
-            encoding, found = fit(columns, plan.features, source, who, middles)
+            encoding, more = fit(columns, plan.features, source, who, middles)
         elif plan.features:
-            found = fit_new(columns, encoding, who)
+            more = fit_new(columns, encoding, who)
         else:
-            found = []
+            more = []
         labels = None
         if plan.label is not None:
             known = None if fitted else encoding.get("classes")
             labels = Labels(columns[plan.label], who, fitted, known)
-            found += labels.faults
+            more += labels.faults
             if fitted and labels.classes is not None:
                 encoding["classes"] = labels.classes
         if ids is not None:
-            found += ids.faults(who)
-    return Survey(table, plan, columns, labels, ids, encoding, faults + found, rows)
+            more += ids.faults(who)
+    return Survey(table, plan, columns, labels, ids, encoding, faults + more, rows)
 
 
 def _text_alone(source: PartySource) -> dict[str, list[str]]:
@@ -464,7 +464,7 @@ def _medians(
         if columns[name].kind in ("number", "truth", "comma", "date")
         and columns[name].numbers.known
     ]
-    found: dict[str, float] = {}
+    middles: dict[str, float] = {}
     for start in range(0, len(names), 16):  # each takes a megabyte of counts
         group = names[start : start + 16]
 
@@ -480,8 +480,8 @@ def _medians(
                 )
 
         known = [columns[name].numbers.n - columns[name].numbers.gaps for name in group]
-        found |= dict(zip(group, medians(blocks, known), strict=True))
-    return found
+        middles |= dict(zip(group, medians(blocks, known), strict=True))
+    return middles
 
 
 def _convert(

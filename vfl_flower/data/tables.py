@@ -492,12 +492,12 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     schema = pyarrow.parquet.read_schema(files[0])
     types = list(schema.types)
     for path in files[1:]:
-        other = pyarrow.parquet.read_schema(path)
-        if other.names != schema.names:
+        file_schema = pyarrow.parquet.read_schema(path)
+        if file_schema.names != schema.names:
             raise PartyError(
                 f"the Parquet files of {who} must have the same columns in one order"
             )
-        for k, (old, new) in enumerate(zip(types, other.types, strict=True)):
+        for k, (old, new) in enumerate(zip(types, file_schema.types, strict=True)):
             if pa.types.is_null(old):  # it has no value, and so it fits to any other
                 types[k] = new
             elif not (pa.types.is_null(new) or _alike(old, new)):
@@ -550,13 +550,13 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     return Table(list(schema.names), read)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """Return whether columns of two types hold the same, numbers of any type."""
     return bool(
-        one == other
-        or (is_number(one) and is_number(other))
-        or (is_text(one) and is_text(other))
-        or str(one).partition("[")[0] == str(other).partition("[")[0] == "timestamp"
+        first == second
+        or (is_number(first) and is_number(second))
+        or (is_text(first) and is_text(second))
+        or str(first).partition("[")[0] == str(second).partition("[")[0] == "timestamp"
     )
 
 

@@ -182,16 +182,16 @@ def agree(
         more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         return ", ".join(texts[:SHOWN]) + more
 
-    (first, before, kinds), *others = named
-    for name, said, own in named:
-        if len(own) < len(said["columns"]):
+    (first, before, kinds), *rest = named
+    for name, said, held in named:
+        if len(held) < len(said["columns"]):
             raise FederationError(
                 f"the columns of a party must have distinct names: {name!r} has "
-                f"{len(said['columns'])} of {len(own)} names"
+                f"{len(said['columns'])} of {len(held)} names"
             )
-    for name, said, own in others:
-        lacks = [column for column in kinds if column not in own]
-        more = [column for column in own if column not in kinds]
+    for name, said, held in rest:
+        lacks = [column for column in kinds if column not in held]
+        more = [column for column in held if column not in kinds]
         parts = [f"has no {listed(first, before, lacks)}"] if lacks else []
         parts += [f"has {listed(name, said, more)} besides"] if more else []
         if parts:
@@ -199,13 +199,13 @@ def agree(
                 f"all parties must hold the same columns: {name!r} "
                 f"{' and '.join(parts)}, unlike {first!r}{_counted(shown)}"
             )
-        if other := [column for column in kinds if own[column] != kinds[column]]:
-            kind, wanted_kind = own[other[0]], kinds[other[0]]
+        if differing := [column for column in kinds if held[column] != kinds[column]]:
+            kind, wanted_kind = held[differing[0]], kinds[differing[0]]
             # A party whose rows have "f" alone reads it as "false", and so a number.
             hint = ": give 'levels' for it" if "text" in (kind, wanted_kind) else ""
             raise FederationError(
                 f"a column must be of one kind at all parties: "
-                f"{listed(first, before, other)} is of kind {kind} at {name!r} and "
+                f"{listed(first, before, differing)} is of kind {kind} at {name!r} and "
                 f"{wanted_kind} at {first!r}{hint}{_counted(shown)}"
             )
         if said["levels_digest"] != before["levels_digest"]:

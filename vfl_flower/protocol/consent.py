@@ -162,8 +162,8 @@ class Consent(_Rules):
             raise PartyError(f"consent cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise PartyError(f"consent must be a TOML file: {error}") from None
-        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if others or status.st_uid not in (os.geteuid(), 0):
+        writers = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if writers or status.st_uid not in (os.geteuid(), 0):
             raise PartyError(
                 "consent must be a file of the user who runs the SuperNode, which no "
                 "other user can write (chmod 600)"
@@ -207,8 +207,8 @@ class Consent(_Rules):
                 "consent: 'two-parties' must be false with 'min-parties' above "
                 f"{LEAST_PARTIES}, got {plain['min_parties']}"
             )
-        given = {kind: limit for kind, limit in limits.items() if limit is not None}
-        return cls(**plain, leaves=given, peers=dict(peers))
+        allowed = {kind: limit for kind, limit in limits.items() if limit is not None}
+        return cls(**plain, leaves=allowed, peers=dict(peers))
 
     def limit(self, kind: Kind) -> Limit:
         """Return how many rows of a kind may leave.

@@ -170,7 +170,7 @@ class Frame(RunFrame):
                 sums.setdefault(name, {})[kind] = value
         frame = cls(
             **structure(fields_of(RunFrame), plain, {}),
-            sums={name: _sum_request(name, given) for name, given in sums.items()},
+            sums={name: _sum_request(name, request) for name, request in sums.items()},
             sealed=sealed,
         )
         if (place := max(_places(frame))) >= frame.parties:
@@ -182,9 +182,9 @@ class Frame(RunFrame):
         return frame
 
 
-def _sum_request(name: str, given: Mapping[str, Any]) -> SumRequest:
+def _sum_request(name: str, request: Mapping[str, Any]) -> SumRequest:
     try:
-        return SumRequest(**structure(fields_of(SumRequest), given, {}))
+        return SumRequest(**structure(fields_of(SumRequest), request, {}))
     except ContractError as error:
         raise ContractError(f"the sum {name[:60]!r}: {error}") from None
 

@@ -220,16 +220,16 @@ class Journal:
         assert self._db is not None
         content, arrays = memory.pack()
         known = "SELECT digest FROM arrays WHERE run = ?"
-        there = {bytes(d) for (d,) in self._db.execute(known, (self._run,))}
+        stored = {bytes(d) for (d,) in self._db.execute(known, (self._run,))}
         now = (self._run, time.time(), content)
         self._db.execute("REPLACE INTO states VALUES (?, ?, ?)", now)
         self._db.executemany(
             "DELETE FROM arrays WHERE run = ? AND digest = ?",
-            [(self._run, digest) for digest in there - arrays.keys()],
+            [(self._run, digest) for digest in stored - arrays.keys()],
         )
         self._db.executemany(
             "INSERT INTO arrays VALUES (?, ?, ?)",
-            [(self._run, d, data) for d, data in arrays.items() if d not in there],
+            [(self._run, d, data) for d, data in arrays.items() if d not in stored],
         )
 
     def check(self, frame: Frame) -> None:

@@ -841,10 +841,10 @@ class _Reply(Generic[R]):
 
 def _named(failure: PartyFailed) -> PartyFailed:
     """Return a failure in ``hello`` under the name that the party gives in it."""
-    given = re.search(r"\bparty '([^']+)'", failure.reason)
-    if given is None or _name_of({"name": given[1]}) != given[1]:
+    match = re.search(r"\bparty '([^']+)'", failure.reason)
+    if match is None or _name_of({"name": match[1]}) != match[1]:
         return failure
-    name, reason = given[1], failure.reason.removeprefix(f"{given[0]}: ")
+    name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
 
 

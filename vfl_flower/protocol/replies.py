@@ -153,7 +153,7 @@ def check_alike(
     FederationError
         The text names the party that differs from the first one.
     """
-    first, *others = order
+    first, *rest = order
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
@@ -163,7 +163,7 @@ def check_alike(
     amount, size = "number of rows", "n_rows"
     if horizontal:
         amount, size = "columns", "n_columns"
-    for node in others:
+    for node in rest:
         if replies[node][size] != replies[first][size]:
             raise FederationError(
                 f"all parties must hold the same {amount}: {names[first]!r} has "

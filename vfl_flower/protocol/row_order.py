@@ -156,15 +156,15 @@ class RowOrder:
         """
         blocks = [None] if ids is None else _blocks(ids)
         parts = [_digests(self.salt, normal_ids(block)) for block in blocks]
-        there = np.concatenate(parts).view(f"S{DIGEST_BYTES}").ravel()
+        held = np.concatenate(parts).view(f"S{DIGEST_BYTES}").ravel()
         wanted = self.ids.view(f"S{DIGEST_BYTES}").ravel()
-        order = np.argsort(there, kind="stable")
-        ranked = there[order]
+        order = np.argsort(held, kind="stable")
+        ranked = held[order]
         if repeated := np.count_nonzero(ranked[1:] == ranked[:-1]):
             raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
         places = np.searchsorted(ranked, wanted)
-        rows: Array = order[np.minimum(places, len(there) - 1)]
-        if missing := np.count_nonzero(there[rows] != wanted):
+        rows: Array = order[np.minimum(places, len(held) - 1)]
+        if missing := np.count_nonzero(held[rows] != wanted):
             raise PartyError(
                 f"the data must hold all {len(wanted)} ids of alignment {self.name!r}, "
                 f"{missing} are missing: align the parties again"
