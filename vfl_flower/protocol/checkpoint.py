@@ -161,20 +161,20 @@ class Checkpoint:
         """
         if self._db is None or not self.ahead:
             return None
-        known = self._entry("action, digest, seconds, failure")
-        if known[3]:
-            party, step, reason, nodes = json.loads(known[3])
+        asked, known, seconds, failure = self._entry("action, digest, seconds, failure")
+        if failure:
+            party, step, reason, nodes = json.loads(failure)
             raise PartyFailed(
                 party, step, reason, {int(n): t for n, t in nodes.items()}
             )
-        if known[:2] != (action, digest):
+        if known != digest:  # which is of the action too
             raise FederationError(
                 f"the run cannot go on: its round trip {self._place + 1} asked "
-                f"{known[0]!r} and now asks {action!r} otherwise, since its settings, "
+                f"{asked!r} and now asks {action!r} otherwise, since its settings, "
                 "the version of a library or a file of the server have changed"
             )
         place, self._place = self._place, self._place + 1
-        return Past(self._replies(place), known[2])
+        return Past(self._replies(place), seconds)
 
     def _entry(self, columns: str) -> Any:
         assert self._db is not None
