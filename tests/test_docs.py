@@ -37,8 +37,8 @@ from vfl_flower.app.config import (
     tasks_of,
 )
 from vfl_flower.app.federation import write_connection
+from vfl_flower.app.learned import table_at_defaults
 from vfl_flower.app.party_folder import consent_text, needs_of
-from vfl_flower.app.plan import table_at_defaults
 from vfl_flower.app.runs import gather
 from vfl_flower.app.settings import markdown
 from vfl_flower.protocol.consent import KINDS, Consent, Limit
