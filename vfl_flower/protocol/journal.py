@@ -75,7 +75,6 @@ _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 _FORGET = (
     "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - ?",
     "DELETE FROM shared WHERE run NOT IN (SELECT run FROM sessions)",
-    "DELETE FROM states WHERE run NOT IN (SELECT run FROM sessions)",
     "DELETE FROM arrays WHERE run NOT IN (SELECT run FROM states)",
 )
 
@@ -167,10 +166,8 @@ class Journal:
                     f"this run has begun {MOST_SESSIONS} times, which is the most"
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
-            self.digest = self.reply = b""
             if self._db is not None:  # the keys of earlier sessions are of no more use
                 self._db.execute("DELETE FROM states")
-                self._db.execute("DELETE FROM arrays")
             memory.forget()
             return
         self.recall(memory)
