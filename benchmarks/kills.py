@@ -165,30 +165,26 @@ def main() -> None:
                         resume = newest(out / strategy)
                         if ended.completed or resume is None or kind == KINDS[3]:
                             continue
-                        again = run(deployment, common | {"resume": resume.name})
-                        show(
-                            strategy,
-                            "  resumed",
-                            again.seconds,
-                            again,
-                            truth,
-                            resume.parent,
-                        )
+                        resumed(strategy, deployment, common, resume, truth)
                 if kind == KINDS[3]:
                     with deploy(
                         Path(tempfile.mkdtemp(dir=base)), configs
                     ) as deployment:
-                        again = run(deployment, common | {"resume": resume.name})
-                        show(
-                            strategy,
-                            "  resumed",
-                            again.seconds,
-                            again,
-                            truth,
-                            resume.parent,
-                        )
+                        resumed(strategy, deployment, common, resume, truth)
         partial = [p for p in Path(base).rglob("*.part")]
         assert not partial, partial
+
+
+def resumed(
+    strategy: str,
+    deployment: Deployment,
+    common: dict[str, Any],
+    resume: Path,
+    truth: Any,
+) -> None:
+    """Go on with a run, and show what it came to."""
+    again = run(deployment, common | {"resume": resume.name})
+    show(strategy, "  resumed", again.seconds, again, truth, resume.parent)
 
 
 def show(

@@ -124,8 +124,21 @@ def test_memory_before_and_after_a_round():
         party = run.enter()
         party.remember(Labels(np.arange(count), count))
         run.leave(party)
-    assert run.enter(again=True).recall(Labels).count == 2
+    for _ in range(2):
+        party = run.enter(again=True)
+        assert party.recall(Labels).count == 2
+        party.remember(Labels(np.arange(3), 3))
+        run.leave(party)
     assert run.enter().recall(Labels).count == 3
+
+
+def test_a_round_has_one_reply():
+    """Under the same masks two would show their difference."""
+    run = Run()
+    run.leave(run.enter())
+    party = run.enter(again=True)
+    with pytest.raises(PartyError, match="round 1 has another reply than before"):
+        run.memory.leave(run.frame, party, run.step, b"inputs", b"another digest")
 
 
 def test_what_is_remembered_can_be_read_by_name():

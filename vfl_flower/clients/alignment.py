@@ -22,7 +22,7 @@ from annotated_types import Len, MaxLen
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.parts import read_private
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.row_order import RowOrder, check_name, normal_ids, save_order
+from vfl_flower.protocol.row_order import RowOrder, normal_ids, save_order
 from vfl_flower.protocol.steps import once, step
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (
@@ -183,7 +183,6 @@ def keep_order(
     tag : bytes
         The same for all parties: a digest of the common points.
     """
-    check_name(alignment)
     run = party.recall(Passes)
     if run.left:
         raise PartyError("the lists are not encrypted by all parties yet")

@@ -23,7 +23,6 @@ import json
 import logging
 import math
 import os
-import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -39,6 +38,7 @@ from annotated_types import Ge, Le
 from vfl_flower.files import check_no_link, make_private
 from vfl_flower.numerics.mufc import Box, Quantizer
 from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
+from vfl_flower.protocol.parts import is_model_id
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.settings import Natural, Positive
 from vfl_flower.secure_aggregation import SparseSum
@@ -246,7 +246,7 @@ class _StateFile:
 
     def __init__(self, folder: Path, model: str) -> None:
         # The id comes in a message: it must not lead out of the folder.
-        if not _is_id(model):
+        if not is_model_id(model):
             raise self.error(
                 "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
                 f"{str(model)[:40]!r}"
@@ -903,7 +903,7 @@ def list_models(folder: Path) -> list[str]:
     """
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]
-        return sorted(p.stem for p in paths if _is_id(p.stem) and p.stat().st_size)
+        return sorted(p.stem for p in paths if is_model_id(p.stem) and p.stat().st_size)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -911,10 +911,6 @@ def list_models(folder: Path) -> list[str]:
         raise ValueError(
             f"the folder of states cannot be read: {error.strerror}"
         ) from None
-
-
-def _is_id(model: object) -> bool:
-    return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
 
 
 def _is_empty(db: sqlite3.Connection) -> bool:

@@ -71,11 +71,6 @@ def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
     PartyError
         The number is none, or a file of that name is not of that model.
     """
-    # The number comes from the server: it must not lead out of the folder.
-    if not re.fullmatch("[0-9a-f]{8,32}", model):
-        raise PartyError(
-            "the number of a model must be 8 to 32 lower-case hexadecimal digits"
-        )
     folder = party.state_dir
     if folder is None:
         return
@@ -83,7 +78,7 @@ def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
     if part.exists() or part.is_symlink():
         load_part(folder, model)
         yield part.unlink
-    state = ClientState(folder, model)
+    state = ClientState(folder, model)  # refuses a number that leads out of the folder
     if state.exists:
         _ = state.version  # raises where it is another file
         yield state.remove

@@ -246,8 +246,7 @@ class Checkpoint:
         self.end()
         if self._path is not None:
             with self._errors():
-                for path in (self._path, Path(f"{self._path}-journal")):
-                    path.unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
