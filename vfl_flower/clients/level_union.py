@@ -17,6 +17,7 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
+from vfl_flower.numerics.level_union import most_frequent
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, SECRET, Whole
 from vfl_flower.protocol.party import Party, PartyError
@@ -139,8 +140,8 @@ def begin(party: Party, most_levels: MostLevels) -> Begun:
             level = normal_text(text)
             if level and level != OTHER:
                 own[place, level] += rows
-    counted = [text for text in own if len(text[1].encode()) <= MOST_TEXT_BYTES]
-    ranked = sorted(counted, key=lambda text: (-own[text], text))[:most_levels]
+    counted = {t: n for t, n in own.items() if len(t[1].encode()) <= MOST_TEXT_BYTES}
+    ranked = most_frequent(counted, most_levels)
     if left := len(own) - len(ranked):
         log.warning(
             "%d of %d levels are not counted: only the %d most frequent of a party "

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated
 
-import numpy as np
 import pydantic
 from annotated_types import Ge
 from flwr.app import ArrayRecord
@@ -15,6 +14,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import level_union as party
 from vfl_flower.models.base import Model
 from vfl_flower.models.level_union import LevelUnionModel
+from vfl_flower.numerics.level_union import frequent
 from vfl_flower.protocol.consent import LEAST_ROWS, Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
@@ -141,9 +141,9 @@ class LevelUnion(ProtocolStrategy):
             )
         except (SparseSumError, ValueError) as error:
             raise FederationError(str(error)) from None
-        often = counts >= self.least_rows
+        named, rows, rare = frequent(tokens, counts, self.least_rows)
         totals = parties.secure_sum(
-            party.name.summing(totals=Sum(group="field")), tokens=tokens[often]
+            party.name.summing(totals=Sum(group="field")), tokens=named
         )["totals"]
         kept = parties.ask(party.keep, totals=totals, least_rows=self.least_rows).each(
             "kept"
@@ -151,7 +151,6 @@ class LevelUnion(ProtocolStrategy):
         if not all(kept):
             names = [i.name for i, done in zip(parties, kept, strict=True) if not done]
             log.warning("without a state-dir, not kept at: %s", ", ".join(names))
-        rows, rare = np.sort(counts[often])[::-1], int((~often).sum())
         model = LevelUnionModel(self.least_rows, rows, rare)
         record = model.to_record()
         run.record(1, record, {"levels": len(rows), "rare_levels": rare})
