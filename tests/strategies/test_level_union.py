@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,9 @@ LEVELS = st.dictionaries(
         max_size=5,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_as_pythons_counter(texts):
-    result = union(*texts)
+    result = union(*texts, most_levels=16)
     totals: dict[str, Counter[str]] = {"sex": Counter(), "région": Counter()}
     for own in texts:
         for column, counts in own.items():
@@ -227,7 +228,7 @@ def test_every_step_is_in_the_table():
         *("begin", "count", "name", "keep")
     }
     for step in steps.values():
-        assert f"\n    {step.__name__} " in str(LevelUnion.__doc__)
+        assert re.search(rf"^ *{step.__name__}  ", str(LevelUnion.__doc__), re.M)
 
 
 # -- a server that deviates ------------------------------------------------------------
@@ -448,10 +449,10 @@ def test_files_are_united_and_encoded_alike(folder):
     assert counts["rare"] < 20 <= counts["east"]
     model = unite(folder).model
     wanted = (*sorted(t for t in counts if counts[t] >= 20), "other")
-    assert model.levels_ == {"region": wanted}
     assert model.counts_.sum() == sum(counts[t] for t in wanted[:-1])
     for m in range(3):
         state = folder.parent / f"state-{m}"
+        assert load_levels(state) == {"region": wanted}
         node = NODE | {"data": str(folder / f"{m}.csv"), "state-dir": str(state)}
         made = load_party(party_source(node, {"strategy": "fk-kmeans"}))
         assert made.columns == ["age", *(f"region={level}" for level in wanted)]
