@@ -180,6 +180,10 @@ def rehearse(
                 known += count
             ids = np.arange(n) if strategy.partition == "either" else None
             parties.append(Party(X, y, ids, shape.name or None))
+            if strategy.unites:
+                levels = min(n, 10)
+                rows_of = {f"level {k}": n // levels for k in range(levels)}
+                parties[-1].texts = {"text": rows_of}
         with apart():
             watched = grid(parties)
             start = time.perf_counter()

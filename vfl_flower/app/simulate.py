@@ -19,7 +19,12 @@ import typer
 from flwr.app import Context, RecordDict
 
 from vfl_flower.app import flower_run
-from vfl_flower.app.config import check_run_config, make_strategy, party_source
+from vfl_flower.app.config import (
+    as_trained,
+    check_run_config,
+    make_strategy,
+    party_source,
+)
 from vfl_flower.app.flower_run import RunFailed, written
 from vfl_flower.app.options import Config, IdColumn, Set, Task
 from vfl_flower.app.runs import Follower, fail, gather
@@ -187,7 +192,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
         if config.get("task") == "predict":
             part = load_part(source.state_dir, str(config.get("model", "")))
             encoding = part.settings["encoding"]
-    party = load_party(source, encoding=encoding)
+    party = load_party(as_trained(source, dict(config)), encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)
     return party
 

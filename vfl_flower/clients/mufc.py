@@ -10,6 +10,7 @@ Clustering happens in the cube to which the box scales the rows.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
 
@@ -192,7 +194,7 @@ def train(
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = _counts(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
-        facts = PartyFacts(party.name or "", *_columns(party))
+        facts = PartyFacts(party.name or "", *_columns(party), _united(party))
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
@@ -575,6 +577,23 @@ def _columns(party: Party) -> tuple[int, str]:
     """Return the number of the columns and the digest of their names."""
     names = digest_ids(np.array(party.columns)) if party.columns else ""
     return party.rows.shape[1], names
+
+
+def _united(party: Party) -> str:
+    """Return the levels that the parties have united, as JSON; "" without any."""
+    entries = (party.encoding or {}).get("columns", ())
+    levels = {e["name"]: e["levels"] for e in entries if "united" in e}
+    return json.dumps(levels) if levels else ""
+
+
+def united_levels(folder: Path, model: str) -> Levels:
+    """Return the united levels of a model's training; none without such a state."""
+    state = ClientState(folder, model)
+    try:
+        known = state.facts.levels if state.exists else ""
+    except PartyError:  # the party has left the model, or its state cannot be read
+        return {}
+    return {name: tuple(some) for name, some in json.loads(known or "{}").items()}
 
 
 def _requests(party: Party) -> dict[int, str]:

@@ -178,6 +178,8 @@ class PartyFacts:
     n_columns: int
     columns: str
     """Digest of the names of the columns; "" if they have none."""
+    levels: str = ""
+    """Levels of text columns that the parties have united, as JSON; "" without any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -514,7 +516,7 @@ class ClientState(_StateFile):
         fields = fields_of(PartyFacts)
         with self._legible():
             stored = dict(json.loads(text))
-            known = {name: stored.pop(name) for name in fields}
+            known = {name: stored.pop(name) for name in fields if name in stored}
             facts = PartyFacts(**structure(fields, known, {}))
             return TrainingSettings.restored(stored), facts
 

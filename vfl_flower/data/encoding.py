@@ -10,9 +10,10 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
 have one number, in its unit, for each column that the source column became, and none
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
 ``"other": true`` the last level stands for all texts that are none of the others, with
-``"kind": "date"`` the numbers are days. ``"later"`` is how many values of training were
-missing, which stay NaN until the parties know the mean over all. ``classes`` beside
-``columns`` are the texts of the labels that became 0, 1 and so on.
+``"kind": "date"`` the numbers are days. With ``"united": true`` the levels are those of
+all parties, and texts are compared in their normal form. ``"later"`` is how many values
+of training were missing, which stay NaN until the parties know the mean over all.
+``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import hashlib
 import re
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +49,8 @@ from vfl_flower.data.statistics import (
 from vfl_flower.data.tables import markers_of
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.row_order import normal_text
+from vfl_flower.protocol.united import OTHER
 from vfl_flower.typing import Array
 
 MAX_LEVELS = 100
@@ -55,14 +59,12 @@ MAX_LEVELS = 100
 KEPT_LEVELS = 20
 """Levels that a text column of more than `MAX_LEVELS` keeps, besides "other"."""
 
-OTHER = "other"
-"""The level that stands for all that have none of their own."""
-
 TEXT = ("text", "levels")
 """Kinds of columns that have levels."""
 
-FORMAT = 2
-"""Latest format of an encoding: 2 where it has dates or the level "other", else 1."""
+FORMAT = 3
+"""Latest format of an encoding: 3 where it has united levels, else 2 where it has dates
+or the level "other", else 1."""
 
 _NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
 
@@ -124,6 +126,8 @@ def fit(
                 entry["other"] = True
             elif fixed is not None and OTHER in fixed:
                 entry["other"] = True
+            if name in source.united:
+                entry["united"] = True
             _fit_levels(entry, column, source)
         if not _finite(entry, numbers):
             faults.append(_too_large(name, who))
@@ -138,7 +142,8 @@ def fit(
             )
         )
     later = any("kind" in entry or "other" in entry for entry in entries)
-    return {"format": FORMAT if later else 1, "columns": entries}, faults
+    united = any("united" in entry for entry in entries)
+    return {"format": 3 if united else 2 if later else 1, "columns": entries}, faults
 
 
 def check_column(column: Column, source: PartySource, who: str) -> list[Finding]:
@@ -269,7 +274,7 @@ def encode(
         if levels is None:
             values = numbers_of(array, columns[name], markers)
         else:
-            values = _codes(decoded(array), levels, bool(entry.get("other")))
+            values = _codes(decoded(array), entry)
         gaps = np.isnan(values)
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
@@ -302,7 +307,9 @@ def said(
         name, levels, column = entry["name"], entry["levels"], columns[entry["name"]]
         if levels is not None:
             text = f"text column {name!r} became {len(levels)} columns of 0 and 1"
-            if name in source.levels and fitted:
+            if name in source.united and fitted:
+                text += ", for the levels united with the other parties'"
+            elif name in source.levels and fitted:
                 text += ", for the levels given"
             elif entry.get("other"):
                 text += (
@@ -361,9 +368,9 @@ def check_columns(
     names: Sequence[str], encoding: Encoding, who: str
 ) -> tuple[list[str], list[str]]:
     """Return an encoding's columns, which must be in `names`, and the other names."""
-    if encoding["format"] not in (1, FORMAT):
+    if encoding["format"] not in range(1, FORMAT + 1):
         raise PartyError(
-            f"the encoding of {who} must be of format 1 or {FORMAT}, got "
+            f"the encoding of {who} must be of format 1 to {FORMAT}, got "
             f"{encoding['format']}: update vfl-flower"
         )
     features = [entry["name"] for entry in encoding["columns"]]
@@ -400,6 +407,7 @@ def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
     for entry in encoding["columns"]:
         if entry["levels"] is not None:
             plain = not any(not_text.match(level) for level in entry["levels"])
+            plain &= "united" not in entry  # its rare texts are in none of the levels
             rest = [kind for kind in KINDS if kind != "truth"]
             kinds[entry["name"]] = rest if plain else ["text"]
     return kinds
@@ -480,7 +488,7 @@ def _fit_numbers(
 
 def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
     known = column.numbers.n - column.numbers.gaps
-    counts = {str(level): count for level, count in column.levels.items()}
+    counts = counts_of(column, "united" in entry)
     if entry.get("other"):
         named = entry["levels"][:-1]
         counts[OTHER] = known - sum(counts.get(level, 0) for level in named)
@@ -519,8 +527,16 @@ def _too_large(name: str, who: str) -> Finding:
     return fault("large", name, text, "columns")
 
 
-def _codes(column: Any, levels: Sequence[str], with_other: bool) -> Array:
-    """Return the place of each value in `levels`; NaN: missing, -1: not a level."""
+def counts_of(column: Column, normal: bool = False) -> Counter[str]:
+    """Return in how many rows each text of a column is, if asked in normal form."""
+    counts = Counter[str]()
+    for level, count in column.levels.items():
+        counts[normal_text(level) if normal else str(level)] += count
+    return counts
+
+
+def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
+    """Return the place of each value in the levels; NaN: missing, -1: not a level."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -529,9 +545,10 @@ def _codes(column: Any, levels: Sequence[str], with_other: bool) -> Array:
         return codes
     distinct = pc.unique(column).drop_null()
     # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
+    levels = entry["levels"]
     place = {level: float(code) for code, level in enumerate(levels)}
-    texts = map(str, distinct.to_pylist())
-    unknown = len(levels) - 1.0 if with_other else -1.0
+    texts = map(normal_text if "united" in entry else str, distinct.to_pylist())
+    unknown = len(levels) - 1.0 if entry.get("other") else -1.0
     code_of = np.array([place.get(text, unknown) for text in texts])
     index = pc.index_in(column, value_set=distinct).cast(pa.float64())
     index = index.to_numpy(zero_copy_only=False)
@@ -635,7 +652,7 @@ class Labels:
         array = without_markers(array, markers)
         if self.column.kind not in TEXT:
             return numbers_of(array, self.column, markers)
-        codes = _codes(decoded(array), self.classes or [], with_other=False)
+        codes = _codes(decoded(array), {"levels": self.classes or []})
         return np.where(codes < 0, np.nan, codes)
 
 

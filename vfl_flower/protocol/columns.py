@@ -213,8 +213,8 @@ def agree(
             raise FederationError(
                 "text columns must have the same levels at all parties: those of "
                 f"{listed(first, before, texts)} differ between {first!r} and "
-                f"{name!r}: give 'levels' in the node config of each party"
-                f"{_counted(shown)}"
+                f"{name!r}: give 'levels' in the node config of each party, or unite "
+                f"them{_counted(shown)}"
             )
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():

@@ -38,6 +38,7 @@ Kind = Literal[
     "row-sums",
     "totals",
     "coefficients",
+    "levels",
 ]
 """What leaves a party beyond sums over the rows of all parties."""
 
@@ -50,10 +51,11 @@ KINDS: dict[Kind, str] = {
     "row-sums": "numbers for single rows, in sums over the parties",
     "totals": "totals of scores, and the numbers of rows that were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
+    "levels": "texts of columns that enough rows of all parties have, to the others",
 }
 """The kinds in words, as documents and refusals say them."""
 
-_WITHOUT_ROWS = frozenset({"totals", "coefficients"})
+_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
 MOST_BYTES = 2**20

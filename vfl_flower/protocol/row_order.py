@@ -52,6 +52,11 @@ BLOCK = 2**14
 """Ids of a file whose digests are taken at once: their texts need not fit in memory."""
 
 
+def normal_text(value: object) -> str:
+    """Return a text as all parties write it: form NFKC, without blanks at its ends."""
+    return unicodedata.normalize("NFKC", str(value)).strip()
+
+
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     """Return ids as all parties write them.
 
@@ -86,12 +91,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     )
     if wrong:
         raise PartyError(f"ids must be integers or text, {wrong} are neither")
-    texts = [
-        unicodedata.normalize("NFKC", str(value))
-        .strip()
-        .encode("utf-8", "surrogatepass")
-        for value in values
-    ]
+    texts = [normal_text(value).encode("utf-8", "surrogatepass") for value in values]
     if empty := texts.count(b""):
         raise PartyError(f"ids must not be empty, {empty} are")
     if repeated := len(texts) - len(set(texts)):

@@ -7,6 +7,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step, Steps
+from vfl_flower.protocol.united import Levels
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -161,6 +163,8 @@ class ProtocolStrategy(Strategy):
     column, the mean for a missing value."""
     fills: ClassVar[bool] = False
     """Whether it fills missing values with means over all parties that hold rows."""
+    unites: ClassVar[bool] = False
+    """Whether it makes levels of text columns that parties then keep."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
     resumable: ClassVar[bool] = True
@@ -352,6 +356,21 @@ class ProtocolStrategy(Strategy):
                 "fills none: set impute to 'none' to see which"
             )
         return parties
+
+    @classmethod
+    def levels_of_training(cls, folder: Path, model: str) -> Levels:
+        """Return the united levels that a party's model was trained on.
+
+        Where a part of the model keeps the encoding, or nothing is known: none.
+
+        Parameters
+        ----------
+        folder : Path
+            ``state-dir`` of the party.
+        model : str
+            Number of the model.
+        """
+        return {}
 
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""
