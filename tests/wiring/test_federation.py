@@ -12,7 +12,7 @@ from wiring.commands import Running, running, said, started_in
 from wiring.deployment import NAMES
 
 from vfl_flower.app.certificates import write_supernode_key
-from vfl_flower.app.federation import CONNECTION
+from vfl_flower.app.federation import CONNECTION, RESTART
 from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
@@ -122,4 +122,4 @@ def _refused_until_missed(folder: Path, party: Running, words: list[str]) -> Non
     assert again.process.wait(60) == 1
     text = again.log.read_text()
     assert "Error: the SuperNode ended. The SuperLink has refused the key" in text
-    assert "wait 75 seconds" in text
+    assert f"wait {RESTART} seconds" in text

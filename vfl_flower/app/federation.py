@@ -82,11 +82,13 @@ CONNECTION = "federation"
 HOME = "flwr"
 """Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
 
-RESTART = 75
+RESTART = 40
 """Seconds after which systemd starts again what has failed.
 
 A SuperLink takes a SuperNode that has not said goodbye for connected until it has
-missed two heartbeats, 60 seconds, and refuses the same key meanwhile.
+missed two heartbeats, 30 seconds, and refuses the same key meanwhile. A run waits
+longer than this for a party, :data:`vfl_flower.protocol.exchange.ABSENCE`, since it
+begins to wait when the SuperLink takes it for gone.
 """
 
 WHY_ENDED = {
@@ -640,7 +642,7 @@ UMask=0077
 NoNewPrivileges=true
 # It ends what it has started.
 KillMode=mixed
-# A SuperLink refuses a SuperNode that ended without a goodbye for up to a minute.
+# A SuperLink refuses a SuperNode that ended without a goodbye for half a minute.
 Restart=on-failure
 RestartSec={RESTART}
 
