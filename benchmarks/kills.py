@@ -80,7 +80,9 @@ CASES = {
         "coreset-vrlr", "columns", ("solver=cg", "max-iter=3", "size=80")
     ),
     "coreset-vkmc": Case("coreset-vkmc", "columns", ("size=40",)),
-    "fdskl": Case("fdskl", "columns", ("features=64", "loss=square")),
+    "fdskl": Case(
+        "fdskl", "columns", ("features=64", "loss=square", "target=continuous")
+    ),
     "fk-kmeans": Case("fk-kmeans", "rows", ("n-clusters=3",)),
     "mufc": Case("mufc", "rows", ("n-clusters=3", "box=-9,9")),
     "mufc unlearn": Case("mufc", "rows", (), "unlearn"),
