@@ -241,8 +241,8 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
                 last = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     str(error),
-                    "the SuperLink does not tell of it any more, as one that was killed "
-                    f"or has started anew ({last}){_how_to_go_on(run_id)}",
+                    "the SuperLink does not tell of it any more, as one that was "
+                    f"killed or has started anew ({last}){_how_to_go_on(run_id)}",
                 ) from None
         else:
             if row["status"].startswith("finished"):
