@@ -62,6 +62,9 @@ KINDS = {
 RESTARTS = {"SuperNode": (False, True), "party": (False, True)}
 """Kinds that a run can outlive if systemd starts them again; others: no difference."""
 
+START = 400.0
+"""Seconds that a command may take to be ready."""
+
 HANGS = 150.0
 """Seconds after which a run that has not ended is stopped."""
 
@@ -205,9 +208,9 @@ class Site:
             if running is None or running.process.poll() is not None:
                 self.started[name] = Running(*self._command(name))
             if name == "coordinator":
-                self.started[name].wait_to_say("SuperNodes connect", 120)
+                self.started[name].wait_to_say("SuperNodes connect", START)
         for name in set(names) & set(NAMES):
-            self.started[name].wait_to_say("SuperNode ID", 120)
+            self.started[name].wait_to_say("SuperNode ID", START)
 
     def _command(self, name: str) -> tuple[Any, ...]:
         self.count += 1
@@ -220,14 +223,22 @@ class Site:
         link = f"--superlink=localhost:{port}", "--ca=federation/ca.crt"
         return self.place, log, "party", name, *link, *peers
 
-    def end(self, *names: str) -> None:
-        """End commands that run."""
-        for name in names or tuple(self.started):
-            running = self.started.pop(name)
+    def close(self) -> int:
+        """End all commands, and return how many processes are left then."""
+        for running in self.started.values():
             if running.process.poll() is None:
                 running.process.send_signal(signal.SIGTERM)
-        for running in list(self.started.values()) if not names else []:
-            running.process.wait(60)
+        for name, running in self.started.items():
+            try:
+                running.process.wait(60)
+            except subprocess.TimeoutExpired:
+                print(f"{name} does not end", flush=True)
+        left = started_in(self.place)
+        print(f"{len(left)} processes are left at the end", flush=True)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(left)
 
     def heal(self) -> None:
         """Bring back what has ended, so that all of it knows each other."""
@@ -340,8 +351,8 @@ class Site:
             time.sleep(0.05)
             start = self.killed_at or start
             if start is not None and time.monotonic() - start > HANGS:
-                process.send_signal(signal.SIGINT)
-                process.wait(30)
+                process.kill()
+                process.wait()
                 self._stop(log.read_text(errors="replace"))
                 break
         ended = time.monotonic()
@@ -483,6 +494,7 @@ class Matrix:
     def begin(self) -> None:
         """Run twice without a kill, and keep the result."""
         site = self.site
+        site.case = CASES[self.case]
         site.start()
         if site.case.task == "unlearn":
             self._train()
@@ -555,6 +567,8 @@ class Matrix:
     def kill(self, kind: str, restart: bool) -> list[Cell]:
         """Kill one run and see what becomes of it; go on with it if it has failed."""
         site = self.site
+        site.case = CASES[self.case]
+        site.killed_at = None
         site.heal()
         self._restore()
         party = self.dice.choice(NAMES)
@@ -609,6 +623,7 @@ class Matrix:
                 how = "resume"
             else:
                 how = "same run anew"
+            site.killed_at = None
             again = site.run(*more)
             seconds = again.ended - start
             cells.append(self._cell(who, step, how, again, seconds))
@@ -693,32 +708,29 @@ def main() -> None:
     parser.add_argument("--moments", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    print(f"moments of seed {given.seed}", flush=True)
     bad = 0
-    for name in given.cases:
-        dice = random.Random(f"{given.seed} {name}")
-        print(f"{name}: moments of seed {given.seed}", flush=True)
+    places: dict[tuple[str, str], list[str]] = {}
+    for name in given.cases:  # cases of the same data share a deployment
+        places.setdefault((CASES[name].split, CASES[name].task), []).append(name)
+    for names in places.values():
         with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as base:
-            site = Site(Path(base), CASES[name])
+            site, matrices = Site(Path(base), CASES[names[0]]), []
             try:
-                matrix = Matrix(site, name, dice)
-                matrix.begin()
+                for name in names:
+                    dice = random.Random(f"{given.seed} {name}")
+                    matrices.append(Matrix(site, name, dice))
+                    matrices[-1].begin()
                 for _ in range(given.moments):
                     for kind in given.kinds:
                         for restart in RESTARTS.get(kind, (False,)):
-                            cells = matrix.kill(kind, restart)
-                            bad += sum(map(fails, cells))
+                            for matrix in matrices:
+                                bad += sum(map(fails, matrix.kill(kind, restart)))
             finally:
-                running = [r.process for r in site.started.values()]
-                site.end()
-                for process in running:
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(60)
-                left = started_in(Path(base))
-                print(f"{name}: processes left at the end: {len(left)}", flush=True)
-                for pid in left:
-                    os.kill(pid, signal.SIGKILL)
-                if matrix.kept is not None:
-                    shutil.rmtree(matrix.kept)
+                bad += site.close() > 0
+                for matrix in matrices:
+                    if matrix.kept is not None:
+                        shutil.rmtree(matrix.kept)
     print(f"{bad} cells are not as they should be")
     sys.exit(bad > 0)
 

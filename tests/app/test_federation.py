@@ -28,6 +28,7 @@ from flwr.supernode.cli.flower_supernode import (
     _try_setup_client_authentication,
 )
 from typer.testing import CliRunner
+from wiring.commands import started_in
 from wiring.handshake import check_supernode_key, shake_hands
 
 from vfl_flower.app.cards import Card
@@ -43,7 +44,7 @@ from vfl_flower.app.federation import (
     unit,
     write_connection,
 )
-from vfl_flower.app.flower_run import START
+from vfl_flower.app.flower_run import START, wait_for
 from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
 from vfl_flower.data import load_party
@@ -480,6 +481,25 @@ def test_a_killed_supernode_is_back_before_a_run_gives_up():
     known_after = 2 * HEARTBEAT - 0.9 * (HEARTBEAT - HEARTBEAT_CALL_TIMEOUT)
     assert known_after + ABSENCE > RESTART + START / 4
     assert 2 * HEARTBEAT + ABSENCE < 75  # and 15 s to end the run
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent")
+def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from vfl_flower.app.federation import _until_ended
+        with _until_ended(Path(sys.argv[1])) as shown:
+            shown.start("it", ["sh", "-c", "touch started; exec sleep 600"])
+            shown.wait()
+    """
+    command = [sys.executable, "-c", code, str(tmp_path / "flwr")]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_for((tmp_path / "flwr" / "started").exists, START, "it")
+    assert len(started_in(tmp_path)) == 1
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not started_in(tmp_path), START, "its end")
 
 
 def test_a_unit_starts_the_same_command(place, airline, federation, take_part):

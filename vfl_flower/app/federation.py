@@ -91,6 +91,13 @@ longer than this for a party, :data:`vfl_flower.protocol.exchange.ABSENCE`, sinc
 begins to wait when the SuperLink takes it for gone.
 """
 
+TIED = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])\n"
+)
+"""Runs a command that Linux ends when its parent, whose number comes first, is gone."""
+
 WHY_ENDED = {
     "code: 2004": f"""\
 The SuperLink has refused the key of this SuperNode (code 2004), which has two causes
@@ -544,6 +551,8 @@ def party(
 class Shown:
     """Processes whose output is shown, and which end together.
 
+    On Linux they end too where this process is killed.
+
     Parameters
     ----------
     processes : Processes
@@ -559,8 +568,9 @@ class Shown:
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command, and print it and what it prints; errors have its name."""
         typer.echo(f"$ {shlex.join(command)}")
+        tied = [sys.executable, "-Ic", TIED, str(os.getpid())]
         process = subprocess.Popen(
-            command,
+            [*(tied if sys.platform == "linux" else []), *command],
             env=self.processes.env,
             cwd=self.processes.home,
             stdin=subprocess.DEVNULL,
