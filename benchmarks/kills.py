@@ -334,7 +334,7 @@ class Site:
 
     def run(self, *more: str, seen: Callable[[], None] | None = None) -> Followed:
         """Run to the end, or until it seems to hang."""
-        log = self.place / "run.log"
+        log, self.begun = self.place / "run.log", time.time()
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [*COMMAND, *self.words(*more)],
@@ -344,9 +344,10 @@ class Site:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        if seen is not None:
-            threading.Thread(target=seen, daemon=True).start()
         start = self.killed_at = None
+        if seen is not None:
+            self.killer = threading.Thread(target=seen, daemon=True)
+            self.killer.start()
         while process.poll() is None:
             time.sleep(0.05)
             start = self.killed_at or start
@@ -364,6 +365,7 @@ class Site:
         return Followed(status, [line for line in lines if line.strip()], ended)
 
     killed_at: float | None = None
+    begun = 0.0
 
     def _stop(self, text: str) -> None:
         """Stop the run that a log is of."""
@@ -399,6 +401,7 @@ class Site:
                 path
                 for kind in ("*.npz", "predictions-*.csv", "*session-of-rows*")
                 for path in (self.place / name / "state").rglob(kind)
+                if path.stat().st_mtime > self.begun
             ]
             path = max(paths, default=None, key=lambda path: path.stat().st_mtime)
             if path is None:
@@ -572,7 +575,7 @@ class Matrix:
         site.heal()
         self._restore()
         party = self.dice.choice(NAMES)
-        nth = self.dice.randint(1, self.trips)
+        nth = self.dice.randint(1, self.trips - 1)
         delay = self.dice.uniform(0, self.gap)
         if kind == "ClientApp":
             delay = 0.0  # such a process lives for a tenth of a second
@@ -609,6 +612,7 @@ class Matrix:
         cells = [self._cell(who, step, how, followed, seconds)]
         if "exit 0" not in followed.status and "HANGS" not in followed.status:
             if restart:
+                site.killer.join(HANGS)
                 self._supervised()
             start = time.monotonic()
             site.heal()
