@@ -3,13 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from faults import Clock
 from typer.testing import CliRunner
 
 from vfl_flower import CoresetVRLR, load_model, simulate
 from vfl_flower.app import runs, stored
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import party_source
-from vfl_flower.app.flower_run import why
+from vfl_flower.app.flower_run import RunFailed, _ended, why
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.runs import Follower, clock, gather, size
 from vfl_flower.data import load_party
@@ -214,7 +215,24 @@ def test_a_line_a_step_and_none_of_flower(capsys):
     ],
 )
 def test_why_a_run_has_failed(status, details, reason):
-    assert reason in why(status, details)
+    assert reason in why(status, details, "17")
+
+
+def test_a_lost_superlink_is_a_sentence(monkeypatch):
+    """Flower's own answer is of several lines."""
+
+    class Lost:
+        def flwr(self, *words):
+            raise RunFailed("flwr ls: Using SuperLink: f\n\nIt is unavailable.")
+
+    clock = Clock()
+    monkeypatch.setattr("vfl_flower.app.flower_run.time", clock)
+    with pytest.raises(RunFailed) as caught:
+        _ended(Lost(), "17", "federation")
+    assert clock.now <= 32
+    assert "\n" not in caught.value.reason
+    assert "(It is unavailable.)" in caught.value.reason
+    assert "-17" in caught.value.reason
 
 
 def test_a_simulation_is_no_connection(tmp_path, monkeypatch):

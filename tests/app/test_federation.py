@@ -21,12 +21,14 @@ import pytest
 from cards import card as new_card
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
+from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import (
     _parse_args_run_supernode,
     _try_setup_client_authentication,
 )
 from typer.testing import CliRunner
+from wiring.commands import started_in
 from wiring.handshake import check_supernode_key, shake_hands
 
 from vfl_flower.app.cards import Card
@@ -34,6 +36,7 @@ from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import (
+    RESTART,
     SUPERNODE,
     gate_command,
     superlink_command,
@@ -41,9 +44,12 @@ from vfl_flower.app.federation import (
     unit,
     write_connection,
 )
+from vfl_flower.app.flower_run import START, wait_for
+from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.exchange import ABSENCE
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.strategies import algorithms
 
@@ -468,6 +474,34 @@ def value_of(text, key):
     return value
 
 
+def test_a_killed_supernode_is_back_before_a_run_gives_up():
+    """It is refused until it counts as gone, and from then on the run waits."""
+    assert 2 * HEARTBEAT < RESTART
+    # The last heartbeat was sent up to nine tenths of its time before the kill.
+    known_after = 2 * HEARTBEAT - 0.9 * (HEARTBEAT - HEARTBEAT_CALL_TIMEOUT)
+    assert known_after + ABSENCE > RESTART + START / 4
+    assert 2 * HEARTBEAT + ABSENCE < 75  # and 15 s to end the run
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent")
+def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from vfl_flower.app.federation import _until_ended
+        with _until_ended(Path(sys.argv[1])) as shown:
+            shown.start("it", ["sh", "-c", "touch started; exec sleep 600"])
+            shown.wait()
+    """
+    command = [sys.executable, "-c", code, str(tmp_path / "flwr")]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_for((tmp_path / "flwr" / "started").exists, START, "it")
+    assert len(started_in(tmp_path)) == 1
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not started_in(tmp_path), START, "its end")
+
+
 def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
     _, one = write_card(place)
     done = run(*take_part, "--peer", one, "--port", 9095)
@@ -478,7 +512,7 @@ def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
         "--port=9095",
     ]
     assert value_of(text, "Restart") == "on-failure"
-    assert int(value_of(text, "RestartSec")) == 75
+    assert int(value_of(text, "RestartSec")) == RESTART
     assert value_of(text, "User") == getpass.getuser()
 
     card = airline / "airline.card"

@@ -302,6 +302,12 @@ def test_another_flower_is_noticed(monkeypatch, shape):
         check_flower()
 
 
+def test_other_heartbeats_are_noticed(monkeypatch):
+    monkeypatch.delattr(node.fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL")
+    with pytest.raises(ImportError, match="heartbeats"):
+        check_flower()
+
+
 def test_flowers_own_node_starts_in_its_place_and_says_so(monkeypatch, caplog):
     monkeypatch.setitem(node.SHAPES, node.push_objects, ("other", ""))
     started = []

@@ -82,12 +82,21 @@ CONNECTION = "federation"
 HOME = "flwr"
 """Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
 
-RESTART = 75
+RESTART = 40
 """Seconds after which systemd starts again what has failed.
 
 A SuperLink takes a SuperNode that has not said goodbye for connected until it has
-missed two heartbeats, 60 seconds, and refuses the same key meanwhile.
+missed two heartbeats, 30 seconds, and refuses the same key meanwhile. A run waits
+longer than this for a party, :data:`vfl_flower.protocol.exchange.ABSENCE`, since it
+begins to wait when the SuperLink takes it for gone.
 """
+
+TIED = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])\n"
+)
+"""Runs a command that Linux ends when its parent, whose number comes first, is gone."""
 
 WHY_ENDED = {
     "code: 2004": f"""\
@@ -542,6 +551,8 @@ def party(
 class Shown:
     """Processes whose output is shown, and which end together.
 
+    On Linux they end too where this process is killed.
+
     Parameters
     ----------
     processes : Processes
@@ -557,8 +568,9 @@ class Shown:
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command, and print it and what it prints; errors have its name."""
         typer.echo(f"$ {shlex.join(command)}")
+        tied = [sys.executable, "-Ic", TIED, str(os.getpid())]
         process = subprocess.Popen(
-            command,
+            [*(tied if sys.platform == "linux" else []), *command],
             env=self.processes.env,
             cwd=self.processes.home,
             stdin=subprocess.DEVNULL,
@@ -640,7 +652,7 @@ UMask=0077
 NoNewPrivileges=true
 # It ends what it has started.
 KillMode=mixed
-# A SuperLink refuses a SuperNode that ended without a goodbye for up to a minute.
+# A SuperLink refuses a SuperNode that ended without a goodbye for half a minute.
 Restart=on-failure
 RestartSec={RESTART}
 

@@ -219,20 +219,31 @@ def submit(
         plain = [COLOR.sub("", line).rstrip() for line in output.splitlines()]
         errors = [line for line in plain if REASON.match(line)]
         reasons = [f"run {run_id} is {row['status']}: {row['status-details']}"]
-        reason = why(row["status"], str(row["status-details"] or ""))
+        reason = why(row["status"], str(row["status-details"] or ""), run_id)
         raise RunFailed("\n  ".join(reasons + errors[-3:]), reason)
     return RunOutcome(int(run_id), row["status"], output)
 
 
 def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
-    """Return Flower's row of a run that has ended, or None where it goes on."""
+    """Return Flower's row of a run that has ended, or None where it goes on.
+
+    Raises
+    ------
+    RunFailed
+        The SuperLink does not tell: it is gone, or knows nothing of the run.
+    """
     deadline = time.monotonic() + 30
     while True:
         try:
             row = processes.flwr("ls", connection, "--run-id", run_id)["runs"][0]
-        except RunFailed:
+        except RunFailed as error:
             if time.monotonic() > deadline:
-                raise
+                last = str(error).strip().splitlines()[-1].strip()
+                raise RunFailed(
+                    str(error),
+                    "the SuperLink does not tell of it any more, as one that was "
+                    f"killed or has started anew ({last}){_how_to_go_on(run_id)}",
+                ) from None
         else:
             if row["status"].startswith("finished"):
                 return dict(row)
@@ -241,15 +252,26 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
         time.sleep(1)
 
 
-def why(status: str, details: str) -> str:
+def why(status: str, details: str, run_id: str) -> str:
     """Return why a run has failed, in a sentence, from Flower's words."""
     details = " ".join(details.split())
     if status == "finished:stopped":
         return "it was stopped"
     if "heartbeat" in details:
-        return f"the ServerApp has gone silent, as one that was killed ({details})"
+        return (
+            f"the ServerApp has gone silent, as one that was killed ({details})"
+            f"{_how_to_go_on(run_id)}"
+        )
     _, told, sentence = details.partition("failed with exception: ")
     return sentence if told else details or f"it is {status}"
+
+
+def _how_to_go_on(run_id: str) -> str:
+    """Return what to do after a run whose ServerApp could not say it any more."""
+    return (
+        "; to go on, start it with resume= and the name of the folder in output-dir "
+        f"that ends in -{run_id}, or as it was where there is none"
+    )
 
 
 def start_superlink(processes: Processes, *options: str) -> int:

@@ -38,6 +38,10 @@ _TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, DAMAGED})
 MOST_OF_REASON = 500
 """Most characters of a party's reason."""
 
+ABSENCE = 40.0
+"""Seconds that a round trip waits for a node that is not connected. A SuperNode that
+systemd starts again is back sooner; a run that has ended can go on."""
+
 FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
 """Seconds before the first look for replies, most seconds between two, and growth."""
 
@@ -78,7 +82,7 @@ class Exchange:
     10 ms, and then less and less often, down to every 0.5 s. If Flower says that a
     message, its reply or its node was lost, or if the message arrived damaged, it is
     sent again: steps give the same reply when they are asked twice. A node that is not
-    connected is asked again when it is, within the time that the round trip may take.
+    connected is asked again when it is, within :data:`ABSENCE`.
     Silence is no reason to ask again: the party may be at work, and a second process
     for the same step would hold up the next.
 
@@ -175,7 +179,7 @@ class Exchange:
         replies: dict[int, Opened] = {}
         attempts = dict.fromkeys(contents, 0)
         pending = self._push(action, contents, names, contents)
-        absent: set[int] = set()
+        absent: dict[int, float] = {}
         poll = FIRST_POLL
         while True:
             messages = iter(self.grid.pull_messages(list(pending)))
@@ -189,7 +193,7 @@ class Exchange:
                     replies[node] = reply
                 elif reply.code == NODE_UNAVAILABLE and not self._connected(node):
                     log.warning("waiting for %s: it is not connected", names[node])
-                    absent.add(node)
+                    absent[node] = time.monotonic()
                 elif reply.code in _TRANSIENT and attempts[node] < RETRIES:
                     attempts[node] += 1
                     log.warning("asking %s again: %s", names[node], _reason(reply))
@@ -206,9 +210,13 @@ class Exchange:
                 return [replies[node] for node in contents]
             for node in [node for node in absent if self._connected(node)]:
                 log.warning("asking %s again: it is connected again", names[node])
-                absent.remove(node)
+                del absent[node]
                 pending |= self._push(action, [node], names, contents)
             now = time.monotonic()
+            gone = {n: names[n] for n, since in absent.items() if now > since + ABSENCE}
+            if gone:
+                reason = f"not connected for {ABSENCE:g} s"
+                raise PartyFailed(", ".join(gone.values()), action, reason, gone)
             if now > deadline:
                 silent = {node: names[node] for node in contents if node not in replies}
                 away = "".join(f"; {names[node]!r} is not connected" for node in absent)
