@@ -52,7 +52,13 @@ RUNS = {
         "coreset-vkmc.size": 100,
     },
     "fdskl train": {"strategy": "fdskl", "data": "breast_cancer"},
-    "fk-kmeans": {"strategy": "fk-kmeans", "data": "wine", "fk-kmeans.n-clusters": 3},
+    "fk-kmeans": {
+        "strategy": "fk-kmeans",
+        "data": "wine",
+        "fk-kmeans.n-clusters": 3,
+        "fk-kmeans.iterations": 2,  # a round trip each
+        "fk-kmeans.clustering": "coreset",
+    },
     "mufc": {
         "strategy": "mufc",
         "data": "wine",
