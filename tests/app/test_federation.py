@@ -39,6 +39,7 @@ from vfl_flower.app.federation import (
     RESTART,
     SUPERNODE,
     gate_command,
+    server_executor_command,
     superlink_command,
     supernode_command,
     unit,
@@ -278,6 +279,10 @@ def test_the_commands_of_a_coordinator_are_understood(federation):
     assert not args.insecure
     for path in (args.ssl_ca_certfile, args.ssl_certfile, args.ssl_keyfile):
         assert Path(path).is_file()
+    assert args.isolation == "process"  # what starts the ServerApps is another one
+    words = server_executor_command(federation, 8001, 7)
+    assert words[:3] == [sys.executable, "-m", "vfl_flower.app.server_executor"]
+    assert f"--root-certificates={args.ssl_ca_certfile}" in words
     words = gate_command(federation, "0.0.0.0", 8000, 8001)
     assert words[:3] == [sys.executable, "-m", "vfl_flower.app.gate"]
 

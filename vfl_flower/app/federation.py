@@ -272,7 +272,15 @@ def superlink_command(folder: Path, port: int) -> list[str]:
         f"--ssl-keyfile={folder / KEY}",
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
+        "--isolation=process",  # server_executor_command starts the ServerApps
     ]
+
+
+def server_executor_command(folder: Path, port: int, superlink: int) -> list[str]:
+    """Return the command that starts the ServerApps of a SuperLink, by its process."""
+    options = [f"--superlink=127.0.0.1:{port}", f"--parent-pid={superlink}"]
+    options.append(f"--root-certificates={folder / AUTHORITY}")
+    return [sys.executable, "-m", "vfl_flower.app.server_executor", *options]
 
 
 def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str]:
@@ -352,6 +360,8 @@ def coordinator(
                 START,
                 f"the SuperLink on port {local_port} to answer",
             )
+            starter = server_executor_command(folder, local_port, link.pid)
+            shown.start("what starts the ServerApps", starter)
             for card in parties:
                 register(shown.processes, card)
                 typer.echo(f"registered {card.name}")
