@@ -135,7 +135,19 @@ def test_a_party_goes_on_from_its_journal_and_not_from_an_older_state(tmp_path):
     assert older.place == (5, 1)
 
 
-def test_a_round_has_one_reply(tmp_path):
+def test_an_array_that_a_round_has_replaced_goes(tmp_path):
+    memory = Memory(RecordDict())
+    for value in (1.0, 2.0):
+        with journal_of(tmp_path, 7) as line:
+            line.greet(5, memory)
+            memory.open(5)
+            memory.state["after.arrays"] = ArrayRecord([np.full(3, value)])
+            line.keep(memory)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        assert db.execute("SELECT count(*) FROM arrays").fetchone() == (1,)
+
+
+def test_a_round_has_one_reply():
     line = Journal(5, round=1, reply=b"one")
     again = SimpleNamespace(round=1)
     line.leave(again, Party(np.ones((N, 1))), b"one", 3)

@@ -42,8 +42,11 @@ class Gone(TypedDict):
 
 @step
 def find(party: Party, model: Number) -> Found:
-    """Say whether the party keeps anything of a model; nothing is changed."""
-    return {"found": any(_removals(party, model))}
+    """Say whether the party keeps anything of a model; nothing is changed.
+
+    All is looked at: where one party would refuse, no other one removes anything.
+    """
+    return {"found": bool(list(_removals(party, model)))}
 
 
 @step

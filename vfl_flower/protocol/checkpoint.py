@@ -139,8 +139,8 @@ class Checkpoint:
         """Return the nodes of the next round trip that is held; none if none is."""
         if self._db is None or not self.ahead:
             return []
-        (nodes, failure) = self._entry("nodes, failure")
-        return [] if failure else list(json.loads(nodes))
+        (nodes,) = self._entry("nodes")
+        return list(json.loads(nodes))
 
     def past(self, action: str, digest: bytes) -> Past | None:
         """Return the next round trip, if it is held.
