@@ -34,8 +34,9 @@ from vfl_flower.data import load_party, read_texts
 from vfl_flower.data.checking import check
 from vfl_flower.data.levels import parse_levels
 from vfl_flower.protocol import strategy as frame
+from vfl_flower.protocol.columns import declared
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.party import PartyError, digest_ids
 from vfl_flower.protocol.united import load_levels, save_levels
 from vfl_flower.secure_aggregation.texts import TextCode
 from vfl_flower.simulation import InProcessGrid
@@ -124,7 +125,7 @@ def test_worked_example(tmp_path):
     assert result.model.counts_.tolist() == [20, 20]
     assert result.metrics == {"levels": 2, "rare_levels": 3}
     for member in federation:
-        assert load_levels(member.state_dir) == levels
+        assert load_levels(member.state_dir)[0] == levels
         assert (member.state_dir / "levels.json").stat().st_mode & 0o777 == 0o600
     assert "2 levels of at least 20 rows" in result.model.note
     result.model.save(tmp_path / "model.npz")
@@ -452,7 +453,7 @@ def test_files_are_united_and_encoded_alike(folder):
     assert model.counts_.sum() == sum(counts[t] for t in wanted[:-1])
     for m in range(3):
         state = folder.parent / f"state-{m}"
-        assert load_levels(state) == {"region": wanted}
+        assert load_levels(state)[0] == {"region": wanted}
         node = NODE | {"data": str(folder / f"{m}.csv"), "state-dir": str(state)}
         made = load_party(party_source(node, {"strategy": "fk-kmeans"}))
         assert made.columns == ["age", *(f"region={level}" for level in wanted)]
@@ -463,6 +464,25 @@ def test_files_are_united_and_encoded_alike(folder):
                 ones[-1] = 1.0
             expected = ones if text else [np.nan] * len(ones)
             np.testing.assert_array_equal(made.X[k, 1:], expected)
+
+
+def test_a_digest_of_united_levels_tests_no_guess(folder):
+    """That of levels without a salt does, so that the attack is one."""
+    unite(folder)
+    digests, guesses = [], []
+    for m in range(3):
+        state = folder.parent / f"state-{m}"
+        levels, salt = load_levels(state)
+        node = NODE | {"data": str(folder / f"{m}.csv"), "state-dir": str(state)}
+        for digest, kept in ((digests, salt), (guesses, "")):
+            save_levels(state, levels, kept)
+            made = load_party(party_source(node, {"strategy": "fk-kmeans"}))
+            digest.append(declared(made)["levels_digest"])
+    texts = np.array(["", "region", *levels["region"]])
+    assert set(guesses) == {digest_ids(texts)}
+    assert len(set(digests)) == 1
+    assert set(digests).isdisjoint(guesses)
+    assert len(salt) == 64
 
 
 def test_clusters_of_united_columns_and_labels_later(folder):

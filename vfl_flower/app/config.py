@@ -384,9 +384,11 @@ def as_trained(source: PartySource, run_config: UserConfig) -> PartySource:
     if not (model and folder and source.united):
         return source
     for strategy in algorithms().get(str(run_config.get("strategy", "")), ()):
-        if levels := strategy.levels_of_training(folder, model):
+        levels, salt = strategy.levels_of_training(folder, model)
+        if levels:
             known = {name: levels[name] for name in source.united if name in levels}
-            return replace(source, levels={**source.levels, **known})
+            levels = {**source.levels, **known}
+            return replace(source, levels=levels, levels_salt=salt)
     return source
 
 

@@ -257,5 +257,6 @@ def keep(
     own.united = np.frombuffer(json.dumps(levels).encode(), dtype=np.uint8)
     if party.state_dir is None:
         return {"kept": False}
-    save_levels(party.state_dir, levels)
+    salt = derive_key(own.key, [b"vfl_flower salt of levels 1"]).hex()
+    save_levels(party.state_dir, levels, salt)
     return {"kept": True}

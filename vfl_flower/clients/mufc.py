@@ -582,18 +582,20 @@ def _columns(party: Party) -> tuple[int, str]:
 def _united(party: Party) -> str:
     """Return the levels that the parties have united, as JSON; "" without any."""
     entries = (party.encoding or {}).get("columns", ())
-    levels = {e["name"]: e["levels"] for e in entries if "united" in e}
-    return json.dumps(levels) if levels else ""
+    united = [entry for entry in entries if "united" in entry]
+    levels = {entry["name"]: entry["levels"] for entry in united}
+    return json.dumps([levels, united[0]["united"]]) if united else ""
 
 
-def united_levels(folder: Path, model: str) -> Levels:
-    """Return the united levels of a model's training; none without such a state."""
+def united_levels(folder: Path, model: str) -> tuple[Levels, str]:
+    """Return united levels and salt of a model's training; none without a state."""
     state = ClientState(folder, model)
     try:
         known = state.facts.levels if state.exists else ""
     except PartyError:  # the party has left the model, or its state cannot be read
-        return {}
-    return {name: tuple(some) for name, some in json.loads(known or "{}").items()}
+        return {}, ""
+    levels, salt = json.loads(known or '[{}, ""]')
+    return {name: tuple(some) for name, some in levels.items()}, salt
 
 
 def _requests(party: Party) -> dict[int, str]:

@@ -179,7 +179,7 @@ class PartyFacts:
     columns: str
     """Digest of the names of the columns; "" if they have none."""
     levels: str = ""
-    """Levels of text columns that the parties have united, as JSON; "" without any."""
+    """United levels of text columns, and their salt, as JSON; "" without any."""
 
 
 @dataclass(frozen=True, eq=False)

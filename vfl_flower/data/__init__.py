@@ -133,6 +133,7 @@ def with_united(source: PartySource) -> PartySource:
     if not missing:
         return source
     levels: Levels
+    salt = source.levels_salt
     if source.levels_open:
         levels = dict.fromkeys(missing, (OTHER,))
     elif not source.rows:
@@ -142,7 +143,7 @@ def with_united(source: PartySource) -> PartySource:
         )
     else:
         try:
-            levels = load_levels(source.state_dir)
+            levels, salt = load_levels(source.state_dir)
         except PartyError as error:
             raise PartyError(f"{who_of(source)}: {error}") from None
         if lacks := [name for name in missing if name not in levels]:
@@ -150,9 +151,8 @@ def with_united(source: PartySource) -> PartySource:
                 f"{who_of(source)}: levels of {', '.join(map(repr, lacks))} were not "
                 "united with the others: run the strategy that unites them again"
             )
-    return replace(
-        source, levels={**source.levels, **{name: levels[name] for name in missing}}
-    )
+    known = {name: levels[name] for name in missing}
+    return replace(source, levels={**source.levels, **known}, levels_salt=salt)
 
 
 def read_texts(source: PartySource) -> dict[str, Counter[str]]:

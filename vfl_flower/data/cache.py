@@ -137,6 +137,7 @@ class CacheEntry:
             source.max_levels,
             {name: list(levels) for name, levels in source.levels.items()},
             sorted(source.united),
+            source.levels_salt,
             source.filled_later,
             source.label_column,
             source.columns,

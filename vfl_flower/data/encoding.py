@@ -10,9 +10,10 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
 have one number, in its unit, for each column that the source column became, and none
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
 ``"other": true`` the last level stands for all texts that are none of the others, with
-``"kind": "date"`` the numbers are days. With ``"united": true`` the levels are those of
-all parties, and texts are compared in their normal form. ``"later"`` is how many values
-of training were missing, which stay NaN until the parties know the mean over all.
+``"kind": "date"`` the numbers are days. With ``"united"``, a secret salt of the
+parties, the levels are those of all of them, and texts are compared in their normal
+form. ``"later"`` is how many values of training were missing, which stay NaN until the
+parties know the mean over all.
 ``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
@@ -127,7 +128,7 @@ def fit(
             elif fixed is not None and OTHER in fixed:
                 entry["other"] = True
             if name in source.united:
-                entry["united"] = True
+                entry["united"] = source.levels_salt
             _fit_levels(entry, column, source)
         if not _finite(entry, numbers):
             faults.append(_too_large(name, who))

@@ -56,6 +56,8 @@ class PartySource:
     united : tuple of str
         Columns for which ``levels`` says ``united``: they have the levels that the
         parties have united, and that each keeps in `state_dir`.
+    levels_salt : str
+        A secret of the parties that have united these levels, for their digest.
     levels_open : bool
         Nobody needs their levels yet: all texts of these columns count as "other".
     delimiter : str or None
@@ -91,6 +93,7 @@ class PartySource:
     max_levels: int | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     united: tuple[str, ...] = ()
+    levels_salt: str = ""
     levels_open: bool = False
     delimiter: str | None = None
     text_encoding: str | None = None

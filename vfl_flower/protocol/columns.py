@@ -70,6 +70,8 @@ def declared(party: Party) -> Declared:
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
     texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
+    # Of united levels the server must not test guesses.
+    texts += sorted({entry["united"] for entry in entries if entry.get("united")})
     told = party.consent is None or party.consent.column_names
     return {
         "columns": [_digest(name) for name in names],

@@ -358,8 +358,8 @@ class ProtocolStrategy(Strategy):
         return parties
 
     @classmethod
-    def levels_of_training(cls, folder: Path, model: str) -> Levels:
-        """Return the united levels that a party's model was trained on.
+    def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
+        """Return the united levels that a party's model was trained on, and their salt.
 
         Where a part of the model keeps the encoding, or nothing is known: none.
 
@@ -370,7 +370,7 @@ class ProtocolStrategy(Strategy):
         model : str
             Number of the model.
         """
-        return {}
+        return {}, ""
 
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""

@@ -28,22 +28,33 @@ Levels = dict[str, tuple[str, ...]]
 """The levels of columns by their names."""
 
 
-def save_levels(folder: Path, levels: Mapping[str, tuple[str, ...]]) -> None:
+def save_levels(
+    folder: Path, levels: Mapping[str, tuple[str, ...]], salt: str = ""
+) -> None:
     """Keep the levels of columns; replace those of an earlier run.
+
+    Parameters
+    ----------
+    folder : Path
+        ``state-dir`` of the party.
+    levels : mapping of str to tuple of str
+        By column.
+    salt : str
+        A secret of the parties, for digests of the levels that the server compares.
 
     Raises
     ------
     PartyError
         The folder cannot be written to.
     """
-    content = {"format": FORMAT, "levels": dict(levels)}
+    content = {"format": FORMAT, "salt": salt, "levels": dict(levels)}
     data = json.dumps(content, ensure_ascii=False, indent=1).encode()
     write_private(folder / FILE, data, "the united levels")
     log.warning("united levels of %d columns written to %s", len(levels), folder / FILE)
 
 
-def load_levels(folder: Path | None) -> Levels:
-    """Read the levels that :func:`save_levels` has written.
+def load_levels(folder: Path | None) -> tuple[Levels, str]:
+    """Read the levels and the salt that :func:`save_levels` has written.
 
     Raises
     ------
@@ -55,6 +66,7 @@ def load_levels(folder: Path | None) -> Levels:
     try:
         content = json.loads(read_private(folder / FILE))
         levels = {name: tuple(listed) for name, listed in content["levels"].items()}
+        salt = str(content["salt"])
         fits = content["format"] == FORMAT and all(
             isinstance(level, str) for listed in levels.values() for level in listed
         )
@@ -70,4 +82,4 @@ def load_levels(folder: Path | None) -> Levels:
         fits = False
     if not fits:
         raise PartyError("united levels are damaged, or of another version")
-    return levels
+    return levels, salt

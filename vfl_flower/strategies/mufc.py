@@ -96,7 +96,7 @@ class MUFCTask(ProtocolStrategy):
             model.labels_ = known
 
     @classmethod
-    def levels_of_training(cls, folder: Path, model: str) -> Levels:
+    def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
         """Return the united levels that the party's state has kept."""
         return party.united_levels(folder, model)
 
