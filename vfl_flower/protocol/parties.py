@@ -250,6 +250,10 @@ class Parties(Sequence[PartyInfo]):
         """Wait for a reply for so many seconds at most from now on."""
         self._exchange.timeout = min(self._exchange.timeout, seconds)
 
+    def leave_checkpoint(self) -> None:
+        """Keep nothing in the checkpoint of what is asked from now on."""
+        self._exchange.checkpoint = Checkpoint()
+
     def refused(self, j: int, step: Step[Any, Any]) -> bool:
         """Return whether party `j` has refused a step and so has done nothing of it."""
         return self._exchange.refused(step.action, self[j].node_id)
