@@ -232,7 +232,10 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
             row = processes.flwr("ls", connection, "--run-id", run_id)["runs"][0]
         except RunFailed:
             if time.monotonic() > deadline:
-                raise
+                raise RunFailed(
+                    f"the SuperLink of run {run_id} does not answer: if it was "
+                    "stopped, start it again, and then the run with resume"
+                ) from None
         else:
             if row["status"].startswith("finished"):
                 return dict(row)
