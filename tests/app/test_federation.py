@@ -276,6 +276,7 @@ def test_the_commands_of_a_coordinator_are_understood(federation):
     assert name == "flower-superlink"
     assert (args.host, args.port) == ("127.0.0.1", 8001)  # not to be reached by others
     assert args.enable_supernode_auth
+    assert args.database == str(federation / "flwr" / "superlink.sqlite")
     assert not args.insecure
     for path in (args.ssl_ca_certfile, args.ssl_certfile, args.ssl_keyfile):
         assert Path(path).is_file()

@@ -46,6 +46,7 @@ from vfl_flower.app.flower_run import (
     free_port,
     wait_for,
 )
+from vfl_flower.app.link_state import forget_messages, take_up
 from vfl_flower.app.options import (
     Columns,
     Delimiter,
@@ -82,6 +83,9 @@ CONNECTION = "federation"
 HOME = "flwr"
 """Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
 
+DATABASE = "superlink.sqlite"
+"""What the SuperLink keeps from one start to the next, in Flower's folder."""
+
 RESTART = 40
 """Seconds after which systemd starts again what has failed.
 
@@ -108,8 +112,8 @@ moment ago, and the SuperLink still takes it for connected: wait {RESTART} secon
 The certificate of the SuperLink must be of the authority in --ca, and for the host in
 --superlink, but it is not; the line with "certificate verify failed" says which.""",
     "401 Unauthorized": """\
-The SuperLink does not know this SuperNode any more: the coordinator has started anew,
-or has taken the key off its list. Start this command again.""",
+The SuperLink does not know this SuperNode any more: the coordinator has taken the key
+off its list, or has lost its own. Start this command again.""",
 }
 """What a SuperNode that ends has in its log, and what that means."""
 
@@ -273,6 +277,7 @@ def superlink_command(folder: Path, port: int) -> list[str]:
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
         "--isolation=process",  # server_executor_command starts the ServerApps
+        f"--database={folder / HOME / DATABASE}",
     ]
 
 
@@ -351,8 +356,9 @@ def coordinator(
             _check_free(where, number)
         for card in parties:
             typer.echo(f"card of {card.name}: {card.fingerprint}")
-        with _until_ended(home := folder / HOME) as shown:
+        with _no_message_left(folder), _until_ended(home := folder / HOME) as shown:
             write_connection(folder, local_port, home)
+            known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
             command = superlink_command(folder, local_port)
             link = shown.start("the SuperLink", command)
             wait_for(
@@ -363,7 +369,8 @@ def coordinator(
             starter = server_executor_command(folder, local_port, link.pid)
             shown.start("what starts the ServerApps", starter)
             for card in parties:
-                register(shown.processes, card)
+                if card.supernode_pem not in known:
+                    register(shown.processes, card)
                 typer.echo(f"registered {card.name}")
             # Only now: a SuperNode whose key is not registered yet would give up.
             shown.start("the gate", gate_command(folder, host, port, local_port))
@@ -373,6 +380,16 @@ def coordinator(
                 f"{shlex.quote(str(folder))}\n"
             )
             shown.wait()
+
+
+@contextlib.contextmanager
+def _no_message_left(folder: Path) -> Iterator[None]:
+    """Leave no message of a run in the database of a SuperLink when that has ended."""
+    try:
+        yield
+    finally:
+        if (database := folder / HOME / DATABASE).exists():
+            forget_messages(database)
 
 
 def register(processes: Processes, card: Card) -> None:

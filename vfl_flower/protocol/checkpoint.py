@@ -211,15 +211,22 @@ class Checkpoint:
         if self._db is not None and self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
-    def failed(self, failure: PartyFailed) -> None:
-        """Keep that the run begins again without the parties that failed."""
+    def failed(self, failure: PartyFailed) -> bool:
+        """Keep that the run begins again without the parties that failed.
+
+        Returns
+        -------
+        bool
+            Whether the checkpoint had it: the run goes on that did so before.
+        """
         if self._db is None:
-            return
-        if self.ahead:  # it did before
+            return False
+        if self.ahead:
             self._place += 1
-            return
+            return True
         what = [failure.party, failure.action, failure.reason, failure.nodes]
         self._append(failure.action, b"", 0.0, "[]", json.dumps(what))
+        return False
 
     def _append(self, *entry: Any) -> None:
         if self._db is None:

@@ -266,7 +266,8 @@ class ProtocolStrategy(Strategy):
         missing, failed = dict[int, str](), ""
         begun: list[str] = []
         while True:
-            run = Run(seed, evaluate_fn, list(missing.values()), begun)
+            run = Run(seed, evaluate_fn, list(dict.fromkeys(missing.values())), begun)
+            parties = None
             try:
                 parties = self.greet(
                     grid,
@@ -280,20 +281,27 @@ class ProtocolStrategy(Strategy):
                     watch.greeted(self, parties, ledger)
                 arrays = self.protocol(parties, run)
                 break
-            except PartyFailed as failure:
-                if not self.allow_missing or not failure.nodes or run.final:
-                    raise
-                log.warning("%s; the run begins again without it", failure)
-                checkpoint.failed(failure)
-                missing |= failure.nodes
-                failed = str(failure)
-            except FederationError as error:
-                if not failed:
-                    raise
-                raise FederationError(
-                    f"{error}; before that, {failed}, and the run began again without "
-                    f"{', '.join(missing.values())}"
-                ) from None
+            except Exception as error:
+                without = self._without(error, run)
+                # First, since a run that goes on does not meet what is tidied up.
+                known = False
+                if without and isinstance(error, PartyFailed):
+                    known = checkpoint.failed(error)
+                if parties is not None and not known:
+                    parties.leave_checkpoint()
+                    self.give_up(parties, run, error)
+                if without:
+                    log.warning("%s; the run begins again without it", error)
+                    missing |= without
+                    failed = str(error)
+                    continue
+                told = isinstance(error, PartyFailed) or not failed
+                if isinstance(error, FederationError) and not told:
+                    raise FederationError(
+                        f"{error}; before that, {failed}, and the run began again "
+                        f"without {', '.join(missing.values())}"
+                    ) from None
+                raise
         ledger.watch = None
         recorded = run.train_metrics
         warnings = self.shortfalls(dict(recorded[max(recorded)])) if recorded else []
@@ -309,6 +317,18 @@ class ProtocolStrategy(Strategy):
             seed=self.seed,
             warnings=tuple(warnings),
         )
+
+    def _without(self, error: Exception, run: Run) -> dict[int, str]:
+        """Return the nodes, and their names, without which the run begins again."""
+        if not self.allow_missing or run.final or not isinstance(error, PartyFailed):
+            return {}
+        return error.nodes
+
+    def give_up(self, parties: Parties, run: Run, error: Exception) -> None:
+        """Tidy up after a protocol that failed, whether or not the run begins again.
+
+        What parties are asked here is not in the checkpoint.
+        """
 
     def greet(
         self,

@@ -277,18 +277,19 @@ class ClusterTraining(MUFCTask):
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1; a training that fails leaves no ids at the parties."""
+        """Algorithm 1."""
         model = f"{parties.session:016x}"
         log.info("model %s", model)
-        try:
-            return self.train(parties, run, model)
-        except Exception as error:
-            state = None if self.folder is None else ServerState(self.folder, model)
-            saved = state is not None and state.exists and state.version > 0
-            if state is not None and model in run.begun and not saved:
-                failed = error.nodes if isinstance(error, PartyFailed) else {}
-                abandon(parties, model, list(failed))
-            raise
+        return self.train(parties, run, model)
+
+    def give_up(self, parties: Parties, run: Run, error: Exception) -> None:
+        """Let a training that failed leave no ids at the parties."""
+        model = f"{parties.session:016x}"
+        state = None if self.folder is None else ServerState(self.folder, model)
+        saved = state is not None and state.exists and state.version > 0
+        if state is not None and model in run.begun and not saved:
+            failed = error.nodes if isinstance(error, PartyFailed) else {}
+            abandon(parties, model, list(failed))
 
     def train(self, parties: Parties, run: Run, model: str) -> ArrayRecord:
         """Algorithm 1."""
