@@ -375,7 +375,7 @@ class Site:
         home = str(self.place / "federation" / "flwr")
         if number is not None:
             subprocess.run(
-                ["flwr", "stop", *number.groups()],
+                [str(Path(sys.executable).with_name("flwr")), "stop", *number.groups()],
                 env={**os.environ, "FLWR_HOME": home},
                 capture_output=True,
                 check=False,
