@@ -242,8 +242,8 @@ class Site:
 
     def heal(self) -> None:
         """Bring back what has ended, so that all of it knows each other."""
-        gone = [n for n, r in self.started.items() if r.process.poll() is not None]
-        if "coordinator" in gone:  # which has forgotten the parties
+        ended = [n for n, r in self.started.items() if r.process.poll() is not None]
+        if "coordinator" in ended:  # which has forgotten the parties
             for name in NAMES:
                 running = self.started[name].process
                 if running.poll() is None:
@@ -256,7 +256,7 @@ class Site:
 
     def orphans(self) -> list[int]:
         """Return processes of this site that have outlived the command they are of."""
-        mine = set(started_in(self.place))
+        started = set(started_in(self.place))
         commands = {running.process.pid for running in self.started.values()}
         table = {pid: parent for pid, parent, _ in processes()}
 
@@ -269,8 +269,10 @@ class Site:
 
         # Flower starts some of its own in sessions of their own, below process 1.
         if self.started["coordinator"].process.poll() is None:
-            mine = {p for p in mine if f"{self.place}/federation/" not in home_of(p)}
-        return sorted(pid for pid in mine if not owned(pid))
+            started = {
+                p for p in started if f"{self.place}/federation/" not in home_of(p)
+            }
+        return sorted(pid for pid in started if not owned(pid))
 
     def pid(self, kind: str, name: str) -> int | None:
         """Return the process of a kind, the one of a party where each has one."""
@@ -296,9 +298,9 @@ class Site:
             "SuperLink": "flower-superlink",
             "SuperExec": "flower-superexec",
         }.get(kind)
-        mine = set(started_in(self.place))
+        started = set(started_in(self.place))
         for pid, _, words in table:
-            if pid in mine and (
+            if pid in started and (
                 named(words, command) if command else "vfl_flower.app.gate" in words
             ):
                 return pid
@@ -306,16 +308,16 @@ class Site:
 
     def passing(self) -> list[str]:
         """Return processes that are of a run or of one message, and not of the site."""
-        mine = set(started_in(self.place))
+        started = set(started_in(self.place))
         table = list(processes())
         forks = {pid for pid, _, w in table if any("forkserver" in word for word in w)}
-        some = []
+        passing = []
         for pid, parent, words in table:
-            if pid in mine and named(words, "flwr-serverapp"):
-                some.append("flwr-serverapp")
-            if pid in mine and parent in forks:
-                some.append("process of a message")
-        return some + ["orphan" for _ in self.orphans()]
+            if pid in started and named(words, "flwr-serverapp"):
+                passing.append("flwr-serverapp")
+            if pid in started and parent in forks:
+                passing.append("process of a message")
+        return passing + ["orphan" for _ in self.orphans()]
 
     # -- runs --------------------------------------------------------------------------
 
@@ -373,7 +375,7 @@ class Site:
         home = str(self.place / "federation" / "flwr")
         if number is not None:
             subprocess.run(
-                ["flwr", "stop", *number.groups()],
+                [str(Path(sys.executable).with_name("flwr")), "stop", *number.groups()],
                 env={**os.environ, "FLWR_HOME": home},
                 capture_output=True,
                 check=False,
@@ -461,13 +463,13 @@ def metrics_of(text: Any) -> Any:
     return text
 
 
-def equal(some: dict[str, Any], others: dict[str, Any]) -> bool:
+def equal(result: dict[str, Any], truth: dict[str, Any]) -> bool:
     """Return whether two results are the same, bit for bit."""
-    return some.keys() == others.keys() and all(
-        np.array_equal(value, others[key], equal_nan=value.dtype.kind == "f")
+    return result.keys() == truth.keys() and all(
+        np.array_equal(value, truth[key], equal_nan=value.dtype.kind == "f")
         if isinstance(value, np.ndarray)
-        else value == others[key]
-        for key, value in some.items()
+        else value == truth[key]
+        for key, value in result.items()
     )
 
 
@@ -505,7 +507,7 @@ class Matrix:
         for _ in range(self.truths):
             self._restore()
             before = {name: len(site.received(name)) for name in NAMES}
-            gaps = self._times()
+            gaps = Gaps(site)
             start = time.monotonic()
             followed = site.run(*self.more, seen=gaps.watch)
             gaps.over = True
@@ -515,22 +517,19 @@ class Matrix:
         self.trips = len(site.received(NAMES[0])) - before[NAMES[0]]
         self.gap = gaps.mean()
         self.truth = truths[-1]
-        sure = f"{len(truths)} runs"
+        agreement = f"{len(truths)} runs"
         if not equal(truths[0], truths[-1]):
-            sure += f" that differ in {self._other(truths)}"
+            agreement += f" that differ in {self._other(truths)}"
         print(
             f"{self.case}: {seconds:.0f} s, {self.trips} messages a party, one in "
-            f"{self.gap:.2f} s; {sure}; {len(self.truth)} values; "
+            f"{self.gap:.2f} s; {agreement}; {len(self.truth)} values; "
             f"left {self._left() or 'nothing'}",
             flush=True,
         )
 
     def _other(self, truths: list[dict[str, Any]]) -> list[str]:
-        some, others = truths[0], truths[-1]
-        return [k for k in some if not equal({k: some[k]}, {k: others.get(k)})]
-
-    def _times(self) -> Gaps:
-        return Gaps(self.site)
+        result, truth = truths[0], truths[-1]
+        return [k for k in result if not equal({k: result[k]}, {k: truth.get(k)})]
 
     def _train(self) -> None:
         """Train the model that later runs forget rows of; keep all states."""
@@ -547,12 +546,12 @@ class Matrix:
         }
         self.more = (f"model={model}",)
         for name in NAMES[:2]:
-            gone = [site.ids[name][k] for k in (3, 40)]
+            rows = [site.ids[name][k] for k in (3, 40)]
             file = site.place / f"{name}.csv"
             table = pd.read_csv(file)
-            table[~table["row"].isin(gone)].to_csv(file, index=False)
-            (site.place / name / "state" / "forget.txt").write_text("\n".join(gone))
-            self.forgotten += gone
+            table[~table["row"].isin(rows)].to_csv(file, index=False)
+            (site.place / name / "state" / "forget.txt").write_text("\n".join(rows))
+            self.forgotten += rows
         self.kept = Path(tempfile.mkdtemp(prefix="kept-", dir="/tmp"))
         for part in self._states():
             shutil.copytree(site.place / part, self.kept / part)
@@ -580,7 +579,7 @@ class Matrix:
         if kind == "ClientApp":
             delay = 0.0  # such a process lives for a tenth of a second
         before = len(site.received(party))
-        told: dict[str, Any] = {}
+        kill: dict[str, Any] = {}
 
         def seen() -> None:
             while len(site.received(party)) < before + nth:
@@ -591,21 +590,21 @@ class Matrix:
             while pid is None and time.monotonic() < deadline:
                 pid = site.pid(kind, party)
             if pid is None:
-                told["step"] = "too late"
+                kill["step"] = "too late"
                 return
-            told["step"] = site.received(party)[-1]
+            kill["step"] = site.received(party)[-1]
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            site.killed_at = told["at"] = time.monotonic()
+            site.killed_at = kill["at"] = time.monotonic()
             if restart:
                 self._supervise(
                     party if kind in ("SuperNode", "party") else "coordinator"
                 )
 
         followed = site.run(*self.more, seen=seen)
-        step = f"{told.get('step', 'not reached')} ({nth} of {self.trips})"
+        step = f"{kill.get('step', 'not reached')} ({nth} of {self.trips})"
         who = f"{kind} of {party}" if kind in PARTYS else kind
-        seconds = followed.ended - told.get("at", followed.ended)
+        seconds = followed.ended - kill.get("at", followed.ended)
         how = "restart" if restart else "no restart"
         if kind in ("ClientApp", "forkserver"):
             how = "by itself"

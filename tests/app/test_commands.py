@@ -194,6 +194,9 @@ def test_a_line_a_step_and_none_of_flower(capsys):
         "\x1b[92mINFO\x1b[0m :      Starting logstream",
         *map(str, lines),
         "3 parties: a, b, c",
+        "╭─ Error ─╮",
+        "│ Connection to the SuperLink is unavailable. │",
+        "╰─────────╯",
         "\x1b[91mERROR\x1b[0m :     ServerApp raised an exception",
         "Traceback (most recent call last):",
     ]:

@@ -27,8 +27,8 @@ from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.strategies import ALGORITHMS
 
-_FLOWERS = re.compile(r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:")
-"""Beginning of a line that Flower itself has logged."""
+_FLOWERS = re.compile(r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|[╭│╰]")
+"""Beginning of a line that Flower itself has logged, or of a box that it draws."""
 
 _WORDS = {"true": True, "false": False}
 
