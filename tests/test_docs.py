@@ -369,6 +369,13 @@ def test_run_configs_make_a_strategy(words, monkeypatch):
     make_strategy(config)
 
 
+@parametrise("words", commands("vfl-flower run"))
+def test_settings_of_runs_make_a_strategy(words):
+    task = [*options(words, "--task"), "train"][0]
+    config = gather(words[2], task, options(words, "--set"))
+    make_strategy(check_run_config(config))
+
+
 def test_demo_config_makes_a_strategy():
     table = tomllib.loads((ROOT / "simulations/flights.toml").read_text())
     config = {k: v for k, v in table.items() if not isinstance(v, dict)}

@@ -188,7 +188,7 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     with pytest.raises(
         FederationError,
         match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='cg' the run asks for no rows, "
-        "but for row-sums, totals, coefficients",
+        "and instead for row-sums, totals, coefficients",
     ):
         CoresetVRLR(10).start(RealParties(parties))
 

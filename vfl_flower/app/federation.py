@@ -37,7 +37,7 @@ from vfl_flower.app.certificates import (
     read_certificate,
     write_certificates,
 )
-from vfl_flower.app.config import party_source
+from vfl_flower.app.config import UserConfig, party_source
 from vfl_flower.app.findings import print_findings, silence
 from vfl_flower.app.flower_run import (
     START,
@@ -104,10 +104,11 @@ TIED = (
 
 WHY_ENDED = {
     "code: 2004": f"""\
-The SuperLink has refused the key of this SuperNode (code 2004), which has two causes
-that flwr does not tell apart. Either the key is not registered: the coordinator must
-start with this party's card. Or a SuperNode with this key has ended without a goodbye a
-moment ago, and the SuperLink still takes it for connected: wait {RESTART} seconds.""",
+The SuperLink has refused the key of this SuperNode (code 2004), which has three causes
+that flwr does not tell apart. The key is not registered: the coordinator must start
+with this party's card. Or this party runs already, in another terminal or on another
+machine: stop one of the two. Or it has ended without a goodbye a moment ago, and the
+SuperLink still takes it for connected: wait {RESTART} seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be of the authority in --ca, and for the host in
 --superlink, but it is not; the line with "certificate verify failed" says which.""",
@@ -181,12 +182,15 @@ def init(
         needs = {strategy: needs_of(strategy) for strategy in chosen}
         sources: list[PartySource] = []  # as each strategy reads the file
         for strategy in chosen or [""]:
-            source = party_source(config, {"strategy": strategy} if strategy else {})
+            source = _read_by(config, strategy)
             sources += [source] if source not in sources else []
         sound = True
         for source in sources:
             with silence():
                 checked = check(source)
+            if len(sources) > 1:
+                readers = [s for s in chosen if _read_by(config, s) == source]
+                typer.echo(f"As {', '.join(readers)} reads the file:")
             print_findings(checked, show=False)
             sound &= checked.sound
         if not sound:
@@ -195,14 +199,14 @@ def init(
         card = write_party_folder(Path(name), config, kinds)
     typer.echo(
         f"\nWritten, for you alone to read: {name}/\n"
-        f"  {NODE_CONFIG:13} how the SuperNode reads the data\n"
-        f"  {CONSENT:13} what may leave this party, and whom it takes part with\n"
-        f"  {SUPERNODE_KEY:13} the key of the SuperNode\n"
-        f"  state/        the key of the party, identity.pem: keep a copy of it\n"
-        f"  {name}.card  public: give this file to the coordinator and to all parties\n"
+        f"  {NODE_CONFIG:13}  how the SuperNode reads the data\n"
+        f"  {CONSENT:13}  what may leave this party, and whom it takes part with\n"
+        f"  {SUPERNODE_KEY:13}  the key of the SuperNode: keep a copy of it\n"
+        f"  state/         the key of the party, identity.pem: keep a copy of it\n\n"
+        f"{name}/{name}.card is public: give it to the coordinator and all parties.\n"
     )
     for strategy, (some, less) in needs.items():
-        typer.echo(f"{CONSENT} lets leave this party what {strategy} needs:")
+        typer.echo(f"{CONSENT} permits what {strategy} needs:")
         for kind in some:
             typer.echo(f"  {kind}: {KINDS[kind]}")
         typer.echo(f"  {less}.\n" if less else "")
@@ -213,6 +217,11 @@ def init(
         )
     typer.echo("Fingerprint of the card, to be compared on the telephone:")
     typer.echo(f"  {card.fingerprint}")
+
+
+def _read_by(config: UserConfig, strategy: str) -> PartySource:
+    """Return how a strategy reads the file of a node config; "": any of them."""
+    return party_source(config, {"strategy": strategy} if strategy else {})
 
 
 # -- the owner of the SuperLink --------------------------------------------------------
@@ -235,6 +244,11 @@ def certificates(
     """Write the certificates of a SuperLink, and an authority that signs no others."""
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     with _told():
+        if (folder / KEY).exists():
+            raise ValueError(
+                f"{folder} has certificates already, and they are not replaced: choose "
+                "another --folder"
+            )
         new = not folder.exists()
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -340,6 +354,10 @@ def coordinator(
     folder = folder.absolute()
     with _told():
         parties = load_cards(cards)
+        if not (folder / AUTHORITY).exists():
+            raise ValueError(
+                f"{folder} must be a folder that vfl-flower certificates has written"
+            )
         for name in (AUTHORITY, CERTIFICATE):
             read_certificate(folder / name)
         if not os.access(folder / KEY, os.R_OK):

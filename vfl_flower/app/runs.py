@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +29,9 @@ from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.strategies import ALGORITHMS
 
-_FLOWERS = re.compile(r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|[╭│╰]")
+_FLOWERS = re.compile(
+    r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|Successfully installed |[╭│╰]"
+)
 """Beginning of a line that Flower itself has logged, or of a box that it draws."""
 
 _WORDS = {"true": True, "false": False}
@@ -56,7 +60,10 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"set must be key=value, got {item!r}")
         if name not in keys:  # with the hint at the nearest one
-            check_run_config({item.partition("=")[0].strip(): text})
+            near = get_close_matches(name, keys, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            given_name = item.partition("=")[0].strip()
+            raise ValueError(f"run config has no key {given_name!r}{hint}")
         values[name] = _value(keys[name], text.strip())
     return values
 
@@ -219,8 +226,8 @@ def connection_of(name: str, federation: Path | None = None) -> str:
         home = federation.absolute() / HOME
         if not (home / "config.toml").is_file():
             raise ValueError(
-                "federation must be a folder in which vfl-flower coordinator runs, got "
-                f"{federation}"
+                "federation must be the folder that vfl-flower coordinator was started "
+                f"with, and in {federation} it has never run"
             )
         os.environ["FLWR_HOME"] = str(home)
     try:
@@ -266,12 +273,17 @@ def start(
     """
     name = connection_of(connection, federation)
 
+    home = os.environ.get("FLWR_HOME", "")
+    where = f"FLWR_HOME={shlex.quote(home)} " if home else ""
+
     def started(run_id: str) -> None:
         print(
-            f"run {run_id} on {name}, bundle {bundle_hash()[:16]}: closing this does "
-            f"not end it, flwr stop {run_id} {name} does",
+            f"run {run_id}, bundle {bundle_hash()[:16]}. It goes on if this command "
+            f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
             flush=True,
         )
+
+    print(f"starting a run on {name}", flush=True)
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -332,5 +344,5 @@ def fail(error: Exception) -> None:
         Always.
     """
     reason = getattr(error, "reason", "")
-    typer.echo(f"the run failed: {reason}" if reason else str(error), err=True)
+    typer.echo(f"the run failed: {reason}" if reason else f"Error: {error}", err=True)
     raise typer.Exit(1) from None

@@ -126,9 +126,11 @@ def _of_column(
 ) -> Iterator[Finding]:
     name, numbers = column.name, column.numbers
     what = f"column {name!r}"
-    if numbers.gaps:
-        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become its "
-        text += source.impute
+    if numbers.gaps and source.impute != "none":
+        its = f"the {source.impute} of each of its 0/1 columns"
+        filled = its if column.kind in TEXT else f"its {source.impute}"
+        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become "
+        text += filled
         yield Finding("note", "missing", name, text, "impute")
     if column.kind in TEXT:
         yield from _of_levels(column, entry, source)

@@ -657,14 +657,16 @@ class Parties(Sequence[PartyInfo]):
         """Wait for a number of nodes; `source` says where it comes from."""
         wanted = max(self._least, n_parties)
         deadline = time.monotonic() + self.timeout
-        poll = FIRST_POLL
+        poll, told = FIRST_POLL, -1
         while len(nodes := self._nodes()) < wanted:
             if self._without:  # those that are left have connected before
                 raise FederationError(
                     f"the run needs {wanted} parties{source}, {len(nodes)} left"
                 )
-            if poll == FIRST_POLL:
-                log.info("waiting for %d parties, %d connected", wanted, len(nodes))
+            if len(nodes) != told:
+                told, left = len(nodes), max(0, round(deadline - time.monotonic()))
+                text = "waiting for %d parties, %d connected; at most %d s more"
+                log.info(text, wanted, told, left)
             if time.monotonic() > deadline:
                 raise FederationError(
                     f"the run needs {wanted} parties{source}, {len(nodes)} connected "

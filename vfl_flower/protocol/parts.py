@@ -229,8 +229,8 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
     except FileNotFoundError:
         logger.error("no file %s", path)
         raise PartyError(
-            f"this party has no part of model {model}; its state-dir has parts of "
-            f"{len(list_parts(folder))} other ones"
+            f"this party has no part of model {model}; models of which its state-dir "
+            f"has parts: {len(list_parts(folder))}"
         ) from None
     except OSError as error:
         logger.error("cannot read %s: %s", path, error.strerror)

@@ -218,8 +218,8 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
         fits &= order.ids.dtype == np.uint8 and order.ids.shape[1:] == (DIGEST_BYTES,)
     except FileNotFoundError:
         raise PartyError(
-            f"this party's state-dir has no alignment {name!r}: run the strategy that "
-            "makes it first"
+            f"this party's state-dir has no alignment {name!r}: name another one, or "
+            "run the strategy align with this name first"
         ) from None
     except OSError as error:
         log.error("cannot read %s: %s", path, error.strerror)

@@ -488,8 +488,13 @@ class ProtocolStrategy(Strategy):
         return type(self)(**kept | settings)
 
     def summary(self) -> None:
-        """Log the settings of the strategy, without secrets."""
-        shown = ", ".join(f"{k}={v!r}" for k, v in values_of(self).items())
+        """Log the settings that are not as by default, without secrets."""
+        defaults = {s.name: s.default for s in settings_of(type(self))}
+        shown = ", ".join(
+            f"{name}={value!r}"
+            for name, value in values_of(self).items()
+            if repr(getattr(self, name)) != repr(defaults[name])
+        )
         log.info("%s(%s)", type(self).__name__, shown)
 
     def configure_train(self, *args: Any, **kwargs: Any) -> NoReturn:
