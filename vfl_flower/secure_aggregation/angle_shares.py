@@ -173,7 +173,8 @@ def cosine_error(
         The m of cos(m theta).
     """
     moved = 1 / math.sqrt(2.0 ** (fraction + 1))
-    return math.pi * multiple * parties / 2**angle_bits + moved * (2 + moved)
+    turned = math.pi * multiple * parties / (1 << angle_bits)
+    return turned + moved * (2 + moved)
 
 
 def _cosine_and_sine(angles: Array, multiple: int, fraction: int) -> Array:

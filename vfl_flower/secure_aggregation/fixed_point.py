@@ -77,7 +77,7 @@ class FixedPoint:
     @property
     def largest(self) -> Fraction:
         """Bound of the size of an encoding, 2^f bound + 1/2, exactly."""
-        return Fraction(self.bound) * 2**self.fraction + Fraction(1, 2)
+        return Fraction(self.bound) * (1 << self.fraction) + Fraction(1, 2)
 
     @property
     def error(self) -> float:
