@@ -14,6 +14,11 @@ Angles are unsigned integers, fractions of a turn, as in
 :class:`vfl_flower.secure_aggregation.Circle`: they wrap, so a uniform angle hides
 another perfectly. Whole multiples m theta come from the same message, m delta, with
 shares of cos(m r) and sin(m r).
+
+That sine and cosine reduce to those of a random angle is in "New approach for sine and
+cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914), and a dealer who
+gives shares of t, sin t and cos t, in A. Y. L. Kei and S. S. M. Chow, "SHAFT", NDSS
+2025. Here the angle is a sum over any number of parties, and its mask too.
 """
 
 from __future__ import annotations
@@ -130,6 +135,9 @@ def cosine_shares(
     -------
     Array of uint64, shape (b, len(multiples) * features)
         [cos(m theta)]_j, with f fraction bits; the features of the first m come first.
+        They are even where cos and sin of delta are, so not uniform: send them to
+        nobody but under a mask, as the triples of
+        :mod:`vfl_flower.secure_aggregation.triples` do.
 
     Raises
     ------

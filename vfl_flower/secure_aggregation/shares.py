@@ -49,6 +49,10 @@ def new_seed() -> bytes:
 class Deal:
     """What one piece of dealt randomness is for; the same at all who use it.
 
+    **Contract of the caller**: never use one again for other data. Two openings under
+    one mask give away the difference of what they hide. The same data may be opened
+    again (a retry): the message is then the same, bit for bit.
+
     Parameters
     ----------
     run_id : int

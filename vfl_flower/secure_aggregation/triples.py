@@ -153,7 +153,8 @@ class GramTriple:
         Returns
         -------
         Array of uint64, shape (columns * (columns + 1) / 2,)
-            Uniform, but that the sum of both is what :func:`open_gram` opens.
+            Uniform, but for the lowest bits, those of E^T E, which both know; and but
+            that the sum of both is what :func:`open_gram` opens.
         """
         columns = self.deal.shape[1]
         dealt = self._product[:columns, :columns] << np.uint64(1)
@@ -227,12 +228,12 @@ def open_gram(first: Array, second: Array, deal: Deal) -> Array:
     Raises
     ------
     ValueError
-        If the sum is not of two shares of one Gram matrix: half of the elements of a
-        wrong one are odd.
+        If the parties have not added the same openings E: then half of the elements
+        of the sum are odd.
     """
     doubled = reduce(first + second, deal.bits + 1)
     if (doubled & np.uint64(1)).any():
-        raise ValueError("shares must be of one Gram matrix, got sums that are odd")
+        raise ValueError("shares must be of the same openings, got odd sums")
     return symmetric(doubled >> np.uint64(1), deal.shape[1])
 
 
