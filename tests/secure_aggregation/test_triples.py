@@ -1,6 +1,8 @@
 """Gram matrices and predictions under shares: exact, hidden, and bound to their use."""
 
 import dataclasses
+import tracemalloc
+from collections import deque
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from vfl_flower.secure_aggregation.fixed_point import (
 )
 from vfl_flower.secure_aggregation.ring_products import SquareSum
 from vfl_flower.secure_aggregation.shares import (
+    BLOCK_ROWS,
     Deal,
     Dealt,
     add,
@@ -56,6 +59,11 @@ def uniform_elements(rng, shape, bits):
 def shared(rng, values, bits):
     first = uniform_elements(rng, values.shape, bits)
     return first, subtract(values, first, bits)
+
+
+def seed_alone(rows):
+    deal = use(rows, 8)
+    return Dealt.of(deal, 0, deal.seed(ROOT, 0))
 
 
 def openings(deal, pair, shares):
@@ -182,6 +190,27 @@ def test_a_prediction_is_the_product_of_the_elements(rows, columns, outputs, see
     assert np.array_equal(add(*shares, bits=56), exact.astype("<u8"))
     spare = pair[1].sacrifice(CHALLENGE)
     assert pair[0].proof(CHALLENGE, spare) == pair[1].proof(CHALLENGE)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda rows: deal_gram(use(rows, 8), ROOT),
+        lambda rows: deque(
+            GramTriple(use(rows, 8), 0, seed_alone(rows)).sacrifice(ROOT), 0
+        ),
+        lambda rows: deal_predictions(use(rows, 64, 1), ROOT),
+    ],
+)
+def test_masks_are_made_block_by_block(work):
+    peaks = []
+    for blocks in (2, 12):
+        tracemalloc.start()
+        work(blocks * BLOCK_ROWS)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # Ten more blocks of a mask are 10 * 1024 * (8 + 40) * 8 bytes, nearly 4 MB.
+    assert peaks[1] - peaks[0] < 1e6
 
 
 def test_a_triangle_is_half_of_a_symmetric_matrix():

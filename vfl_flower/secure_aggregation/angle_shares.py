@@ -155,7 +155,10 @@ def cosine_shares(
     features = []
     for m, (cosine, sine) in zip(multiples, shares, strict=True):
         cos_delta, sin_delta = _cosine_and_sine(delta, m, fraction)
-        features.append(reduce(cos_delta * cosine + sin_delta * sine, deal.bits))
+        cos_delta *= cosine
+        sin_delta *= sine
+        cos_delta += sin_delta
+        features.append(reduce(cos_delta, deal.bits))
     return np.concatenate(features, axis=1)
 
 
@@ -185,13 +188,16 @@ def cosine_error(
     return turned + moved * (2 + moved)
 
 
-def _cosine_and_sine(angles: Array, multiple: int, fraction: int) -> Array:
-    """Return cos and sin of multiples of angles, with f / 2 fraction bits, stacked."""
+def _cosine_and_sine(
+    angles: Array, multiple: int, fraction: int
+) -> tuple[Array, Array]:
+    """Return cos and sin of multiples of angles, with f / 2 fraction bits."""
     if fraction % 2:
         raise ValueError(f"fraction must be even, got {fraction}")
     turned = angles * angles.dtype.type(multiple)
     quarter = angles.dtype.type(2 ** (8 * angles.itemsize - 2))
-    return np.stack([_cosine(a, fraction // 2) for a in (turned, turned - quarter)])
+    half = fraction // 2
+    return _cosine(turned, half), _cosine(turned - quarter, half)
 
 
 def _cosine(angles: Array, fraction: int) -> Array:

@@ -255,9 +255,10 @@ def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     vectors = _vectors(deal, seeds[0])
-    masks = [_matrix(deal, seeds[1], i) for i, _ in enumerate(deal.blocks())]
-    masks.append(_spare_rows(deal, seeds[1]))
-    results = np.concatenate([product(mask, vectors, deal.bits) for mask in masks])
+    masks = (_matrix(deal, seeds[1], i) for i, _ in enumerate(deal.blocks()))
+    products = [product(mask, vectors, deal.bits) for mask in masks]
+    products.append(product(_spare_rows(deal, seeds[1]), vectors, deal.bits))
+    results = np.concatenate(products)
     first = deal.elements(seeds[0], "product", 0, results.shape)
     correction = pack(subtract(results, first, deal.bits), deal.bits)
     return Dealt.of(deal, 0, seeds[0]), Dealt.of(deal, 1, seeds[1], correction)
