@@ -86,8 +86,12 @@ def test_the_error_bound_is_nearly_reached_by_the_rounding_of_cosines():
     angles = [rng.integers(2**16, size=deal.shape).astype("<u2") for _ in range(2)]
     _, shares = run(deal, angles)
     exact = np.cos(2 * np.pi * (angles[0] + angles[1]).astype(float) / 2**16)
-    error = np.abs(decode(add(*shares, bits=48), 48, FRACTION) - exact).max()
-    assert 0.8 < error / cosine_error(0, FRACTION) <= 1
+    error = decode(add(*shares, bits=48), 48, FRACTION) - exact
+    assert 0.8 < np.abs(error).max() / cosine_error(0, FRACTION) <= 1
+    assert error.std() == pytest.approx(2**-8 / 6**0.5, rel=0.02)
+    near = exact + error
+    entries = (near.T @ near - exact.T @ exact)[np.triu_indices(100, 1)]
+    assert entries.std() == pytest.approx(1000**0.5 * 2**-8 / 6**0.5, rel=0.1)
 
 
 def test_more_fraction_bits_make_finer_cosines():

@@ -52,6 +52,8 @@ def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
     -------
     Array of the type and shape of `angles`
         Uniform to whoever lacks the seed. The sum over the parties wraps to delta.
+        Pairwise masks on top of it keep each party's angles from a dealer who colludes
+        with a computing party: both then read the sum alone.
     """
     width = 8 * angles.itemsize
     return angles + deal.elements(seed, "angles", block, angles.shape, width)

@@ -3,7 +3,7 @@
 A number v becomes the integer nearest to ``2^f v``, with f fraction bits. A product of
 two such integers has 2 f, and nothing is ever cut off: local truncation of shares goes
 wrong with a probability that grows with the numbers (P. Mohassel and Y. Zhang,
-"SecureML", IEEE S&P 2017, section 4.1), and is not needed where one product follows.
+"SecureML", IEEE S&P 2017), and is not needed where one product follows.
 So the ring must hold the largest sum of products with all its fraction bits, and its
 width follows from a bound on the numbers that everybody states beforehand.
 """
@@ -242,6 +242,10 @@ def gram_error(rows: int, bound: float, error: float) -> float:
 
     ``|a' b' - a b| <= error (2 bound + error)`` in each of the rows, where a' and b'
     differ from a and b by at most `error`.
+
+    The roundings of many rows mostly cancel: a cosine with f fraction bits has errors
+    of a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram matrix
+    of cosines one of about sqrt(rows) times that.
 
     Parameters
     ----------
