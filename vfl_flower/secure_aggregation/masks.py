@@ -171,7 +171,7 @@ class PairwiseMasks:
         parts = context(self._run_id, action, name, round)
         parts += [group.label.encode(), str(operator.index(count)).encode()]
         parts = [PAD_LABEL, *parts, self._public_keys[index]]
-        take = _stream(self._secrets[index], parts)
+        take = stream(self._secrets[index], parts)
         return _add_streams(np.zeros(count, group.dtype), group, [(True, take)])
 
     def _hide(
@@ -185,7 +185,7 @@ class PairwiseMasks:
             if j != self._index:
                 pair = sorted((self._index, j))
                 keys = [self._public_keys[i] for i in pair]
-                take = _stream(secret, [LABEL, *parts, *keys])
+                take = stream(secret, [LABEL, *parts, *keys])
                 streams.append((self._index < j, take))
         return _add_streams(elements, group, streams)
 
@@ -365,7 +365,7 @@ def derive_key(secret: bytes, parts: Sequence[bytes]) -> bytes:
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
-def _stream(secret: bytes, parts: Sequence[bytes]) -> Take:
+def stream(secret: bytes, parts: Sequence[bytes]) -> Take:
     """Return the ChaCha20 key stream of one secret in one context.
 
     ChaCha20 (RFC 8439) is safe as long as no pair of key and nonce encrypts two

@@ -1,0 +1,151 @@
+"""Encodings are exact to their error, and rings are as wide as the bound needs."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vfl_flower.secure_aggregation.fixed_point import (
+    WIDTHS,
+    FixedPoint,
+    cosine_bound,
+    decode,
+    finest_gram_fixed_point,
+    gram_error,
+    gram_fixed_point,
+    prediction_error,
+    weights_fixed_point,
+)
+
+widths = st.sampled_from(WIDTHS)
+
+
+@given(widths, st.integers(0, 30), st.data())
+def test_decoding_returns_each_number_to_the_stated_error(bits, fraction, data):
+    numbers = FixedPoint(bits, fraction, bound=100.0)
+    edges = st.sampled_from([-100.0, 100.0, 0.0, numbers.error, -numbers.error])
+    values = np.array(data.draw(st.lists(edges | st.floats(-100, 100), min_size=1)))
+    elements, clipped = numbers.encode(values)
+    assert clipped == 0
+    assert elements.dtype == np.uint64
+    assert int(elements.max()) < 2**bits
+    assert np.abs(numbers.decode(elements) - values).max() <= numbers.error
+
+
+def test_numbers_beyond_the_bound_are_clipped_and_counted():
+    elements, clipped = FixedPoint(48, 4, 2.0).encode(np.array([2.0, 2.1, -9.0]))
+    assert clipped == 2
+    assert FixedPoint(48, 4, 2.0).decode(elements).tolist() == [2.0, 2.0, -2.0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_is_refused(value):
+    with pytest.raises(ValueError, match="values must be finite"):
+        FixedPoint(48, 4, 2.0).encode(np.array([value]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ((47, 4, 1.0), "bits"),
+        ((48, -1, 1.0), "fraction"),
+        ((48, 51, 1.0), "fraction"),
+        ((48, 4, 0.0), "bound"),
+        ((48, 4, math.nan), "bound"),
+        ((48, 40, 128.0), "bound must be below 2\\^7"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, argument):
+    with pytest.raises(ValueError, match=argument):
+        FixedPoint(*settings)
+
+
+@given(st.integers(1, 10**7), st.floats(1e-3, 1e3), widths)
+def test_the_finest_ring_holds_the_largest_sum_and_half_of_it_would_not(
+    rows, bound, bits
+):
+    numbers = finest_gram_fixed_point(rows, bound, bits)
+    largest = math.floor(numbers.largest)
+    assert rows * largest**2 < 2 ** (bits - 1)
+    # One fraction bit more is four times the sum; its rounding is the 1 here.
+    if numbers.fraction < 50:
+        assert rows * (2 * numbers.largest + 1) ** 2 >= 2 ** (bits - 1)
+
+
+def test_one_fraction_bit_more_than_the_bound_allows_overflows():
+    rows = 3 * 2**12
+    column = np.ones(rows)
+    good = finest_gram_fixed_point(rows, 1.0, 48)
+    for fraction, fits in ((good.fraction, True), (good.fraction + 1, False)):
+        elements, _ = FixedPoint(48, fraction, 1.0).encode(column)
+        opened = decode(elements @ elements, 48, 2 * fraction)
+        assert (opened == rows) == fits
+
+
+@given(st.integers(1, 10**5), st.floats(0.1, 4), st.integers(0, 20))
+def test_the_narrowest_ring_is_chosen(rows, bound, fraction):
+    bits = gram_fixed_point(rows, bound, fraction).bits
+    for width in WIDTHS[: WIDTHS.index(bits)]:
+        assert finest_gram_fixed_point(rows, bound, width).fraction < fraction
+    assert finest_gram_fixed_point(rows, bound, bits).fraction >= fraction
+
+
+def test_rows_of_the_usual_sizes_get_the_documented_widths():
+    bound = cosine_bound(16)
+    assert [
+        gram_fixed_point(n, bound, 16).bits for n in (8192, 32000, 33000, 10**6)
+    ] == [
+        48,
+        48,
+        56,
+        56,
+    ]
+
+
+def test_a_sum_of_squares_that_is_known_to_be_small_gives_finer_numbers():
+    # One row of 30 and all others near 1: |F| <= 30 alone would cost almost 5 bits.
+    plain = finest_gram_fixed_point(10**5, 30.0, 63)
+    finer = finest_gram_fixed_point(10**5, 30.0, 63, square_sum=10**5)
+    assert finer.fraction == plain.fraction + 5
+
+
+def test_too_many_rows_are_refused_with_what_would_fit():
+    with pytest.raises(
+        ValueError, match=r"fraction must be at most 21 .* 1000000 rows"
+    ):
+        gram_fixed_point(10**6, 1.0, 22)
+    with pytest.raises(ValueError, match="rows must be few enough"):
+        finest_gram_fixed_point(10**6, 1e6, 48)
+    with pytest.raises(ValueError, match="rows must be at least 1"):
+        gram_fixed_point(0, 1.0, 22)
+    with pytest.raises(ValueError, match="size must be small enough"):
+        weights_fixed_point(FixedPoint(48, 40, 1.0), 10, 1e9, 1e8)
+
+
+@given(st.integers(1, 3000), st.floats(1e-3, 1e4))
+def test_weights_are_as_fine_as_the_ring_allows(columns, size):
+    features = FixedPoint(48, 16, cosine_bound(16))
+    weights = weights_fixed_point(features, columns, size, size)
+
+    def largest(fraction):
+        weight = 2**fraction * Fraction(size) + Fraction(columns, 2)
+        return features.largest * weight
+
+    assert largest(weights.fraction) < 2**47
+    assert weights.fraction == 50 or largest(weights.fraction + 1) >= 2**47
+
+
+@given(st.integers(1, 50), st.integers(0, 2**32 - 1))
+def test_errors_of_sums_of_products_stay_within_their_bounds(n, seed):
+    rng = np.random.default_rng(seed)
+    numbers = FixedPoint(48, 3, 2.0)
+    a, b = rng.choice([-2, 2, 1.9375, -0.0625, 0.3], (2, n))
+    near = [numbers.decode(numbers.encode(values)[0]) for values in (a, b)]
+    error = abs(near[0] @ near[1] - a @ b)
+    assert error <= gram_error(n, 2.0, numbers.error) + 1e-9
+    size = float(np.abs(b).sum())
+    bound = prediction_error(n, 2.0, numbers.error, size, numbers.error)
+    assert error <= bound + 1e-9

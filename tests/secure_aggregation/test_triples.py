@@ -1,0 +1,449 @@
+"""Gram matrices and predictions under shares: exact, hidden, and bound to their use."""
+
+import dataclasses
+import tracemalloc
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from vfl_flower.secure_aggregation import triples
+from vfl_flower.secure_aggregation.fixed_point import (
+    WIDTHS,
+    FixedPoint,
+    decode,
+    finest_gram_fixed_point,
+    gram_error,
+    reduce,
+)
+from vfl_flower.secure_aggregation.ring_products import SquareSum
+from vfl_flower.secure_aggregation.shares import (
+    BLOCK_ROWS,
+    Deal,
+    Dealt,
+    add,
+    pack,
+    split_columns,
+    subtract,
+    unpack,
+)
+from vfl_flower.secure_aggregation.triples import (
+    SACRIFICED,
+    GramTriple,
+    PredictionTriple,
+    deal_gram,
+    deal_predictions,
+    open_gram,
+    symmetric,
+    upper,
+)
+
+ROOT = bytes(range(32))
+CHALLENGE = bytes(range(32, 64))
+OTHER_USES = [{"run_id": 2}, {"action": "b"}, {"round": 1}, {"half": 1}]
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def use(*shape, bits=48):
+    return Deal(1, "open", 0, 0, shape, bits)
+
+
+def uniform_elements(rng, shape, bits):
+    return rng.integers(2**64, size=shape, dtype="<u8") >> np.uint64(64 - bits)
+
+
+def shared(rng, values, bits):
+    first = uniform_elements(rng, values.shape, bits)
+    return first, subtract(values, first, bits)
+
+
+def seed_alone(rows):
+    deal = use(rows, 8)
+    return Dealt.of(deal, 0, deal.seed(ROOT, 0))
+
+
+def openings(deal, pair, shares):
+    """Return what each of both sends of E, as a whole."""
+    return [
+        np.concatenate(
+            [own.opening(share[rows], i) for i, rows in enumerate(deal.blocks())]
+        )
+        for own, share in zip(pair, shares, strict=True)
+    ]
+
+
+def gram(deal, shares, root=ROOT):
+    """Run both parties; return them, what they opened, and their shares."""
+    pair = [GramTriple(deal, j, dealt) for j, dealt in enumerate(deal_gram(deal, root))]
+    sent = openings(deal, pair, shares)
+    opened = add(*sent, bits=deal.bits)
+    for own in pair:
+        for i, rows in enumerate(deal.blocks()):
+            own.add(opened[rows], i)
+    return pair, sent, [own.share() for own in pair]
+
+
+def uniform(elements, bits=48, alarm=1e-6):
+    """Chi-square of the whole bytes of elements, at a stated rate of false alarms."""
+    used = np.ascontiguousarray(elements).view("u1").reshape(-1, 8)[:, : bits // 8]
+    counts = np.bincount(used.ravel(), minlength=256)
+    expected = counts.sum() / 256
+    assert expected > 20
+    return ((counts - expected) ** 2 / expected).sum() < chi2.isf(alarm, 255)
+
+
+# -- exact -----------------------------------------------------------------------------
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.sampled_from(WIDTHS), seeds)
+def test_a_gram_matrix_is_that_of_the_elements(rows, columns, bits, seed):
+    rng = np.random.default_rng(seed)
+    edges = np.array([0, 1, 2**bits - 1, 2 ** (bits - 1)], "<u8")
+    values = rng.choice([*edges, *uniform_elements(rng, 4, bits)], (rows, columns))
+    deal = use(rows, columns, bits=bits)
+    _, _, shares = gram(deal, shared(rng, values.astype("<u8"), bits))
+    exact = values.astype(object).T @ values.astype(object) % 2**bits
+    assert np.array_equal(open_gram(*shares, deal), exact.astype("<u8"))
+
+
+@given(
+    st.integers(2, 6),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from(WIDTHS),
+    st.floats(0.01, 1000),
+    seeds,
+)
+def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
+    parties, rows, columns, bits, bound, seed
+):
+    # Parties 0 and 1 compute with their columns and a zero; others split theirs.
+    rng = np.random.default_rng(seed)
+    numbers = finest_gram_fixed_point(rows, bound, bits)
+    deal = use(rows, parties * columns, bits=bits)
+    edges = [bound, -bound, numbers.error, 0, rng.uniform(-bound, bound)]
+    F = rng.choice(edges, (parties, rows, columns))
+    first, second = [], []
+    for party, own in enumerate(F):
+        elements, clipped = numbers.encode(own)
+        assert clipped == 0
+        zero, seed_of_party = np.zeros_like(elements), rng.bytes(32)
+        if party == 0:
+            pair = elements, zero
+        elif party == 1:
+            pair = zero, elements
+        else:
+            name = f"columns {party}"
+            pair = (
+                split_columns(deal, seed_of_party, elements, 0, name),
+                deal.elements(seed_of_party, name, 0, elements.shape),
+            )
+        first.append(pair[0])
+        second.append(pair[1])
+    _, _, shares = gram(deal, (np.hstack(first), np.hstack(second)))
+    opened = decode(open_gram(*shares, deal), bits, 2 * numbers.fraction)
+    pooled = np.hstack(list(F))
+    difference = np.abs(opened - pooled.T @ pooled).max()
+    rounding = 1e-13 * rows * bound**2  # of NumPy's own sums
+    assert difference <= gram_error(rows, bound, numbers.error) + rounding
+
+
+def test_one_fraction_bit_more_than_the_ring_holds_opens_another_matrix():
+    rows = 3 * 2**6
+    good = finest_gram_fixed_point(rows, 1.0, 48)
+    rng, deal = np.random.default_rng(0), use(rows, 2)
+    for fraction, fits in ((good.fraction, True), (good.fraction + 1, False)):
+        elements, _ = FixedPoint(48, fraction, 1.0).encode(np.ones((rows, 2)))
+        _, _, shares = gram(deal, shared(rng, elements, 48))
+        opened = decode(open_gram(*shares, deal), 48, 2 * fraction)
+        assert (opened == rows).all() == fits
+
+
+def test_many_blocks_make_one_gram_matrix():
+    rng, deal = np.random.default_rng(1), use(2100, 3, bits=63)
+    values = uniform_elements(rng, (2100, 3), 63)
+    _, _, shares = gram(deal, shared(rng, values, 63))
+    exact = values.astype(object).T @ values.astype(object) % 2**63
+    assert np.array_equal(open_gram(*shares, deal), exact.astype("<u8"))
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), seeds)
+def test_a_prediction_is_the_product_of_the_elements(rows, columns, outputs, seed):
+    rng, deal = np.random.default_rng(seed), use(rows, columns, outputs, bits=56)
+    values = uniform_elements(rng, (rows, columns), 56)
+    weights = uniform_elements(rng, (columns, outputs), 56)
+    pair = [
+        PredictionTriple(deal, j, d) for j, d in enumerate(deal_predictions(deal, ROOT))
+    ]
+    first, second = shared(rng, values, 56)
+    hidden = pair[0].hidden_weights(weights)
+    opened = pair[1].opening(second, 0)
+    shares = (
+        pair[0].share_of_weights(weights, first, opened, 0),
+        pair[1].share_of_mask(hidden, 0),
+    )
+    exact = values.astype(object) @ weights.astype(object) % 2**56
+    assert np.array_equal(add(*shares, bits=56), exact.astype("<u8"))
+    spare = pair[1].sacrifice(CHALLENGE)
+    assert pair[0].proof(CHALLENGE, spare) == pair[1].proof(CHALLENGE)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda rows: deal_gram(use(rows, 8), ROOT),
+        lambda rows: deque(
+            GramTriple(use(rows, 8), 0, seed_alone(rows)).sacrifice(ROOT), 0
+        ),
+        lambda rows: deal_predictions(use(rows, 64, 1), ROOT),
+    ],
+)
+def test_masks_are_made_block_by_block(work):
+    peaks = []
+    for blocks in (2, 12):
+        tracemalloc.start()
+        work(blocks * BLOCK_ROWS)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # Ten more blocks of a mask are 10 * 1024 * (8 + 40) * 8 bytes, nearly 4 MB.
+    assert peaks[1] - peaks[0] < 1e6
+
+
+def test_a_triangle_is_half_of_a_symmetric_matrix():
+    matrix = np.array([[1, 2, 3], [2, 4, 5], [3, 5, 6]], "<u8")
+    assert upper(matrix).tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.array_equal(symmetric(upper(matrix), 3), matrix)
+
+
+# -- hidden ----------------------------------------------------------------------------
+
+
+def views(F_shares, deal, root=ROOT):
+    """Return what parties 0 and 1 receive in a Gram matrix, without their seeds."""
+    pair, sent, shares = gram(deal, F_shares, root)
+    masked = [np.concatenate(list(own.sacrifice(CHALLENGE))) for own in pair]
+    correction = deal_gram(deal, root)[1].correction
+    return {
+        "E_1 at party 0": sent[1],
+        "U_1 at party 0": masked[1],
+        "share at party 0": shares[1] >> np.uint64(1),  # but for E^T E modulo 2
+        "E_0 at party 1": sent[0],
+        "U_0 at party 1": masked[0],
+        "C_1 at party 1": unpack(correction, deal.bits, (len(correction) // 6,)),
+    }
+
+
+def simulated(rng, deal):
+    """Make messages like those of :func:`views` from no data at all."""
+    count = deal.shape[1] * (deal.shape[1] + 1) // 2
+    shape = {"E": deal.shape, "U": (deal.rows, SACRIFICED), "s": (count,)}
+    columns = deal.shape[1] + SACRIFICED
+    shape["C"] = (columns * (columns + 1) // 2,)
+    names = ("E_1 at party 0", "U_1 at party 0", "share at party 0")
+    names += ("E_0 at party 1", "U_0 at party 1", "C_1 at party 1")
+    return {name: uniform_elements(rng, shape[name[0]], deal.bits) for name in names}
+
+
+@pytest.mark.parametrize("kind", ["zeros", "largest", "sparse"])
+def test_all_that_a_computing_party_receives_is_uniform(kind):
+    # 12 tests of one in a million each, at fixed seeds, whatever the columns hold.
+    deal, rng = use(300, 60), np.random.default_rng(4)
+    values = np.zeros((300, 60), "<u8")
+    if kind == "largest":
+        values += np.uint64(2**16)
+    elif kind == "sparse":
+        values[7, 3] = 1
+    # All at party 0, none at party 1: the worst of shares.
+    real = views((values, np.zeros_like(values)), deal)
+    for view in (real, simulated(rng, deal)):
+        for name, elements in view.items():
+            assert uniform(elements), name
+
+
+def test_the_check_of_uniformity_finds_a_mask_that_is_used_twice():
+    deal = use(300, 60)
+    zeros, values = np.zeros((300, 60), "<u8"), np.full((300, 60), 2**16, "<u8")
+    first, again = (views((F, zeros), deal)["E_0 at party 1"] for F in (zeros, values))
+    assert uniform(first)
+    assert not uniform(subtract(again, first, 48))
+
+
+def test_all_that_is_sent_for_a_prediction_is_uniform():
+    # 5 tests of one in a million each, at fixed seeds.
+    deal = use(400, 50, 20)
+    weights, zeros = np.full((50, 20), 3, "<u8"), np.zeros((400, 50), "<u8")
+    dealt = deal_predictions(deal, ROOT)
+    first, second = (PredictionTriple(deal, j, d) for j, d in enumerate(dealt))
+    opened, hidden = second.opening(zeros, 0), first.hidden_weights(weights)
+    for elements in (
+        opened,
+        hidden,
+        second.sacrifice(CHALLENGE),
+        first.share_of_weights(weights, zeros, opened, 0),
+        second.share_of_mask(hidden, 0),
+    ):
+        assert uniform(elements)
+
+
+class Dealer:
+    """Deals any matrices that a test names, in the place of those of seeds."""
+
+    def __init__(self, monkeypatch):
+        self.given = {}
+        elements = Deal.elements
+
+        def redealt(deal, seed, name, *rest):
+            if (seed, name) in self.given:
+                return self.given[seed, name].copy()
+            return elements(deal, seed, name, *rest)
+
+        monkeypatch.setattr(Deal, "elements", redealt)
+
+
+def test_party_0_sees_the_same_whatever_else_has_that_gram(monkeypatch):
+    """For other columns with the same Gram matrix, a dealing gives the same view.
+
+    F' is F with rows in another order and other signs. With A_1' = [F']_1 - E_1 the
+    opening is as before, and so is the share that party 0 gets: it is what is missing
+    to 2 F^T F. So its view is as likely for F' as it is for F.
+    """
+    rng, deal = np.random.default_rng(5), use(30, 4)
+    dealer, seeds = Dealer(monkeypatch), [deal.seed(ROOT, party) for party in (0, 1)]
+    values = uniform_elements(rng, (30, 4), 48)
+    others = values[rng.permutation(30)]
+    others[::2] = reduce(-others[::2], 48)
+    assert not np.array_equal(values, others)
+    first, second = shared(rng, values, 48)
+    _, sent, shares = gram(deal, (first, second))
+    mask = deal.elements(seeds[1], "matrix", 0, (30, 4 + SACRIFICED)).copy()
+    mask[:, :4] = subtract(subtract(others, first, 48), sent[1], 48)
+    dealer.given[seeds[1], "matrix"] = mask
+    _, resent, reshares = gram(deal, (first, subtract(others, first, 48)))
+    assert np.array_equal(resent[1], sent[1])
+    assert np.array_equal(reshares[1], shares[1])
+    assert np.array_equal(open_gram(*shares, deal), open_gram(*reshares, deal))
+
+
+def test_party_1_sees_the_same_whatever_the_columns(monkeypatch):
+    """For any other columns a dealing gives the same openings and the same C_1."""
+    rng, deal = np.random.default_rng(6), use(30, 4)
+    dealer, seeds = Dealer(monkeypatch), [deal.seed(ROOT, party) for party in (0, 1)]
+    first, second = shared(rng, uniform_elements(rng, (30, 4), 48), 48)
+    _, sent, _ = gram(deal, (first, second))
+    correction = deal_gram(deal, ROOT)[1].correction
+    others = uniform_elements(rng, (30, 4), 48)
+    shape = (30, 4 + SACRIFICED)
+    masks = [deal.elements(seed, "matrix", 0, shape) for seed in seeds]
+    masks[0][:, :4] = subtract(subtract(others, second, 48), sent[0], 48)
+    squares = SquareSum(shape[1], 48)
+    squares.add(subtract(*masks, 48))
+    triangle = upper(squares.total())
+    kept = unpack(correction, 48, triangle.shape)
+    dealer.given[seeds[0], "matrix"] = masks[0]
+    dealer.given[seeds[0], "product"] = subtract(triangle, kept, 48)
+    _, resent, shares = gram(deal, (subtract(others, second, 48), second))
+    assert np.array_equal(resent[0], sent[0])
+    assert np.array_equal(deal_gram(deal, ROOT)[1].correction, correction)
+    exact = others.astype(object).T @ others.astype(object) % 2**48
+    assert np.array_equal(open_gram(*shares, deal), exact.astype("<u8"))
+
+
+# -- bound to the use ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", [*OTHER_USES, {"shape": (6, 2)}, {"bits": 56}])
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_replayed_triple_is_refused(other, party):
+    deal = use(5, 2)
+    replayed = deal_gram(deal, ROOT)[party]
+    GramTriple(deal, party, replayed)
+    with pytest.raises(ValueError, match=r"must be of this use|correction must be"):
+        GramTriple(dataclasses.replace(deal, **other), party, replayed)
+    deal = use(5, 2, 1)
+    replayed = deal_predictions(deal, ROOT)[party]
+    other = {"shape": (6, 2, 1)} if "shape" in other else other
+    with pytest.raises(ValueError, match=r"must be of this use|correction must be"):
+        PredictionTriple(dataclasses.replace(deal, **other), party, replayed)
+
+
+def test_a_short_triple_or_that_of_the_other_party_is_refused():
+    deal = use(5, 2)
+    dealt = deal_gram(deal, ROOT)
+    short = dataclasses.replace(dealt[1], correction=dealt[1].correction[:-6])
+    with pytest.raises(ValueError, match="correction must be"):
+        GramTriple(deal, 1, short)
+    with pytest.raises(ValueError, match="correction must be"):
+        GramTriple(deal, 0, dealt[1])
+    with pytest.raises(ValueError, match="correction must be"):
+        GramTriple(deal, 1, dealt[0])
+
+
+def test_parties_that_added_other_openings_are_told():
+    rng, deal = np.random.default_rng(7), use(5, 4)
+    shares = shared(rng, uniform_elements(rng, (5, 4), 48), 48)
+    _, _, (first, _) = gram(deal, shares)
+    _, _, (_, second) = gram(deal, (shares[0] ^ np.uint64(1), shares[1]))
+    with pytest.raises(ValueError, match="shares must be of the same openings"):
+        open_gram(first, second, deal)
+
+
+# -- a dealer that deviates ------------------------------------------------------------
+
+
+def proofs(deal, dealt, challenge=CHALLENGE):
+    pair = [GramTriple(deal, j, message) for j, message in enumerate(dealt)]
+    sent = tuple(np.concatenate(list(own.sacrifice(challenge))) for own in pair)
+    return [own.proof(challenge, sent) for own in pair]
+
+
+def wrong(deal, dealt, place, error):
+    """Return a dealing whose C is wrong in one entry, with a good tag."""
+    elements = unpack(dealt[1].correction, 48, (len(dealt[1].correction) // 6,))
+    elements[place] ^= np.uint64(error)
+    data = pack(elements, 48)
+    return dealt[0], Dealt.of(deal, 1, dealt[1].seed, data)
+
+
+def test_a_right_triple_passes_the_check_and_any_wrong_one_fails():
+    deal = use(1100, 3)
+    dealt = deal_gram(deal, ROOT)
+    first, second = proofs(deal, dealt)
+    assert first == second
+    for place in (0, 1, 3, -1):  # the last is in the columns that are sacrificed
+        for error in (1, 2**20, 2**47):
+            first, second = proofs(deal, wrong(deal, dealt, place, error))
+            assert first != second
+
+
+def test_one_column_of_a_check_finds_half_of_the_errors_in_the_highest_bit(monkeypatch):
+    """Why many columns are sacrificed: d v = 0 for half of all v if d is 2^47.
+
+    An error of 2^40 passes with probability 2^-8 and one in the lowest bit never does.
+    Of 200 tries the standard deviation is 7: six of them fail once in 10^8.
+    """
+    monkeypatch.setattr(triples, "SACRIFICED", 1)
+    deal = use(2, 2)
+    dealt = deal_gram(deal, ROOT)
+    passed = {}
+    for power in (47, 40, 0):
+        bad = wrong(deal, dealt, 0, 2**power)
+        tries = (proofs(deal, bad, i.to_bytes(32, "big")) for i in range(200))
+        passed[power] = sum(first == second for first, second in tries)
+    assert 58 <= passed[47] <= 142
+    assert passed[40] <= 8
+    assert passed[0] == 0
+
+
+def test_a_wrong_triple_of_predictions_fails_the_check():
+    deal = use(6, 3, 2)
+    dealt = deal_predictions(deal, ROOT)
+    for place in (0, 11, -1):
+        for error in (1, 2**47):
+            bad = wrong(deal, dealt, place, error)
+            first, second = (PredictionTriple(deal, j, d) for j, d in enumerate(bad))
+            opened = second.sacrifice(CHALLENGE)
+            assert first.proof(CHALLENGE, opened) != second.proof(CHALLENGE)

@@ -1,0 +1,220 @@
+"""Shares of the cosine of a sum of angles that nobody knows.
+
+Party l of T holds angles theta_l. A dealer gives each party the seed of random angles
+r_l, and parties 0 and 1 shares of cos r and sin r, where r = sum_l r_l. Each party
+sends theta_l + r_l, which is uniform; so is the sum, delta = theta + r, and from it
+parties 0 and 1 get shares of the cosine, each alone, since cos(delta - r) is linear in
+what is shared:
+
+.. code-block:: text
+
+    [cos theta]_j = cos(delta) [cos r]_j + sin(delta) [sin r]_j,    j = 0, 1.
+
+Angles are unsigned integers, fractions of a turn, as in
+:class:`vfl_flower.secure_aggregation.Circle`: they wrap, so a uniform angle hides
+another perfectly. Whole multiples m theta come from the same message, m delta, with
+shares of cos(m r) and sin(m r).
+
+That sine and cosine reduce to those of a random angle is in "New approach for sine and
+cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914), and a dealer who
+gives shares of t, sin t and cos t, in A. Y. L. Kei and S. S. M. Chow, "SHAFT", NDSS
+2025. Here the angle is a sum over any number of parties, and its mask too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import numpy as np
+
+from vfl_flower.secure_aggregation.fixed_point import reduce
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, pack, subtract, unpack
+from vfl_flower.typing import Array
+
+
+def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
+    """Return a party's angles of a block plus its random ones, theta_l + r_l.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, features).
+    seed : bytes
+        The party's seed.
+    angles : Array of uint16 or uint32, shape (b, features)
+        theta_l, fractions of a turn.
+    block : int
+        Number of the block of rows.
+
+    Returns
+    -------
+    Array of the type and shape of `angles`
+        Uniform to whoever lacks the seed. The sum over the parties wraps to delta.
+        Pairwise masks on top of it keep each party's angles from a dealer who colludes
+        with a computing party: both then read the sum alone.
+    """
+    width = 8 * angles.itemsize
+    return angles + deal.elements(seed, "angles", block, angles.shape, width)
+
+
+def deal_cosines(
+    deal: Deal,
+    root: bytes,
+    parties: int,
+    fraction: int,
+    multiples: Sequence[int] = (1,),
+    angle_bits: int = 16,
+) -> Iterator[Dealt]:
+    """Make what the dealer sends to party 1, one block of rows after another.
+
+    All others need their seed alone, ``deal.seed(root, l)`` for party l, in
+    ``Dealt.of(deal, l, seed)``.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, features).
+    root : bytes
+        Secret of the dealer.
+    parties : int
+        Number of parties T, at least 2.
+    fraction : int
+        Fraction bits f of the shared cosines, even.
+    multiples : sequence of int
+        The m for which there shall be shares of cos(m theta), each at least 1.
+    angle_bits : {16, 32}
+        Width of an angle.
+
+    Yields
+    ------
+    Dealt
+        The shares of party 1 of cos(m r) and sin(m r), packed.
+    """
+    seeds = [deal.seed(root, party) for party in range(parties)]
+    for block, rows in enumerate(deal.blocks()):
+        shape = (rows.stop - rows.start, *deal.shape[1:])
+        total = np.zeros(shape, f"<u{angle_bits // 8}")
+        for seed in seeds:
+            total += deal.elements(seed, "angles", block, shape, angle_bits)
+        pairs = np.stack([_cosine_and_sine(total, m, fraction) for m in multiples])
+        first = deal.elements(seeds[0], "cosines", block, pairs.shape)
+        correction = pack(subtract(pairs, first, deal.bits), deal.bits)
+        yield Dealt.of(deal, 1, seeds[1], correction, f"cosines {block}")
+
+
+def cosine_shares(
+    deal: Deal,
+    party: int,
+    dealt: Dealt,
+    delta: Array,
+    block: int,
+    fraction: int,
+    multiples: Sequence[int] = (1,),
+) -> Array:
+    """Return one computing party's shares of the cosines of a block.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, features).
+    party : {0, 1}
+        The computing party.
+    dealt : Dealt
+        What the dealer sent: to party 0 its seed, to party 1 what
+        :func:`deal_cosines` gave for this block.
+    delta : Array of uint16 or uint32, shape (b, features)
+        Sum of what the parties sent, theta + r.
+    block : int
+        Number of the block of rows.
+    fraction : int
+        Fraction bits f of the cosines, even.
+    multiples : sequence of int
+        As they were dealt.
+
+    Returns
+    -------
+    Array of uint64, shape (b, len(multiples) * features)
+        [cos(m theta)]_j, with f fraction bits; the features of the first m come first.
+        They are even where cos and sin of delta are, so not uniform: send them to
+        nobody but under a mask, as the triples of
+        :mod:`vfl_flower.secure_aggregation.triples` do.
+
+    Raises
+    ------
+    ValueError
+        If what was dealt is of another use or block, short or changed.
+    """
+    shape = (len(multiples), 2, *delta.shape)
+    if party == 0:
+        dealt.check(deal, 0)
+        shares = deal.elements(dealt.seed, "cosines", block, shape)
+    else:
+        length = math.prod(shape) * -(-deal.bits // 8)
+        dealt.check(deal, 1, length, f"cosines {block}")
+        shares = unpack(dealt.correction, deal.bits, shape)
+    features = []
+    for m, (cosine, sine) in zip(multiples, shares, strict=True):
+        cos_delta, sin_delta = _cosine_and_sine(delta, m, fraction)
+        cos_delta *= cosine
+        sin_delta *= sine
+        cos_delta += sin_delta
+        features.append(reduce(cos_delta, deal.bits))
+    return np.concatenate(features, axis=1)
+
+
+def cosine_error(
+    parties: int, fraction: int, angle_bits: int = 16, multiple: int = 1
+) -> float:
+    """Return the largest error of a shared cosine, beside that of float64.
+
+    Each party rounds its angle to the nearest of 2^b in a turn, which moves m theta by
+    at most ``pi m T / 2^b``. Cosine and sine of delta and of r have f / 2 fraction
+    bits: each of these two points of the plane moves by ``e = 2^-(f / 2 + 1/2)`` at
+    most, and their scalar product by ``2 e + e^2``.
+
+    Parameters
+    ----------
+    parties : int
+        Number of parties T that round an angle.
+    fraction : int
+        Fraction bits f of the shared cosines, even.
+    angle_bits : {16, 32}
+        Width b of an angle.
+    multiple : int
+        The m of cos(m theta).
+    """
+    moved = 1 / math.sqrt(2.0 ** (fraction + 1))
+    turned = math.pi * multiple * parties / (1 << angle_bits)
+    return turned + moved * (2 + moved)
+
+
+def _cosine_and_sine(
+    angles: Array, multiple: int, fraction: int
+) -> tuple[Array, Array]:
+    """Return cos and sin of multiples of angles, with f / 2 fraction bits."""
+    if fraction % 2:
+        raise ValueError(f"fraction must be even, got {fraction}")
+    turned = angles * angles.dtype.type(multiple)
+    quarter = angles.dtype.type(2 ** (8 * angles.itemsize - 2))
+    half = fraction // 2
+    return _cosine(turned, half), _cosine(turned - quarter, half)
+
+
+def _cosine(angles: Array, fraction: int) -> Array:
+    """Return round(2^fraction cos) of angles, modulo 2^64."""
+    if angles.itemsize == 2:
+        return _table(fraction)[angles]
+    return _rounded_cosine(angles, fraction)
+
+
+@cache
+def _table(fraction: int) -> Array:
+    return _rounded_cosine(np.arange(2**16, dtype="<u2"), fraction)
+
+
+def _rounded_cosine(angles: Array, fraction: int) -> Array:
+    turn = 2.0 ** (8 * angles.itemsize)
+    cosine = np.cos(angles * (2 * np.pi / turn)) * 2.0**fraction
+    return np.rint(cosine).astype("<i8").view("<u8")

@@ -1,0 +1,342 @@
+"""Real numbers as integers modulo 2^k, wide enough for sums of products.
+
+A number v becomes the integer nearest to ``2^f v``, with f fraction bits. A product of
+two such integers has 2 f, and nothing is ever cut off: local truncation of shares goes
+wrong with a probability that grows with the numbers (P. Mohassel and Y. Zhang,
+"SecureML", IEEE S&P 2017), and is not needed where one product follows.
+So the ring must hold the largest sum of products with all its fraction bits, and its
+width follows from a bound on the numbers that everybody states beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+WIDTHS = (48, 56, 63)
+"""Widths k of the ring: 6, 7 or 8 bytes an element. Sums of squares are made modulo
+2^(k + 1), which a word of 64 bits must hold."""
+
+MOST_FRACTION_BITS = 50
+"""Largest f: float64 has 53 bits, so finer numbers would have none to fill it with."""
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How real numbers become elements of the integers modulo 2^k.
+
+    Parameters
+    ----------
+    bits : {48, 56, 63}
+        Width k of the ring.
+    fraction : int
+        Fraction bits f, between 0 and 50.
+    bound : float
+        Largest size of a number; larger ones are clipped and counted.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range, or a single number does not fit in the ring.
+
+    Examples
+    --------
+    >>> numbers = FixedPoint(bits=48, fraction=16, bound=1.0)
+    >>> elements, clipped = numbers.encode(np.array([0.5, -0.25, 3.0]))
+    >>> numbers.decode(elements), clipped
+    (array([ 0.5 , -0.25,  1.  ]), 1)
+    """
+
+    bits: int
+    fraction: int
+    bound: float
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.bits not in WIDTHS:
+            raise ValueError(f"bits must be one of {WIDTHS}, got {self.bits}")
+        if not 0 <= self.fraction <= MOST_FRACTION_BITS:
+            raise ValueError(
+                f"fraction must be between 0 and {MOST_FRACTION_BITS}, "
+                f"got {self.fraction}"
+            )
+        _check_bound("bound", self.bound)
+        object.__setattr__(self, "bound", float(self.bound))
+        if self.largest >= 2 ** (self.bits - 1):
+            raise ValueError(
+                f"bound must be below 2^{self.bits - 1 - self.fraction} in a ring of "
+                f"{self.bits} bits with {self.fraction} fraction bits, "
+                f"got {self.bound}"
+            )
+
+    @property
+    def largest(self) -> Fraction:
+        """Bound of the size of an encoding, 2^f bound + 1/2, exactly."""
+        return Fraction(self.bound) * (1 << self.fraction) + Fraction(1, 2)
+
+    @property
+    def error(self) -> float:
+        """Largest difference of a number within the bound and its encoding."""
+        return 2.0 ** -(self.fraction + 1)
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Encode real numbers.
+
+        Parameters
+        ----------
+        values : Array
+            Finite real numbers, any shape.
+
+        Returns
+        -------
+        Array
+            Elements, uint64 below 2^k, the shape of `values`.
+        int
+            How many numbers were larger in size than `bound`, and clipped to it.
+
+        Raises
+        ------
+        ValueError
+            If a number is NaN or infinite.
+        """
+        exact = np.array(values, dtype=np.float64)
+        if not np.isfinite(exact).all():
+            raise ValueError("values must be finite, got NaN or infinity")
+        clipped = int(np.count_nonzero(np.abs(exact) > self.bound))
+        np.clip(exact, -self.bound, self.bound, out=exact)
+        exact *= 2.0**self.fraction
+        signed = np.rint(exact, out=exact).astype("<i8")
+        return reduce(signed.view("<u8"), self.bits), clipped
+
+    def decode(self, elements: Array) -> Array:
+        """Return the numbers of elements, float64, the shape of `elements`."""
+        return decode(elements, self.bits, self.fraction)
+
+
+def reduce(elements: Array, bits: int) -> Array:
+    """Return integers modulo 2^bits, uint64; of an array of uint64, in place."""
+    if bits < 64:
+        np.bitwise_and(elements, np.uint64(2**bits - 1), out=elements)
+    return elements
+
+
+def decode(elements: Array, bits: int, fraction: int) -> Array:
+    """Return the real numbers of elements modulo 2^bits, float64.
+
+    Parameters
+    ----------
+    elements : Array of uint64, any shape
+        Integers modulo 2^bits, which stand for those between -2^(bits - 1) and
+        2^(bits - 1) - 1. Bits above are ignored.
+    bits : int
+        Width of the ring, at most 64.
+    fraction : int
+        Fraction bits of the integers: of a product, those of both factors together.
+    """
+    unused = 64 - bits
+    signed = (np.asarray(elements, "<u8") << np.uint64(unused)).view("<i8")
+    return np.ldexp((signed >> unused).astype(np.float64), -fraction)
+
+
+def cosine_bound(fraction: int) -> float:
+    """Return the bound of a cosine that is a sum of two products of encodings.
+
+    cos(a) and sin(a) with f / 2 fraction bits are at most 1 / sqrt(2) units from a
+    vector of length 2^(f / 2), in the plane. The scalar product of two such vectors is
+    at most ``(2^(f / 2) + 1 / sqrt(2))^2`` (Cauchy and Schwarz).
+
+    Parameters
+    ----------
+    fraction : int
+        Fraction bits f of the cosine, even.
+    """
+    return float((1 + 1 / math.sqrt(2.0 ** (fraction + 1))) ** 2)
+
+
+def gram_fixed_point(
+    rows: int, bound: float, fraction: int, *, square_sum: float | None = None
+) -> FixedPoint:
+    """Return the narrowest ring that holds a Gram matrix of encoded columns.
+
+    An entry of F^T F is the scalar product of two columns, so no larger than the
+    largest sum of squares of a column (Cauchy and Schwarz). Rounding moves a column by
+    at most sqrt(rows) / 2 units. So the ring must have
+
+    .. code-block:: text
+
+        (2^f sqrt(square_sum) + sqrt(rows) / 2)^2 < 2^(k - 1),
+
+    which is ``k > 2 f + log2(square_sum) + 1`` but for the rounding. With f = 16 and
+    cosines (bound 1.006), 48 bits hold up to 32,000 rows.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows n, at least 1.
+    bound : float
+        Largest size of a number in F; of columns of rows with weights, of numbers that
+        have been multiplied by the square roots of the weights.
+    fraction : int
+        Fraction bits f of F; the Gram matrix has 2 f.
+    square_sum : float, optional
+        Largest sum of squares of a column, where it is known to be less than
+        ``rows * bound^2``, which is the default.
+
+    Returns
+    -------
+    FixedPoint
+        Encoding of F.
+
+    Raises
+    ------
+    ValueError
+        If no ring is wide enough, or a parameter is out of range.
+    """
+    for bits in WIDTHS:
+        if fraction <= _most_fraction(rows, bound, bits, square_sum):
+            return FixedPoint(bits, fraction, bound)
+    most = _most_fraction(rows, bound, WIDTHS[-1], square_sum)
+    raise ValueError(
+        f"fraction must be at most {most} for a Gram matrix of {rows} rows of numbers "
+        f"up to {bound:.6g} in the widest ring, {WIDTHS[-1]} bits, got {fraction}"
+    )
+
+
+def finest_gram_fixed_point(
+    rows: int,
+    bound: float,
+    bits: int = WIDTHS[-1],
+    *,
+    square_sum: float | None = None,
+) -> FixedPoint:
+    """Return the encoding with the most fraction bits for a Gram matrix.
+
+    Parameters
+    ----------
+    rows, bound, square_sum : int, float, float
+        As in :func:`gram_fixed_point`.
+    bits : {48, 56, 63}
+        Width of the ring.
+
+    Raises
+    ------
+    ValueError
+        If not even whole numbers fit, or a parameter is out of range.
+    """
+    fraction = _most_fraction(rows, bound, bits, square_sum)
+    if fraction < 0:
+        raise ValueError(
+            f"rows must be few enough for a ring of {bits} bits and numbers up to "
+            f"{bound:.6g}, got {rows}"
+        )
+    return FixedPoint(bits, fraction, bound)
+
+
+def gram_error(rows: int, bound: float, error: float) -> float:
+    """Return the largest error of an entry of a Gram matrix.
+
+    ``|a' b' - a b| <= error (2 bound + error)`` in each of the rows, where a' and b'
+    differ from a and b by at most `error`.
+
+    The roundings of many rows mostly cancel: a cosine with f fraction bits has errors
+    of a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram matrix
+    of cosines one of about sqrt(rows) times that.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows.
+    bound : float
+        Largest size of a number in F.
+    error : float
+        Largest error of a number in F: :attr:`FixedPoint.error` of a column that is
+        encoded, and of a cosine
+        :func:`vfl_flower.secure_aggregation.angle_shares.cosine_error`.
+    """
+    return rows * error * (2 * bound + error)
+
+
+def weights_fixed_point(
+    features: FixedPoint, columns: int, size: float, bound: float
+) -> FixedPoint:
+    """Return the finest encoding of weights w for products F w in the ring of F.
+
+    .. code-block:: text
+
+        (2^f B + 1/2) (2^g |w|_1 + columns / 2) < 2^(k - 1)
+
+    where B bounds F, with f fraction bits, and g are those of w. The product has f + g.
+
+    Parameters
+    ----------
+    features : FixedPoint
+        Encoding of F.
+    columns : int
+        Number of columns of F.
+    size : float
+        Largest sum of the sizes of the weights of an output, |w|_1.
+    bound : float
+        Largest size of a weight.
+
+    Raises
+    ------
+    ValueError
+        If not even whole numbers fit.
+    """
+    _check_bound("size", size)
+    fraction = MOST_FRACTION_BITS
+    while fraction >= 0 and features.largest * (
+        2**fraction * Fraction(size) + Fraction(columns, 2)
+    ) >= 2 ** (features.bits - 1):
+        fraction -= 1
+    if fraction < 0:
+        raise ValueError(
+            f"size must be small enough for a ring of {features.bits} bits and "
+            f"features of {features.fraction} fraction bits, got {size:.6g}"
+        )
+    return FixedPoint(features.bits, fraction, bound)
+
+
+def prediction_error(
+    columns: int, bound: float, error: float, size: float, weight_error: float
+) -> float:
+    """Return the largest error of an entry of F w.
+
+    Parameters
+    ----------
+    columns : int
+        Number of columns of F.
+    bound, error : float
+        Largest size and largest error of a number in F.
+    size, weight_error : float
+        |w|_1 and the largest error of a weight.
+    """
+    return size * error + columns * weight_error * (bound + error)
+
+
+def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:
+    """Return the most fraction bits of F; below 0 where not even integers fit."""
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    if bits not in WIDTHS:
+        raise ValueError(f"bits must be one of {WIDTHS}, got {bits}")
+    _check_bound("bound", bound)
+    if square_sum is None:
+        square_sum = rows * bound**2
+    _check_bound("square_sum", square_sum)
+    # In units of 2^-f: the length of a column is below sqrt(limit).
+    length = math.sqrt(2.0 ** (bits - 1)) * (1 - 2.0**-40) - math.sqrt(rows) / 2
+    if length <= 0:
+        return -1
+    fraction = math.floor(math.log2(length / math.sqrt(square_sum)))
+    return min(MOST_FRACTION_BITS, fraction)
+
+
+def _check_bound(argument: str, bound: float) -> None:
+    if not 1e-100 <= bound <= 1e100:
+        raise ValueError(f"{argument} must be between 1e-100 and 1e100, got {bound}")

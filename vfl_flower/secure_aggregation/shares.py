@@ -1,0 +1,311 @@
+"""Additive shares modulo 2^k, and the randomness that a dealer gives for them.
+
+Two parties compute, numbers 0 and 1. A matrix X is shared where party j has [X]_j and
+X = [X]_0 + [X]_1 modulo 2^k: each share alone is uniform. A dealer, who sees none of
+what the parties exchange, gives them correlated randomness (D. Beaver, "Commodity-based
+cryptography", STOC 1997): mostly a seed, from which a party expands what it needs,
+block after block, and a correction for what seeds alone cannot give.
+
+Every stream is bound to what it is for, a :class:`Deal`: a seed that comes again in
+another run, step, round, half or shape gives other elements, so that no mask ever hides
+two values. A message of a dealer carries a tag under its seed, so that one that was
+meant for another use, was cut or was changed on its way is refused. The tag is no
+protection against the dealer, who knows the seed.
+
+All this holds back what it shall while nobody colludes: the dealer and either of the
+two computing parties together read what is shared, and so do the two parties. A dealer
+alone, whatever it deals, learns nothing, since nothing is sent to it; it can make
+results wrong. For products a check finds that
+(:mod:`vfl_flower.secure_aggregation.triples`), for cosines there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vfl_flower.secure_aggregation.fixed_point import reduce
+from vfl_flower.secure_aggregation.masks import context, derive_key, stream
+from vfl_flower.typing import Array
+
+LABEL = b"vfl_flower dealt randomness 1"
+"""Protocol and version: count up when the key derivation or a stream changes."""
+
+SEED_BYTES = 32
+
+BLOCK_ROWS = 1024
+"""Rows of a block: each has a stream of its own, so that a party can begin anywhere."""
+
+NOTHING = np.empty(0, "u1")
+"""The correction of whoever gets a seed alone."""
+
+
+def new_seed() -> bytes:
+    """Return a seed from the operating system's random source, 32 bytes."""
+    return os.urandom(SEED_BYTES)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What one piece of dealt randomness is for; the same at all who use it.
+
+    **Contract of the caller**: never use one again for other data. Two openings under
+    one mask give away the difference of what they hide. The same data may be opened
+    again (a retry): the message is then the same, bit for bit.
+
+    Parameters
+    ----------
+    run_id : int
+        Id of the run.
+    action : str
+        Step of the protocol.
+    round : int
+        Strictly grows within a run for the same action, at least 0.
+    half : int
+        Which part of the rows, at least 0.
+    shape : tuple of int
+        Rows, columns, and outputs where there are any.
+    bits : int
+        Width k of the ring.
+
+    Raises
+    ------
+    ValueError
+        If `round` or `half` is negative, or a size in `shape` is not positive.
+    """
+
+    run_id: int
+    action: str
+    round: int
+    half: int
+    shape: tuple[int, ...]
+    bits: int
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.half < 0:
+            raise ValueError(f"half must be at least 0, got {self.half}")
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape must have sizes of at least 1, got {self.shape}")
+        self.parts("")
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.shape[0]
+
+    def parts(self, name: str) -> list[bytes]:
+        """Return what every key of this use is derived from, besides a seed."""
+        numbers = (self.half, self.bits, len(self.shape), *self.shape)
+        return [
+            LABEL,
+            *context(self.run_id, self.action, name, self.round),
+            *(str(number).encode() for number in numbers),
+        ]
+
+    def seed(self, root: bytes, receiver: int) -> bytes:
+        """Return the seed that a dealer gives to one receiver, 32 bytes.
+
+        Parameters
+        ----------
+        root : bytes
+            Secret of the dealer, 32 bytes; of one run, from :func:`new_seed`.
+        receiver : int
+            Party that gets the seed.
+        """
+        return derive_key(root, [*self.parts("seed"), str(receiver).encode()])
+
+    def elements(
+        self, seed: bytes, name: str, block: int, shape: tuple[int, ...], bits: int = 0
+    ) -> Array:
+        """Expand a seed to uniform integers.
+
+        Parameters
+        ----------
+        seed : bytes
+            The seed, 32 bytes.
+        name : str
+            What the integers are for, within this use.
+        block : int
+            Number of the block of rows.
+        shape : tuple of int
+            Shape of the result.
+        bits : {0, 16, 32}
+            Width of an angle; 0: elements of the ring.
+
+        Returns
+        -------
+        Array of uint64, uint16 or uint32
+            ChaCha20 under the key of seed, use, name and block. The same each time.
+        """
+        count = math.prod(shape)
+        take = stream(seed, [*self.parts(name), str(block).encode()])
+        if bits:
+            angles = np.frombuffer(take(bits // 8 * count), f"<u{bits // 8}")
+            return angles.reshape(shape)
+        words = np.frombuffer(take(8 * count), "<u8").reshape(shape)
+        return words & np.uint64(2**self.bits - 1)
+
+    def blocks(self) -> Iterator[slice]:
+        """Return the rows of each block, in order."""
+        for start in range(0, self.rows, BLOCK_ROWS):
+            yield slice(start, min(start + BLOCK_ROWS, self.rows))
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What a dealer sends to one party for one use.
+
+    Parameters
+    ----------
+    seed : bytes
+        The party's seed, 32 bytes. Whoever reads it can remove the party's masks.
+    correction : Array of uint8, shape (b,)
+        Packed elements, which look uniform; empty where the seed is enough.
+    tag : bytes
+        Keyed hash of use, receiver and correction, 32 bytes.
+    """
+
+    seed: bytes = field(repr=False)
+    correction: Array = field(repr=False)
+    tag: bytes
+
+    @classmethod
+    def of(
+        cls,
+        deal: Deal,
+        receiver: int,
+        seed: bytes,
+        correction: Array = NOTHING,
+        name: str = "",
+    ) -> Dealt:
+        """Make the message; `name` tells several of one use apart."""
+        return cls(seed, correction, _tag(deal, receiver, seed, correction, name))
+
+    def check(self, deal: Deal, receiver: int, length: int = 0, name: str = "") -> None:
+        """Check that this was dealt to this party for this use, as a whole.
+
+        Parameters
+        ----------
+        deal : Deal
+            What the party needs it for.
+        receiver : int
+            The party.
+        length : int
+            Bytes of the correction.
+        name : str
+            As in :meth:`of`.
+
+        Raises
+        ------
+        ValueError
+            If it is too short or too long, was dealt for another use or another party,
+            or was changed on its way.
+        """
+        if len(self.seed) != SEED_BYTES:
+            raise ValueError(f"seed must have {SEED_BYTES} bytes, got {len(self.seed)}")
+        if self.correction.dtype != np.uint8 or self.correction.shape != (length,):
+            raise ValueError(
+                f"correction must be {length} bytes, got {self.correction.dtype} of "
+                f"shape {self.correction.shape}"
+            )
+        tag = _tag(deal, receiver, self.seed, self.correction, name)
+        if not hmac.compare_digest(tag, self.tag):
+            raise ValueError(
+                f"what was dealt to party {receiver} for {deal.action}, round "
+                f"{deal.round}, half {deal.half}, must be of this use and unchanged, "
+                "got another tag"
+            )
+
+
+def pack(elements: Array, bits: int) -> Array:
+    """Return elements as bytes for a message, each in as few as hold `bits` bits.
+
+    Parameters
+    ----------
+    elements : Array of uint64, any shape
+        Integers below 2^bits.
+    bits : int
+        Width of the ring.
+
+    Returns
+    -------
+    Array of uint8, shape (size * ceil(bits / 8),)
+        The lowest byte of an element first.
+    """
+    words = np.ascontiguousarray(elements, "<u8").reshape(-1, 1).view("u1")
+    return words[:, : -(-bits // 8)].ravel()
+
+
+def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
+    """Return the elements of :func:`pack`, uint64.
+
+    Raises
+    ------
+    ValueError
+        If there are too few or too many bytes, or an element is not below 2^bits.
+    """
+    size = -(-bits // 8)
+    count = math.prod(shape)
+    if data.dtype != np.uint8 or data.shape != (size * count,):
+        raise ValueError(
+            f"elements must be {size * count} bytes, got {data.dtype} of shape "
+            f"{data.shape}"
+        )
+    words = np.zeros((count, 8), "u1")
+    words[:, :size] = data.reshape(count, size)
+    elements = words.view("<u8").reshape(shape)
+    if bits % 8 and elements.size and elements.max() >= 2**bits:
+        raise ValueError(f"elements must be below 2^{bits}")
+    return elements
+
+
+def add(*shares: Array, bits: int) -> Array:
+    """Return the sum of arrays of elements modulo 2^bits, a new array."""
+    total = shares[0].copy()
+    for share in shares[1:]:
+        total += share
+    return reduce(total, bits)
+
+
+def subtract(left: Array, right: Array, bits: int) -> Array:
+    """Return the difference of two arrays of elements modulo 2^bits, a new array."""
+    return reduce(np.subtract(left, right), bits)
+
+
+def split_columns(
+    deal: Deal, seed: bytes, elements: Array, block: int, name: str = "columns"
+) -> Array:
+    """Return the share of party 0 of a block of columns; party 1 expands the seed.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its ring is that of `elements`.
+    seed : bytes
+        Seed that the owner of the columns sends to party 1 alone.
+    elements : Array of uint64, shape (b, m)
+        The block, encoded.
+    block : int
+        Number of the block.
+    name : str
+        Which columns; of each owner another.
+
+    Returns
+    -------
+    Array of uint64, shape (b, m)
+        ``elements - deal.elements(seed, name, block, (b, m))``, uniform.
+    """
+    share = deal.elements(seed, name, block, elements.shape)
+    return subtract(elements, share, deal.bits)
+
+
+def _tag(deal: Deal, receiver: int, seed: bytes, correction: Array, name: str) -> bytes:
+    key = derive_key(seed, [*deal.parts("tag"), name.encode(), str(receiver).encode()])
+    return hashlib.blake2b(correction.data, key=key, digest_size=32).digest()

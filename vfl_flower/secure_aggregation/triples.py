@@ -1,0 +1,435 @@
+"""Products of shared matrices with correlated randomness that a dealer gives.
+
+A product of shared numbers takes one triple (D. Beaver, "Efficient multiparty protocols
+using circuit randomization", CRYPTO 1991), of matrices as well (P. Mohassel and
+Y. Zhang, "SecureML", IEEE S&P 2017). Parties 0 and 1 hold shares of F modulo 2^k.
+
+**F^T F.** Parties get the seeds of random matrices A_0 and A_1, open E = F - A_0 - A_1,
+which is uniform, and party j has H_j = E + 2 A_j. Since H_0 + H_1 = 2 F and
+H_0 - H_1 = 2 (A_0 - A_1), the parallelogram law says
+
+.. code-block:: text
+
+    2 F^T F = H_0^T H_0 + H_1^T H_1 - 2 C,    C = (A_0 - A_1)^T (A_0 - A_1)
+
+modulo 2^(k + 1), with shares of C from the dealer. So all three make one symmetric
+product; the usual triple, with A^T A, takes two at one party and one of twice that cost
+at the other.
+
+**F w**, where party 0 knows w and nobody knows F. Party 1 has a seed of A, party 0 one
+of b, both have shares of c = A b. Party 1 sends [F]_1 - A and party 0 sends d = w - b:
+
+.. code-block:: text
+
+    [F w]_0 = ([F]_0 + [F]_1 - A) w + [c]_0,    [F w]_1 = A d + [c]_1.
+
+**A dealer that deals another C or c** would change the result. Some columns (rows) of A
+are never used but for a check: with V = (V'; I), V' random and unknown to the dealer,
+the parties open U = (A_0 - A_1) V, which these columns make uniform, and compare
+C V with (A_0 - A_1)^T U on shares. A column of V' tells a wrong C from the right one
+with probability 1/2 at least, since d v = 0 modulo 2^k for a d that is not zero and a
+uniform v has probability 1/2 at most; this is why one random factor, which is enough in
+a field, is not enough here (R. Cramer, I. Damgard, D. Escudero, P. Scholl, C. Xing,
+"SPDZ2k", CRYPTO 2018, make the ring wider instead).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from vfl_flower.secure_aggregation.fixed_point import reduce
+from vfl_flower.secure_aggregation.ring_products import SquareSum, product
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, pack, subtract, unpack
+from vfl_flower.typing import Array
+
+SACRIFICED = 40
+"""Columns (rows) that a check takes: a wrong triple passes with probability 2^-40."""
+
+
+def upper(matrix: Array) -> Array:
+    """Return the upper triangle of a symmetric matrix, row by row."""
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def symmetric(triangle: Array, columns: int) -> Array:
+    """Return the symmetric matrix of an upper triangle."""
+    matrix = np.empty((columns, columns), triangle.dtype)
+    rows, others = np.triu_indices(columns)
+    matrix[rows, others] = triangle
+    matrix[others, rows] = triangle
+    return matrix
+
+
+def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
+    """Make what the dealer sends to parties 0 and 1 for one Gram matrix.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, columns) of F.
+    root : bytes
+        Secret of the dealer.
+
+    Returns
+    -------
+    Dealt, Dealt
+        The seed of party 0; seed and share of C of party 1.
+    """
+    seeds = [deal.seed(root, party) for party in (0, 1)]
+    squares = SquareSum(deal.shape[1] + SACRIFICED, deal.bits)
+    for block, _ in enumerate(deal.blocks()):
+        first, second = (_gram_mask(deal, seed, block) for seed in seeds)
+        squares.add(subtract(first, second, deal.bits))
+    triangle = upper(squares.total())
+    first = deal.elements(seeds[0], "product", 0, triangle.shape)
+    correction = pack(subtract(triangle, first, deal.bits), deal.bits)
+    return Dealt.of(deal, 0, seeds[0]), Dealt.of(deal, 1, seeds[1], correction)
+
+
+class GramTriple:
+    """One party's part in one Gram matrix under shares.
+
+    Open each block (:meth:`opening`), add the openings of both, add each block of their
+    sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, columns) of F.
+    party : {0, 1}
+        This party.
+    dealt : Dealt
+        What the dealer sent to this party, from :func:`deal_gram`.
+
+    Raises
+    ------
+    ValueError
+        If what was dealt is of another use, short or changed.
+    """
+
+    def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
+        columns = deal.shape[1] + SACRIFICED
+        count = columns * (columns + 1) // 2
+        dealt.check(deal, party, party * count * -(-deal.bits // 8))
+        self.deal, self.party, self._seed = deal, party, dealt.seed
+        if party == 0:
+            triangle = deal.elements(dealt.seed, "product", 0, (count,))
+        else:
+            triangle = unpack(dealt.correction, deal.bits, (count,))
+        self._product = symmetric(triangle, columns)
+        self._squares = SquareSum(deal.shape[1], deal.bits + 1)
+
+    def opening(self, share: Array, block: int) -> Array:
+        """Return this party's share of a block of E, [F]_j - A_j, to be sent.
+
+        Parameters
+        ----------
+        share : Array of uint64, shape (b, columns)
+            [F]_j of the block.
+        block : int
+            Number of the block of rows.
+        """
+        return subtract(share, self._mask(block), self.deal.bits)
+
+    def add(self, opened: Array, block: int) -> None:
+        """Add the products of a block.
+
+        Parameters
+        ----------
+        opened : Array of uint64, shape (b, columns)
+            E of the block: the sum of the openings of both parties modulo 2^k.
+        block : int
+            Number of the block of rows.
+        """
+        doubled = self._mask(block) << np.uint64(1)
+        self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
+
+    def share(self) -> Array:
+        """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
+
+        Returns
+        -------
+        Array of uint64, shape (columns * (columns + 1) / 2,)
+            Uniform, but for the lowest bits, those of E^T E, which both know; and but
+            that the sum of both is what :func:`open_gram` opens.
+        """
+        columns = self.deal.shape[1]
+        dealt = self._product[:columns, :columns] << np.uint64(1)
+        return upper(subtract(self._squares.total(), dealt, self.deal.bits + 1))
+
+    def sacrifice(self, challenge: bytes) -> Iterator[Array]:
+        """Return this party's share of U = (A_0 - A_1) V, block by block, to be sent.
+
+        Parameters
+        ----------
+        challenge : bytes
+            Secret of the two parties, 32 bytes, which the dealer must not know before
+            it has dealt.
+
+        Yields
+        ------
+        Array of uint64, shape (b, SACRIFICED)
+            Uniform.
+        """
+        factors = self._factors(challenge)
+        for block, _ in enumerate(self.deal.blocks()):
+            mask = _gram_mask(self.deal, self._seed, block)
+            yield _combined(mask, factors, self.deal.bits)
+
+    def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
+        """Return a digest that is the same at both parties if the triple is right.
+
+        Parameters
+        ----------
+        challenge : bytes
+            As in :meth:`sacrifice`.
+        openings : tuple of two Arrays of uint64, shape (rows, SACRIFICED)
+            What :meth:`sacrifice` gave to party 0 and to party 1.
+        """
+        bits = self.deal.bits
+        opened = subtract(*openings, bits)
+        right = np.zeros((len(self._product), SACRIFICED), "<u8")
+        for block, rows in enumerate(self.deal.blocks()):
+            mask = _gram_mask(self.deal, self._seed, block)
+            right += product(mask.T, opened[rows], bits)
+        left = _combined(self._product, self._factors(challenge), bits)
+        # Party 0 has [C]_0 V - A_0^T U, party 1 the negative of [C]_1 V + A_1^T U.
+        residual = left - right if self.party == 0 else -(left + right)
+        return _digest(residual, bits)
+
+    def _mask(self, block: int) -> Array:
+        mask = _gram_mask(self.deal, self._seed, block)
+        return np.ascontiguousarray(mask[:, : self.deal.shape[1]])
+
+    def _factors(self, challenge: bytes) -> Array:
+        shape = (self.deal.shape[1], SACRIFICED)
+        return self.deal.elements(challenge, "challenge", 0, shape)
+
+
+def open_gram(first: Array, second: Array, deal: Deal) -> Array:
+    """Return F^T F from both parties' shares.
+
+    Parameters
+    ----------
+    first, second : Array of uint64
+        What :meth:`GramTriple.share` gave.
+    deal : Deal
+        The use.
+
+    Returns
+    -------
+    Array of uint64, shape (columns, columns)
+        F^T F modulo 2^k, for :func:`vfl_flower.secure_aggregation.fixed_point.decode`
+        with twice the fraction bits of F.
+
+    Raises
+    ------
+    ValueError
+        If the parties have not added the same openings E: then half of the elements
+        of the sum are odd.
+    """
+    doubled = reduce(first + second, deal.bits + 1)
+    if (doubled & np.uint64(1)).any():
+        raise ValueError("shares must be of the same openings, got odd sums")
+    return symmetric(doubled >> np.uint64(1), deal.shape[1])
+
+
+def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
+    """Make what the dealer sends to parties 0 and 1 for one product F w.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, columns, outputs): F has rows and columns, w has
+        columns and outputs.
+    root : bytes
+        Secret of the dealer.
+
+    Returns
+    -------
+    Dealt, Dealt
+        The seed of party 0; seed and share of c of party 1.
+    """
+    seeds = [deal.seed(root, party) for party in (0, 1)]
+    vectors = _vectors(deal, seeds[0])
+    masks = (_matrix(deal, seeds[1], i) for i, _ in enumerate(deal.blocks()))
+    products = [product(mask, vectors, deal.bits) for mask in masks]
+    products.append(product(_spare_rows(deal, seeds[1]), vectors, deal.bits))
+    results = np.concatenate(products)
+    first = deal.elements(seeds[0], "product", 0, results.shape)
+    correction = pack(subtract(results, first, deal.bits), deal.bits)
+    return Dealt.of(deal, 0, seeds[0]), Dealt.of(deal, 1, seeds[1], correction)
+
+
+class PredictionTriple:
+    """One party's part in one product F w, where party 0 knows w.
+
+    Party 0 sends :meth:`hidden_weights`, party 1 the :meth:`opening` of each block;
+    then both have :meth:`share` of each block. Whoever may read F w adds the two.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use; its shape is (rows, columns, outputs).
+    party : {0, 1}
+        This party.
+    dealt : Dealt
+        What the dealer sent to this party, from :func:`deal_predictions`.
+
+    Raises
+    ------
+    ValueError
+        If what was dealt is of another use, short or changed.
+    """
+
+    def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
+        shape = (deal.rows + SACRIFICED, deal.shape[2])
+        dealt.check(deal, party, party * shape[0] * shape[1] * -(-deal.bits // 8))
+        self.deal, self.party, self._seed = deal, party, dealt.seed
+        if party == 0:
+            self._product = deal.elements(dealt.seed, "product", 0, shape)
+        else:
+            self._product = unpack(dealt.correction, deal.bits, shape)
+
+    def hidden_weights(self, weights: Array) -> Array:
+        """Return d = w - b, which party 0 sends to party 1; uniform.
+
+        Parameters
+        ----------
+        weights : Array of uint64, shape (columns, outputs)
+            w, encoded.
+        """
+        return subtract(weights, _vectors(self.deal, self._seed), self.deal.bits)
+
+    def opening(self, share: Array, block: int) -> Array:
+        """Return [F]_1 - A of a block, which party 1 sends to party 0; uniform.
+
+        Parameters
+        ----------
+        share : Array of uint64, shape (b, columns)
+            [F]_1 of the block.
+        block : int
+            Number of the block of rows.
+        """
+        return subtract(share, _matrix(self.deal, self._seed, block), self.deal.bits)
+
+    def share_of_weights(
+        self, weights: Array, share: Array, opened: Array, block: int
+    ) -> Array:
+        """Return the share of F w that party 0 has, of one block.
+
+        Parameters
+        ----------
+        weights : Array of uint64, shape (columns, outputs)
+            w, encoded.
+        share : Array of uint64, shape (b, columns)
+            [F]_0 of the block.
+        opened : Array of uint64, shape (b, columns)
+            What party 1 sent.
+        block : int
+            Number of the block of rows.
+
+        Returns
+        -------
+        Array of uint64, shape (b, outputs)
+        """
+        bits = self.deal.bits
+        features = reduce(share + opened, bits)
+        return self._plus(product(features, weights, bits), block)
+
+    def share_of_mask(self, hidden: Array, block: int) -> Array:
+        """Return the share of F w that party 1 has, of one block.
+
+        Parameters
+        ----------
+        hidden : Array of uint64, shape (columns, outputs)
+            d, which party 0 sent.
+        block : int
+            Number of the block of rows.
+
+        Returns
+        -------
+        Array of uint64, shape (b, outputs)
+        """
+        mask = _matrix(self.deal, self._seed, block)
+        return self._plus(product(mask, hidden, self.deal.bits), block)
+
+    def sacrifice(self, challenge: bytes) -> Array:
+        """Return U = (W; I)^T A, which party 1 sends to party 0; uniform.
+
+        Parameters
+        ----------
+        challenge : bytes
+            As in :meth:`GramTriple.sacrifice`.
+
+        Returns
+        -------
+        Array of uint64, shape (SACRIFICED, columns)
+        """
+        bits = self.deal.bits
+        total = _spare_rows(self.deal, self._seed)
+        factors = self._factors(challenge)
+        for block, rows in enumerate(self.deal.blocks()):
+            mask = _matrix(self.deal, self._seed, block)
+            total += product(np.ascontiguousarray(factors[rows].T), mask, bits)
+        return reduce(total, bits)
+
+    def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
+        """Return a digest that is the same at both parties if the triple is right.
+
+        Parameters
+        ----------
+        challenge : bytes
+            As in :meth:`sacrifice`.
+        opened : Array of uint64, shape (SACRIFICED, columns), optional
+            U, at party 0.
+        """
+        bits, rows = self.deal.bits, self.deal.rows
+        factors = np.ascontiguousarray(self._factors(challenge).T)
+        residual = product(factors, self._product[:rows], bits) + self._product[rows:]
+        if opened is None:
+            return _digest(-residual, bits)
+        vectors = _vectors(self.deal, self._seed)
+        return _digest(residual - product(opened, vectors, bits), bits)
+
+    def _plus(self, values: Array, block: int) -> Array:
+        rows = list(self.deal.blocks())[block]
+        return reduce(values + self._product[rows], self.deal.bits)
+
+    def _factors(self, challenge: bytes) -> Array:
+        shape = (self.deal.rows, SACRIFICED)
+        return self.deal.elements(challenge, "challenge", 0, shape)
+
+
+def _gram_mask(deal: Deal, seed: bytes, block: int) -> Array:
+    """Return a block of A_j with the columns that are sacrificed, on the right."""
+    rows = list(deal.blocks())[block]
+    shape = (rows.stop - rows.start, deal.shape[1] + SACRIFICED)
+    return deal.elements(seed, "matrix", block, shape)
+
+
+def _matrix(deal: Deal, seed: bytes, block: int) -> Array:
+    rows = list(deal.blocks())[block]
+    return deal.elements(seed, "matrix", block, (rows.stop - rows.start, deal.shape[1]))
+
+
+def _spare_rows(deal: Deal, seed: bytes) -> Array:
+    return deal.elements(seed, "spare rows", 0, (SACRIFICED, deal.shape[1]))
+
+
+def _vectors(deal: Deal, seed: bytes) -> Array:
+    return deal.elements(seed, "vectors", 0, deal.shape[1:])
+
+
+def _combined(matrix: Array, factors: Array, bits: int) -> Array:
+    """Return the product with (factors; I)."""
+    columns = len(factors)
+    main = product(np.ascontiguousarray(matrix[:, :columns]), factors, bits)
+    return reduce(main + matrix[:, columns:], bits)
+
+
+def _digest(elements: Array, bits: int) -> bytes:
+    return hashlib.blake2b(reduce(elements, bits).tobytes(), digest_size=32).digest()
