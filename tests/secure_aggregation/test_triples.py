@@ -35,7 +35,9 @@ from vfl_flower.secure_aggregation.triples import (
     GramTriple,
     PredictionTriple,
     deal_gram,
+    deal_owner,
     deal_predictions,
+    hide_columns,
     open_gram,
     symmetric,
     upper,
@@ -447,3 +449,49 @@ def test_a_wrong_triple_of_predictions_fails_the_check():
             first, second = (PredictionTriple(deal, j, d) for j, d in enumerate(bad))
             opened = second.sacrifice(CHALLENGE)
             assert first.proof(CHALLENGE, opened) != second.proof(CHALLENGE)
+
+
+# -- columns that their owners hide ----------------------------------------------------
+
+
+def owned(values, widths, root=ROOT):
+    """Return the Gram matrix of columns that their owners open, and the openings."""
+    deal = dataclasses.replace(use(*values.shape), owners=widths)
+    pair = [GramTriple(deal, j, dealt) for j, dealt in enumerate(deal_gram(deal, root))]
+    blocks = np.split(values, np.cumsum(widths)[:-1], axis=1)
+    opened = [
+        hide_columns(deal, owner, deal_owner(deal, root, owner), block)
+        for owner, block in enumerate(blocks)
+    ]
+    for triple in pair:
+        for block, rows in enumerate(deal.blocks()):
+            triple.add(np.hstack([part[rows] for part in opened]), block)
+    return open_gram(*(triple.share() for triple in pair), deal), opened, deal, pair
+
+
+def test_owners_open_their_own_columns_in_one_message():
+    values = np.random.default_rng(0).integers(0, 2**20, (2100, 7)).astype("u8")
+    gram, opened, deal, pair = owned(values, (3, 0, 4))
+    assert np.array_equal(gram, reduce(values.T @ values, deal.bits))
+    sacrificed = tuple(np.vstack(list(t.sacrifice(ROOT[::-1]))) for t in pair)
+    assert len({t.proof(ROOT[::-1], sacrificed) for t in pair}) == 1
+    # Uniform to a computing party, who knows its own mask.
+    for j in (0, 1):
+        masks = [pair[j]._mask(block) for block, _ in enumerate(deal.blocks())]
+        seen = np.hstack(opened) + np.vstack(masks)
+        assert uniform(reduce(seen, deal.bits), deal.bits)
+
+
+def test_what_an_owner_is_dealt_is_of_one_use_and_one_owner():
+    deal = dataclasses.replace(use(5, 4), owners=(2, 2))
+    dealt, columns = deal_owner(deal, ROOT, 1), np.zeros((5, 2), "u8")
+    hide_columns(deal, 1, Dealt.unpack(dealt.pack()), columns)
+    with pytest.raises(ValueError, match="of this use and unchanged"):
+        hide_columns(deal, 0, dealt, columns)
+    other = dataclasses.replace(deal, run_id=deal.run_id + 1)
+    with pytest.raises(ValueError, match="of this use and unchanged"):
+        hide_columns(other, 1, dealt, columns)
+    with pytest.raises(ValueError, match="correction must be 32 bytes"):
+        hide_columns(deal, 1, Dealt.unpack(dealt.pack()[:-1]), columns)
+    with pytest.raises(ValueError, match="owners must have 4 columns in all"):
+        dataclasses.replace(deal, owners=(2, 1))

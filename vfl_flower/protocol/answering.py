@@ -34,7 +34,12 @@ from vfl_flower.protocol.contract import (
     structure,
 )
 from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting, StateKey
-from vfl_flower.protocol.identity import SIGNATURE_BYTES, check_run, credential_of
+from vfl_flower.protocol.identity import (
+    SIGNATURE_BYTES,
+    check_run,
+    credential_of,
+    parse_credentials,
+)
 from vfl_flower.protocol.journal import Journal, journal_of, note_refusal
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import (
@@ -103,11 +108,14 @@ class Plan:
         Whether the run has a seed.
     parties : int
         Number of parties.
+    dealer : str or None
+        Who deals correlated randomness, if somebody does.
     """
 
     kinds: list[Kind]
     seeded: bool
     parties: Natural
+    dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
 
 
 def _hello(
@@ -281,6 +289,9 @@ def _run(
         journal.enter(party)
     if party.consent is not None:
         check_run(frame, announced, private_key, party.consent, journal)
+    if (signed := memory.credentials(frame)) is not None:
+        told = parse_credentials(signed, b"".join(public_keys))
+        party.names = [credential.name for credential in told]
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
@@ -291,12 +302,14 @@ def _run(
         recall_part(party, step, frame.model)
     part = party.part
     sums = PartySums(private_key, public_keys, frame, allow_plain)
+    party.agree = sums.agree
     sums.open(step, values, digests)
     arguments = _arguments(step, values, party)
     again = memory.repeats(frame, step, sums.common)
     for revealed in step.reveals:
         if revealed.applies(arguments):
-            party.reveal(revealed.kind, again)
+            times = arguments[revealed.times] if revealed.times else 1
+            party.reveal(revealed.kind, again, times)
     reply = flatten(step(party, **arguments))
     clipped = sums.hide(step, reply, _sizes(party))
     content = pack(reply)

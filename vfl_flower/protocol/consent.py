@@ -39,6 +39,7 @@ Kind = Literal[
     "totals",
     "coefficients",
     "levels",
+    "moments",
 ]
 """What leaves a party beyond sums over the rows of all parties."""
 
@@ -52,10 +53,12 @@ KINDS: dict[Kind, str] = {
     "totals": "totals of scores, and the numbers of rows that were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
     "levels": "texts of columns that enough rows of all parties have, to the others",
+    "moments": "means, and sums of products of columns of all parties, to the party "
+    "with the labels; each of their columns counts",
 }
 """The kinds in words, as documents and refusals say them."""
 
-_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels"})
+_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels", "moments"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
 MOST_BYTES = 2**20
@@ -63,6 +66,9 @@ MOST_BYTES = 2**20
 
 LEAST_ROWS = 20
 """Fewest rows of which one number says little of each."""
+
+SERVER = "server"
+"""What a ``consent.toml`` calls the server among those who may deal."""
 
 LEAST_PARTIES = 3
 """Fewest parties of a sum, unless the party consents to two."""
@@ -90,6 +96,7 @@ class _Rules:
 
     strategies: list[str] | None = None
     tasks: list[str] | None = None
+    dealers: list[str] | None = None
     min_parties: Annotated[int, Ge(LEAST_PARTIES)] = LEAST_PARTIES
     two_parties: bool = False
     allow_seed: bool = False
@@ -108,6 +115,9 @@ class Consent(_Rules):
     ----------
     strategies, tasks : list of str or None
         Those that the party takes part in, by their names in the run config; None: all.
+    dealers : list of str or None
+        Who may deal the correlated randomness of products under shares: the names of
+        parties, and "server". None: the server, in runs of three or more parties.
     min_parties : int
         Fewest parties of a run.
     two_parties : bool
@@ -139,6 +149,16 @@ class Consent(_Rules):
         return (strategies is None or strategy in strategies) and (
             tasks is None or task in tasks
         )
+
+    def accepts_dealer(self, name: str, parties: int) -> bool:
+        """Return whether somebody may deal in a run of so many parties.
+
+        Together with either of the two parties that compute, a dealer reads the rows.
+        """
+        if self.dealers is None:
+            unchecked = self.peers is None  # a run in one process
+            return unchecked or (name == SERVER and parties >= LEAST_PARTIES)
+        return name in self.dealers
 
     @property
     def least_parties(self) -> int:
@@ -227,7 +247,14 @@ class Consent(_Rules):
             )
         return self.leaves[kind]
 
-    def lacks(self, *, kinds: Sequence[Kind], seeded: bool, parties: int) -> list[str]:
+    def lacks(
+        self,
+        *,
+        kinds: Sequence[Kind],
+        seeded: bool,
+        parties: int,
+        dealer: str | None = None,
+    ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
 
         Parameters
@@ -238,6 +265,8 @@ class Consent(_Rules):
             Whether the server knows the seed.
         parties : int
             Number of parties.
+        dealer : str, optional
+            Who deals correlated randomness.
         """
         lines = []
         if parties < self.least_parties:
@@ -245,6 +274,8 @@ class Consent(_Rules):
             lines.append("two-parties = true" if two else f"min-parties = {parties}")
         if seeded and not self.allow_seed:
             lines.append("allow-seed = true")
+        if dealer is not None and not self.accepts_dealer(dealer, parties):
+            lines.append(f'dealers = ["{dealer}"]')
         missing = [kind for kind in kinds if kind not in self.leaves]
         if missing:
             lines.append("[leaves]")
@@ -328,8 +359,15 @@ class Releases:
         self._life, self._tags = life, tags
         self.added: dict[str, Array] = {}
 
-    def count(self, kind: Kind) -> None:
+    def count(self, kind: Kind, number: int = 1) -> None:
         """Count that something of a kind leaves that is not of single rows.
+
+        Parameters
+        ----------
+        kind : str
+            The kind.
+        number : int
+            How often it leaves.
 
         Raises
         ------
@@ -342,19 +380,19 @@ class Releases:
         times = self.run.get(kind, np.zeros(self._n_rows, dtype=bool)).copy()
         count = int(np.count_nonzero(times))  # a bit each time, as rows have
         ever = self._ever(kind, limit)
-        new = np.frombuffer(secrets.token_bytes(8), dtype="<u8")
         most = len(times) if limit.run is None else min(limit.run, len(times))
-        if count >= most:
+        if count + number > most:
             raise PartyError(
                 f"this party's consent lets {kind} leave it {most} times in a run"
             )
-        if limit.life is not None and len(ever) >= limit.life:
+        if limit.life is not None and len(ever) + number > limit.life:
             raise PartyError(
                 f"this party's consent lets {kind} leave it {limit.life} times for the "
                 "life of its data"
             )
-        times[count] = True
+        times[count : count + number] = True
         self.run[kind] = times
+        new = np.frombuffer(secrets.token_bytes(8 * number), dtype="<u8")
         self.added[kind] = np.union1d(ever, new)
 
     def _ever(self, kind: Kind, limit: Limit) -> Array:

@@ -119,17 +119,17 @@ class Leaves:
 
     Parameters
     ----------
-    how : {"sum", "sealed", "secret", "next"}
+    how : {"sum", "sealed", "secret", "next", "private"}
         ``"sum"``: under a mask, and the server may learn the sum over the parties.
         ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
         encrypted for each other party. ``"next"``: encrypted for the party that follows
-        in the ring of all.
+        in the ring of all. ``"private"``: encrypted, for each party something else.
     least : float or str
         Least bound of the sum, or the name of a size. With a smaller one the number of
         clipped values would tell how large single addends are.
     """
 
-    how: Literal["sum", "sealed", "secret", "next"]
+    how: Literal["sum", "sealed", "secret", "next", "private"]
     least: float | str = 0.0
 
 
@@ -144,6 +144,11 @@ SECRET = Leaves("secret")
 NEXT = Leaves("next")
 """For the next party of the ring; it takes only what the party before it has sent in
 the round trip before. The server passes it on and can neither read nor choose it."""
+PRIVATE = Leaves("private")
+"""Bytes for each party that gets any, itself included: ``name_k`` of a reply is for
+party k, and ``name_k`` of a request comes from party k. The server passes it on and can
+neither read it nor pass it off as that of another party. No two steps send such bytes
+under one name."""
 
 
 @dataclass(frozen=True)
@@ -387,11 +392,11 @@ def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None)
     """Take one value out of those that are left, or None."""
     kind: Any = declared.kind
     if kind is dict:
-        family = {number: left.pop(key) for number, key in _family(name, left)}
+        arrays = {number: left.pop(key) for number, key in family(name, left)}
         if sizes is not None:
-            for number, array in family.items():
+            for number, array in arrays.items():
                 _check_array(f"{name}_{number}", declared, array, sizes)
-        return family or ({} if declared.required else None)
+        return arrays or ({} if declared.required else None)
     if dataclasses.is_dataclass(declared.kind):
         head = f"{name}."
         keys = [key for key in left if key.startswith(head)]
@@ -416,15 +421,15 @@ def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None)
     return value
 
 
-def _family(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
+def family(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
     """Return the names ``name_0``, ``name_1``, .. with their numbers, in order."""
-    family = []
+    members = []
     for key in names:
         head, _, number = key.rpartition("_")
         if head == name and number.isdecimal() and len(number) <= MOST_DIGITS:
             # Not ``name_00``, which would be another name of the same array.
-            family += [(int(number), key)] if str(int(number)) == number else []
-    return sorted(family)
+            members += [(int(number), key)] if str(int(number)) == number else []
+    return sorted(members)
 
 
 def flat(value: Any) -> dict[str, Any]:
@@ -547,8 +552,8 @@ def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
     if name in fields:
         return fields[name]
     head, _, number = name.rpartition("_")
-    family = fields.get(head) if number.isdecimal() else None
-    return family if family is not None and family.kind is dict else None
+    arrays = fields.get(head) if number.isdecimal() else None
+    return arrays if arrays is not None and arrays.kind is dict else None
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,7 @@ class Memory:
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
         party.index, party.n_parties = frame.index, frame.parties
+        party.session = frame.session
         party.seed = frame.seed
         party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
         party.run_secret = known["run_secret"]
@@ -217,6 +218,11 @@ class Memory:
         party.resume(self._kept("before" if again else "after"))
         start = range(0, len(peers), KEY_BYTES)
         return known["private_key"], [peers[k : k + KEY_BYTES] for k in start]
+
+    def credentials(self, frame: Frame) -> bytes | None:
+        """Return what the parties have signed, as the first message has told."""
+        signed: bytes | None = self._session.get("credentials", frame.credentials)
+        return signed
 
     def columns(self, frame: Frame) -> list[str] | None:
         """Return the order of columns that the first message has told.
@@ -300,6 +306,8 @@ class Memory:
             session.update(peers=frame.peers, data=_about(party), **seed)
             if frame.columns is not None:
                 session["columns"] = frame.columns
+            if frame.credentials is not None:
+                session["credentials"] = frame.credentials
         again = frame.round == session["round"]
         if again and reply != session["reply"]:
             raise PartyError(

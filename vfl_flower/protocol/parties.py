@@ -20,11 +20,13 @@ from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
     NEXT,
+    PRIVATE,
     SECRET,
     ContractError,
     Sizes,
     check_shape,
     declared_as,
+    family,
     flatten,
     learn_sizes,
     structure,
@@ -429,7 +431,17 @@ class Parties(Sequence[PartyInfo]):
         secrets: dict[str, list[Any]] = {}
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
-                if step.contract.reply[name].leaves == NEXT:
+                leaves = step.contract.reply[name].leaves
+                if leaves == PRIVATE:
+                    received = secrets.setdefault(name, [{} for _ in self])
+                    for to, part in parts.items():
+                        seal = Seal(
+                            *("secret", step.action, f"{name}_{to}"),
+                            *(self._round, sender),
+                        )
+                        received[to][sender] = Sealed(to, (part,), (seal,))
+                    continue
+                if leaves == NEXT:
                     ((to, part),) = parts.items()
                     seal = Seal("secret", step.action, name, self._round, sender)
                     passed = secrets.setdefault(name, [None] * len(self))
@@ -616,6 +628,12 @@ class Parties(Sequence[PartyInfo]):
             for name, declared in fields.items():
                 if declared.leaves == SECRET:
                     secrets |= self._for_others(j, name, reply)
+                elif declared.leaves == PRIVATE:
+                    secrets[name] = {
+                        to: _encrypted(key, reply)
+                        for to, key in family(name, reply)
+                        if to < len(self)
+                    }
                 elif declared.leaves == NEXT and name in reply:
                     secrets[name] = {(j + 1) % len(self): _encrypted(name, reply)}
             clear = {n: field for n, field in fields.items() if not field.leaves}

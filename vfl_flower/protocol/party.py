@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -101,6 +101,14 @@ class Party:
         Random bytes of this party and this run, whatever its seed, for keys: the same
         for a step that is asked twice. Nothing that leaves the party may depend on them
         but by a key.
+    session : int
+        Number of the run.
+    names : sequence of str
+        Names of the parties in their order, as they have signed them; empty where they
+        sign nothing.
+    agree : callable or None
+        From the index of another party to 32 bytes of the run that these two know, and
+        the server does not.
     allow_plain : bool
         Whether the party takes part in protocols that do not protect it.
     encoding : dict or None
@@ -144,6 +152,9 @@ class Party:
     seed: int = field(default=0, init=False)
     secret: int = field(default=0, init=False, repr=False)
     run_secret: bytes = field(default=b"", init=False, repr=False)
+    session: int = field(default=0, init=False)
+    names: Sequence[str] = field(default=(), init=False)
+    agree: Callable[[int], bytes] | None = field(default=None, init=False, repr=False)
     allow_plain: bool = field(default=False, init=False)
     encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
@@ -257,7 +268,7 @@ class Party:
         entries = (self.encoding or {}).get("columns", ())
         return any(entry.get("later") for entry in entries)
 
-    def reveal(self, kind: Kind, again: bool = False) -> None:
+    def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check before a step computes that what it reveals may leave, and count it.
 
         Parameters
@@ -266,6 +277,8 @@ class Party:
             What it reveals.
         again : bool
             Whether it is asked again for what was counted before.
+        times : int
+            How often it leaves.
 
         Raises
         ------
@@ -277,7 +290,7 @@ class Party:
         if again:
             counter.consent.limit(kind)
         else:
-            counter.count(kind)
+            counter.count(kind, times)
 
     def share(self, rows: Array, kind: Kind) -> None:
         """Count rows whose values leave the party other than in sums over all rows.

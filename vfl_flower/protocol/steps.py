@@ -186,10 +186,13 @@ class Reveals:
     when : str
         A parameter of the step: it is so only where that is given, true or above 0;
         after "not ", only where it is not. "": always.
+    times : str
+        A parameter of the step: how often it leaves. "": once.
     """
 
     kind: Kind
     when: str = ""
+    times: str = ""
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Return whether a request with these values reveals it."""
@@ -200,18 +203,18 @@ class Reveals:
         return present != self.when.startswith("not ")
 
 
-def reveals(kind: Kind, when: str = "") -> Callable[[F], F]:
+def reveals(kind: Kind, when: str = "", times: str = "") -> Callable[[F], F]:
     """Declare what a step reveals; below :func:`step`, and once for each kind.
 
     Parameters
     ----------
-    kind, when : str
+    kind, when, times : str
         As in :class:`Reveals`.
     """
 
     def declare(function: F) -> F:
         earlier = getattr(function, "reveals", ())
-        vars(function)["reveals"] = (Reveals(kind, when), *earlier)
+        vars(function)["reveals"] = (Reveals(kind, when, times), *earlier)
         return function
 
     return declare

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vfl_flower.protocol.common import common_digest
-from vfl_flower.protocol.contract import NEXT, Field, Sizes, declared_as
+from vfl_flower.protocol.contract import NEXT, PRIVATE, Field, Sizes, declared_as
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.seals import Seal
@@ -72,6 +72,10 @@ class PartySums:
         """The party's way to send to another one what the server cannot read."""
         return self._with_keys(Relay)
 
+    def agree(self, party: int) -> bytes:
+        """Return what this party and another one know; see :meth:`Relay.agree`."""
+        return self.relay.agree(party)
+
     def _with_keys(self, make: Callable[[bytes, Sequence[bytes], int, int], T]) -> T:
         keys = self._private_key, self._public_keys
         try:
@@ -116,9 +120,15 @@ class PartySums:
             elif seals[0].kind == "secret":
                 if len(seals) > 1:
                     raise PartyError(f"the secret {name!r} must be of one party")
-                if _passed_on(declared_as(request, name)):
+                declared = declared_as(request, name)
+                if declared is not None and declared.leaves == NEXT:
                     self._check_ring(name, seals[0])
-                values[name] = self._unsealed(parts[0], seals[0])
+                content = self._unsealed(parts[0], seals[0])
+                values[name] = content
+                if declared is not None and declared.leaves == PRIVATE:
+                    if seals[0].sender != _number(name):
+                        raise PartyError(f"{name!r} must come from that party")
+                    values[name] = np.frombuffer(content, dtype=np.uint8)
             else:
                 adding, total = self._total(name, parts, seals)
                 try:
@@ -195,6 +205,13 @@ class PartySums:
             if declared.leaves == NEXT:
                 to, data = (self.frame.index + 1) % self.frame.parties, reply[name]
                 data = self.relay.seal(to, data, step.action, name, self.frame.round)
+                reply[name] = np.frombuffer(data, dtype=np.uint8)
+                continue
+            if declared.leaves == PRIVATE:
+                data = reply[name].tobytes()
+                data = self.relay.seal(
+                    _number(name), data, step.action, name, self.frame.round
+                )
                 reply[name] = np.frombuffer(data, dtype=np.uint8)
                 continue
             wanted = self.frame.sums.get(name)
@@ -309,8 +326,9 @@ def _is_hidden(declared: Field | None) -> bool:
     return declared is not None and declared.leaves is not None
 
 
-def _passed_on(declared: Field | None) -> bool:
-    return declared is not None and declared.leaves == NEXT
+def _number(name: str) -> int:
+    """Return 2 for ``openings_2``: the party that it is for, or from."""
+    return int(name.rpartition("_")[2])
 
 
 def _part(values: dict[str, Any], name: str) -> Array:

@@ -137,6 +137,21 @@ class Relay:
                 "was altered on its way, or is of another step"
             ) from None
 
+    def agree(self, party: int) -> bytes:
+        """Return 32 bytes that this party and another one know, and nobody else.
+
+        The same in the whole run, whatever is sealed.
+
+        Parameters
+        ----------
+        party : int
+            Index of the other one.
+        """
+        pair = sorted((self._index, operator.index(party)))
+        parts = [LABEL, *context(self._run_id, "agreed", "", 0)]
+        parts += [self._public_keys[place] for place in pair]
+        return derive_key(self._secrets[party], parts)
+
     def _cipher(
         self,
         argument: str,

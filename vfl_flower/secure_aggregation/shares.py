@@ -73,11 +73,15 @@ class Deal:
         Rows, columns, and outputs where there are any.
     bits : int
         Width k of the ring.
+    owners : tuple of int, optional
+        How many columns each party owns, in their order, where a party hides its own
+        columns and shares none; see :func:`hide_columns`.
 
     Raises
     ------
     ValueError
-        If `round` or `half` is negative, or a size in `shape` is not positive.
+        If `round` or `half` is negative, a size in `shape` is not positive, or the
+        columns of `owners` are not those of `shape`.
     """
 
     run_id: int
@@ -86,9 +90,14 @@ class Deal:
     half: int
     shape: tuple[int, ...]
     bits: int
+    owners: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        if self.owners and (min(self.owners) < 0 or sum(self.owners) != self.shape[1]):
+            raise ValueError(
+                f"owners must have {self.shape[1]} columns in all, got {self.owners}"
+            )
         if self.half < 0:
             raise ValueError(f"half must be at least 0, got {self.half}")
         if not self.shape or min(self.shape) < 1:
@@ -102,7 +111,7 @@ class Deal:
 
     def parts(self, name: str) -> list[bytes]:
         """Return what every key of this use is derived from, besides a seed."""
-        numbers = (self.half, self.bits, len(self.shape), *self.shape)
+        numbers = (self.half, self.bits, len(self.shape), *self.shape, *self.owners)
         return [
             LABEL,
             *context(self.run_id, self.action, name, self.round),
@@ -187,6 +196,17 @@ class Dealt:
     ) -> Dealt:
         """Make the message; `name` tells several of one use apart."""
         return cls(seed, correction, _tag(deal, receiver, seed, correction, name))
+
+    def pack(self) -> Array:
+        """Return the message as bytes: seed, tag and correction."""
+        head = np.frombuffer(self.seed + self.tag, "u1")
+        return np.concatenate([head, self.correction])
+
+    @classmethod
+    def unpack(cls, data: Array) -> Dealt:
+        """Return what :meth:`pack` has packed; :meth:`check` says whether it is."""
+        seed, tag = data[:SEED_BYTES].tobytes(), data[SEED_BYTES : 2 * SEED_BYTES]
+        return cls(seed, np.ascontiguousarray(data[2 * SEED_BYTES :]), tag.tobytes())
 
     def check(self, deal: Deal, receiver: int, length: int = 0, name: str = "") -> None:
         """Check that this was dealt to this party for this use, as a whole.

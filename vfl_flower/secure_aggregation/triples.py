@@ -41,9 +41,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from vfl_flower.secure_aggregation.fixed_point import reduce
+from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.ring_products import SquareSum, product
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, pack, subtract, unpack
+from vfl_flower.secure_aggregation.shares import (
+    SEED_BYTES,
+    Deal,
+    Dealt,
+    pack,
+    subtract,
+    unpack,
+)
 from vfl_flower.typing import Array
+
+OWNER = "owner"
+"""Tells what an owner of columns is dealt from what a computing party is."""
 
 SACRIFICED = 40
 """Columns (rows) that a check takes: a wrong triple passes with probability 2^-40."""
@@ -87,6 +98,60 @@ def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     first = deal.elements(seeds[0], "product", 0, triangle.shape)
     correction = pack(subtract(triangle, first, deal.bits), deal.bits)
     return Dealt.of(deal, 0, seeds[0]), Dealt.of(deal, 1, seeds[1], correction)
+
+
+def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
+    """Make what the dealer sends to the owner of some columns of F.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use, with its `owners`.
+    root : bytes
+        Secret of the dealer.
+    owner : int
+        Place among the owners.
+    """
+    first, second = (_owner_seed(deal, deal.seed(root, j), owner) for j in (0, 1))
+    return Dealt.of(deal, owner, first, np.frombuffer(second, "u1"), OWNER)
+
+
+def hide_columns(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
+    """Return the columns of E of their owner, who sends them to parties 0 and 1.
+
+    The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1:
+    so it opens them in one message, and need not share them first.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use, with its `owners`.
+    owner : int
+        Place among the owners.
+    dealt : Dealt
+        What the dealer sent to the owner, from :func:`deal_owner`.
+    columns : Array of uint64, shape (rows, deal.owners[owner])
+        The owner's columns of F.
+
+    Returns
+    -------
+    Array of uint64, the shape of `columns`
+        Uniform to whoever knows one of A_0 and A_1 only.
+
+    Raises
+    ------
+    ValueError
+        If what was dealt is of another use, short or changed.
+    """
+    dealt.check(deal, owner, SEED_BYTES, OWNER)
+    opened = np.empty_like(columns)
+    for block, rows in enumerate(deal.blocks()):
+        part = columns[rows]
+        for seed in (dealt.seed, dealt.correction.tobytes()):
+            mask = deal.elements(seed, "matrix", block, part.shape)
+            part = subtract(part, mask, deal.bits)
+        opened[rows] = part
+    return opened
 
 
 class GramTriple:
@@ -407,8 +472,20 @@ class PredictionTriple:
 def _gram_mask(deal: Deal, seed: bytes, block: int) -> Array:
     """Return a block of A_j with the columns that are sacrificed, on the right."""
     rows = list(deal.blocks())[block]
-    shape = (rows.stop - rows.start, deal.shape[1] + SACRIFICED)
-    return deal.elements(seed, "matrix", block, shape)
+    count = rows.stop - rows.start
+    if not deal.owners:
+        shape = (count, deal.shape[1] + SACRIFICED)
+        return deal.elements(seed, "matrix", block, shape)
+    seeds = [_owner_seed(deal, seed, owner) for owner, _ in enumerate(deal.owners)]
+    parts = [*zip(seeds, deal.owners, strict=True), (seed, SACRIFICED)]
+    return np.hstack(
+        [deal.elements(key, "matrix", block, (count, width)) for key, width in parts]
+    )
+
+
+def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
+    """Return the seed of an owner's columns of A_j."""
+    return derive_key(seed, [*deal.parts("owner"), str(owner).encode()])
 
 
 def _matrix(deal: Deal, seed: bytes, block: int) -> Array:
