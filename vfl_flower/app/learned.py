@@ -54,6 +54,7 @@ _LEAVES = {
     ),
     "secret": ("encrypted for each other party", "the other parties; not the server"),
     "next": ("encrypted for the next party", "the next party; not the server"),
+    "private": ("encrypted for one party", "that party; not the server"),
 }
 _BY_SERVER = "told by the server"
 _HEADER = ("step", "what", "how", "who learns it", "kinds of consent")

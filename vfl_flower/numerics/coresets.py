@@ -258,16 +258,20 @@ def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
     Returns
     -------
     float
-        gamma in [0, 1]: 1 where the parties' column spaces are orthogonal, 0 where one
-        column is in the span of another party's. The coreset needs a size of order
-        gamma^-2. A sample with fewer rows than columns gives 0.
+        gamma in [0, 1]: 1 where the parties' column spaces are orthogonal, near 0
+        where one column is nearly in the span of another party's. The coreset needs a
+        size of order gamma^-2. A sample with fewer rows than columns gives 0.
 
     Notes
     -----
     U^(j) is an orthonormal basis of the weighted rows of party j, by a singular value
     decomposition with columns scaled to length 1; directions below
     max(m, d_j) eps S_1 are left out, so a party's own repeated columns do not count.
-    Parties that each append a column of ones share it: gamma is then 0.
+    Nor does a column that is exactly in the span of others, by the same rule: gamma is
+    the smallest singular value of U = [U^(1) .. U^(T)] that is not 0. It is what the
+    paper's proof needs. A model is some U theta with theta orthogonal to the null
+    space, so ``|U theta| >= gamma |theta|``, and row i of U is at most as long as the
+    root of sum_j g_ij: its leverage score is at most that sum over gamma^2.
 
     Examples
     --------
@@ -280,7 +284,8 @@ def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
     U = np.hstack([_basis(X, weights) for X in blocks])
     if U.shape[1] > U.shape[0]:
         return 0.0
-    return float(np.linalg.svd(U, compute_uv=False).min(initial=1.0))
+    S = np.linalg.svd(U, compute_uv=False)
+    return float(S[max(U.shape) * EPS * S[:1] < S].min(initial=1.0))
 
 
 def _basis(X: Array, weights: Array) -> Array:

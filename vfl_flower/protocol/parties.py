@@ -103,6 +103,8 @@ class Parties(Sequence[PartyInfo]):
         What must leave the parties beyond sums, which their consent may refuse.
     needs_less : str
         Which setting needs less.
+    dealer : str, optional
+        Who deals correlated randomness, which their consent may refuse.
     checkpoint : Checkpoint, optional
         The draws of the server, and the round trips that the run has made before.
 
@@ -142,9 +144,11 @@ class Parties(Sequence[PartyInfo]):
         steps: Sequence[Step[..., Any]] = (),
         needs: Sequence[Kind] = (),
         needs_less: str = "",
+        dealer: str | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
+        self._dealer = dealer
         self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -786,7 +790,8 @@ class Parties(Sequence[PartyInfo]):
 
     def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
-        plan = Plan(list(self._needs), not self._private_draws, count)
+        seeded = not self._private_draws
+        plan = Plan(list(self._needs), seeded, count, self._dealer)
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}
         return pack(values, {"session": self.session, **more})

@@ -368,6 +368,7 @@ class ProtocolStrategy(Strategy):
             steps=self.steps,
             needs=self.needs,
             needs_less=self.needs_less,
+            dealer=self.dealt_by,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
@@ -409,6 +410,11 @@ class ProtocolStrategy(Strategy):
     def needs_less(self) -> str:
         """Which setting needs less to leave the parties, as a sentence; or nothing."""
         return ""
+
+    @property
+    def dealt_by(self) -> str | None:
+        """Who deals correlated randomness: "server" or a party; None: nobody."""
+        return None
 
     @property
     def works_with(self) -> str | None:

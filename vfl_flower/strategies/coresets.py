@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,11 +17,13 @@ from pydantic import Field
 
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
+from vfl_flower.clients import linear_moments
+from vfl_flower.clients import moments as moments_party
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
-from vfl_flower.protocol.consent import Kind, in_order
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -34,13 +37,17 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
+from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
 from vfl_flower.strategies.sampling import (
     MESSAGE_NUMBERS,
+    Coreset,
     CoresetStrategy,
     Scoring,
     as_floats,
 )
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 
 def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
@@ -65,6 +72,11 @@ class CoresetVRLR(CoresetStrategy):
     .. with rows   its columns of S, its labels           all of them (``central``)
     .. each step   A_j s_j, masked                        only sums (``cg``, ``saga``)
     coefficients   theta_j (``cg``, ``saga``)             the model
+    columns        a basis of A_j under masks, for two    nothing (``moments``)
+                   parties that compute
+    gram           a share of the sums of products, for   nothing (``moments``)
+                   the label holder
+    solve          the label holder alone: theta          the model (``moments``)
     =============  =====================================  ==========================
 
     Notes
@@ -72,7 +84,12 @@ class CoresetVRLR(CoresetStrategy):
     Differs from [1] in: 1. the intercept: the columns of all parties are taken about
     their mean, and the label holder's basis has the ones; 2. the fused rounds, in
     which each party draws m rows before it knows a_j and the server takes the first
-    a_j; 3. scores are summed under masks; 4. the solver ``cg``.
+    a_j; 3. scores are summed under masks; 4. the solvers ``cg`` and ``moments``.
+
+    With ``solver="moments"`` no row and no sum for a row of columns or labels leaves a
+    party in the clear: the label holder learns the means and the sums of products of
+    all columns on the coreset, and the server the model. Who deals the correlated
+    randomness and works with one of the two parties that compute reads the columns.
 
     The metrics of the result: ``train_loss`` (mean squared error weighted on the
     coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
@@ -99,15 +116,20 @@ class CoresetVRLR(CoresetStrategy):
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
     """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and
-    ``alpha |theta|_1`` for lasso (the paper has 2)."""
+    ``alpha |theta|_1`` for lasso (the paper has 2). In scikit-learn, with weights w:
+    ``Ridge(alpha * n)``, and ``Lasso(alpha / 2 * n / sum(w))``."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
-    solver: Literal["central", "cg", "saga"] = "central"
+    solver: Literal["central", "moments", "cg", "saga"] = "central"
     """"central": the rows of the coreset are pooled at the server. The others ask
     for sums, and for no row; of the labels the server sees residuals. "cg": conjugate
     gradients on secure sums (proximal steps with an l1 part), one round trip per step;
-    "saga": the paper's baseline."""
+    "saga": the paper's baseline. "moments" asks for no number of a row: the label
+    holder solves from sums of products that two parties compute under shares."""
+    dealer: str = "server"
+    """For moments: who deals correlated randomness, "server" or the name of a party,
+    which costs a round trip more. It must not work with a party that computes."""
     fit_intercept: bool = True
     """Fit b. Its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
@@ -131,6 +153,8 @@ class CoresetVRLR(CoresetStrategy):
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
         *(linear_party.saga, linear_party.coefficients, linear_party.residuals),
+        *(moments_party.deal, linear_moments.columns),
+        *(moments_party.gram, linear_moments.solve),
     )
     evaluation_steps = (linear_party.residuals,)
 
@@ -146,9 +170,21 @@ class CoresetVRLR(CoresetStrategy):
 
     @property
     def needs(self) -> tuple[Kind, ...]:
-        """With ``cg`` and ``saga`` also the coefficients."""
+        """Also the coefficients, unless rows are pooled; with ``moments`` these."""
         kinds = super().needs
-        return kinds if self.pools else in_order({*kinds, "coefficients"})
+        if self.pools:
+            return kinds
+        more: set[Kind] = {"coefficients"}
+        if self.solver == "moments":
+            more.add("moments")
+            if self.sampling != "coreset":  # then no number of a row leaves
+                kinds = ()
+        return in_order({*kinds, *more})
+
+    @property
+    def dealt_by(self) -> str | None:
+        """With ``moments`` the dealer."""
+        return self.dealer if self.solver == "moments" else None
 
     @property
     def needs_less(self) -> str:
@@ -160,7 +196,12 @@ class CoresetVRLR(CoresetStrategy):
         return f"With solver='cg' the run asks for no rows, and instead for {instead}"
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the solver has reached its tolerance."""
+        """Return whether the solver has reached its tolerance, and left nothing out."""
+        if count := metrics.get("left_out"):
+            return [
+                f"{count} columns were left out, at least of one loss: too few rows "
+                "differ from their most frequent value, or one row stands out"
+            ]
         if metrics.get("converged", 1.0):
             return []
         return [
@@ -172,7 +213,7 @@ class CoresetVRLR(CoresetStrategy):
         """Draw the coreset, solve on it, evaluate."""
         widths = [party.n_columns for party in parties]
         holder, n = parties.label_holder, self.n_train(parties)
-        if self.solver != "central":
+        if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
@@ -194,6 +235,9 @@ class CoresetVRLR(CoresetStrategy):
             if self.sampling != "full":
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
                 metrics["sigma_min"] = sigma_min(blocks, w)
+        elif self.solver == "moments":
+            theta_j, intercept, found = self._solve_moments(parties, coreset, penalty)
+            metrics |= found
         else:
             solution = solve(
                 parties,
@@ -212,6 +256,10 @@ class CoresetVRLR(CoresetStrategy):
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
+        if self.solver == "moments":
+            arrays = LinearModel(theta_j, intercept).to_record()
+            run.record(1, arrays, metrics)
+            return arrays
         wanted = [("test_loss", True, self.n_test(parties))]
         wanted += [("full_train_loss", False, n)] if self.evaluate == "full" else []
         for name, test, rows in wanted:
@@ -228,6 +276,71 @@ class CoresetVRLR(CoresetStrategy):
         arrays = LinearModel(theta_j, intercept).to_record()
         run.record(1, arrays, metrics)
         return arrays
+
+    def _solve_moments(
+        self, parties: Parties, coreset: Coreset, penalty: Penalty
+    ) -> tuple[list[Array], float, dict[str, Any]]:
+        """Have the label holder solve from a Gram matrix; return model and metrics."""
+        n, holder, full = (
+            self.n_train(parties),
+            parties.label_holder,
+            coreset.rows is None,
+        )
+        owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
+        least = max(LEAST_ROWS, moments_party.ROWS_PER_COLUMN * sum(owners))
+        n_test = self.n_test(parties)
+        if 0 < n_test < least:
+            log.warning(
+                "there is no test_loss: a Gram matrix of %d columns must be of at "
+                "least %d rows, %d are held out",
+                *(sum(owners), least, n_test),
+            )
+        drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
+        halves = {"train_loss": drawn}
+        if n_test >= least:
+            halves["test_loss"] = n_test
+        if self.evaluate == "full" and not full:
+            halves["full_train_loss"] = n
+        roles = roles_of(parties, owners, list(halves.values()), self.dealer)
+        opened = parties.ask(
+            linear_moments.columns,
+            roles=roles,
+            counted=sum(owners) * len(halves),
+            n=n,
+            intercept=self.fit_intercept,
+            test_fraction=self.test_fraction,
+            evaluated=linear_moments.Evaluated(
+                "test_loss" in halves, "full_train_loss" in halves
+            ),
+            coreset=coreset.weighted,
+            **deal(parties, roles),
+        )
+        shares = multiply(parties, roles, opened)
+        solved = parties.ask_one(
+            holder,
+            linear_moments.solve,
+            units=secret(opened, "units", len(parties))[holder],
+            shares=shares,
+            l1=penalty.l1,
+            l2=penalty.l2,
+        )
+        widths = [info.n_columns for info in parties]
+        theta, losses = solved["coefficients"], solved["losses"]
+        if len(theta) != sum(widths) or len(losses) != len(halves):
+            raise parties.failure(
+                holder,
+                linear_moments.solve,
+                f"its reply must have {sum(widths)} coefficients and {len(halves)} "
+                "losses",
+            )
+        metrics: dict[str, Any] = dict(zip(halves, losses.tolist(), strict=True))
+        if self.evaluate == "full" and full:
+            metrics["full_train_loss"] = metrics["train_loss"]
+        if not full:
+            metrics["sigma_min"] = solved["sigma_min"]
+        metrics["left_out"] = solved["left_out"]
+        split = np.split(np.asarray(theta, dtype=np.float64), np.cumsum(widths)[:-1])
+        return split, solved["intercept"], metrics
 
     def _basis_blocks(
         self, X: list[Array], y: Array, w: Array, holder: int

@@ -1,0 +1,304 @@
+"""A party's side of linear regression from a Gram matrix of all parties' columns.
+
+Party j has A_j = V (X_j - mean) on the rows of the coreset, V = diag(sqrt(w / n)), as
+for the other solvers (:mod:`vfl_flower.clients.linear`), and opens an orthonormal basis
+U_j of its columns, A_j = U_j R_j, under the masks of
+:mod:`vfl_flower.clients.moments`. The label holder gets R_j and the means, which tell
+no more than the Gram matrix of A_j that it opens, solves, and sends the coefficients of
+all parties to the server.
+
+The losses on other rows come from Gram matrices of them, of columns of length 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.clients.coresets import (
+    WeightedRows,
+    check_labels,
+    numbers_of,
+    training_rows,
+)
+from vfl_flower.clients.linear import Strength
+from vfl_flower.clients.moments import (
+    MOST_LEVERAGE,
+    NORM,
+    Bytes,
+    MomentsState,
+    Roles,
+    check_roles,
+    check_rows,
+    dealt_to,
+    hide,
+    opened,
+)
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.leverage import leverage_factor
+from vfl_flower.numerics.linear import Penalty, constant_noise
+from vfl_flower.numerics.moments import (
+    bounded_columns,
+    canonical_basis,
+    sigma_min_of_moments,
+    solve_moments,
+)
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Fraction, Natural
+from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.typing import Array
+
+LARGEST = 1e100
+"""Largest size of a mean or a length: no product overflows."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """On which rows the model is evaluated, besides those of the coreset.
+
+    Attributes
+    ----------
+    test : bool
+        On the rows that are held out.
+    train : bool
+        On all training rows.
+    """
+
+    test: bool
+    train: bool
+
+
+class Columns(TypedDict):
+    """Reply of :func:`columns`."""
+
+    openings: Annotated[dict[int, Array], Bytes, PRIVATE]
+    units: Annotated[dict[int, Array], Bytes, PRIVATE]
+    checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Solved(TypedDict):
+    """Reply of :func:`solve`: of all columns in party order, and numbers of the whole.
+
+    ``losses`` are those of the coreset and of the other rows; ``left_out`` counts the
+    columns that their parties have left out of one of these.
+    """
+
+    coefficients: Annotated[Array, Reals("d")]
+    intercept: Annotated[float, Ge(-1e150), Le(1e150)]
+    losses: Annotated[Array, Reals("halves")]
+    sigma_min: Annotated[float, Ge(0), Le(1)]
+    left_out: Annotated[int, Ge(0)]
+
+
+def _halves(
+    party: Party,
+    n: int,
+    test_fraction: float,
+    evaluated: Evaluated,
+    coreset: WeightedRows | None,
+) -> list[tuple[Array, Array | None]]:
+    """Return rows and weights of each Gram matrix, each row once."""
+    train = training_rows(party, test_fraction)
+    every = np.arange(party.n_rows) if train is None else train
+    if coreset is None:
+        halves: list[tuple[Array, Array | None]] = [(every, None)]
+    else:
+        rows, places = np.unique(numbers_of(coreset.rows), return_inverse=True)
+        weights = np.asarray(coreset.weights, dtype=np.float64)
+        halves = [(rows, np.bincount(places, weights=weights))]
+    if evaluated.test:
+        halves.append((split_rows(party.n_rows, test_fraction, party.seed)[1], None))
+    if evaluated.train:
+        halves.append((every, None))
+    return halves
+
+
+@step
+@once
+@reveals("coefficients")
+@reveals("moments", times="counted")
+def columns(
+    party: Party,
+    roles: Roles,
+    counted: Natural,
+    n: Natural,
+    intercept: bool,
+    test_fraction: Fraction,
+    evaluated: Evaluated,
+    coreset: WeightedRows | None = None,
+    dealt: Annotated[Array | None, Bytes, OWN] = None,
+    delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Columns:
+    """Open the party's columns under the masks, and tell the label holder their units.
+
+    Without a coreset the rows are all training rows, with weight 1 each.
+
+    Parameters
+    ----------
+    roles : Roles
+        Who does what.
+    counted : int
+        Number of columns of all Gram matrices together, as consent counts them.
+    n : int
+        Number of rows that the weights stand for.
+    intercept : bool
+        Whether columns and labels are taken about their means.
+    evaluated : Evaluated
+        On which rows else the model is evaluated.
+    dealt, delivered : Array of uint8, dict of int to Array of uint8
+        What the dealer sends: the server, or a party.
+    """
+    check_labels(party)
+    X_all = party.rows
+    d, holder = X_all.shape[1], party.index == roles.first
+    check_roles(party, roles, d + holder)
+    halves = _halves(party, n, test_fraction, evaluated, coreset)
+    if counted != roles.columns * len(halves) or roles.rows != [
+        len(rows) for rows, _ in halves
+    ]:
+        raise PartyError("counted and rows must be those of the Gram matrices")
+    for rows, weights in halves:
+        check_rows(weights, len(rows), roles.columns)
+    blocks, units = [], []
+    mean, y_mean, y_sizes = np.zeros(d), 0.0, []
+    kept, left_out = np.ones(d, dtype=bool), np.zeros(d, dtype=bool)
+    for half, (rows, weights) in enumerate(halves):
+        X = np.asarray(X_all.take(rows), dtype=np.float64)
+        w = np.ones(len(rows)) if weights is None else weights
+        root = np.sqrt(w / (n if half == 0 else len(rows)))
+        y = None if party.y is None else party.y[rows].astype(np.float64)
+        if half == 0 and intercept:
+            mean = w @ X / w.sum()
+            y_mean = 0.0 if y is None else float(w @ y / w.sum())
+        centered = X - mean
+        A = root[:, None] * centered
+        if half == 0:
+            spread = np.sqrt((A**2).sum(axis=0) / (root @ root))
+            A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
+        t = None if y is None else root * (y - y_mean)
+        stays = _bounded(X, A, y, t)
+        if half == 0:
+            left_out, kept = A.any(axis=0) & ~stays, stays
+            A[:, ~kept] = 0.0
+            part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
+            units = [mean, R.ravel()]
+        else:
+            A[:, ~kept] = 0.0
+            left_out |= A.any(axis=0) & ~stays
+            A[:, ~stays] = 0.0
+            sizes = np.linalg.norm(A, axis=0)
+            part = np.divide(A, sizes, out=np.zeros_like(A), where=sizes > 0)
+            units.append(sizes)
+        if t is not None:
+            size = float(np.linalg.norm(t))
+            y_sizes.append(size)
+            part = np.column_stack([part, t / (size or 1.0)])
+        blocks.append(NORM * part)
+    told = np.concatenate([*units, [np.count_nonzero(left_out)]])
+    if not np.abs([*told, *y_sizes]).max() <= LARGEST:
+        raise PartyError("numbers of this party's columns are too large")
+    given = dealt_to(dealt, delivered, roles)
+    openings, check = hide(party, roles, blocks, given)
+    reply: Columns = {
+        "openings": {roles.first: openings, roles.second: openings},
+        "units": {roles.first: told.astype("<f8").view(np.uint8)},
+    }
+    if check is not None:
+        other = roles.second if holder else roles.first
+        reply["checks"] = {other: check}
+        party.remember(MomentsState(roles, given, None, y_mean, np.array(y_sizes)))
+    return reply
+
+
+def _bounded(X: Array, A: Array, y: Array | None, t: Array | None) -> Array:
+    """Return which columns point to no single row; the labels must not, either."""
+    if y is None or t is None:
+        return bounded_columns(X, A, LEAST_ROWS, MOST_LEVERAGE)
+    kept = bounded_columns(
+        np.column_stack([X, y]), np.column_stack([A, t]), LEAST_ROWS, MOST_LEVERAGE
+    )
+    if not kept[-1] and t.any():
+        raise PartyError(
+            f"the labels must have at least {LEAST_ROWS} rows other than the most "
+            "frequent value, and none that stands out by itself: a Gram matrix with "
+            "them would tell a single row of all columns"
+        )
+    return kept[:-1]
+
+
+@step
+@once
+@reveals("coefficients")
+def solve(
+    party: Party,
+    units: Annotated[dict[int, Array], Bytes, PRIVATE],
+    shares: Annotated[dict[int, Array], Bytes, PRIVATE],
+    l1: Strength,
+    l2: Strength,
+) -> Solved:
+    """Open the Gram matrices and solve, at the label holder.
+
+    Parameters
+    ----------
+    units, shares : dict of int to Array of uint8
+        What all parties, and the second one, have sent for this one.
+    l1, l2 : float
+        Of the penalty.
+    """
+    state = party.recall(MomentsState)
+    roles, (scale, *y_sizes) = state.roles, state.y_sizes.tolist()
+    grams = opened(party, shares)
+    widths = [
+        width - (owner == roles.first) for owner, width in enumerate(roles.owners)
+    ]
+    told = [_units(units, owner, d, len(y_sizes)) for owner, d in enumerate(widths)]
+    mean = np.concatenate([unit[0] for unit in told])
+    starts = np.cumsum([0, *widths])
+    # The labels are the last of the first party's columns; here, of all.
+    label = int(sum(roles.owners[: roles.first + 1])) - 1
+    order = [place for place in range(roles.columns) if place != label] + [label]
+    R = np.zeros((len(mean), len(mean)))
+    for start, unit in zip(starts, told, strict=False):
+        stop = start + len(unit[0])
+        R[start:stop, start:stop] = unit[1]
+    gram = grams[0][np.ix_(order, order)]
+    scale = scale or 1.0
+    theta, error = solve_moments(gram, R, Penalty(l1 / scale, l2))
+    losses = [scale**2 * error]
+    theta = scale * theta
+    for half, (other, y_size) in enumerate(zip(grams[1:], y_sizes, strict=True)):
+        sizes = np.concatenate([unit[3][half] for unit in told])
+        v = np.append(sizes * theta, -y_size)
+        losses.append(max(0.0, float(v @ other[np.ix_(order, order)] @ v)))
+    blocks = [np.arange(a, b) for a, b in pairwise(starts)]
+    blocks[roles.first] = np.append(blocks[roles.first], len(mean))
+    return {
+        "coefficients": theta,
+        "intercept": state.y_mean - float(mean @ theta),
+        "losses": np.array(losses),
+        "sigma_min": sigma_min_of_moments(gram, blocks),
+        "left_out": sum(unit[2] for unit in told),
+    }
+
+
+def _units(
+    units: dict[int, Array], owner: int, d: int, halves: int
+) -> tuple[Array, Array, int, Array]:
+    """Return mean, R, number of columns left out, and lengths that a party has told."""
+    data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
+    if len(data) != 8 * (d + d * d + 1 + halves * d):
+        raise PartyError(f"units must be of the columns of the party at place {owner}")
+    told = np.frombuffer(data, "<f8")
+    if not np.abs(told).max(initial=0.0) <= LARGEST:
+        raise PartyError(f"units must be numbers of at most {LARGEST:g} in size")
+    mean, R, sizes, count = np.split(told, [d, d + d * d, len(told) - 1])
+    if not 0 <= count[0] <= d:
+        raise PartyError("units must have a number of columns that are left out")
+    return mean, R.reshape(d, d), int(count[0]), sizes.reshape(halves, d)

@@ -1,0 +1,473 @@
+"""A party's side of a Gram matrix of all parties' columns, which one party opens.
+
+Two parties compute: the *first*, who holds the labels and opens the Gram matrix, and
+the *second*. A dealer, who sees none of what they exchange, gives the seeds of masks
+A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.triples`). Each party
+opens its own columns under the masks, E = F - A_0 - A_1, to these two alone, and the
+second sends its share of the Gram matrix to the first. All of it passes the server
+encrypted.
+
+An algorithm declares a step of its own that makes the columns and calls
+:func:`hide`, asks for :func:`gram`, and opens the result in a last step
+(:func:`opened`).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
+from vfl_flower.protocol.contract import PRIVATE, Whole
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.steps import once, step
+from vfl_flower.secure_aggregation.fixed_point import (
+    FixedPoint,
+    decode,
+    finest_gram_fixed_point,
+)
+from vfl_flower.secure_aggregation.masks import derive_key
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, pack, unpack
+from vfl_flower.secure_aggregation.triples import (
+    SACRIFICED,
+    GramTriple,
+    deal_gram,
+    deal_owner,
+    hide_columns,
+    open_gram,
+)
+from vfl_flower.typing import Array
+
+BITS = 63
+"""Width of the ring: 8 bytes an element."""
+
+NORM = 0.99
+"""Length of a column: the Gram matrix of unit columns, and so 31 fraction bits."""
+
+ROWS_PER_COLUMN = 4
+"""Fewest rows of a Gram matrix that is opened, for each of its columns."""
+
+MOST_LEVERAGE = 0.5
+"""Largest leverage score of a row in the columns of one party."""
+
+MOST_COLUMNS = 2**12
+"""Most columns of a Gram matrix: a triple of so many takes 64 MB."""
+
+_HEAD, _TAIL = 64, 32
+"""Bytes of seed and tag before a correction, and of a proof behind a share."""
+
+Bytes = Whole("*", 0, 256)
+Place = Annotated[int, Ge(0), Le(2**20)]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who does what for the Gram matrices of a run.
+
+    Attributes
+    ----------
+    first : int
+        Index of the party that holds the labels, computes, and opens them.
+    second : int
+        Index of the other party that computes.
+    owners : list of int
+        How many columns each party has in them, in party order.
+    rows : list of int
+        Number of rows of each Gram matrix.
+    dealer : int or None
+        Index of the party that deals; None: the server.
+    """
+
+    first: Place
+    second: Place
+    owners: list[int]
+    rows: list[int]
+    dealer: Place | None = None
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a Gram matrix."""
+        return sum(self.owners)
+
+    def deals(self, session: int) -> list[Deal]:
+        """Return the use of each triple."""
+        owners, columns = tuple(self.owners), self.columns
+        return [
+            Deal(session, "moments", 0, half, (rows, columns), BITS, owners)
+            for half, rows in enumerate(self.rows)
+        ]
+
+
+@dataclass
+class MomentsState:
+    """What a computing party keeps of the Gram matrices.
+
+    Attributes
+    ----------
+    roles : Roles
+        Who does what.
+    dealt : Array of uint8
+        What it was dealt, as it came.
+    shares : Array of uint8 or None
+        At the first party its own shares of the Gram matrices, and the proofs.
+    y_mean : float
+        At the first party the weighted mean of its labels, or 0.
+    y_sizes : Array, shape (halves,)
+        The length of its labels in each Gram matrix.
+    """
+
+    roles: Roles
+    dealt: Array
+    shares: Array | None = None
+    y_mean: float = 0.0
+    y_sizes: Array = field(default_factory=lambda: np.ones(0))
+
+
+class Delivered(TypedDict):
+    """Reply of :func:`deal`: for each party."""
+
+    delivered: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Shares(TypedDict):
+    """Reply of :func:`gram`: of the second party, for the first."""
+
+    shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+def encoding(rows: int) -> FixedPoint:
+    """Return how columns of length `NORM` become elements of the ring."""
+    return finest_gram_fixed_point(rows, 1.0, BITS, square_sum=1.01 * NORM**2)
+
+
+def deal_all(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[Array]:
+    """Return what a dealer sends to each party, as bytes.
+
+    Parameters
+    ----------
+    deals : sequence of Deal
+        The use of each triple.
+    root : bytes
+        Secret of the dealer, 32 bytes.
+    roles : Roles
+        Who does what.
+    """
+    parts: list[list[Array]] = [[] for _ in roles.owners]
+    for deal in deals:
+        for owner, own in enumerate(parts):
+            own.append(deal_owner(deal, root, owner).pack())
+        first, second = deal_gram(deal, root)
+        parts[roles.first].append(first.pack())
+        parts[roles.second].append(second.pack())
+    return [np.concatenate(own) for own in parts]
+
+
+def _taken(
+    party: Party, roles: Roles, data: Array
+) -> Iterator[tuple[Deal, Dealt, Dealt | None]]:
+    """Yield each use, what its owner was dealt, and what a computing party was."""
+    triangle = _triangle(roles.columns + SACRIFICED)
+    corrections = {roles.first: 0, roles.second: 8 * triangle}
+    more = corrections.get(party.index or 0)
+    for deal in roles.deals(party.session):
+        size = _HEAD + 32
+        own, data = data[:size], data[size:]
+        computing = None
+        if more is not None:
+            computing, data = data[: _HEAD + more], data[_HEAD + more :]
+        yield (
+            deal,
+            Dealt.unpack(own),
+            None if computing is None else Dealt.unpack(computing),
+        )
+    if len(data):
+        raise ValueError(f"what was dealt must end there, got {len(data)} bytes more")
+
+
+def _triangle(columns: int) -> int:
+    return columns * (columns + 1) // 2
+
+
+def check_roles(party: Party, roles: Roles, columns: int) -> None:
+    """Refuse roles that this party's consent, its data or the protocol does not allow.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    roles : Roles
+        What the server says.
+    columns : int
+        How many columns this party has.
+
+    Raises
+    ------
+    PartyError
+        The text names the rule.
+    """
+    places = [roles.first, roles.second]
+    if roles.dealer is not None:
+        places.append(roles.dealer)
+    if len(set(places)) < len(places) or max(places) >= party.n_parties:
+        raise PartyError(
+            "the first, the second and the dealing party must be different parties: a "
+            "dealer that computes reads the rows"
+        )
+    index = party.index or 0
+    if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
+        raise PartyError(f"owners must be {party.n_parties} numbers of columns")
+    if roles.owners[index] != columns:
+        raise PartyError(
+            f"owners must have {columns} columns of this party, got "
+            f"{roles.owners[index]}"
+        )
+    if roles.columns > MOST_COLUMNS:
+        raise PartyError(
+            f"a Gram matrix must have at most {MOST_COLUMNS} columns, got "
+            f"{roles.columns}"
+        )
+    if (index == roles.first) != (party.y is not None):
+        raise PartyError(
+            "the party with the labels, and no other one, opens the Gram matrices"
+        )
+    name = SERVER
+    if roles.dealer is not None:
+        name = party.names[roles.dealer] if party.names else ""
+    consent = party.consent
+    if consent is not None and not consent.accepts_dealer(name, party.n_parties):
+        raise PartyError(
+            f"this party's consent lets {name or 'that party'} deal no correlated "
+            "randomness, from which it reads the rows if it colludes with a party that "
+            f"computes: add 'dealers = [\"{name}\"]' to its consent.toml"
+        )
+
+
+def check_rows(weights: Array | None, rows: int, columns: int) -> None:
+    """Refuse a Gram matrix of few rows.
+
+    Parameters
+    ----------
+    weights : Array, shape (m,), or None
+        Weights of the rows, each of which is there once; None: all alike.
+    rows, columns : int
+        Its numbers of rows and columns.
+
+    Raises
+    ------
+    PartyError
+        There are fewer than four rows a column, or than 20; of rows with weights their
+        effective number counts, (sum w)^2 / sum w^2 (Kish).
+    """
+    effective = float(rows)
+    if weights is not None and rows:
+        shares = weights / weights.sum()
+        effective = float(1 / (shares**2).sum())
+    least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
+    if effective < least:
+        raise PartyError(
+            f"a Gram matrix of {columns} columns must be of at least {least} rows, "
+            f"{ROWS_PER_COLUMN} a column and {LEAST_ROWS} in all, and one row must not "
+            f"have the weight of many; these count as {effective:.0f}"
+        )
+
+
+def dealt_to(
+    dealt: Array | None, delivered: dict[int, Array] | None, roles: Roles
+) -> Array:
+    """Return what the dealer, be it the server or a party, has dealt to this party.
+
+    Raises
+    ------
+    PartyError
+        It comes from somebody else, or not at all.
+    """
+    if (dealt is None) == (roles.dealer is None) or (
+        roles.dealer is not None and list(delivered or {}) != [roles.dealer]
+    ):
+        raise PartyError(
+            "what is dealt must come from the dealer, and from nobody else"
+        )
+    if dealt is not None:
+        return dealt
+    assert delivered is not None
+    assert roles.dealer is not None
+    return delivered[roles.dealer]
+
+
+def hide(
+    party: Party, roles: Roles, blocks: Sequence[Array], dealt: Array
+) -> tuple[Array, Array | None]:
+    """Return the party's columns under the masks, and what checks the triples.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    roles : Roles
+        Who does what.
+    blocks : sequence of Array, shape (rows, owned columns)
+        The party's columns in each Gram matrix, each of a length of at most `NORM`.
+    dealt : Array of uint8
+        What the dealer has sent to this party.
+
+    Returns
+    -------
+    openings : Array of uint8
+        For the first and the second party, itself included.
+    check : Array of uint8 or None
+        Of a computing party, for the other one.
+
+    Raises
+    ------
+    PartyError
+        What was dealt is of another use, short or changed.
+    """
+    openings: list[Array] = []
+    checks: list[Array] = []
+    try:
+        for (deal, own, computing), block in zip(
+            _taken(party, roles, dealt), blocks, strict=True
+        ):
+            elements, clipped = encoding(deal.rows).encode(block)
+            if clipped:
+                raise PartyError("a column must be of numbers of at most 1 in size")
+            hidden = hide_columns(deal, party.index or 0, own, elements)
+            openings.append(pack(hidden, BITS))
+            if computing is not None:
+                triple = GramTriple(deal, int(party.index == roles.second), computing)
+                challenge = _challenge(party, roles)
+                checks += [pack(part, BITS) for part in triple.sacrifice(challenge)]
+    except ValueError as error:  # of this package: it names the rule
+        raise PartyError(str(error)) from None
+    return np.concatenate(openings), np.concatenate(checks) if checks else None
+
+
+def _challenge(party: Party, roles: Roles) -> bytes:
+    """Return what the two computing parties know and the dealer does not."""
+    assert party.agree is not None
+    other = roles.second if party.index == roles.first else roles.first
+    return party.agree(other)
+
+
+@step
+@once
+def deal(party: Party, roles: Roles) -> Delivered:
+    """Deal, at the party that deals in the place of the server.
+
+    It must not compute, hold labels, or work with either of the two that compute.
+    """
+    check_roles(party, roles, roles.owners[party.index or 0])
+    if party.index != roles.dealer:
+        return {}
+    root = derive_key(party.run_secret, [b"vfl_flower dealer 1"])
+    dealt = deal_all(roles.deals(party.session), root, roles)
+    return {"delivered": dict(enumerate(dealt))}
+
+
+@step
+@once
+def gram(
+    party: Party,
+    openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Shares:
+    """Multiply what all parties have opened, at the two that compute.
+
+    The second one sends its shares to the first, each with the proof of its triple.
+    """
+    if not openings:
+        return {}
+    state = party.recall(MomentsState)
+    roles, index = state.roles, party.index or 0
+    computes = (roles.first, roles.second)
+    other = sum(computes) - index
+    if index not in computes or list(checks or {}) != [other]:
+        raise PartyError("gram must have what the other computing party has sent")
+    if sorted(openings) != list(range(party.n_parties)):
+        raise PartyError("gram must have the openings of all parties")
+    assert checks is not None
+    left = [openings[owner] for owner in range(party.n_parties)]
+    check, shares = checks[other], []
+    try:
+        for use, _, computing in _taken(party, roles, state.dealt):
+            assert computing is not None
+            triple = GramTriple(use, int(index == roles.second), computing)
+            parts = []
+            for owner, width in enumerate(roles.owners):
+                size = 8 * use.rows * width
+                shape = (use.rows, width)
+                parts.append(unpack(left[owner][:size], BITS, shape))
+                left[owner] = left[owner][size:]
+            opened = np.hstack(parts)
+            for block, rows in enumerate(use.blocks()):
+                triple.add(opened[rows], block)
+            size = 8 * use.rows * SACRIFICED
+            theirs = unpack(check[:size], BITS, (use.rows, SACRIFICED))
+            check = check[size:]
+            challenge = _challenge(party, roles)
+            pair = [np.concatenate([*triple.sacrifice(challenge)]), theirs]
+            if index == roles.second:
+                pair.reverse()
+            proof = triple.proof(challenge, (pair[0], pair[1]))
+            shares += [pack(triple.share(), 64), np.frombuffer(proof, np.uint8)]
+        if any(map(len, [check, *left])):
+            raise ValueError("openings must end there, got more bytes")
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    sent = np.concatenate(shares)
+    if index == roles.second:
+        return {"shares": {roles.first: sent}}
+    state.shares = sent
+    return {}
+
+
+def opened(party: Party, shares: dict[int, Array]) -> list[Array]:
+    """Return the Gram matrices, at the first party.
+
+    Parameters
+    ----------
+    party : Party
+        The first party.
+    shares : dict of int to Array of uint8
+        What the second one has sent in :func:`gram`.
+
+    Returns
+    -------
+    list of Array, shape (columns, columns)
+        Of unit columns, where they have the length `NORM`.
+
+    Raises
+    ------
+    PartyError
+        A triple was not what its dealer had to deal, or a share is short.
+    """
+    state = party.recall(MomentsState)
+    roles = state.roles
+    if state.shares is None or list(shares) != [roles.second]:
+        raise PartyError("a Gram matrix is opened with the shares of the second party")
+    mine, theirs = state.shares, shares[roles.second]
+    if len(mine) != len(theirs):
+        raise PartyError(f"shares must have {len(mine)} bytes, got {len(theirs)}")
+    grams, count = [], _triangle(roles.columns)
+    size = 8 * count
+    for use in roles.deals(party.session):
+        proofs = [part[size : size + _TAIL].tobytes() for part in (mine, theirs)]
+        if not hmac.compare_digest(*proofs):
+            raise PartyError(
+                "the triple of the dealer must be right, and is not: the Gram matrix "
+                "would be another one"
+            )
+        pair = [unpack(part[:size], 64, (count,)) for part in (mine, theirs)]
+        try:
+            total = open_gram(pair[0], pair[1], use)
+        except ValueError as error:
+            raise PartyError(str(error)) from None
+        fraction = encoding(use.rows).fraction
+        grams.append(decode(total, BITS, 2 * fraction) / NORM**2)
+        mine, theirs = mine[size + _TAIL :], theirs[size + _TAIL :]
+    return grams

@@ -1,0 +1,172 @@
+r"""Least squares from a Gram matrix alone.
+
+The columns of party j are :math:`A_j = U_j R_j`, with orthonormal columns in
+:math:`U_j`. Of :math:`U = [U_1 .. U_T]` and the target t only the sums of products are
+known,
+
+.. math:: G = \begin{pmatrix} U^T U & U^T t \\ t^T U & t^T t \end{pmatrix}.
+
+The blocks on the diagonal of :math:`U^T U` are the identity, so its condition tells how
+much the columns of *different* parties overlap and nothing of their units: G may have
+errors that would spoil a Gram matrix of the columns themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vfl_flower.numerics.linear import Penalty, solve_pooled, whiten
+from vfl_flower.typing import Array
+
+TOLERANCE = 1e-9
+"""Eigenvalues of U^T U below this, times the number of columns, count as 0: ten times
+what rounding to 31 fraction bits makes of a 0."""
+
+
+def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
+    """Return an orthonormal basis U of the columns of A, and R with A = U R.
+
+    Parameters
+    ----------
+    A : Array, shape (m, d)
+        Columns.
+    F : Array, shape (d, r)
+        With orthonormal columns in A F, from
+        :func:`~vfl_flower.numerics.leverage.leverage_factor`.
+
+    Returns
+    -------
+    U : Array, shape (m, d)
+        A F, and zeros in the place of columns that lack rank. Its signs follow from F.
+    R : Array, shape (d, d)
+        U^T A.
+    """
+    U = np.zeros_like(A)
+    if r := F.shape[1]:
+        largest = np.abs(F).argmax(axis=0)
+        U[:, :r] = A @ (F * np.sign(F[largest, np.arange(r)]))
+    return U, U.T @ A
+
+
+def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
+    """Return r rows K and targets q with ``|U x - t|^2 = |K x - q|^2 + rest``.
+
+    Parameters
+    ----------
+    gram : Array, shape (d + 1, d + 1)
+        G; t is the last column.
+
+    Returns
+    -------
+    K : Array, shape (r, d)
+        K^T K = U^T U; r is its numerical rank.
+    q : Array, shape (r,)
+        Targets.
+    rest : float
+        What no x explains of |t|^2.
+    """
+    values, vectors = np.linalg.eigh(gram[:-1, :-1])
+    kept = values > TOLERANCE * len(gram)
+    root = np.sqrt(values[kept])
+    q = vectors[:, kept].T @ gram[:-1, -1] / root
+    K = root[:, None] * vectors[:, kept].T
+    return K, q, max(0.0, float(gram[-1, -1] - q @ q))
+
+
+def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float]:
+    """Minimise ``|U R theta - t|^2`` plus a penalty of theta.
+
+    Parameters
+    ----------
+    gram : Array, shape (d + 1, d + 1)
+        G.
+    R : Array, shape (d, d)
+        Block diagonal, of the R_j.
+    penalty : Penalty
+        l1 and l2.
+
+    Returns
+    -------
+    theta : Array, shape (d,)
+        Coefficients of the columns A.
+    error : float
+        ``|U R theta - t|^2``.
+    """
+    K, q, rest = pseudo_rows(gram)
+    X = K @ R
+    theta = np.zeros(R.shape[1])
+    if len(X):
+        theta, _ = solve_pooled(X, q, np.ones(len(X)), 1, penalty, fit_intercept=False)
+    residual = X @ theta - q
+    return theta, float(residual @ residual) + rest
+
+
+def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
+    """Return sigma_min of Assumption 4.1 from G; see
+    :func:`vfl_flower.numerics.coresets.sigma_min`.
+
+    Parameters
+    ----------
+    gram : Array, shape (d + 1, d + 1)
+        G.
+    blocks : sequence of Array of int
+        The places in G of the columns of each party, the target among them.
+
+    Returns
+    -------
+    float
+        In [0, 1]. Singular values below about 1e-4 count as linear dependences.
+    """  # noqa: D205
+    d, parts = len(gram), []
+    for places in blocks:
+        F = whiten(gram[np.ix_(places, places)], np.zeros(len(places)))
+        part = np.zeros((d, F.shape[1]))
+        part[places] = F
+        parts.append(part)
+    basis = np.hstack(parts)
+    values = np.linalg.eigvalsh(basis.T @ gram @ basis)
+    kept = values[values > TOLERANCE * d]
+    return float(np.sqrt(min(1.0, kept.min(initial=1.0))))
+
+
+def bounded_columns(X: Array, A: Array, least_rows: int, most_leverage: float) -> Array:
+    """Return which columns point to no single row.
+
+    A column that is nonzero in one row only reads that row of all other columns from a
+    Gram matrix. So do several columns of which a combination is. The leverage score of
+    a row is 1 if there is such a combination, and small if many rows share each
+    direction.
+
+    Parameters
+    ----------
+    X : Array, shape (m, d)
+        The columns, different rows.
+    A : Array, shape (m, d)
+        The same with means taken off and rows multiplied by roots of their weights.
+    least_rows : int
+        Fewest rows that differ from the most frequent value of a column.
+    most_leverage : float
+        Largest leverage score of a row; while one is larger, the column goes that
+        counts most in the combination that points to it.
+
+    Returns
+    -------
+    Array of bool, shape (d,)
+        The columns that stay. Of those that do not, rare levels count with the rest.
+    """
+    support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in X.T]
+    norms = np.linalg.norm(A, axis=0)
+    kept = (np.array(support) >= least_rows) & (norms > 0)
+    while kept.any():
+        scaled = A[:, kept] / norms[kept]
+        W = whiten(scaled.T @ scaled, np.zeros(kept.sum()))
+        U = scaled @ W
+        leverages = np.einsum("ij,ij->i", U, U)
+        row = leverages.argmax()
+        if leverages[row] <= most_leverage:
+            break
+        pointing = np.abs(W @ U[row])
+        kept[np.flatnonzero(kept)[pointing.argmax()]] = False
+    return np.asarray(kept)

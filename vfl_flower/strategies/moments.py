@@ -1,0 +1,88 @@
+"""The server's side of a Gram matrix of all parties' columns, which one party opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vfl_flower.clients import moments as party
+from vfl_flower.protocol.consent import SERVER
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.steps import each
+from vfl_flower.secure_aggregation.shares import SEED_BYTES
+from vfl_flower.typing import Array
+
+
+def roles_of(
+    parties: Parties, owners: Sequence[int], rows: Sequence[int], dealer: str
+) -> party.Roles:
+    """Return who does what.
+
+    The label holder opens the Gram matrices; the first of the others, but the dealer,
+    computes with it.
+
+    Parameters
+    ----------
+    parties : Parties
+        One of them holds the labels.
+    owners, rows : sequence of int
+        Numbers of columns of each party, and of rows of each Gram matrix.
+    dealer : str
+        "server", or the name of a party that neither computes nor holds labels.
+
+    Raises
+    ------
+    FederationError
+        The dealer is no such party.
+    """
+    holder = parties.label_holder
+    names = [info.name for info in parties]
+    dealing = names.index(dealer) if dealer in names else None
+    others = [j for j in range(len(parties)) if j not in (holder, dealing)]
+    if (dealing is None) != (dealer == SERVER) or dealing == holder or not others:
+        raise FederationError(
+            f"dealer must be {SERVER!r} or the name of a party that does not hold the "
+            f"labels, beside two that compute, got {dealer!r} among {', '.join(names)}"
+        )
+    return party.Roles(holder, others[0], list(owners), list(rows), dealing)
+
+
+def deal(parties: Parties, roles: party.Roles) -> dict[str, Any]:
+    """Return what is dealt, as arguments of the step that makes the columns.
+
+    The server deals by itself; a party needs a round trip for it.
+    """
+    if roles.dealer is None:
+        root = parties.checkpoint.token(SEED_BYTES)
+        dealt = party.deal_all(roles.deals(parties.session), root, roles)
+        return {"dealt": each(dealt)}
+    replies = parties.ask(party.deal, roles=roles)
+    return {"delivered": each(secret(replies, "delivered", len(parties)))}
+
+
+def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array]]:
+    """Return what parties have sent to each party under a name, by the sender."""
+    sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * count)
+    return sent
+
+
+def multiply(
+    parties: Parties, roles: party.Roles, opened: Replies[Any]
+) -> dict[int, Array]:
+    """Let the two parties compute, and return the shares that the first one opens.
+
+    Parameters
+    ----------
+    parties, roles : Parties, Roles
+        Who does what.
+    opened : Replies
+        Those to the step that makes the columns, with "openings" and "checks".
+    """
+    told = []
+    for name in ("openings", "checks"):
+        received = secret(opened, name, len(parties))
+        told.append([sent or None for sent in received])
+    replies = parties.ask(party.gram, openings=each(told[0]), checks=each(told[1]))
+    return secret(replies, "shares", len(parties))[roles.first]
