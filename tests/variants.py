@@ -39,6 +39,7 @@ class GivenUp(MUFC):
 
 
 _regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
+_enough = {"solver": "moments", "size": 80}
 _two = {"allow_two_parties": True}
 _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
 _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
@@ -64,6 +65,14 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2, **_two),
     "proximal": CoresetVRLR(**_regression, **_lasso),
     "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1, **_two),
+    "moments": CoresetVRLR(**_regression | _enough, evaluate="full"),
+    "moments full": CoresetVRLR(**_regression | _enough, sampling="full"),
+    "moments lasso": CoresetVRLR(
+        **_regression | _enough, regularizer="lasso", alpha=0.2, sampling="uniform"
+    ),
+    "moments dealer": CoresetVRLR(
+        **_regression | _enough, sampling="uniform", dealer="airline"
+    ),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),
@@ -170,6 +179,19 @@ def holders(count: int = 2) -> list[Party]:
 
 
 @cache
+def moments_parties(count: int = 2) -> list[Party]:
+    """Return the parties with as many rows as a Gram matrix needs."""
+    rng = np.random.default_rng(5)
+    X, names = rng.normal(size=(160, 6)), [party.name for party in parties(count)]
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=160)
+    blocks = zip(names, np.split(X, count, axis=1), strict=True)
+    return [
+        Party(block, y if name == names[-1] else None, name=name)
+        for name, block in blocks
+    ]
+
+
+@cache
 def row_parties(count: int = 2) -> list[Party]:
     """Return parties with other rows of the same columns."""
     X = np.hstack([party.X for party in parties(3)])[:12, :2]
@@ -217,4 +239,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}
+    of_moments = [v for v in VARIANTS if v.startswith("moments")]
+    made |= dict.fromkeys(of_moments, moments_parties)
+    made |= {"moments dealer": lambda count: moments_parties(3)}  # who deals is one
     return made.get(variant, parties)(count)

@@ -340,7 +340,7 @@ def test_who_learns_a_value_is_as_declared():
             assert ("in the clear" in row.how) == (way is None)
             assert ("only the sum" in row.who) == (way in ("sum", "sealed"))
             assert row.who.endswith("not the server") == (
-                way in ("sealed", "secret", "next")
+                way in ("sealed", "secret", "next", "private")
             )
     assert rows["coresets_scores", "X"].kinds == (
         "rows (with pool)",

@@ -394,7 +394,11 @@ def test_sigma_min_of_orthogonal_and_of_shared_columns():
     ones = np.ones(50)
     mixed = Q[:, :2] @ np.array([[1.0, 2.0], [3.0, 4.0]])
     assert sigma_min([mixed, Q[:, 2:] * 1e6], ones) == pytest.approx(1)
-    assert sigma_min([mixed, Q[:, 1:]], ones) == pytest.approx(0, abs=1e-12)
+    # Nor is a column that is in the span of another party's, as long as it is exactly.
+    assert sigma_min([mixed, Q[:, 1:]], ones) == pytest.approx(1)
+    near = Q[:, 1:] + 1e-6 * Q[:, :1]
+    near[:, 0] = Q[:, 1] + 1e-6 * Q[:, 5]
+    assert 0 < sigma_min([mixed, near[:, :4]], ones) < 1e-5
     # A party's own repeated and zero columns are no relation between parties.
     repeated = np.column_stack([mixed, mixed[:, 0], np.zeros(50)])
     assert sigma_min([repeated, Q[:, 2:]], ones) == pytest.approx(1)

@@ -58,6 +58,9 @@ MOST_LEVERAGE = 0.5
 MOST_COLUMNS = 2**12
 """Most columns of a Gram matrix: a triple of so many takes 64 MB."""
 
+MOST_GRAMS = 4
+"""Most Gram matrices of a run."""
+
 _HEAD, _TAIL = 64, 32
 """Bytes of seed and tag before a correction, and of a proof behind a share."""
 
@@ -193,7 +196,7 @@ def _triangle(columns: int) -> int:
     return columns * (columns + 1) // 2
 
 
-def check_roles(party: Party, roles: Roles, columns: int) -> None:
+def check_roles(party: Party, roles: Roles, columns: int | None = None) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
     Parameters
@@ -202,8 +205,8 @@ def check_roles(party: Party, roles: Roles, columns: int) -> None:
         The party.
     roles : Roles
         What the server says.
-    columns : int
-        How many columns this party has.
+    columns : int, optional
+        How many columns this party has; None: it is not asked for any.
 
     Raises
     ------
@@ -219,9 +222,13 @@ def check_roles(party: Party, roles: Roles, columns: int) -> None:
             "dealer that computes reads the rows"
         )
     index = party.index or 0
+    if (index == roles.first) != (party.y is not None):
+        raise PartyError(
+            "the party with the labels, and no other one, opens the Gram matrices"
+        )
     if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
         raise PartyError(f"owners must be {party.n_parties} numbers of columns")
-    if roles.owners[index] != columns:
+    if columns is not None and roles.owners[index] != columns:
         raise PartyError(
             f"owners must have {columns} columns of this party, got "
             f"{roles.owners[index]}"
@@ -231,9 +238,12 @@ def check_roles(party: Party, roles: Roles, columns: int) -> None:
             f"a Gram matrix must have at most {MOST_COLUMNS} columns, got "
             f"{roles.columns}"
         )
-    if (index == roles.first) != (party.y is not None):
+    if not 1 <= len(roles.rows) <= MOST_GRAMS or not all(
+        1 <= rows <= party.n_rows for rows in roles.rows
+    ):
         raise PartyError(
-            "the party with the labels, and no other one, opens the Gram matrices"
+            f"rows must be of 1 to {MOST_GRAMS} Gram matrices, each of 1 to "
+            f"{party.n_rows} rows"
         )
     name = SERVER
     if roles.dealer is not None:
@@ -361,7 +371,7 @@ def deal(party: Party, roles: Roles) -> Delivered:
 
     It must not compute, hold labels, or work with either of the two that compute.
     """
-    check_roles(party, roles, roles.owners[party.index or 0])
+    check_roles(party, roles)
     if party.index != roles.dealer:
         return {}
     root = derive_key(party.run_secret, [b"vfl_flower dealer 1"])

@@ -99,6 +99,7 @@ def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float
     theta = np.zeros(R.shape[1])
     if len(X):
         theta, _ = solve_pooled(X, q, np.ones(len(X)), 1, penalty, fit_intercept=False)
+        theta[~R.any(axis=0)] = 0.0
     residual = X @ theta - q
     return theta, float(residual @ residual) + rest
 

@@ -1,0 +1,468 @@
+"""Regression from a Gram matrix under shares: exact, hidden, refused where unsafe."""
+
+import copy
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+from transcripts import Recorder, actual, our_steps, patterns
+
+from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed, simulate
+from vfl_flower.clients import linear_moments
+from vfl_flower.clients import moments as party
+from vfl_flower.clients.coresets import WeightedRows
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.strategies import moments as server
+
+N = 600
+
+
+def data(n=N):
+    """Return columns of different sizes and means, one of them a sum of two others."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 7)) * [1, 10, 100, 1, 1e3, 1, 1] + [0, 5, 1e4, 0, 0, 3, 0]
+    X[:, 5] = X[:, 0] + X[:, 1]
+    X[:, 6] = rng.integers(2, size=n)
+    y = X @ np.arange(1.0, 8.0) + 5 + 10 * rng.normal(size=n)
+    return X, y
+
+
+def parties(count=3, holder=None, X=None, y=None):
+    if X is None:
+        X, y = data()
+    holder = count - 1 if holder is None else holder
+    blocks = np.array_split(X, count, axis=1)
+    return [
+        Party(block, y if j == holder else None, name=f"p{j}")
+        for j, block in enumerate(blocks)
+    ]
+
+
+PENALTIES = [
+    {},
+    {"regularizer": "ridge", "alpha": 0.1},
+    {"regularizer": "lasso", "alpha": 20.0},
+    {"regularizer": "elasticnet", "alpha": 3.0, "l1_ratio": 0.6},
+    {"fit_intercept": False},
+]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize(("count", "holder"), [(2, 0), (3, 1), (5, 4)])
+def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
+    """Predictions to 1e-6 of the spread of the labels, also where columns lack rank."""
+    X, y = data()
+    settings = {"size": 300, "test_fraction": 0.2, "evaluate": "full", **penalty}
+    pooled, shared = (
+        simulate(CoresetVRLR(solver=solver, **settings), parties(count, holder), seed=3)
+        for solver in ("central", "moments")
+    )
+    blocks = np.array_split(X, count, axis=1)
+    off = shared.model.predict(blocks) - pooled.model.predict(blocks)
+    assert np.abs(off).max() < 1e-6 * y.std()
+    # An entry of a Gram matrix is off by 1e-9 of the product of two columns' lengths.
+    tolerance = 1e-8 * (y**2).mean()
+    for name in ("train_loss", "test_loss", "full_train_loss", "objective"):
+        assert abs(shared.metrics[name] - pooled.metrics[name]) < tolerance, name
+    gamma = pooled.metrics["sigma_min"]
+    assert shared.metrics["sigma_min"] == pytest.approx(gamma, rel=1e-3)
+    assert shared.metrics["left_out"] == 0
+    assert shared.warnings == ()
+
+
+def test_round_trips_and_bytes():
+    """16 bytes for each column and row, and 320 for each row to check a triple."""
+    full = CoresetVRLR(solver="moments", sampling="full")
+    result = simulate(full, parties(), seed=0)
+    assert result.ledger.round_trips == 4
+    sent = result.ledger.of("linear_moments_columns").bytes_up
+    expected = 16 * N * (7 + 1) + 2 * 320 * N
+    assert expected < sent < expected + 12_000
+    coreset = CoresetVRLR(300, solver="moments")
+    assert simulate(coreset, parties(), seed=0).ledger.round_trips == 6
+    dealt = full.replace(dealer="p0")
+    assert simulate(dealt, parties(), seed=0).ledger.round_trips == 5
+
+
+# -- what is seen ----------------------------------------------------------------------
+
+
+def uniform(data):
+    counts = np.bincount(data, minlength=256)
+    expected = counts.sum() / 256
+    assert expected > 20
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255)
+
+
+HIDDEN = {
+    "linear_moments_columns": {"openings", "units", "checks"},
+    "moments_deal": {"delivered"},
+    "moments_gram": {"shares"},
+    "linear_moments_solve": set(),
+}
+CLEAR = {"linear_moments_solve": {*linear_moments.Solved.__annotations__}}
+
+
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_the_server_sees_uniform_bytes_and_the_model(dealer):
+    X, y = data()
+    grid = Recorder(parties(4))
+    CoresetVRLR(solver="moments", sampling="full", dealer=dealer, seed=0).start(grid)
+    sums = patterns(np.column_stack([X[:, :6], y])[:20])
+    sums |= patterns(X.T @ y) | patterns(X.mean(axis=0))
+    assert not actual(sums, grid.transcript)
+    seen = set()
+    for entry in grid.transcript:
+        if entry.action == "hello" or not entry.up:
+            continue
+        seen.add(entry.action)
+        public = CLEAR.get(entry.action, set())
+        for name, value in entry.values.items():
+            stem = name.rpartition("_")[0]
+            if stem in HIDDEN[entry.action]:
+                assert value.dtype == np.uint8
+                assert value.size < 6000 or uniform(value)
+            else:
+                assert name in public, name
+    assert seen == set(HIDDEN) - ({"moments_deal"} if dealer == "server" else set())
+    assert set(our_steps("moments", "linear_moments")) == set(HIDDEN)
+
+
+class Listening:
+    """Keeps what parties open of what others have sent."""
+
+    def __init__(self, monkeypatch):
+        self.seen = {}
+        original = party.gram.function
+
+        def listen(who, openings=None, checks=None):
+            if openings:
+                self.seen[who.index] = (openings, checks)
+            return original(who, openings, checks)
+
+        monkeypatch.setattr(party.gram, "function", listen)
+
+
+def test_parties_that_compute_see_uniform_numbers_of_the_others(monkeypatch):
+    """P0 and P1 get the same openings, which hide all columns but their own."""
+    listening = Listening(monkeypatch)
+    # Columns far from uniform, and the same each time.
+    X = np.tile(np.arange(2.0), (7, N // 2)).T + 1e-3 * data()[0]
+    simulate(
+        CoresetVRLR(solver="moments", sampling="full"), parties(4, 3, X, data()[1])
+    )
+    assert sorted(listening.seen) == [0, 3]
+    for openings, checks in listening.seen.values():
+        assert sorted(openings) == [0, 1, 2, 3]
+        for packed in [*openings.values(), *checks.values()]:
+            low_bytes = packed.reshape(-1, 8)[:, :7]  # the ring has 63 bits
+            assert uniform(low_bytes.ravel())
+    first, second = (listening.seen[j][0] for j in (0, 3))
+    assert all(np.array_equal(first[j], second[j]) for j in range(4))
+
+
+def test_openings_can_be_made_without_the_data():
+    """With another mask they are those of any other columns: one seed is not known."""
+    deal = party.Roles(1, 0, [2, 1], [50]).deals(7)[0]
+    rng = np.random.default_rng(0)
+    columns, others = rng.integers(2**63, size=(2, 50, 2), dtype="u8")
+    dealt = party.deal_owner(deal, bytes(32), 0)
+    opened = party.hide_columns(deal, 0, dealt, columns)
+    # What P0 knows: its own seed. The mask of P1 that explains other columns exists.
+    own = deal.elements(dealt.seed, "matrix", 0, (50, 2))
+    explained = party.hide_columns(deal, 0, dealt, columns) + own
+    mask = (others - explained) & np.uint64(2**63 - 1)
+    assert np.array_equal((others - own - mask) & np.uint64(2**63 - 1), opened)
+
+
+# -- dealers ---------------------------------------------------------------------------
+
+
+def spoiled(monkeypatch, change):
+    original = server.party.deal_all
+
+    def deal_all(deals, root, roles):
+        return change(original(deals, root, roles), roles)
+
+    monkeypatch.setattr(party, "deal_all", deal_all)
+
+
+def flipped(dealt, roles):
+    """Deal another product to the second party, with a right tag."""
+    data = dealt[roles.second]
+    own, rest = data[:96], data[96:]
+    wrong = party.Dealt.unpack(rest)
+    wrong.correction[:8] = pack_one(wrong.correction[:8])
+    use = DEAL[0]
+    again = party.Dealt.of(use, 1, wrong.seed, wrong.correction)
+    dealt[roles.second] = np.concatenate([own, again.pack()])
+    return dealt
+
+
+def pack_one(element):
+    value = element.copy().view("<u8") ^ np.uint64(1)
+    return value.view(np.uint8)
+
+
+DEAL = []
+
+
+def test_a_wrong_triple_is_found(monkeypatch):
+    original = party.Roles.deals
+
+    def deals(self, session):
+        DEAL[:] = original(self, session)
+        return DEAL
+
+    monkeypatch.setattr(party.Roles, "deals", deals)
+    spoiled(monkeypatch, flipped)
+    with pytest.raises(PartyFailed, match=r"'p2'.*triple of the dealer must be right"):
+        simulate(CoresetVRLR(solver="moments", sampling="full"), parties(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d, r: [part[:-1] for part in d], "must be"),
+        (lambda d, r: [np.append(part, part[:1]) for part in d], "must"),
+        (
+            lambda d, r: [np.append(p[:-1], p[-1:] ^ 1) for p in d],
+            "of this use and unc",
+        ),
+        (lambda d, r: [d[1], d[0], d[2]], "must"),
+    ],
+    ids=["short", "long", "changed", "of others"],
+)
+def test_what_is_dealt_is_refused_unless_it_is_whole(monkeypatch, change, reason):
+    spoiled(monkeypatch, change)
+    with pytest.raises(PartyFailed, match=reason):
+        simulate(CoresetVRLR(solver="moments", sampling="full"), parties(), seed=0)
+
+
+def test_a_triple_of_another_run_is_refused(monkeypatch):
+    """So a server cannot have two runs under one mask: the difference would be open."""
+    kept = {}
+
+    def replay(dealt, roles):
+        return kept.setdefault("first", dealt)
+
+    spoiled(monkeypatch, replay)
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    simulate(strategy, parties(), seed=0)
+    with pytest.raises(PartyFailed, match="must be of this use and unchanged"):
+        simulate(strategy, parties(), seed=0)
+
+
+@pytest.mark.parametrize("dealer", ["p2", "p9", "p0"])
+def test_a_dealer_neither_computes_nor_holds_labels(dealer):
+    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    federation = parties(2 if dealer == "p0" else 3)
+    with pytest.raises(FederationError, match="dealer must be 'server' or the name"):
+        simulate(strategy, federation, seed=0)
+
+
+def asked(roles, **changes):
+    """Ask one party for its columns, as a deviating server may."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session = 3, 5
+    values = {"counted": 8, "n": N, "intercept": True, "test_fraction": 0.0}
+    values |= {"evaluated": linear_moments.Evaluated(False, False)} | changes
+    return linear_moments.columns(one, roles=roles, **values)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dealer": 0}, "must be different parties"),
+        ({"dealer": 2}, "must be different parties"),
+        ({"first": 0, "second": 1}, "the party with the labels"),
+        ({"owners": [3, 2, 3]}, "owners must have 2 columns"),
+        ({"owners": [2, 6]}, "owners must be 3 numbers"),
+        ({"owners": [2, 2**12, 3]}, "at most 4096 columns"),
+        ({"rows": [N - 1]}, "counted and rows must be those"),
+        ({"rows": [N] * 5}, "rows must be of 1 to 4"),
+        ({"dealer": 1}, "what is dealt must come from the dealer"),
+    ],
+)
+def test_roles_that_a_party_refuses(change, reason):
+    roles = dataclasses.replace(party.Roles(2, 0, [2, 3, 3], [N]), **change)
+    with pytest.raises(PartyError, match=reason):
+        asked(roles, dealt=np.zeros(9, np.uint8))
+
+
+# -- what an opened Gram matrix would tell ---------------------------------------------
+
+
+def rare_party(rows):
+    """Return columns of which one is 1 in some rows only, and the labels."""
+    X, y = data()
+    X[:, 0] = 0
+    X[:rows, 0] = 1
+    return X, y
+
+
+def read_row(monkeypatch, rows):
+    """Return what the label holder reads of row 0, by the column that points to it."""
+    X, y = rare_party(rows)
+    grams = []
+    original = linear_moments.solve_moments
+
+    def look(gram, R, penalty):
+        grams.append((gram, R))
+        return original(gram, R, penalty)
+
+    monkeypatch.setattr(linear_moments, "solve_moments", look)
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    result = simulate(strategy, parties(3, 2, X, y), seed=0)
+    gram, R = grams[0]
+    moments = N * R.T @ gram[:-1, :-1] @ R  # of centred columns
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # (x_0 - mean) of the other columns, since the column is 1 in row 0 alone.
+        guess = moments[0, 1:] + X[:, 1:].mean(axis=0)
+    return guess, X[0, 1:], result
+
+
+def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monkeypatch):
+    with monkeypatch.context() as careless:
+        careless.setattr(linear_moments, "LEAST_ROWS", 0)
+        careless.setattr(linear_moments, "MOST_LEVERAGE", 2.0)
+        guess, row, _ = read_row(careless, 1)
+        np.testing.assert_allclose(guess, row, rtol=1e-4, atol=1e-3)
+    guess, row, result = read_row(monkeypatch, 1)
+    assert np.abs(guess - row).max() > 1
+    assert result.metrics["left_out"] == 1
+    assert "1 columns were left out" in result.warnings[0]
+    assert result.model.coef_[0][0] == 0
+
+
+@pytest.mark.parametrize(("rows", "left"), [(19, 1), (20, 0), (N - 20, 0), (N - 19, 1)])
+def test_an_indicator_needs_twenty_rows(rows, left):
+    X, y = rare_party(rows)
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    result = simulate(strategy, parties(3, 2, X, y), seed=0)
+    assert result.metrics["left_out"] == left
+
+
+def test_columns_that_differ_in_one_row_do_not_point_to_it():
+    """Each has enough support, and a combination of both has one row."""
+    X, y = data()
+    X[:, 1] = X[:, 0]
+    X[7, 1] += 50
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    assert simulate(strategy, parties(3, 2, X, y), seed=0).metrics["left_out"] == 1
+
+
+def test_labels_that_point_to_a_row_are_refused():
+    X, _ = data()
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    with pytest.raises(PartyFailed, match="the labels must have at least 20 rows"):
+        simulate(strategy, parties(3, 2, X, np.arange(N) == 3), seed=0)
+
+
+def test_what_a_deviating_label_holder_reads():
+    """Its own columns are not checked by anybody: each reads one row of the others.
+
+    With m columns of its own it reads m rows, as docs/security.md says; what holds it
+    back is the number of columns in the consent of the others.
+    """
+    X, _ = data()
+    chosen = np.zeros((N, 3))
+    chosen[[4, 9, 11], range(3)] = 1.0
+    both = np.column_stack([chosen, X])
+    read = (both.T @ both)[:3, 3:]
+    np.testing.assert_array_equal(read, X[[4, 9, 11]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights"),
+    [
+        (np.arange(31), np.ones(31)),  # fewer than four a column
+        (np.tile(np.arange(31), 9), np.ones(279)),  # the same ones again
+        (np.arange(300), np.r_[1e9, np.ones(299)]),  # one row has all of the weight
+    ],
+)
+def test_a_gram_matrix_of_few_rows_is_refused(rows, weights):
+    roles = party.Roles(2, 0, [2, 3, 3], [len(np.unique(rows))])
+    coreset = WeightedRows(rows.astype(np.uint32), weights)
+    with pytest.raises(PartyError, match="8 columns must be of at least 32 rows"):
+        asked(roles, coreset=coreset, dealt=np.zeros(9, np.uint8))
+
+
+def test_a_test_set_of_few_rows_has_no_loss(caplog):
+    strategy = CoresetVRLR(300, solver="moments", test_fraction=0.05)
+    result = simulate(strategy, parties(), seed=0)
+    assert "test_loss" not in result.metrics
+    assert "there is no test_loss: a Gram matrix of 8 columns" in caplog.text
+
+
+# -- consent ---------------------------------------------------------------------------
+
+
+def consenting(count=3, **changes):
+    federation = parties(count)
+    kinds = dict.fromkeys(("moments", "coefficients"), Limit())
+    consent = Consent(min_parties=3, allow_seed=True, leaves=kinds, peers={})
+    consent = dataclasses.replace(consent, **changes)
+    for one in federation:
+        one.consent = consent
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("count", "consent", "lacks"),
+    [
+        (3, {"leaves": {}}, r"\[leaves\], coefficients = true, moments = true"),
+        (2, {"two_parties": True}, r'dealers = \["server"\]'),
+        (2, {"dealers": ["server"]}, "two-parties = true"),
+        (3, {"dealers": ["notary"]}, r'dealers = \["server"\]'),
+    ],
+)
+def test_what_a_consent_lacks(count, consent, lacks):
+    made = dataclasses.replace(consenting()[0].consent, **consent)
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    lines = made.lacks(
+        kinds=strategy.needs, seeded=False, parties=count, dealer=strategy.dealt_by
+    )
+    assert re.search(lacks, ", ".join(lines)), lines
+
+
+def test_a_party_refuses_a_dealer_whatever_the_server_says():
+    """Also where the plan named another one, or none."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0, consent=consenting()[0].consent)
+    one.n_parties, one.names = 3, ("p0", "p1", "p2")
+    roles = party.Roles(2, 0, [2, 3, 3], [N], 1)
+    with pytest.raises(PartyError, match=r"lets p1 deal no correlated randomness"):
+        party.check_roles(one, roles, 2)
+    one.consent = dataclasses.replace(one.consent, dealers=["p1"])
+    party.check_roles(one, roles, 2)
+    with pytest.raises(PartyError, match="lets server deal no"):
+        party.check_roles(one, dataclasses.replace(roles, dealer=None), 2)
+
+
+def test_consent_counts_columns():
+    limits = {"moments": Limit(run=8), "coefficients": Limit()}
+    for most, passes in ((7, False), (8, True)):
+        federation = parties()
+        limits["moments"] = Limit(run=most)
+        federation[0].consent = Consent(
+            min_parties=3, allow_seed=True, leaves=copy.copy(limits), peers=None
+        )
+        strategy = CoresetVRLR(solver="moments", sampling="full")
+        if passes:
+            simulate(strategy, federation, seed=0)
+        else:
+            with pytest.raises(PartyFailed, match="lets moments leave it 7 times"):
+                simulate(strategy, federation, seed=0)
+
+
+def test_needs():
+    needs = CoresetVRLR(solver="moments").needs
+    assert needs == ("row-sums", "totals", "coefficients", "moments")
+    full = CoresetVRLR(solver="moments", sampling="full").needs
+    assert full == ("coefficients", "moments")
