@@ -53,6 +53,9 @@ _RULES = """\
 min-parties = 3             # fewest parties of a run, at least 3
 two-parties = false         # true: also with one other party, which can then compute
                             # this party's part of each sum that it learns
+# dealers = ["server"]      # who may deal the randomness of products under shares:
+                            # "server", or names of parties; without this line the
+                            # server, in runs of three or more parties
 allow-seed = false          # true: also where the server knows the seed, and so can
                             # repeat this party's random draws
 trust-on-first-use = false  # true: pin the key of a party without a line in [peers]

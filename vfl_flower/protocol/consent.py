@@ -53,8 +53,7 @@ KINDS: dict[Kind, str] = {
     "totals": "totals of scores, and the numbers of rows that were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
     "levels": "texts of columns that enough rows of all parties have, to the others",
-    "moments": "means, and sums of products of columns of all parties, to the party "
-    "with the labels; each of their columns counts",
+    "moments": "means, and sums of products of columns, to the party with the labels",
 }
 """The kinds in words, as documents and refusals say them."""
 

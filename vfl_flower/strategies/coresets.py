@@ -125,8 +125,8 @@ class CoresetVRLR(CoresetStrategy):
     """"central": the rows of the coreset are pooled at the server. The others ask
     for sums, and for no row; of the labels the server sees residuals. "cg": conjugate
     gradients on secure sums (proximal steps with an l1 part), one round trip per step;
-    "saga": the paper's baseline. "moments" asks for no number of a row: the label
-    holder solves from sums of products that two parties compute under shares."""
+    "saga": the paper's baseline. "moments" asks for scores and for no other number of a
+    row: the label holder solves from sums of products that two parties compute."""
     dealer: str = "server"
     """For moments: who deals correlated randomness, "server" or the name of a party,
     which costs a round trip more. It must not work with a party that computes."""
