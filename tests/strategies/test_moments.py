@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from deviating import RealParties
 from scipy.stats import chi2
 from transcripts import Recorder, actual, our_steps, patterns
 
@@ -15,6 +16,9 @@ from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import digest_ids
 from vfl_flower.strategies import moments as server
 
 N = 600
@@ -466,3 +470,100 @@ def test_needs():
     assert needs == ("row-sums", "totals", "coefficients", "moments")
     full = CoresetVRLR(solver="moments", sampling="full").needs
     assert full == ("coefficients", "moments")
+
+
+# -- real parties ----------------------------------------------------------------------
+
+
+def real(folder, count, **changes):
+    """Return parties as on SuperNodes, each with a consent that pins the others."""
+    federation = parties(count)
+    for one in federation:
+        one.state_dir, one.ids = folder / one.name, np.arange(N)
+        one.ids_digest = digest_ids(one.ids)
+    peers = {one.name: public_identity(one.state_dir) for one in federation}
+    kinds = {"moments": Limit(8, 8), "coefficients": Limit()}
+    given = {"two_parties": count == 2, "leaves": kinds, "peers": peers} | changes
+    for one in federation:
+        one.consent = Consent(**given)
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("count", "dealer", "accepted"),
+    [(2, "server", ["server"]), (3, "server", None), (3, "p0", ["p0"])],
+)
+def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
+    """A second run would open eight more columns, of which consent lets no more out."""
+    federation = real(tmp_path, count, dealers=accepted)
+    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    result = strategy.start(RealParties(federation))
+    X, y = data()
+    exact = np.linalg.lstsq(np.column_stack([X, np.ones(N)]), y, rcond=None)[0]
+    off = np.column_stack([X, np.ones(N)]) @ exact
+    off -= result.model.predict(np.array_split(X, count, axis=1))
+    assert np.abs(off).max() < 1e-6 * y.std()
+    with pytest.raises(PartyFailed, match="lets moments leave it 8 times for the life"):
+        strategy.start(RealParties(federation))
+
+
+@pytest.mark.parametrize(
+    ("count", "dealer", "accepted"),
+    [
+        (2, "server", None),
+        (3, "server", ["p0"]),
+        (3, "p0", ["server"]),
+        (3, "p0", None),
+    ],
+)
+def test_a_dealer_is_refused_whatever_the_plan_says(
+    tmp_path, monkeypatch, count, dealer, accepted
+):
+    federation = real(tmp_path, count, dealers=accepted)
+    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    with pytest.raises(FederationError, match=f"would need dealers = ..{dealer}"):
+        strategy.start(RealParties(federation))
+    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+    with pytest.raises(PartyFailed, match=f"lets {dealer} deal no correlated"):
+        strategy.start(RealParties(federation))
+
+
+def swapped(told):
+    """Give what one party has sent as that of another."""
+    sent = told.get("openings")
+    return told | {"openings": {0: sent[1], 1: sent[0], 2: sent[2]}} if sent else told
+
+
+def invented(told):
+    """Give openings of the server's own, in the clear."""
+    sent = dict(told.get("openings") or {})
+    return told | {"openings": sent | {0: np.zeros(9, np.uint8)}} if sent else told
+
+
+def withheld(told):
+    """Leave out what one party has opened."""
+    sent = told.get("openings")
+    return told | {"openings": {j: sent[j] for j in (1, 2)}} if sent else told
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (swapped, "must come from that party"),
+        (invented, "must come from a party, encrypted"),
+        (withheld, "the openings of all parties"),
+    ],
+)
+def test_a_server_cannot_change_who_has_opened_what(
+    tmp_path, monkeypatch, tamper, reason
+):
+    original = Parties._round_trip
+
+    def deviate(self, step, requests, sums, blocks):
+        told = {j: tamper(dict(values)) for j, values in requests.items()}
+        return original(self, step, told, sums, blocks)
+
+    monkeypatch.setattr(Parties, "_round_trip", deviate)
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    with pytest.raises(PartyFailed, match=reason):
+        strategy.start(RealParties(real(tmp_path, 3)))
