@@ -235,7 +235,6 @@ def _bounded(X: Array, A: Array, y: Array | None, t: Array | None) -> Array:
 
 @step
 @once
-@reveals("coefficients")
 def solve(
     party: Party,
     units: Annotated[dict[int, Array], Bytes, PRIVATE],
@@ -244,6 +243,8 @@ def solve(
     l2: Strength,
 ) -> Solved:
     """Open the Gram matrices and solve, at the label holder.
+
+    Each party has consented in :func:`columns` that its coefficients leave.
 
     Parameters
     ----------

@@ -97,7 +97,9 @@ class CoresetVRLR(CoresetStrategy):
     near 0 the coreset has no guarantee), and where asked ``test_loss``,
     ``full_train_loss`` and ``check_loss``. The other solvers give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
-    labels.
+    labels. ``moments`` gives ``left_out``, how many columns their
+    parties have left out because they point to single rows, and needs no further round
+    trip for the losses; with ``full`` sampling there is no ``sigma_min``.
 
     Examples
     --------
