@@ -153,7 +153,7 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     code, text = call("simulate", "fdskl", *options)
     assert code == 0, text
     assert list(keep.glob("*/*.npz")) == []
-    assert "1 models" in call("models", "list", "--output-dir", out)[1]
+    assert "1 model in" in call("models", "list", "--output-dir", out)[1]
     # A model without parts is a file alone.
     (run,) = [path.parent for path in out.glob("*/model-coreset.npz")]
     code, text = call("models", "remove", run.name, "--output-dir", out)
