@@ -44,15 +44,19 @@ def row(count: int, n: int, method: str) -> None:
         result = vf.Alignment("benchmark", method=method).start(grid)
         seconds = perf_counter() - start
         rows = [memory.remembered("rows") for memory in grid.memories()]
-        own = [party.ids[k].tolist() for party, k in zip(federation, rows, strict=True)]
-    assert all(ids == own[0] for ids in own)
-    assert set(own[0]) == set.intersection(*(set(p.ids.tolist()) for p in federation))
+        common = [
+            party.ids[k].tolist() for party, k in zip(federation, rows, strict=True)
+        ]
+    assert all(ids == common[0] for ids in common)
+    assert set(common[0]) == set.intersection(
+        *(set(p.ids.tolist()) for p in federation)
+    )
     ledger = result.ledger
     computed = sum(entry.seconds_computed for entry in ledger.entries.values())
     sent, got = ledger.bytes_up / count / 1e6, ledger.bytes_down / count / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     print(
-        f"{method:>6}{count:>9}{n:>10}{len(own[0]):>10}{ledger.round_trips:>7}"
+        f"{method:>6}{count:>9}{n:>10}{len(common[0]):>10}{ledger.round_trips:>7}"
         f"{seconds:>10.1f}{computed / count:>13.1f}{peak:>9.0f}"
         f"{sent:>10.1f}{got:>10.1f}",
         flush=True,

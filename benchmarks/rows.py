@@ -96,8 +96,8 @@ def main() -> None:
                 print(f"{name}, {kind}:", flush=True)
                 result = strategy.replace(seed=0).start(ProcessGrid(pipes))
                 entries = result.ledger.entries.values()
-                own = [e.seconds_computed for e in entries if e.party == "p0"]
-                seconds[kind] = sum(own)
+                of_party = [e.seconds_computed for e in entries if e.party == "p0"]
+                seconds[kind] = sum(of_party)
                 stop(pipes[:1])
                 for pipe in pipes[1:]:
                     pipe.send_bytes(b"")

@@ -1,4 +1,4 @@
-"""Compare Flower's SuperNode with the one that forks, side by side in one session.
+"""Compare Flower's processes with those that fork, side by side in one session.
 
 Two deployments on loopback, each a SuperLink and three SuperNodes, stand at the same
 time and take turns: an empty round trip, and whole runs of each strategy on small
@@ -6,8 +6,8 @@ data::
 
     python benchmarks/warm.py --repeats 3
 
-A whole run is from ``flwr run`` to its end; that includes the start of the ServerApp
-and the report, which are the same in both. "Trips" is the part in round trips.
+A whole run is from ``flwr run`` to its end; that includes three commands of ``flwr``,
+which are the same in both. "Trips" is the part in round trips.
 """
 
 import argparse
@@ -52,7 +52,13 @@ RUNS = {
         "coreset-vkmc.size": 100,
     },
     "fdskl train": {"strategy": "fdskl", "data": "breast_cancer"},
-    "fk-kmeans": {"strategy": "fk-kmeans", "data": "wine", "fk-kmeans.n-clusters": 3},
+    "fk-kmeans": {
+        "strategy": "fk-kmeans",
+        "data": "wine",
+        "fk-kmeans.n-clusters": 3,
+        "fk-kmeans.iterations": 2,  # a round trip each
+        "fk-kmeans.clustering": "coreset",
+    },
     "mufc": {
         "strategy": "mufc",
         "data": "wine",
@@ -66,7 +72,7 @@ RUNS = {
 class Deployment:
     """A SuperLink and three SuperNodes that one program has started."""
 
-    def __init__(self, processes: Processes, command: list[str], folder: Path) -> None:
+    def __init__(self, processes: Processes, folder: Path, forks: bool) -> None:
         self.processes, self.folder = processes, folder
         nodes = [
             f'partition-id={index} num-partitions=3 party-name="party-{index}" '
@@ -75,7 +81,16 @@ class Deployment:
         ]
         for index in range(3):
             (folder / f"state-{index}").mkdir(mode=0o700, parents=True)
-        start_supernodes(processes, start_superlink(processes), nodes, command)
+        if not forks:
+            start_supernodes(processes, start_superlink(processes), nodes)
+            return
+        python = [sys.executable, "-m"]
+        port = start_superlink(processes, "--isolation=process")
+        serverapps = [*python, "vfl_flower.app.server_executor"]
+        processes.start("serverapps", *serverapps, f"--superlink=127.0.0.1:{port}")
+        command = [*python, "vfl_flower.app.executor", "--no-fall-back"]
+        command += ["--bundle", bundle_hash(EMPTY)]
+        start_supernodes(processes, port, nodes, command)
 
     def empty(self) -> float:
         """Return the median seconds of four empty round trips."""
@@ -113,8 +128,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that both end
-    forking = [sys.executable, "-m", "vfl_flower.app.executor"]
-    forking += ["--no-fall-back", "--bundle", bundle_hash(EMPTY)]
     with (
         tempfile.TemporaryDirectory() as scratch,
         Processes() as stock_processes,
@@ -122,8 +135,8 @@ def main() -> None:
     ):
         folder = Path(scratch)
         app = write_app(folder / "app").parent
-        stock = Deployment(stock_processes, ["flower-supernode"], folder / "stock")
-        warm = Deployment(warm_processes, forking, folder / "warm")
+        stock = Deployment(stock_processes, folder / "stock", forks=False)
+        warm = Deployment(warm_processes, folder / "warm", forks=True)
         warm.empty()  # what the first run alone pays, such as Flower's own caches
         print(f"{'':22} {'stock s':>9} {'warm s':>8} {'ratio':>6}   load", flush=True)
         for _ in range(args.repeats):

@@ -37,5 +37,14 @@ hypothesis.settings.load_profile("no clock")
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the slow tests: they wait for processes while others compute."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Begin with the slow tests: they wait for processes while others compute.
+
+    Those that share a deployment come first of all, so that one worker has them.
+    """
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("slow") is None,
+            "organisations" not in item.fixturenames,
+            "wiring" not in item.path.parts,
+        )
+    )

@@ -37,8 +37,8 @@ from vfl_flower.app.config import (
     tasks_of,
 )
 from vfl_flower.app.federation import write_connection
+from vfl_flower.app.learned import table_at_defaults
 from vfl_flower.app.party_folder import consent_text, needs_of
-from vfl_flower.app.plan import table_at_defaults
 from vfl_flower.app.runs import gather
 from vfl_flower.app.settings import markdown
 from vfl_flower.protocol.consent import KINDS, Consent, Limit
@@ -367,6 +367,13 @@ def test_run_configs_make_a_strategy(words, monkeypatch):
     given = options(words, "--run-config")
     config = check_run_config(parse_config_args(given) if given else {})
     make_strategy(config)
+
+
+@parametrise("words", commands("vfl-flower run"))
+def test_settings_of_runs_make_a_strategy(words):
+    task = [*options(words, "--task"), "train"][0]
+    config = gather(words[2], task, options(words, "--set"))
+    make_strategy(check_run_config(config))
 
 
 def test_demo_config_makes_a_strategy():

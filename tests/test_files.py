@@ -14,6 +14,7 @@ from vfl_flower.files import (
     UnpackedSizeError,
     check_growth,
     make_private,
+    map_npz,
     read_npz,
     write_whole,
 )
@@ -194,11 +195,25 @@ def test_an_npz_comes_back():
         read_npz(file, compressed=False)
 
 
-def test_nothing_is_unpickled():
-    file = io.BytesIO()
-    np.savez(file, X=np.array([print], dtype=object))
-    with pytest.raises(ValueError, match="pickle"):
-        read_npz(file)
+def test_nothing_is_unpickled(tmp_path):
+    path = tmp_path / "objects.npz"
+    np.savez(path, X=np.array([print], dtype=object))
+    with path.open("rb") as file:
+        with pytest.raises(ValueError, match="pickle"):
+            read_npz(file)
+        with pytest.raises(ValueError, match="pickle"):
+            map_npz(file, ["X"])
+
+
+def test_a_header_that_promises_more_than_there_is(tmp_path):
+    header = io.BytesIO()
+    about = {"descr": "<f8", "fortran_order": False, "shape": (1000,)}
+    np.lib.format.write_array_header_1_0(header, about)
+    path = tmp_path / "short.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("X.npy", header.getvalue() + bytes(8))
+    with path.open("rb") as file, pytest.raises(ValueError, match="as many bytes as"):
+        map_npz(file, ["X"])
 
 
 def test_what_a_file_may_grow_to():

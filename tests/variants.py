@@ -20,6 +20,7 @@ from vfl_flower.strategies import (
     CoresetVRLR,
     FDSKLPrediction,
     FKKMeans,
+    LevelUnion,
 )
 from vfl_flower.strategies.removal import Removal
 
@@ -93,6 +94,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "mufc given up": GivenUp(2, 0.05, box="-9,9", n_init=1, seed=3),
     "align": Alignment("q4"),
     "align keyed": Alignment("q4", method="keyed"),
+    "unite": LevelUnion(most_levels=4, **_two),
     "remove": Removal(MODEL),
 }
 
@@ -198,10 +200,20 @@ def differing_parties(count: int = 2) -> list[Party]:
     return made
 
 
+@cache
+def text_parties(count: int = 2) -> list[Party]:
+    """Return parties with other rows of two text columns."""
+    made = []
+    for j, party in enumerate(parties(count)):
+        made.append(Party(party.X[:, :1], name=party.name))
+        made[j].texts = {"region": {"north": 11, f"rare {j}": 2}, "sex": {"f": 12 + j}}
+    return made
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
-    made |= {"remove": removing_parties}
+    made |= {"remove": removing_parties, "unite": text_parties}
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}

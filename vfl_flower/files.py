@@ -50,7 +50,6 @@ def make_private(path: Path) -> None:
     OSError
         It cannot be opened for writing, or is a symbolic link.
     """
-    check_no_link(path)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 

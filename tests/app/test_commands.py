@@ -193,6 +193,7 @@ def test_a_line_a_step_and_none_of_flower(capsys):
     for line in [
         "\x1b[92mINFO\x1b[0m :      Starting logstream",
         *map(str, lines),
+        "Successfully installed vfl-flower-app to /srv/flwr/apps/a.b.0.1.0.c",
         "3 parties: a, b, c",
         "╭─ Error ─╮",
         "│ Connection to the SuperLink is unavailable. │",
@@ -236,6 +237,27 @@ def test_a_lost_superlink_is_a_sentence(monkeypatch):
     assert "\n" not in caught.value.reason
     assert "(It is unavailable.)" in caught.value.reason
     assert "-17" in caught.value.reason
+
+
+@pytest.mark.parametrize("command", ["check", "init", "coordinator", "simulate"])
+def test_help_shows_brackets_as_they_are(command):
+    """With rich, Typer writes a backslash before each, though it shows plain text."""
+    code, out = call(command, "--help")
+    assert code == 0
+    assert "[required]" in out or "[default:" in out
+    assert "\\[" not in out
+
+
+def test_a_misspelt_setting_is_said_with_the_nearest_one():
+    with pytest.raises(ValueError, match=r"no key 'sise'; .* 'coreset-vrlr.size'[?]"):
+        gather("coreset-vrlr", "train", ["sise=3"])
+
+
+def test_a_federation_that_was_never_started(tmp_path):
+    code, out = call("run", "coreset-vrlr", "--federation", tmp_path)
+    assert code == 1
+    assert out.startswith("Error: federation must be the folder that")
+    assert "has never run" in out
 
 
 def test_a_simulation_is_no_connection(tmp_path, monkeypatch):

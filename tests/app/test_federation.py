@@ -1,7 +1,7 @@
 """The commands that set up a federation: what they write, print and refuse.
 
 That the processes which they start make a federation is shown in
-tests/wiring/test_federation.py.
+tests/wiring/test_afternoon.py.
 """
 
 import getpass
@@ -39,6 +39,7 @@ from vfl_flower.app.federation import (
     RESTART,
     SUPERNODE,
     gate_command,
+    server_executor_command,
     superlink_command,
     supernode_command,
     unit,
@@ -173,6 +174,21 @@ def test_for_a_strategy_the_consent_lets_its_needs_leave(place, strategy):
         assert re.search(rf"(?m)^  {kind}: \w", done.output)
 
 
+def test_each_way_to_read_a_file_says_whose_it_is(place):
+    """``mufc`` fills no missing value, and so finds other faults than ``fk-kmeans``."""
+    rows = "".join(f"r{i},{'?' if i == 3 else i / 7}\n" for i in range(40))
+    (place / "rows.csv").write_text(f"id,x\n{rows}")
+    words = ("init", "clinic", "--data", "rows.csv", "--id-column", "id")
+    done = run(*words, "--for", "fk-kmeans", "--for", "mufc")
+    assert done.exit_code == 1
+    first, second = done.output.split("As mufc reads the file:")
+    assert first.startswith("As fk-kmeans reads the file:")
+    text = " ".join(second.split())
+    assert "missing values and impute is none" in text
+    assert "become its none" not in text
+    assert not (place / "clinic").exists()
+
+
 def test_for_several_strategies(place):
     done = run("init", "airline", *OPTIONS, "--for", "coreset-vrlr", "--for", "fdskl")
     assert done.exit_code == 0, done.output
@@ -253,7 +269,7 @@ def test_certificates_are_for_their_hosts(federation):
         shake_hands(federation, host)
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(federation, "other.example")
-    assert "File exists" in refused("certificates", "link.example")
+    assert "certificates already" in refused("certificates", "link.example")
 
 
 def test_certificates_of_several_hosts_in_a_folder_of_ones_own(place):
@@ -275,9 +291,14 @@ def test_the_commands_of_a_coordinator_are_understood(federation):
     assert name == "flower-superlink"
     assert (args.host, args.port) == ("127.0.0.1", 8001)  # not to be reached by others
     assert args.enable_supernode_auth
+    assert args.database == str(federation / "flwr" / "superlink.sqlite")
     assert not args.insecure
     for path in (args.ssl_ca_certfile, args.ssl_certfile, args.ssl_keyfile):
         assert Path(path).is_file()
+    assert args.isolation == "process"  # what starts the ServerApps is another one
+    words = server_executor_command(federation, 8001, 7)
+    assert words[:3] == [sys.executable, "-m", "vfl_flower.app.server_executor"]
+    assert f"--root-certificates={args.ssl_ca_certfile}" in words
     words = gate_command(federation, "0.0.0.0", 8000, 8001)
     assert words[:3] == [sys.executable, "-m", "vfl_flower.app.gate"]
 
@@ -297,7 +318,7 @@ def test_what_coordinator_refuses(place, airline, federation):
     assert "is no card" in refused(*link, "--card", airline / "party.toml")
     assert "a name of its own" in refused(*link, *cards, *cards)
     assert "must differ" in refused(*link, *cards, "--port", 8001)
-    assert "ca.crt cannot be read" in refused("coordinator", place, *cards)
+    assert "certificates has written" in refused("coordinator", place, *cards)
     assert run(*link).exit_code == 2  # of no party
     assert run(*link, *cards, "--port", 70000).exit_code == 2
     assert "of no-such-host must be free" in refused(

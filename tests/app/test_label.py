@@ -3,6 +3,7 @@
 import csv
 import errno
 import os
+import shutil
 import subprocess
 import sys
 
@@ -18,13 +19,23 @@ from vfl_flower.data import StoredRows, load_party
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
 
+PLACES = range(3)
 
-@pytest.fixture
-def parties(tmp_path):
-    """Two files of the same columns, one of them text, far from scaled."""
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train on three files of the same columns, one of them text, far from scaled.
+
+    Returns
+    -------
+    path
+        Folder of the files and of the parties' state.
+    FKKMeansModel
+        As the run returned it.
+    """
+    folder = tmp_path_factory.mktemp("trained")
     rng = np.random.default_rng(0)
-    configs = []
-    for m in range(3):
+    for m in PLACES:
         group = rng.integers(3, size=80)
         table = pd.DataFrame(
             {
@@ -34,10 +45,22 @@ def parties(tmp_path):
                 "ratio": 1e-4 * (group + rng.normal(size=80)),
             }
         )
-        path = tmp_path / f"{m}.csv"
-        table.to_csv(path, index=False)
-        configs.append(node_config(path, tmp_path / f"state-{m}"))
-    return configs
+        table.to_csv(folder / f"{m}.csv", index=False)
+    strategy = FKKMeans(3, 4, n_features=20, iterations=3, standardize=True)
+    parties = [load(config) for config in node_configs(folder)]
+    return folder, simulate(strategy, parties, seed=0).model
+
+
+@pytest.fixture
+def parties(trained, tmp_path):
+    """Return the node configs of parties with a copy of these files and states."""
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    return node_configs(tmp_path)
+
+
+@pytest.fixture
+def model(trained):
+    return trained[1]
 
 
 def main(arguments):
@@ -54,6 +77,10 @@ def node_config(data, state):
     return f'data="{data}" state-dir="{state}" id-column="id"'
 
 
+def node_configs(folder):
+    return [node_config(folder / f"{m}.csv", folder / f"state-{m}") for m in PLACES]
+
+
 def load(text):
     config = dict(item.split("=") for item in text.split())
     source = party_source({k: v.strip('"') for k, v in config.items()}, {})
@@ -61,12 +88,6 @@ def load(text):
     party.state_dir = source.state_dir
     party.source = StoredRows(source)
     return party
-
-
-@pytest.fixture
-def model(parties):
-    strategy = FKKMeans(3, 4, n_features=20, iterations=3, standardize=True)
-    return simulate(strategy, [load(party) for party in parties], seed=0).model
 
 
 def rows_of(path):

@@ -20,7 +20,9 @@ from vfl_flower import (
     simulate,
 )
 from vfl_flower.app import plan as plans
-from vfl_flower.app.plan import Shape, dry_run, extended, plan, who_learns
+from vfl_flower.app.learned import table_of_all, who_learns
+from vfl_flower.app.plan import dry_run, extended, plan
+from vfl_flower.app.rehearsal import Shape
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.strategies import ALGORITHMS
@@ -369,8 +371,8 @@ def test_a_plan_shows_the_kinds_of_its_requests():
 
 
 def test_the_table_of_all_strategies_repeats():
-    table = plans.table_of_all()
-    assert table == plans.table_of_all()
+    table = table_of_all()
+    assert table == table_of_all()
     for name, tasks in ALGORITHMS.items():
         for strategy in tasks:
             section = table.split(f"`{name}`, task `{strategy.task}`:")[1]

@@ -5,8 +5,8 @@ import pytest
 
 from vfl_flower import CoresetVRLR, FKKMeans, Ledger, Party
 from vfl_flower.app import progress
-from vfl_flower.app.plan import Rehearsal, Shape
 from vfl_flower.app.progress import Progress, Reporter, planned_trips
+from vfl_flower.app.rehearsal import Rehearsal, Shape
 from vfl_flower.simulation import InProcessGrid
 
 SHAPES = [Shape(400, 3, 0, "a"), Shape(400, 2, 400, "b")]

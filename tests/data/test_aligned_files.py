@@ -195,7 +195,7 @@ def test_another_order_under_the_same_tag_is_not_taken_from_the_cache(folder):
 @pytest.mark.parametrize(
     ("config", "node", "rule"),
     [
-        ({"alignment": "2027"}, {}, "has no alignment '2027': run the strategy"),
+        ({"alignment": "2027"}, {}, "has no alignment '2027': name another"),
         ({"alignment": "../x"}, {}, "alignment must be 1 to 64 letters"),
         ({}, {"id-column": ""}, "an alignment needs an id for each row"),
     ],

@@ -5,13 +5,16 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from party_files import TEXT, load, refusal
 
-from vfl_flower.data import files
+from vfl_flower.data import drop_cache, files
+from vfl_flower.data.cache import CacheEntry
+from vfl_flower.data.source import PartySource
 
 
 @pytest.fixture
@@ -219,13 +222,62 @@ def test_an_entry_that_is_a_link_is_none(write, conversions, cache, ending, tmp_
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-def test_a_folder_that_others_may_write_to_has_no_entries(write, conversions, cache):
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_folder_that_others_may_write_to_has_no_entries(
+    write, conversions, cache, mode
+):
     path = write(TEXT)
     load(path)
-    (cache / "parties").chmod(0o777)
+    (cache / "parties").chmod(mode)
     load(path)
     assert len(conversions) == 2
     assert stat.S_IMODE((cache / "parties").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users are those of POSIX")
+def test_a_folder_of_another_user_has_no_entries(write, conversions, monkeypatch):
+    path = write(TEXT)
+    load(path)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    load(path)
+    assert len(conversions) == 2
+
+
+def test_all_copies_of_a_file_are_dropped(write, cache):
+    """Rows are forgotten: a copy under other options, or one begun, has them too."""
+    path, other = write(TEXT), write(TEXT, name="other.csv")
+    load(other)
+    kept = set(cache.rglob("*.*"))
+    load(path)
+    load(path, id_column="id", label_column="b")
+    (entry,) = (p for p in set(cache.rglob("*.y.npy")) - kept)
+    entry.with_name(f".{entry.name}.0123.part").touch()
+    drop_cache(PartySource(data=str(path)))
+    assert set(cache.rglob("*.*")) == kept
+
+
+def test_an_entry_is_named_by_all_that_it_depends_on(tmp_path):
+    options = [
+        *({"id_column": "id"}, {"label_column": "b"}, {"columns": ("a",)}),
+        *({"missing": ("?",)}, {"delimiter": ";"}, {"text_encoding": "latin-1"}),
+        *({"header": False}, {"max_levels": 3}, {"levels": {"a": ("f", "m")}}),
+        *({"rows": True}, {"standardize": True}, {"one_hot": False}),
+        {"impute": "median"},
+    ]
+    path, stamp, plain = tmp_path / "a.csv", (1, 2), PartySource(data="a.csv")
+    entries = [
+        *(
+            CacheEntry.of(path, stamp, replace(plain, **o), False, None)
+            for o in options
+        ),
+        CacheEntry.of(path, stamp, plain, False, None),
+        CacheEntry.of(path, (1, 3), plain, False, None),
+        CacheEntry.of(path, stamp, plain, True, None),
+        CacheEntry.of(path, stamp, plain, False, {"columns": []}),
+        CacheEntry.of(path, stamp, plain, False, None, "an order"),
+    ]
+    assert len({entry.key for entry in entries}) == len(entries)
 
 
 def test_a_folder_that_is_a_link_is_no_cache(write, cache, tmp_path, caplog):

@@ -229,7 +229,8 @@ def test_several_wrong_options_are_said_together(write):
 def test_what_was_told_from_the_file_is_noted(write):
     path = write("a;b\n1,5;Köln\n2,5;Bonn\n".encode("latin-1"))
     found = check(PartySource(data=str(path))).findings
-    assert {f.about for f in found} == {"delimiter", "encoding", "decimal", "text"}
+    wanted = {"delimiter", "encoding", "decimal", "text", "unite"}
+    assert {f.about for f in found} == wanted
 
 
 # -- the command -----------------------------------------------------------------------

@@ -1,21 +1,25 @@
 """Readers, kinds of columns and statistics, in memory that does not grow with rows."""
 
+import contextlib
 import gzip
 import io
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from party_files import FRAME, load, refusal
 
-from vfl_flower.data import read_ids, statistics, tables
+from vfl_flower.data import arrow_ipc, read_ids, statistics, tables
+from vfl_flower.data.arrow_ipc import map_arrow, open_arrow
 from vfl_flower.data.cache import StoredIds
 from vfl_flower.data.encoding import Ids
 from vfl_flower.data.source import PartySource
@@ -323,47 +327,63 @@ def test_too_many_texts_are_not_counted(write, monkeypatch):
     assert "got more than" in text
 
 
+N = 1_000_000
+"""Rows; of 20 columns, 160 MB as numbers."""
+
+
+@pytest.fixture(scope="module")
+def long_table() -> pa.Table:
+    """Return ids and 20 columns of many rows."""
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {"id": pa.array([f"P{i:09d}" for i in range(N)])}
+        | {f"c{j}": rng.standard_normal(N).round(4) for j in range(20)}
+    )
+
+
+def write_npz(table: pa.Table, path: Path, *, by_column: bool, level: int) -> None:
+    """Write the ids and the other columns, compressed unless `level` is 0."""
+    columns = table.drop_columns("id").columns
+    X = np.array([column.to_numpy() for column in columns]).T
+    arrays = {"X": X if by_column else np.ascontiguousarray(X)}
+    arrays["ids"] = table["id"].to_numpy().astype(str)
+    kind = zipfile.ZIP_DEFLATED if level else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind, compresslevel=level) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array)
+
+
+def write_long(table: pa.Table, path: Path) -> None:
+    """Write the table in the format that the name of a file says, in one part."""
+    if path.name == "a.csv":
+        pyarrow.csv.write_csv(table, path)
+    elif path.name == "a.parquet":
+        pq.write_table(table, path, row_group_size=len(table))
+    elif path.suffix == ".npz":
+        by_column, level = path.stem == "columns", int(path.stem == "packed")
+        write_npz(table, path, by_column=by_column, level=level)
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
+            writer.write_table(table)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kilobytes are those of Linux")
 @pytest.mark.parametrize(
     "name",
-    [
-        *("a.csv", "a.parquet", "a.arrow", "a.npz", "packed.npz"),
-        "columns.npz",
-    ],
+    ["a.csv", "a.parquet", "lz4.arrow", "a.npz", "packed.npz", "columns.npz"],
 )
-def test_memory_does_not_grow_with_rows(tmp_path, name):
-    """A million rows of 20 columns and ids, 160 MB as numbers, in one part."""
-    n = 1_000_000
-    rng = np.random.default_rng(0)
-    table = pa.table(
-        {"id": pa.array([f"P{i:09d}" for i in range(n)])}
-        | {f"c{j}": rng.standard_normal(n).round(4) for j in range(20)}
-    )
-    path = tmp_path / name
-    if name == "a.csv":
-        import pyarrow.csv
-
-        pyarrow.csv.write_csv(table, path)
-    elif name == "a.parquet":
-        pq.write_table(table, path, row_group_size=n)
-    elif path.suffix == ".npz":
-        save = np.savez_compressed if name == "packed.npz" else np.savez
-        columns = table.drop_columns("id").columns
-        X = np.array([column.to_numpy() for column in columns]).T
-        X = X if name == "columns.npz" else np.ascontiguousarray(X)
-        save(path, X=X, ids=table["id"].to_numpy().astype(str))
-    else:
-        packed = "lz4" if name == "lz4.arrow" else None
-        options = pa.ipc.IpcWriteOptions(compression=packed)
-        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
-            writer.write_table(table)
+def test_memory_does_not_grow_with_rows(long_table, tmp_path, name):
+    """Of a process that reads a million rows of 20 columns, in one part."""
+    write_long(long_table, path := tmp_path / name)
     id_column = "ids" if path.suffix == ".npz" else "id"
     code = f"""
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.data.source import PartySource
 source = PartySource(data={str(path)!r}, id_column={id_column!r})
-assert load_party(source).n_rows == len(read_ids(source)) == {n}
+assert load_party(source).n_rows == len(read_ids(source)) == {N}
 lines = open("/proc/self/status").read().splitlines()
 (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
 print(peak)  # getrusage would tell the peak of the process that began this one
@@ -374,38 +394,55 @@ print(peak)  # getrusage would tell the peak of the process that began this one
     assert int(run.stdout) <= 300_000
 
 
-def test_large_compressed_batches_are_read_by_column(tmp_path, monkeypatch):
-    """The same party as of the file without compression, texts and gaps included."""
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("kind", [pa.ipc.new_file, pa.ipc.new_stream])
+@pytest.mark.parametrize("packed", ["lz4", "zstd"])
+def test_large_compressed_batches_are_unpacked_first(
+    tmp_path, monkeypatch, packed, kind
+):
+    """The same table: texts, gaps, dictionaries and buffers without a byte."""
+    rng, n = np.random.default_rng(0), 200
     table = pa.table(
         {
-            "id": [f"P{i}" for i in range(200)],
-            "number": rng.standard_normal(200),
-            "gaps": pa.array([None if i % 7 == 0 else i for i in range(200)]),
-            "level": pa.array([f"L{i % 3}" for i in range(200)]).dictionary_encode(),
-            "yes": [i % 2 == 0 for i in range(200)],
+            "number": rng.standard_normal(n),
+            "gaps": pa.array([None if i % 7 == 0 else i for i in range(n)]),
+            "level": pa.array([f"L{i % 3}" for i in range(n)]).dictionary_encode(),
+            "yes": [i % 2 == 0 for i in range(n)],
+            "text": [f"P{i}" * (i % 5) for i in range(n)],
+            "nothing": pa.nulls(n),
         }
     )
-    monkeypatch.setattr(tables, "LARGE_BATCH", 8 * 5 * 60)
-    by_column, parties = [], []
-    plain = tables._by_column
+    path = tmp_path / "a.arrow"
+    options = pa.ipc.IpcWriteOptions(compression=packed)
+    with kind(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=150)  # 150 rows, and 50
+    assert open_arrow(map_arrow(path)).schema == table.schema
+    assert map_arrow(path)[:] == path.read_bytes()  # no batch is large
+    monkeypatch.setattr(arrow_ipc, "LARGE_BATCH", 2**12)
+    unpacked = map_arrow(path)
+    assert table["number"].to_numpy()[:150].tobytes() in unpacked[:]
+    again = open_arrow(unpacked).read_all()
+    again.validate(full=True)
+    assert again.equals(table)
+    assert [len(chunk) for chunk in again["yes"].chunks] == [150, 50]
 
-    def counted(source, k, wanted, size, most):
-        by_column.append((compression, k))
-        return plain(source, k, wanted, size, most)
 
-    monkeypatch.setattr(tables, "_by_column", counted)
-    for compression in (None, "lz4", "zstd"):
-        path = tmp_path / f"{compression}.arrow"
-        options = pa.ipc.IpcWriteOptions(compression=compression)
-        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
-            writer.write_table(table, max_chunksize=150)  # 150 rows, and 50
-        parties.append(load(path, id_column="id"))
-    assert set(by_column) == {("lz4", 0), ("zstd", 0)}
-    for party in parties[1:]:
-        assert np.array_equal(party.X, parties[0].X)
-        assert party.columns == parties[0].columns
-        assert party.ids_digest == parties[0].ids_digest
+def test_a_damaged_compressed_file_is_refused(tmp_path, monkeypatch):
+    """Whichever byte is damaged: the party's sentence, or other values."""
+    monkeypatch.setattr(arrow_ipc, "LARGE_BATCH", 100)
+    table = pa.table({"a": [0.5, 1.5] * 40, "b": [f"t{i % 2}" for i in range(80)]})
+    path = tmp_path / "a.arrow"
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(str(path), table.schema, options=options) as writer:
+        writer.write_table(table)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+        with contextlib.suppress(PartyError):
+            load(path)
+            refused -= 1
+        refused += 1
+    assert refused > len(whole) // 8
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

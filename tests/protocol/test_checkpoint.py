@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from faults import UNAVAILABLE, Clock
-from flwr.app import Error, Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.protocol.checkpoint import FILE, Checkpoint
+from vfl_flower.protocol.checkpoint import FILE, Checkpoint, digest_of
 from vfl_flower.protocol.exchange import ABSENCE
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
@@ -130,6 +130,64 @@ def test_a_party_that_has_lost_its_folder_is_named(tmp_path):
     refused = pytest.raises(FederationError, match="'b' has lost the state of the run")
     with refused:
         STRATEGY.start(RealParties(parties(tmp_path)), checkpoint=Checkpoint(path))
+
+
+def reply(number):
+    return RecordDict({"settings": ConfigRecord({"number": number})})
+
+
+def numbers(past):
+    return [content["settings"]["number"] for content in past.replies]
+
+
+def test_replies_are_in_the_order_of_the_nodes(tmp_path):
+    """They come in any order, and some twice: from a try that was given up."""
+    first = Checkpoint(tmp_path / FILE)
+    first.add(0, reply(-1))
+    first.drop()
+    for node in (2, 0, 1):
+        first.add(node, reply(node))
+    first.close("probe", b"digest", 1.5, [11, 12, 13])
+    first.end()
+    again = Checkpoint(tmp_path / FILE)
+    assert again.nodes() == [11, 12, 13]
+    past = again.past("probe", b"digest")
+    assert (past.seconds, numbers(past)) == (1.5, [0, 1, 2])
+    assert again.nodes() == []
+    assert again.past("probe", b"digest") is None
+    again.end()
+
+
+def test_a_failure_that_began_the_run_again_is_kept(tmp_path):
+    """Once, however often the run goes on, and with nodes as numbers."""
+    failure = PartyFailed("b", "probe", "gone", {12: "b"})
+    first = Checkpoint(tmp_path / FILE)
+    first.failed(failure)
+    first.close("probe", b"digest", 0.0, [11, 13])
+    first.end()
+    for _ in range(2):
+        again = Checkpoint(tmp_path / FILE)
+        assert again.held == 2
+        assert again.nodes() == []
+        with pytest.raises(PartyFailed, match="gone") as caught:
+            again.past("probe", b"digest")
+        assert caught.value.nodes == failure.nodes
+        again.failed(caught.value)
+        assert again.nodes() == [11, 13]
+        again.end()
+
+
+def test_the_digest_of_requests_is_of_the_action_too():
+    """A reply to one step would be taken for that to another."""
+    requests = [
+        RecordDict({"frame": ConfigRecord({"digest": bytes([k])})}) for k in (1, 2)
+    ]
+    digests = {
+        digest_of("one", requests),
+        digest_of("two", requests),
+        digest_of("one", requests[::-1]),
+    }
+    assert len(digests) == 3
 
 
 def test_parties_without_folders_leave_no_checkpoint(tmp_path):

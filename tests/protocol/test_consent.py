@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from typing import get_args
 
 import numpy as np
@@ -189,7 +188,7 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     with pytest.raises(
         FederationError,
         match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='cg' the run asks for no rows, "
-        "but for row-sums, totals, coefficients",
+        "and instead for row-sums, totals, coefficients",
     ):
         CoresetVRLR(10).start(RealParties(parties))
 
@@ -383,41 +382,53 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.consent import Limit, Consent
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.journal import journal_of
-folder, when, start = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+folder, when = pathlib.Path(sys.argv[1]), sys.argv[2]
 consent = Consent(leaves={"rows": Limit(None, 30)}, peers=None)
-party = Party(np.arange(60.0)[:, None], ids=np.arange(60), consent=consent)
 frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
               previous=0, parties=3, index=0)
-with journal_of(folder, start) as line:
-    line.greet(1 + start, Memory(RecordDict()))
-    line.enter(party)
-    party.share(np.arange(start, start + 10), "rows")
-    line.leave(frame, party, b"reply", 5)
-    if when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-print("sent", flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+
+def send(start):
+    party = Party(np.arange(60.0)[:, None], ids=np.arange(60), consent=consent)
+    with journal_of(folder, start) as line:
+        line.greet(1 + start, Memory(RecordDict()))
+        line.enter(party)
+        party.share(np.arange(start, start + 10), "rows")
+        line.leave(frame, party, b"reply", 5)
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+    print("sent", start, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+for start in (0, 10, 20, 30):
+    pid = os.fork()
+    if not pid:
+        try:
+            send(start)
+        finally:
+            os._exit(1)
+    print("ended", start, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_party_that_is_killed_has_sent_no_more_than_it_counted(tmp_path, when):
     """Killed before the journal is written it has sent nothing; then it counted."""
+    said = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path, when],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    expected = []
     for start in (0, 10, 20, 30):
-        killed = subprocess.run(
-            [sys.executable, "-c", KILLED, tmp_path, when, str(start)],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        sent = killed.stdout == "sent\n"
-        assert sent == (when == "after" and start < 30)
-        expected = 1 if when == "after" and start == 30 else -signal.SIGKILL
-        assert killed.returncode == expected
+        expected += [f"sent {start}"] * (when == "after" and start < 30)
+        code = 1 if when == "after" and start == 30 else -signal.SIGKILL
+        expected.append(f"ended {start} {code}")
+    assert said.splitlines() == expected
 
 
 SENDING = """
-import pathlib, sys
+import contextlib, os, pathlib, signal, sys, tempfile, time
 import numpy as np
 from flwr.app import RecordDict
 from vfl_flower import Party
@@ -426,46 +437,63 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.journal import journal_of
-folder, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 consent = Consent(leaves={"rows": Limit(None, 300)}, peers=None)
-party = Party(np.arange(2000.0)[:, None], ids=np.arange(2000), consent=consent)
-print("ready", flush=True)
-for number in range(first, first + 1000):
-    frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
-                  previous=0, parties=3, index=0)
-    party.shared, party.releases = {}, None
-    try:
-        with journal_of(folder, number) as line:
-            line.greet(1 + number, Memory(RecordDict()))
-            line.enter(party)
-            party.share(np.arange(number % 2000, number % 2000 + 1), "rows")
-            line.leave(frame, party, b"reply", 5)
-    except PartyError:
-        continue
-    print(number % 2000, flush=True)
+
+def send(folder, first, row, count=1000):
+    party = Party(np.arange(2000.0)[:, None], ids=np.arange(2000), consent=consent)
+    for number in range(first, first + count):
+        frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
+                      previous=0, parties=3, index=0)
+        party.shared, party.releases = {}, None
+        try:
+            with journal_of(folder, number) as line:
+                line.greet(1 + number, Memory(RecordDict()))
+                line.enter(party)
+                party.share(np.arange(row, row + 1), "rows")
+                line.leave(frame, party, b"reply", 5)
+        except PartyError:
+            continue
+        print(row, flush=True)
+        row += 1
+
+with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+    send(pathlib.Path(folder), 0, 0, 1)  # imports what is imported late
+for attempt in range(10):
+    lines, seconds = int(sys.argv[2 + attempt]), float(sys.argv[12 + attempt])
+    pids, (read, write) = [], os.pipe()
+    for first in (0, 1000):
+        pid = os.fork()
+        if not pid:
+            try:
+                os.dup2(write, 1)
+                row = 90 * attempt + first
+                send(pathlib.Path(sys.argv[1]), 2000 * attempt + first, row)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    os.close(write)
+    with open(read) as pipe:
+        said = [pipe.readline() for _ in range(lines)]
+        time.sleep(seconds)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        print(*said, *pipe)
 """
 
 
 @pytest.mark.slow
 def test_killed_at_any_point_a_party_has_counted_what_it_sent(tmp_path):
-    """Two processes at once, killed after a random time, ten times."""
+    """Two processes at once, killed at a random time after some sends, ten times."""
     rng = np.random.default_rng(0)
-    sent: set[str] = set()
-    for attempt in range(10):
-        commands = [
-            [sys.executable, "-c", SENDING, tmp_path, str(2000 * attempt + first)]
-            for first in (0, 1000)
-        ]
-        running = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            for command in commands
-        ]
-        for process in running:
-            assert process.stdout.readline() == "ready\n"
-        time.sleep(rng.uniform(0.01, 0.4))
-        for process in running:
-            process.kill()
-            sent |= set(process.communicate()[0].split())
+    lines, seconds = rng.integers(10, size=10), rng.uniform(0, 0.03, 10)
+    said = subprocess.run(
+        [sys.executable, "-c", SENDING, tmp_path, *map(str, [*lines, *seconds])],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    sent = set(said.split())
     with sqlite3.connect(tmp_path / FILE) as db:
         ((tags,),) = db.execute("SELECT tags FROM released").fetchall()
     assert 20 < len(sent) <= len(tags) // 8 <= 300

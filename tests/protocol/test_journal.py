@@ -6,15 +6,17 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from consents import limited
 from deviating import RealParties
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
+from vfl_flower.protocol.consent import pack_rows
 from vfl_flower.protocol.journal import FILE, Journal, journal_of
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
@@ -49,6 +51,7 @@ def greet(line, session):
     memory = Memory(RecordDict())
     line.greet(session, memory)
     memory.open(session)
+    memory.state["after.arrays"] = ArrayRecord([np.arange(3.0)])
     line.keep(memory)
 
 
@@ -89,6 +92,67 @@ def test_rows_count_in_all_sessions_of_a_run(grid):
     pool(again, range(10))
     with pytest.raises(PartyFailed, match="consent lets 10 rows leave"):
         pool(again, range(10, 20))
+    with pytest.raises(PartyFailed, match="consent lets 10 rows leave"):
+        pool(Parties(grid, Ledger(), seed=0), range(10, 20))
+
+
+def test_rows_of_all_sessions_move_to_the_run_that_goes_on(tmp_path):
+    left = pack_rows(np.ones(N, dtype=bool))
+    with journal_of(tmp_path, 7) as line:
+        greet(line, 4)
+        line.shared = {"rows": left}
+    with journal_of(tmp_path, 7) as line:
+        greet(line, 5)
+    with journal_of(tmp_path, 8) as line:
+        line.greet(5, Memory(RecordDict()))
+        assert line.shared == {"rows": left}
+
+
+def test_a_session_that_begins_again_has_a_new_key(tmp_path):
+    """The saved state of the old one would give the masks that were used."""
+    memory = Memory(RecordDict())
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5, memory)
+        key = memory.open(5)
+        line.keep(memory)
+    with journal_of(tmp_path, 7) as line:
+        greet(line, 6)
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5, memory)
+        assert memory.open(5) != key
+
+
+def test_a_party_goes_on_from_its_journal_and_not_from_an_older_state(tmp_path):
+    memory = Memory(RecordDict())
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5, memory)
+        memory.open(5)
+        older = Memory(copy.deepcopy(memory.state))
+        memory.state["session"]["round"] = line.round = 1
+        line.keep(memory)
+    with journal_of(tmp_path, 7) as line:
+        line.recall(older)
+    assert older.place == (5, 1)
+
+
+def test_an_array_that_a_round_has_replaced_goes(tmp_path):
+    memory = Memory(RecordDict())
+    for value in (1.0, 2.0):
+        with journal_of(tmp_path, 7) as line:
+            line.greet(5, memory)
+            memory.open(5)
+            memory.state["after.arrays"] = ArrayRecord([np.full(3, value)])
+            line.keep(memory)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        assert db.execute("SELECT count(*) FROM arrays").fetchone() == (1,)
+
+
+def test_a_round_has_one_reply():
+    line = Journal(5, round=1, reply=b"one")
+    again = SimpleNamespace(round=1)
+    line.leave(again, Party(np.ones((N, 1))), b"one", 3)
+    with pytest.raises(PartyError, match="another reply than before"):
+        line.leave(again, Party(np.ones((N, 1))), b"two", 3)
 
 
 def test_a_message_that_is_asked_again_gets_the_same_reply(grid):
@@ -151,10 +215,15 @@ def test_one_message_at_a_time(tmp_path, monkeypatch):
 def test_runs_are_apart_and_old_ones_go(tmp_path):
     for run in range(120):
         with journal_of(tmp_path, run) as line:
+            line.shared = {"rows": pack_rows(np.ones(N, dtype=bool))}
             greet(line, run)
     with sqlite3.connect(tmp_path / FILE) as db:
-        runs = [int(run) for (run,) in db.execute("SELECT run FROM sessions")]
-    assert sorted(runs) == list(range(20, 120))
+        runs = {
+            table: sorted(int(run) for (run,) in db.execute(f"SELECT run FROM {table}"))
+            for table in ("sessions", "shared", "states", "arrays")
+        }
+    kept = list(range(20, 120))
+    assert runs == {"sessions": kept, "shared": kept, "states": [119], "arrays": [119]}
 
 
 def test_only_its_user_can_read_it_and_links_are_not_followed(tmp_path):

@@ -124,8 +124,21 @@ def test_memory_before_and_after_a_round():
         party = run.enter()
         party.remember(Labels(np.arange(count), count))
         run.leave(party)
-    assert run.enter(again=True).recall(Labels).count == 2
+    for _ in range(2):
+        party = run.enter(again=True)
+        assert party.recall(Labels).count == 2
+        party.remember(Labels(np.arange(3), 3))
+        run.leave(party)
     assert run.enter().recall(Labels).count == 3
+
+
+def test_a_round_has_one_reply():
+    """Under the same masks two would show their difference."""
+    run = Run()
+    run.leave(run.enter())
+    party = run.enter(again=True)
+    with pytest.raises(PartyError, match="round 1 has another reply than before"):
+        run.memory.leave(run.frame, party, run.step, b"inputs", b"another digest")
 
 
 def test_what_is_remembered_can_be_read_by_name():
@@ -163,6 +176,24 @@ def test_a_refused_message_leaves_no_trace_in_the_party():
     assert party.n_parties == party.seed == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"parties": 3}, "the run has 2 parties, the message says 3"),
+        ({"previous": 0}, "round 2 does not follow round 1"),
+        ({"peers": bytes(64)}, "public keys changed"),
+        ({"seed": 4}, "the seed changed"),
+        ({"private_draws": True}, "the seed changed"),
+        ({"again": True, "digest": b"other"}, "round 1 is over, the last one was 1"),
+    ],
+)
+def test_a_message_that_says_other_things_of_its_run(changes, rule):
+    run = Run()
+    run.leave(run.enter())
+    with pytest.raises(PartyError, match=rule):
+        run.enter(**changes)
+
+
 def test_a_step_that_is_answered_once():
     """Only the same sums may be asked again, and only right after the first time."""
     run = Run()
@@ -184,9 +215,24 @@ def test_a_step_that_is_answered_once():
     run.step = coresets.scores
     run.leave(party)
     run.step = linear.coefficients
-    run.enter()
+    party = run.enter()
     with pytest.raises(PartyError, match="answered once"):
         repeats()
+    run.memory.leave(run.frame, party, run.step, b"", REPLY)
+    run.enter()
+    with pytest.raises(PartyError, match="answered once"):
+        repeats(b"")  # without sums there is nothing to widen
+
+
+def test_the_order_of_columns_is_told_once():
+    run = Run()
+    party = run.enter(columns=["b", "a"])
+    assert run.memory.columns(run.frame) == ["b", "a"]
+    run.leave(party)
+    run.enter(columns=None)
+    assert run.memory.columns(run.frame) == ["b", "a"]
+    with pytest.raises(PartyError, match="order of the columns changed"):
+        run.memory.columns(replace(run.frame, columns=["a", "b"]))
 
 
 @pytest.mark.parametrize("other", [X[:19], np.ones((20, 3)), "order"])

@@ -298,7 +298,7 @@ def test_a_name_that_another_gets_by_its_place(clock):
 
 def test_unequal_rows(clock):
     text = refusal([{"name": "a"}, {"name": "b"}, {"name": "c", "n_rows": 5}])
-    assert has(text, "same number of rows", "'a' has 4", "'c' has 5")
+    assert has(text, "same number of rows", "'a' has 4", "'c' has 5", "run", "align")
 
 
 VERSIONS = [{"name": "a"}, {"name": "b", "version": "0.0.9"}]

@@ -274,11 +274,12 @@ def test_a_part_that_is_a_folder(folder):
 
 
 def test_no_part_of_that_model_says_how_many_there_are(folder, caplog):
-    assert "no part of model ffffffff; its state-dir has parts of 0" in refusal(
-        folder, "ffffffff"
+    assert (
+        "no part of model ffffffff; models of which its state-dir has parts: 0"
+        in refusal(folder, "ffffffff")
     )
     save_part(folder, PART)
-    assert "has parts of 1 other ones" in refusal(folder, "ffffffff")
+    assert "has parts: 1" in refusal(folder, "ffffffff")
     assert str(folder / "ffffffff.npz") in caplog.text
 
 

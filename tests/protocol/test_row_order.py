@@ -1,5 +1,6 @@
 """Ids as all parties write them, and the order that a party keeps."""
 
+import json
 import stat
 
 import numpy as np
@@ -9,7 +10,14 @@ from hypothesis import strategies as st
 
 from vfl_flower.protocol import row_order
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.row_order import RowOrder, load_order, normal_ids, save_order
+from vfl_flower.protocol.row_order import (
+    DIGEST_BYTES,
+    FORMAT,
+    RowOrder,
+    load_order,
+    normal_ids,
+    save_order,
+)
 
 SALT = bytes(range(32))
 
@@ -41,7 +49,10 @@ def test_written_alike(one, other):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")],
+    [
+        *[("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")],
+        ("\ud800", "\ud801"),  # in damaged files, and no UTF-8
+    ],
 )
 def test_not_alike(one, other):
     assert len(set(normal_ids([one, other]))) == 2
@@ -110,13 +121,32 @@ def test_a_name_that_leads_elsewhere(tmp_path, name):
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(PartyError, match="needs a state-dir"):
         load_order(None, "q4")
-    with pytest.raises(PartyError, match="has no alignment 'q4': run the strategy"):
+    with pytest.raises(PartyError, match="has no alignment 'q4': name another"):
         load_order(tmp_path, "q4")
     save_order(tmp_path, order(["a"]))
     file = tmp_path / "alignment-q4.npz"
     file.rename(tmp_path / "alignment-q5.npz")
     with pytest.raises(PartyError, match="'q5' of this party is damaged, renamed"):
         load_order(tmp_path, "q5")
+    order_q4 = {
+        "about": json.dumps({"format": FORMAT, "name": "q4", "tag": "ab"}),
+        "salt": np.zeros(32, dtype=np.uint8),
+        "ids": np.zeros((3, DIGEST_BYTES), dtype=np.uint8),
+    }
+    about = json.dumps({"format": FORMAT + 1, "name": "q4", "tag": "ab"})
+    np.savez(file, **order_q4)
+    assert len(load_order(tmp_path, "q4").ids) == 3
+    for change in (
+        {"about": about},
+        {"ids": np.zeros((3, DIGEST_BYTES))},
+        {"ids": np.zeros((3, DIGEST_BYTES + 1), dtype=np.uint8)},
+    ):
+        np.savez(file, **{**order_q4, **change})
+        with pytest.raises(PartyError, match="damaged, renamed, or of another version"):
+            load_order(tmp_path, "q4")
+    np.savez_compressed(file, **order_q4)
+    with pytest.raises(PartyError, match="damaged"):
+        load_order(tmp_path, "q4")
     file.write_bytes(b"PK nothing")
     with pytest.raises(PartyError, match="damaged"):
         load_order(tmp_path, "q4")

@@ -354,15 +354,44 @@ def test_a_step_more_than_there_are_lists():
         client.encrypt_points(member, made)
 
 
-def test_a_list_of_ids_is_encrypted_once_in_a_run():
+def encrypt_twice(parties, run):
+    parties.ask(client.encrypt_ids, sizes=[120] * 3)
+
+
+def hash_twice(parties, run):
+    """Under another salt: who has the key needs no second list."""
+    parties.ask(client.hash_with_key, salt=bytes(16), sizes=[120] * 3)
+
+
+def keep_twice(parties, run):
+    """Another order would take the place of the one that was agreed on."""
+    where = np.arange(3)
+    parties.ask(client.keep_order, alignment="q4", positions=where, tag=bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("method", "again"),
+    [("ecdh", encrypt_twice), ("keyed", hash_twice), ("ecdh", keep_twice)],
+)
+def test_each_step_of_ids_is_answered_once_in_a_run(method, again, tmp_path):
     class Deviating(Alignment):
         def protocol(self, parties, run):
-            for _ in range(2):
-                parties.ask(client.encrypt_ids, sizes=[120] * 3)
+            super().protocol(parties, run)
+            again(parties, run)
             raise AssertionError
 
     with pytest.raises(PartyFailed, match="is answered once in a session, and it was"):
-        Deviating("q4").start(RealParties(parties(*own_lists())))
+        Deviating("q4", method=method).start(
+            RealParties(parties(*own_lists(), folder=tmp_path))
+        )
+
+
+def test_keys_of_a_run_differ_by_their_purpose():
+    """The salt of the order lies in a file: it must tell nothing of the other keys."""
+    member = party(["a", "b"])
+    member.run_secret = bytes(32)
+    purposes = ["points", "shuffle", "ids", "order"]
+    assert len({client._key(member, purpose) for purpose in purposes}) == 4
 
 
 @pytest.mark.parametrize(
@@ -448,6 +477,32 @@ def test_an_order_before_all_have_encrypted():
         Deviating("q4").start(RealParties(parties(*own_lists())))
 
 
+class Sorted:
+    """Ids of a file that another program sorts the other way before each reading."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def read_ids(self):
+        """Return the ids in the order that the file now has."""
+        self.ids = self.ids[::-1]
+        return self.ids
+
+    def drop_cache(self):
+        """Have no copy."""
+
+
+def test_ids_in_another_order_than_before(tmp_path):
+    """The order would be of other rows: what the party told of its ids is the same."""
+    federation = parties(*own_lists(), folder=tmp_path)
+    changed = federation[1]
+    changed.source = Sorted(changed.ids.tolist())
+    with pytest.raises(PartyFailed, match="changed during the alignment") as caught:
+        Alignment("q4").start(RealParties(federation))
+    assert caught.value.party == "p1"
+    assert not list(changed.state_dir.glob("alignment-*"))
+
+
 def test_a_party_that_claims_all_ids_learns_the_other_list():
     """What no intersection prevents, and the guide says; its size is in the logs."""
     honest = own_lists(1)[0]
@@ -492,12 +547,17 @@ def test_names_that_cannot_be(name):
         Alignment(name)
 
 
+def link(path):
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
 @pytest.mark.parametrize(
     ("write", "rule"),
     [
         (lambda path: path.unlink(), "No such file"),
         (lambda path: path.write_bytes(b"short"), "at least 32 random bytes, got 5"),
         (lambda path: path.chmod(0o640), "mode 600.*, got mode 640"),
+        (lambda path: link(path), "it is a symbolic link"),
     ],
 )
 def test_a_shared_key_that_is_none(write, rule, tmp_path):

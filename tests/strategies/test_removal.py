@@ -146,8 +146,13 @@ def test_a_party_s_own_file_of_such_a_name_stays(file, reason, tmp_path):
 def test_other_files_of_the_folder_stay(tmp_path):
     parties, number = trained("fdskl", tmp_path)
     folder = tmp_path / "b"
-    for name in (f"predictions-{number}-notes.csv", f"predictions-{number}.csv"):
-        (folder / name).write_text("my,own\n1,2\n")
+    notes, link = (
+        f"predictions-{number}-notes.csv",
+        f"predictions-{number}-0a1b2c3d.csv",
+    )
+    (folder / notes).write_text("id,prediction\n")
+    (folder / f"predictions-{number}.csv").write_text("my,own\n1,2\n")
+    (folder / link).symlink_to(notes)
     of_a_run = folder / f"predictions-{number}-0123456789abcdef.csv"
     of_a_run.write_text("id,prediction\n")
     (folder / "forget.txt").write_text("7\n")
@@ -155,7 +160,7 @@ def test_other_files_of_the_folder_stay(tmp_path):
     target.write_bytes((folder / f"{number}.npz").read_bytes())
     simulate(Removal(number), parties)
     assert names(folder) == sorted(
-        ["forget.txt", f"predictions-{number}-notes.csv", f"predictions-{number}.csv"]
+        ["forget.txt", notes, link, f"predictions-{number}.csv"]
     )
 
 
@@ -167,6 +172,19 @@ def test_a_link_is_not_followed(tmp_path):
     with pytest.raises(PartyFailed, match="party 'b' failed in 'removal_find'"):
         simulate(Removal(number), parties)
     assert target.exists()
+    target.unlink()
+    with pytest.raises(PartyFailed, match="party 'b' failed in 'removal_find'"):
+        simulate(Removal(number), parties)
+    assert part.is_symlink()
+
+
+def test_nothing_goes_where_one_file_is_of_something_else(tmp_path):
+    parties, number = trained("fdskl", tmp_path)
+    (tmp_path / "b" / f"{number}.sqlite").write_bytes(b"x" * 5000)
+    before = names(tmp_path)
+    with pytest.raises(PartyFailed, match="file is not a database"):
+        simulate(Removal(number), parties)
+    assert names(tmp_path) == before
 
 
 def test_the_journal_stays_and_goes_on(tmp_path):

@@ -8,6 +8,8 @@ import pytest
 from deviating import RealParties
 from variants import VARIANTS, parties_of
 
+from vfl_flower import MUFC, Party, PartyFailed
+from vfl_flower.clients.mufc_state import list_models
 from vfl_flower.protocol.checkpoint import FILE, Checkpoint
 
 PLAIN = ("fkk without cem", "fdskl paper")
@@ -35,14 +37,18 @@ class Disks(RealParties):
     """Parties with folders, of which a copy is taken before each message."""
 
     def __init__(self, variant, folder, first=1000):
-        super().__init__(on_disk(variant, folder))
+        super().__init__(self._made(variant, folder))
         self.folder, self.copies = folder, []
-        moved = dict(zip(self._parties, range(first, first + 3)[::-1], strict=True))
+        places = range(first, first + len(self._parties))[::-1]
+        moved = dict(zip(self._parties, places, strict=True))
         for name in ("_parties", "_contexts"):
             kept = {moved[node]: value for node, value in getattr(self, name).items()}
             setattr(self, name, kept)
         for node, context in self._contexts.items():
             context.node_id = node
+
+    def _made(self, variant, folder):
+        return on_disk(variant, folder)
 
     def _push(self, message):
         self.snapshot()
@@ -101,3 +107,79 @@ def test_killed_anywhere_it_ends_the_same(variant, seed, tmp_path):
         again = Disks(variant, grid.copies[k], first=2000)
         assert_same(started(variant, again, **changes), whole)
         assert left(again.folder) == left(grid.folder), k
+
+
+# -- a run that gives a model up -------------------------------------------------------
+
+X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(80, 2))
+
+
+class Fours(Disks):
+    """Four parties with rows, of which b is outside of the box and always refuses."""
+
+    def _made(self, variant, folder):
+        made = []
+        for j, name in enumerate("abcd"):
+            own = folder / name
+            own.mkdir(mode=0o700, exist_ok=True)
+            scale = 9 if name == "b" else 1
+            ids = np.arange(20)
+            made.append(Party(scale * X[j::4], ids=ids, name=name, state_dir=own))
+        return made
+
+
+def trained(grid, **settings):
+    """Start or continue the run whose checkpoint lies in the folder of a grid."""
+    checkpoint = Checkpoint(grid.folder / FILE)
+    strategy = MUFC(
+        2, n_init=1, seed=3, server_state=grid.folder / "server", **settings
+    )
+    try:
+        return strategy.start(grid, checkpoint=checkpoint)
+    finally:
+        checkpoint.end()
+
+
+def models(folder):
+    """Return the models that each folder has: those of a to d, the server's."""
+    return [list_models(folder / name) for name in ("a", "b", "c", "d", "server")]
+
+
+def test_killed_anywhere_it_ends_without_the_party(tmp_path):
+    (tmp_path / "run").mkdir()
+    grid = Fours("", tmp_path / "run")
+    whole = trained(grid, allow_missing=True)
+    assert whole.model.missing == ["b"]
+    grid.snapshot()
+    number = whole.model.model
+    asked = [[number], [], [number], [number], [number]]
+    assert models(grid.folder) == asked
+    for k in (8, 13):  # as the model is given up, and later
+        again = Fours("", grid.copies[k])
+        result = trained(again, allow_missing=True)
+        np.testing.assert_equal(result.model.arrays(), whole.model.arrays())
+        assert models(again.folder) == asked, k
+
+
+def test_with_another_node_the_party_is_left_out_again(tmp_path):
+    """Its SuperNode has no registered key: the run asks it, and goes on without it."""
+    (tmp_path / "run").mkdir()
+    grid = Fours("", tmp_path / "run")
+    trained(grid, allow_missing=True)
+    again = Fours("", grid.copies[9], first=2000)
+    result = trained(again, allow_missing=True)
+    assert result.model.missing == ["b"]
+    number = result.model.model
+    asked = [[number], [], [number], [number], [number]]
+    assert models(again.folder) == asked
+
+
+def test_a_run_that_ended_with_a_failure_goes_on_when_that_is_mended(tmp_path):
+    (tmp_path / "run").mkdir()
+    grid = Fours("", tmp_path / "run")
+    with pytest.raises(PartyFailed, match="party 'b' failed in 'mufc_train'"):
+        trained(grid)
+    assert models(grid.folder) == [[]] * 5
+    checkpoint = Checkpoint(grid.folder / FILE)
+    assert checkpoint.held == 1  # no more than the greeting
+    checkpoint.end()

@@ -5,22 +5,32 @@ own, in which they know what is in their folders and no more.
 """
 
 import copy
+import hashlib
 import shutil
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
 from consents import limited
 from deviating import RealParties
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets, linear
 from vfl_flower.protocol import journal
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.journal import MOST_SESSIONS
+from vfl_flower.protocol.journal import MOST_SESSIONS, MOST_STATES
 from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.vault import Vault
 
 N, LIMIT = 60, 10
 VICTIM = 1
@@ -65,7 +75,7 @@ def taken_up(parties, folder, greet=True):
     again._exchange = Exchange(again.grid, Ledger(), 10.0)
     if greet:
         names = {info.node_id: info.name for info in parties}
-        contents = dict.fromkeys(names, parties._greeting(3))
+        contents = dict.fromkeys(names, parties._greeting(3, goes_on=True))
         replies = again._exchange("hello", contents, names)
         keys = b"".join(reply.values["public_key"] for reply in replies)
         assert keys == parties._peers
@@ -192,13 +202,23 @@ def test_what_is_answered_once_is_not_answered_again(tmp_path):
 def test_a_session_that_was_forgotten_does_not_begin_anew(tmp_path):
     """With new keys, and nothing that is answered once: a session that is not counted.
 
-    A server that began another session made the parties forget the first one.
+    A server that began others made the parties forget the first one.
     """
     first = begun(tmp_path)
     pool(first, range(2))
-    begun(tmp_path)
+    for _ in range(MOST_STATES):
+        begun(tmp_path)
     with pytest.raises(PartyFailed, match="has forgotten the session"):
         taken_up(first, tmp_path)
+
+
+def test_other_runs_leave_a_session_to_go_on(tmp_path):
+    """The greeting of one run made the parties forget the run before it."""
+    runs = [begun(tmp_path) for _ in range(MOST_STATES)]
+    for run in runs:
+        pool(run, range(2))
+    for run in runs:
+        pool(taken_up(run, tmp_path), range(4))
 
 
 def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch):
@@ -229,14 +249,186 @@ def test_a_run_that_has_begun_takes_up_no_session(tmp_path):
         other._exchange("hello", contents, names)
 
 
-def test_of_a_session_that_is_over_no_key_stays(tmp_path):
+# -- what a disk tells -----------------------------------------------------------------
+
+
+def secrets_of(grid):
+    """Return what takes the masks off, and draws rows, of each party of a run."""
+    names = ("private_key", "secret", "run_secret")
+    known = [context.state["session"] for context in grid._contexts.values()]
+    return [[session[name] for name in names] for session in known]
+
+
+def keys_in(checkpoint):
+    """Return the keys of the parties' states that the disk of the server has."""
+    with closing(sqlite3.connect(checkpoint)) as db:
+        replies = db.execute("SELECT content FROM replies WHERE place = 0").fetchall()
+    records = [recorddict_from_proto(ProtoRecordDict.FromString(r)) for (r,) in replies]
+    return [record["settings"]["state_key"] for record in records]
+
+
+def opened(folder, key):
+    """Return the state that a disk has, as one reads it who has a key."""
+    with closing(sqlite3.connect(folder / journal.FILE)) as db:
+        numbers = "SELECT run, session FROM sessions ORDER BY rowid DESC"
+        run, session = db.execute(numbers).fetchone()
+        state = "SELECT content FROM locked_states WHERE run = ?"
+        (content,) = db.execute(state, (run,)).fetchone()
+    memory = Memory(RecordDict())
+    memory.restore(Vault(key, session).open(b"state", content), lambda _: b"", key)
+    return memory.state["session"]
+
+
+def test_the_disk_of_a_party_alone_tells_nothing_of_a_session(tmp_path):
+    """Its journal had the private key: whoever had recorded messages unmasked them."""
     first = begun(tmp_path)
+    totals(first, 4)
     hidden(first)
-    keys = [c.state["session"]["private_key"] for c in first.grid._contexts.values()]
-    files = [(tmp_path / name / journal.FILE) for name in "abc"]
-    assert all(k in f.read_bytes() for k, f in zip(keys, files, strict=True))
-    begun(tmp_path)
-    for key, file in zip(keys, files, strict=True):
-        assert key not in file.read_bytes()
-        assert [p.name for p in file.parent.iterdir() if "journal-" in p.name] == []
+    for name, secrets in zip("abc", secrets_of(first.grid), strict=True):
+        folder = tmp_path / name
+        disk = b"".join(p.read_bytes() for p in folder.iterdir() if p.is_file())
+        assert not [secret for secret in secrets if secret in disk]
+        with pytest.raises(PartyError, match="does not open this party's state"):
+            opened(folder, bytes(32))
+        file = folder / journal.FILE
+        assert [p.name for p in folder.iterdir() if "journal-" in p.name] == []
         assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_nor_does_it_confirm_a_guess(tmp_path):
+    """Arrays that a step remembers were known by their SHA-256: labels, say."""
+    first = begun(tmp_path)
+    pool(first, range(4))
+    totals(first, 4)
+    contexts = first.grid._contexts.values()
+    for name, context in zip("abc", contexts, strict=True):
+        _, arrays = Memory(context.state).pack()
+        disk = (tmp_path / name / journal.FILE).read_bytes()
+        assert arrays
+        for digest, value in arrays.items():
+            assert digest == hashlib.sha256(value).digest()
+            assert digest not in disk
+
+
+def test_the_disks_of_server_and_party_together_tell_all(tmp_path):
+    """What the page on security says."""
+    checkpoint = Checkpoint(tmp_path / "checkpoint.sqlite")
+    first = Parties(grid_on(tmp_path), Ledger(), seed=0, checkpoint=checkpoint)
+    pool(first, range(2))
+    checkpoint.end()
+    keys = keys_in(tmp_path / "checkpoint.sqlite")
+    known = secrets_of(first.grid)
+    for name, key, secrets in zip("abc", keys, known, strict=True):
+        assert opened(tmp_path / name, key)["private_key"] == secrets[0]
+
+
+def test_states_of_an_earlier_version_are_removed(tmp_path):
+    (tmp_path / "a").mkdir(mode=0o700)
+    file = tmp_path / "a" / journal.FILE
+    file.touch(mode=0o600)
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("CREATE TABLE states (run TEXT, time REAL, content BLOB)")
+        db.execute("INSERT INTO states VALUES ('7', 1e12, ?)", (b"a key in the clear",))
+    assert b"a key in the clear" in file.read_bytes()
+    begun(tmp_path)
+    assert b"a key in the clear" not in file.read_bytes()
+
+
+# -- the key that a server sends -------------------------------------------------------
+
+
+def forgetful(grid):
+    """Let the SuperNodes of a run be started again: they remember nothing."""
+    for context in grid._contexts.values():
+        Memory(context.state).forget()
+
+
+def test_a_supernode_that_is_started_again_takes_the_key_of_a_message(tmp_path):
+    first = begun(tmp_path)
+    pool(first, range(2))
+    known = secrets_of(first.grid)
+    forgetful(first.grid)
+    pool(first, range(4))
+    assert secrets_of(first.grid) == known
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"),
+    [
+        (bytes(32), "does not open this party's state of the session"),
+        (bytes(31), "'state_key' must have 32 bytes|'state_key'"),
+        (None, "lacks the key of its state"),
+    ],
+)
+def test_a_bad_key_is_refused_in_a_sentence(tmp_path, key, rule):
+    first = begun(tmp_path)
+    pool(first, range(2))
+    again = taken_up(first, tmp_path)
+    again._state_keys = [*first._state_keys[:2], key]
+    with pytest.raises(PartyFailed, match=rule) as failure:
+        pool(again, range(4))
+    assert failure.value.party == "c"
+
+
+def greet(grid, session, goes_on=False):
+    """Greet the parties of a run, and return what they say."""
+    exchange = Exchange(grid, Ledger(), 10.0)
+    names = {node: str(node) for node in grid.get_node_ids()}
+    wanted = begun_with(session, goes_on)
+    replies = exchange("hello", dict.fromkeys(names, wanted), names)
+    return [reply.values for reply in replies]
+
+
+def begun_with(session, goes_on):
+    """Return the greeting of a session."""
+    values = {"partition": "vertical"}
+    return pack(values, {"session": session, "goes_on": goes_on})
+
+
+def test_a_party_gives_its_key_to_nobody_who_goes_on(tmp_path):
+    """One who knows the number of a session alone learns what is public."""
+    first = begun(tmp_path)
+    pool(first, range(2))
+    for goes_on in (False, True):
+        forgetful(first.grid)
+        said = greet(first.grid, first.session, goes_on)
+        assert b"".join(reply["public_key"] for reply in said) == first._peers
+        assert not any("state_key" in reply for reply in said)
+
+
+def test_a_greeting_whose_reply_was_lost_gives_new_keys(tmp_path):
+    """Nobody has the key of the state, and nothing was answered in the session."""
+    first = begun(tmp_path)
+    forgetful(first.grid)
+    said = greet(first.grid, first.session)
+    assert not {reply["public_key"] for reply in said} & {
+        first._peers[k : k + 32] for k in (0, 32, 64)
+    }
+    assert all("state_key" in reply for reply in said)
+
+
+def test_of_two_greetings_one_session_goes_on(tmp_path):
+    """Else the party would answer two requests in each round."""
+    first = begun(tmp_path)
+    contexts = first.grid._contexts
+    before = {n: copy.deepcopy(dict(c.state)) for n, c in contexts.items()}
+    forgetful(first.grid)
+    other = copy.copy(first)
+    other._last, said = list(first._last), greet(first.grid, first.session)
+    other._peers = b"".join(reply["public_key"] for reply in said)
+    other._state_keys = [reply["state_key"] for reply in said]
+    after = {n: copy.deepcopy(dict(c.state)) for n, c in contexts.items()}
+    restore(contexts, before)
+    pool(first, range(2))
+    restore(contexts, after)
+    other._round += 1
+    with pytest.raises(PartyFailed, match="does not open this party's state"):
+        pool(other, range(4))
+
+
+def restore(contexts, states):
+    """Give SuperNodes the memory that they had."""
+    for node, records in states.items():
+        Memory(contexts[node].state).forget()
+        for name, record in records.items():
+            contexts[node].state[name] = record

@@ -195,7 +195,7 @@ def test_levels_that_differ_are_refused_and_not_shown(folder):
     assert text == (  # the first has f and m, and the others have m alone
         "text columns must have the same levels at all parties: those of 'sex', "
         "'region' differ between '0' and '1': give 'levels' in the node config of each "
-        "party"
+        "party, or unite them"
     )
 
 

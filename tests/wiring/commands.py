@@ -4,28 +4,46 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vfl_flower.app.cli import app
 from vfl_flower.app.flower_run import RunFailed, _process_table, wait_for
+from vfl_flower.app.node import PROCESSES
 
 COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
 PLACE = Path(__file__).parents[2]
 
 
 def said(folder: Path, *words: object) -> str:
-    """Run a command of ``vfl-flower`` to its end, and return what it prints."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, words)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PLACE)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Run a command of ``vfl-flower`` to its end, and return what it prints.
+
+    Its process is forked from one that has imported the package, as all of them would.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        logs = [Path(scratch) / name for name in ("out", "err")]
+        environment = {**os.environ, "PYTHONPATH": str(PLACE)}
+        arguments = folder, environment, list(map(str, words)), *logs
+        process = PROCESSES.Process(target=_command, args=arguments)
+        process.start()
+        process.join()
+        out, err = (log.read_text(errors="replace") for log in logs)
+    assert process.exitcode == 0, out + err
+    return out
+
+
+def _command(
+    folder: Path, environment: dict[str, str], words: list[str], out: Path, err: Path
+) -> None:
+    """Be a command of ``vfl-flower``."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for log, stream in ((out, 1), (err, 2)):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), stream)
+    app(words, prog_name="vfl-flower")
 
 
 class Running:

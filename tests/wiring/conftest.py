@@ -1,11 +1,45 @@
 """Flower itself, as organisations run it."""
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wiring.deployment import FORKING, Organisations, deploy, node_configs
+
+from vfl_flower.app.bundle import bundle_hash
+from vfl_flower.app.template import write_app
 
 
 @pytest.fixture(scope="session")
 def project() -> Path:
     """Return the folder of this project's ``pyproject.toml``."""
     return Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory) -> Path:
+    """Return the folder of an app that runs the installed package."""
+    return write_app(tmp_path_factory.mktemp("app") / "app").parent
+
+
+@pytest.fixture(scope="session")
+def pinned(project) -> str:
+    """Return the hash of the bundle of this project."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
+        return bundle_hash(project)
+
+
+@pytest.fixture(scope="session")
+def organisations(tmp_path_factory, pinned) -> Iterator[Organisations]:
+    """Return three parties whose SuperNodes run the installed package.
+
+    They also run the bundle of this project, which they have pinned. One deployment
+    serves all tests: each puts its own files in the place of those before.
+    """
+    folder = tmp_path_factory.mktemp("organisations")
+    program = (*FORKING, "--bundle", pinned)
+    scratch = tmp_path_factory.mktemp("deployment")
+    with deploy(scratch, node_configs(folder), program) as running:
+        yield Organisations(folder, running)

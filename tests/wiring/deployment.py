@@ -15,6 +15,7 @@ import io
 import json
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -39,6 +40,11 @@ from vfl_flower.protocol.consent import Kind
 
 NAMES = ("airline", "weather", "registry")
 """The parties; the last one holds the labels."""
+
+FORKING = (sys.executable, "-m", "vfl_flower.app.executor", "--no-fall-back")
+"""What runs the SuperNode of a party that answers with its installed package."""
+STOCK = ("flower-supernode",)
+"""Flower's own SuperNode, which runs whatever bundle the server sends."""
 
 
 def node_configs(
@@ -142,7 +148,7 @@ class Run:
 def deploy(
     folder: Path,
     configs: Mapping[str, Mapping[str, Any]],
-    program: Sequence[str] = ("flower-supernode",),
+    program: Sequence[str] = STOCK,
 ) -> Iterator["Deployment"]:
     """Start a SuperLink and the registered SuperNode of each party; end them all.
 
@@ -156,11 +162,11 @@ def deploy(
         What runs the SuperNodes.
     """
     with Processes(folder / "flwr") as processes:
-        deployment = Deployment(folder, processes)
+        deployment = Deployment(folder, processes, program)
         for name in configs:
             deployment.register(name)
         for name, config in configs.items():
-            deployment.start(name, config, program=program)
+            deployment.start(name, config)
         deployment.wait_online(*configs)
         yield deployment
     assert not processes.pids()
@@ -171,18 +177,22 @@ class Deployment:
 
     Parameters
     ----------
-    folder : path
+    folder, program
         As for :func:`deploy`.
     processes : Processes
         Owner of the processes, which ends them.
     """
 
-    def __init__(self, folder: Path, processes: Processes) -> None:
+    def __init__(
+        self, folder: Path, processes: Processes, program: Sequence[str] = STOCK
+    ) -> None:
         self.folder = folder
         self.processes = processes
+        self.program = program
         self.port = free_port()
         self.node_ids: dict[str, int] = {}
         self.supernodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._before: dict[str, int] = {}
         write_certificates(folder, ["127.0.0.1", "localhost"])
         self.ca = folder / "ca.crt"
         self.connect(CONNECTION, self.ca)
@@ -228,13 +238,15 @@ class Deployment:
         name: str,
         config: Mapping[str, Any],
         *options: str,
-        program: Sequence[str] = ("flower-supernode",),
+        program: Sequence[str] | None = None,
     ) -> None:
         """Start the SuperNode of a party; `options` come behind the usual ones."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        log = self.processes.home / f"{name}.log"
+        self._before[name] = len(self._log(name)) if log.exists() else 0
         self.supernodes[name] = self.processes.start(
             name,
-            *program,
+            *(program or self.program),
             f"--superlink=127.0.0.1:{self.port}",
             f"--root-certificates={self.ca}",
             f"--auth-supernode-private-key={self.key(name)}",
@@ -251,15 +263,33 @@ class Deployment:
         RunFailed
             One of them ended, or was not online in time.
         """
+        self.wait_activated(*names)
         ids = {self.node_ids[name] for name in names}
+        who = f"the SuperNodes of {', '.join(names)}"
+        wait_for(lambda: ids <= set(self.online()), START, f"{who} to be online")
 
-        def online() -> bool:
+    def wait_activated(self, *names: str) -> None:
+        """Wait until these parties' SuperNodes say that the SuperLink has taken them.
+
+        To ask ``flwr`` meanwhile takes a second of computing for each answer.
+
+        Raises
+        ------
+        RunFailed
+            As for :meth:`wait_online`.
+        """
+
+        def activated() -> bool:
             for name in names:
                 if self.supernodes[name].poll() is not None:
                     raise RunFailed(f"{name} ended:\n{self.processes.log(name)}")
-            return ids <= set(self.online())
+            return all(
+                "SuperNode ID" in self._log(name)[self._before[name] :]
+                for name in names
+            )
 
-        wait_for(online, START, f"the SuperNodes of {', '.join(names)} to be online")
+        who = f"the SuperNodes of {', '.join(names)}"
+        wait_for(activated, START, f"{who} to connect")
 
     def online(self) -> list[int]:
         """Return the ids of the SuperNodes that are online."""
@@ -319,3 +349,32 @@ class Deployment:
             return False
         finally:
             connection.close()
+
+
+class Organisations:
+    """The files of three parties, and the deployment that reads them.
+
+    Attributes
+    ----------
+    named : dict
+        Node config of each party, by name; ``configs`` is the list of them.
+    """
+
+    def __init__(self, folder: Path, deployment: Deployment) -> None:
+        self.folder = folder
+        self.deployment = deployment
+        self.named = node_configs(folder)
+        self.configs = list(self.named.values())
+
+    def write(self, j: int, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write the file of party j."""
+        write_party(self.configs[j], columns)
+
+    def consent(self, *leaves: Kind, **rules: bool) -> None:
+        """Write the consent of all parties, as of :func:`write_consents`."""
+        write_consents(self.named, *leaves, **rules)
+
+    def run(self, project: Path, out: Path, config: Mapping[str, Any]) -> Run:
+        """Run a project on the SuperNodes."""
+        common = {"n-parties": 3, "timeout": 120.0, "output-dir": str(out)}
+        return self.deployment.run(project, {**config, **common})

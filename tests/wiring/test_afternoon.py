@@ -5,8 +5,10 @@ advance is in its ``--for``. At the end no log of any process has a value of the
 an id, a key, or a path of another party.
 """
 
+import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,10 @@ import pytest
 from wiring.commands import Running, running, said, started_in
 from wiring.raw_files import INSURER, write_columns, write_rows
 
-from vfl_flower.app.flower_run import free_port
+from vfl_flower.app.certificates import write_supernode_key
+from vfl_flower.app.federation import CONNECTION, RESTART
+from vfl_flower.app.flower_run import Processes, RunFailed, free_port
+from vfl_flower.protocol.consent import Consent
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +92,8 @@ def federation(
     made.prepared(files, ids, *needs)
     made.said("certificates", "localhost")
     made.port, local = free_port(), free_port()
+    while local == made.port:
+        local = free_port()
     cards = [f"--card={name}/{name}.card" for name in files]
     ports = [f"--port={made.port}", f"--local-port={local}", "--host=127.0.0.1"]
     made.commands += 1
@@ -98,6 +105,7 @@ def federation(
         try:
             for party in made.parties.values():
                 party.wait_to_say("SuperNode ID")
+            assert made.commands == 11  # as docs/deploy.md says
             yield made
         finally:
             for party in filter(None, made.parties.values()):
@@ -185,21 +193,84 @@ def ids_of(file: Path) -> set[str]:
     return set(read.get(file.suffix, pd.read_feather)(file)["patient"])
 
 
-def test_three_files_of_rows(tmp_path):
-    files, table = write_rows(tmp_path / "raw", 200)
-    with federation(tmp_path, files, "visit", "fk-kmeans", "mufc") as made:
-        made.run("fk-kmeans", "--set", "n-clusters=4")
-        made.run("mufc", "--set", "n-clusters=4", "--set", "box=0,1")
-        model = re.search(r"[0-9a-f]{16}", made.result("report.md").read_text()).group()
-        forgotten = table.index[[3, 250]]
-        for name, visit in zip(("clinic-a", "clinic-b"), forgotten, strict=True):
-            (tmp_path / name / "state" / "forget.txt").write_text(f"{visit}\n")
-        shown = made.run("mufc", "--task", "unlearn", "--set", f"model={model}")
-        assert "clinic-a" in shown  # its file still has the row
-        made.said(
-            *("models", "remove", model, "--federation", "federation"),
-            *("--output-dir", tmp_path / "out", "--set", "n-parties=3"),
+@pytest.fixture(scope="module")
+def clinics(
+    tmp_path_factory,
+) -> Iterator[tuple[Federation, dict[str, Path], pd.DataFrame]]:
+    """Return a federation over rows, its files, and all rows."""
+    place = tmp_path_factory.mktemp("clinics")
+    files, table = write_rows(place / "raw", 200)
+    with federation(place, files, "visit", "fk-kmeans", "mufc") as made:
+        yield made, files, table
+    log = (place / "link.log").read_text()
+    assert re.search(r"(?m)^\$ flower-superlink --host=127.0.0.1 ", log)
+
+
+def test_three_files_of_rows(clinics):
+    made, files, table = clinics
+    assert len(started_in(made.place)) >= 8  # each SuperNode with an executor
+    made.run("fk-kmeans", "--set", "n-clusters=4")
+    made.run("mufc", "--set", "n-clusters=4", "--set", "box=0,1")
+    model = re.search(r"[0-9a-f]{16}", made.result("report.md").read_text()).group()
+    forgotten = table.index[[3, 250]]
+    for name, visit in zip(("clinic-a", "clinic-b"), forgotten, strict=True):
+        (made.place / name / "state" / "forget.txt").write_text(f"{visit}\n")
+    shown = made.run("mufc", "--task", "unlearn", "--set", f"model={model}")
+    assert "clinic-a" in shown  # its file still has the row
+    made.said(
+        *("models", "remove", model, "--federation", "federation"),
+        *("--output-dir", made.place / "out", "--set", "n-parties=3"),
+    )
+    for name in files:
+        assert not list((made.place / name / "state").rglob(f"*{model}*"))
+        peers = Consent.load(made.place / name / "consent.toml").peers
+        assert set(peers) == set(files) - {name}
+    nothing_leaks(made, files, table)
+
+
+def test_nobody_else_starts_a_run(clinics, project):
+    """Neither a run nor a key of a SuperNode comes in by the port of the SuperNodes."""
+    made, *_ = clinics
+    place = made.place
+    with Processes(place / "outside") as processes:
+        (processes.home / "config.toml").write_text(
+            f'[superlink.{CONNECTION}]\naddress = "localhost:{made.port}"\n'
+            f'root-certificates = "{place}/federation/ca.crt"\n'
         )
-        for name in files:
-            assert not list((tmp_path / name / "state").rglob(f"*{model}*"))
-        nothing_leaks(made, files, table)
+        key = write_supernode_key(place / "stranger.key")
+        for words in (
+            ("run", str(project), CONNECTION),
+            ("ls", CONNECTION),
+            ("supernode", "register", str(key), CONNECTION),
+        ):
+            with pytest.raises(RunFailed, match="403"):
+                processes.flwr(*words)
+
+
+def test_each_party_ends_and_a_killed_one_is_refused_until_it_is_missed(clinics):
+    """The same key is refused, and the command says why."""
+    made, *_ = clinics
+    place = made.place
+    first, other, killed = made.parties.values()
+    first.end(signal.SIGINT)
+    other.end(signal.SIGTERM)
+    name = "clinic-c"
+    (pid, *_) = [
+        int(line.split()[0])
+        for line in subprocess.run(
+            ["ps", "-axww", "-o", "pid=,command="],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        if f"{place}/{name}/supernode.key" in line
+    ]
+    os.kill(pid, signal.SIGKILL)
+    assert killed.process.wait(30) == 1
+    assert "Error: the SuperNode ended" in killed.log.read_text()
+    made.begin(name)
+    again = made.parties[name]
+    assert again.process.wait(60) == 1
+    text = again.log.read_text()
+    assert "Error: the SuperNode ended. The SuperLink has refused the key" in text
+    assert f"wait {RESTART} seconds" in text

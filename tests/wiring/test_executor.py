@@ -6,23 +6,15 @@ The SuperLink has TLS and takes registered SuperNodes only, as in test_supernode
 import json
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from wiring.deployment import (
-    NAMES,
-    Deployment,
-    deploy,
-    node_configs,
-    write_consents,
-    write_party,
-)
+from wiring.deployment import NAMES, STOCK, Organisations
 
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.flower_run import wait_for
@@ -36,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc"),
 ]
 
-FORKING = (sys.executable, "-m", "vfl_flower.app.executor", "--no-fall-back")
 CONFIG = {"strategy": "fdskl", "fdskl.features": 64, "fdskl.bandwidth": 2.0, "seed": 3}
 CONFIG |= {"fdskl.test-fraction": 0.0, "n-parties": 3, "timeout": 120.0}
 
@@ -68,28 +59,16 @@ def main(grid, context):
 """The code of an attacker who can start runs."""
 
 
-class Organisations:
-    """The files of three parties, and the deployment that reads them."""
-
-    def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder, self.deployment = folder, deployment
-        self.configs = node_configs(folder)
-        rng = np.random.default_rng(0)
-        X = rng.normal(size=(300, 3))
-        y = ((X**2).sum(axis=1) > 2.4).astype(int)
-        for j, (name, config) in enumerate(self.configs.items()):
-            columns = {"id": [f"row{i}" for i in range(300)], f"x{j}": X[:, j].tolist()}
-            columns |= {"y": y.tolist()} if name == NAMES[-1] else {}
-            write_party(config, columns)
-        write_consents(self.configs, "angles", allow_seed=True)
-
-
-@pytest.fixture(scope="module")
-def organisations(tmp_path_factory) -> Iterator[Organisations]:
-    folder = tmp_path_factory.mktemp("organisations")
-    scratch = tmp_path_factory.mktemp("deployment")
-    with deploy(scratch, node_configs(folder), FORKING) as running:
-        yield Organisations(folder, running)
+@pytest.fixture(autouse=True)
+def _circle(organisations) -> None:
+    """Let the parties have classes on either side of a sphere."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = ((X**2).sum(axis=1) > 2.4).astype(int)
+    for j in range(len(NAMES)):
+        columns = {"id": [f"row{i}" for i in range(300)], f"x{j}": X[:, j].tolist()}
+        organisations.write(j, columns | ({"y": y.tolist()} if j == 2 else {}))
+    organisations.consent("angles", allow_seed=True)
 
 
 def children(pid: int) -> list[int]:
@@ -111,10 +90,14 @@ def forking_process(organisations: Organisations, name: str) -> int:
     raise AssertionError(f"{name} has no process that forks")
 
 
-def test_a_run_is_that_of_one_process(organisations, tmp_path):
-    app = write_app(tmp_path / "app").parent
+def ended(pid: int) -> bool:
+    """Return whether there is no process of that number."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_run_is_that_of_one_process(organisations, app, tmp_path):
     config = CONFIG | {"output-dir": str(tmp_path / "out")}
-    sources = [party_source(node, config) for node in organisations.configs.values()]
+    sources = [party_source(node, config) for node in organisations.configs]
     strategy = make_strategy(check_run_config(config))
     expected = simulate(strategy, [load_party(source) for source in sources])
 
@@ -128,9 +111,11 @@ def test_a_run_is_that_of_one_process(organisations, tmp_path):
         assert "Receiving: train.fdskl_fit" in run.party_logs[name]
 
 
-def test_the_bundle_of_a_checkout_must_be_pinned(organisations, project, tmp_path):
-    """It has the code of the whole package, and so another hash."""
-    run = organisations.deployment.run(project, CONFIG | {"output-dir": str(tmp_path)})
+def test_any_other_bundle_must_be_pinned(organisations, tmp_path):
+    """A file more, and the hash is another; test_supernodes.py has a pinned one."""
+    write_app(other := tmp_path / "app")
+    (other / "more.py").touch()
+    run = organisations.deployment.run(other, CONFIG | {"output-dir": str(tmp_path)})
     assert not run.completed
     assert "has not pinned the bundle" in run.log
     for name in NAMES:
@@ -149,7 +134,7 @@ def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
 
     deployment = organisations.deployment
     deployment.register("stock")
-    deployment.start("stock", organisations.configs["airline"])
+    deployment.start("stock", organisations.named["airline"], program=STOCK)
     try:
         deployment.wait_online("stock")
         run = deployment.run(app, {})
@@ -167,8 +152,7 @@ def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
         assert run.party_logs[name].count("has not pinned the bundle") == 1
 
 
-def test_a_killed_process_is_asked_again(organisations, tmp_path):
-    app = write_app(tmp_path / "app").parent
+def test_a_killed_process_is_asked_again(organisations, app, tmp_path):
     forking = forking_process(organisations, "weather")
     killed, stop = [], threading.Event()
 
@@ -193,13 +177,18 @@ def test_a_killed_process_is_asked_again(organisations, tmp_path):
     assert run.seconds < 100  # the timeout of a round trip has not passed
 
 
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL])
-def test_what_a_supernode_has_started_ends_with_it(organisations, kind):
+def test_what_a_supernode_has_started_ends_with_it(organisations):
+    """On SIGTERM and on SIGKILL: that of a fourth party, which is in no run."""
     deployment = organisations.deployment
-    forking = forking_process(organisations, "airline")
-    deployment.supernodes["airline"].send_signal(kind)
-    deployment.supernodes["airline"].wait(60)
-    gone = Path(f"/proc/{forking}")
-    wait_for(lambda: not gone.exists(), 60, "the process that forks to end")
-    deployment.start("airline", organisations.configs["airline"], program=FORKING)
-    deployment.wait_online("airline")
+    deployment.register("brief")
+    try:
+        for kind in (signal.SIGTERM, signal.SIGKILL):
+            deployment.start("brief", organisations.named["airline"])
+            deployment.wait_activated("brief")
+            forking = forking_process(organisations, "brief")
+            deployment.supernodes["brief"].send_signal(kind)
+            deployment.supernodes["brief"].wait(60)
+            wait_for(partial(ended, forking), 60, "the process that forks to end")
+    finally:
+        deployment.unregister("brief")
+        del deployment.supernodes["brief"]

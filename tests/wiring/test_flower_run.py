@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
     run,
-    start_superlink,
     submit,
 )
 
@@ -94,13 +92,10 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
     return made
 
 
-@pytest.fixture(scope="module")
-def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+@pytest.fixture
+def superlink(organisations) -> Processes:
     """Return a running SuperLink; no SuperNode is needed to fail, or to wait."""
-    with Processes(tmp_path_factory.mktemp("flwr")) as processes:
-        start_superlink(processes)
-        yield processes
-    assert not processes.pids()
+    return organisations.deployment.processes
 
 
 @pytest.mark.slow

@@ -2,30 +2,21 @@
 
 The SuperLink has TLS, and takes the registered SuperNodes only. The parties have pinned
 each other's keys, and each test says what else their consent lets leave them.
-One deployment serves all tests, which put other files in the place of those before.
 """
 
 import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, RecordDict
-from wiring.deployment import (
-    NAMES,
-    Deployment,
-    Run,
-    deploy,
-    node_configs,
-    write_consents,
-    write_party,
-)
+from wiring.deployment import NAMES, STOCK, Deployment, Run
 
+from vfl_flower.app.bundle import installed_bundle
 from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config, make_strategy
@@ -34,40 +25,10 @@ from vfl_flower.app.identity import line_for_peers
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.protocol.consent import FREE, Kind
+from vfl_flower.protocol.consent import FREE
 from vfl_flower.simulation import simulate
 
 pytestmark = pytest.mark.slow
-
-
-class Organisations:
-    """The files of three parties, and the deployment that reads them."""
-
-    def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder = folder
-        self.deployment = deployment
-        self.named = node_configs(folder)
-        self.configs = list(self.named.values())
-
-    def write(self, j: int, columns: dict[str, list[Any]]) -> None:
-        """Write the file of party j."""
-        write_party(self.configs[j], columns)
-
-    def consent(self, *leaves: Kind, **rules: bool) -> None:
-        """Write the consent of all parties, as of :func:`write_consents`."""
-        write_consents(self.named, *leaves, **rules)
-
-    def run(self, project: Path, out: Path, config: dict[str, Any]) -> Run:
-        """Run the project on the SuperNodes."""
-        common = {"n-parties": 3, "timeout": 120.0, "output-dir": str(out)}
-        return self.deployment.run(project, config | common)
-
-
-@pytest.fixture(scope="module")
-def organisations(tmp_path_factory) -> Iterator[Organisations]:
-    folder = tmp_path_factory.mktemp("organisations")
-    with deploy(tmp_path_factory.mktemp("deployment"), node_configs(folder)) as running:
-        yield Organisations(folder, running)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -86,7 +47,7 @@ def write_rows(parties, j, ids, X):
     parties.write(j, columns | labels)
 
 
-def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
+def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
     """Ids in a party's own list, rows out of its file, and ids in the run config.
 
     The clustering was trained in one process, on the same files and folders.
@@ -119,7 +80,7 @@ def test_clusters_forget_in_a_later_run(project, tmp_path, organisations):
     write_rows(organisations, 0, ids, np.delete(X, index, axis=0))
     (folders[0] / "forget.txt").write_text(gone)
     task = {"task": "unlearn", "model": number, "mufc.forget": "weather:1-3,1-7"}
-    run = organisations.run(project, tmp_path, config | task)
+    run = organisations.run(app, tmp_path, config | task)
     assert run.completed, run
     assert "removed" in run.log
 
@@ -145,6 +106,7 @@ def stranger(organisations) -> Iterator[str]:
     yield "stranger"
     deployment = organisations.deployment
     deployment.stop("stranger")
+    del deployment.supernodes["stranger"]
     if "stranger" in deployment.node_ids:  # the test has failed
         deployment.unregister("stranger")
 
@@ -161,12 +123,12 @@ def test_only_a_registered_supernode_connects(organisations, stranger):
     three = set(deployment.online())
     assert three == set(deployment.node_ids.values())
     config = {"partition-id": 0, "party-name": NAMES[0]}  # it claims to be a party
-    deployment.start(stranger, config)
+    deployment.start(stranger, config, program=STOCK)
     assert "Failed to activate SuperNode" in ended(deployment, stranger)
     assert set(deployment.online()) == three
 
     deployment.register(stranger)
-    deployment.start(stranger, config)
+    deployment.start(stranger, config, program=STOCK)
     deployment.wait_online(stranger)
     assert set(deployment.online()) == three | {deployment.node_ids[stranger]}
     deployment.unregister(stranger)
@@ -179,17 +141,24 @@ def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_pa
     """Neither a SuperNode nor ``flwr`` with another authority's certificate."""
     deployment = organisations.deployment
     write_certificates(tmp_path, ["127.0.0.1"])
-    deployment.start(stranger, {}, f"--root-certificates={tmp_path / 'ca.crt'}")
+    other = f"--root-certificates={tmp_path / 'ca.crt'}"
+    deployment.start(stranger, {}, other, program=STOCK)
     assert "certificate verify failed" in ended(deployment, stranger)
     deployment.connect("impostor", tmp_path / "ca.crt")
     with pytest.raises(RunFailed, match="SuperLink is unavailable"):
         deployment.processes.flwr("ls", "impostor")
 
 
-def test_trusted_entities_refuse_the_bundle_of_a_folder(
-    project, tmp_path, organisations
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_flowers_own_supernode_runs_the_bundle_of_a_checkout(
+    project, pinned, tmp_path, organisations
 ):
-    """As docs/deploy.md says; remove the warning there when this test fails."""
+    """Unless it has trusted entities, as docs/deploy.md says of the bundle of a folder.
+
+    Remove the warning there when this test fails. The other two parties have pinned
+    the bundle, and have started their SuperNodes as docs/deploy.md advises.
+    """
+    assert pinned != installed_bundle()[1]
     organisations.consent("rows", "totals")
     write_numbers(organisations)
     deployment, name = organisations.deployment, NAMES[-1]
@@ -197,34 +166,37 @@ def test_trusted_entities_refuse_the_bundle_of_a_folder(
     key = Ed25519PrivateKey.generate().public_key()
     text = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     (tmp_path / "trusted.yaml").write_text(f"fpk_0: {text}\n")
-    deployment.stop(name)
-    deployment.start(name, config, f"--trusted-entities={tmp_path / 'trusted.yaml'}")
-    deployment.wait_online(name)
+    runs = []
     try:
-        run = organisations.run(project, tmp_path, {"strategy": "coreset-vrlr"})
+        for options in ([f"--trusted-entities={tmp_path / 'trusted.yaml'}"], []):
+            deployment.stop(name)
+            deployment.start(name, config, *options, program=STOCK)
+            deployment.wait_online(name)
+            strategy = {"strategy": "coreset-vrlr"}
+            runs.append(organisations.run(project, tmp_path, strategy))
     finally:
         deployment.stop(name)
         deployment.start(name, config)
         deployment.wait_online(name)
+    run, again = runs
     assert f"node {deployment.node_ids[name]}" in run.status
     assert "The FAB could not be verified" in run.status
     assert run.seconds < 60
     refusal = "App verification is not supported by the connected SuperLink"
     assert refusal in run.party_logs[name]
     assert all(refusal not in run.party_logs[other] for other in NAMES[:-1])
+    assert again.completed, again
+    assert all(told(again, other) == [] for other in NAMES)
 
 
 # -- what no party has consented to ----------------------------------------------------
 
-REFUSED = {
-    "coreset-vrlr": {},
-    "coreset-vrlr with cg": {"coreset-vrlr.solver": "cg"},
-    "coreset-vkmc": {},
-    "fdskl": {},
-    "fk-kmeans": {},
-    "mufc": {},
-}
-"""Run configs beside the strategy, which is the first word."""
+REFUSED = "coreset-vrlr", "mufc"
+"""A strategy for split columns, and one for split rows.
+
+That each of the others needs what it says, and no less, tests/protocol/test_consent.py
+shows in one process.
+"""
 
 MOST_SECONDS = 60
 """Until a refusal; a machine that does nothing else takes less than half of it."""
@@ -264,43 +236,34 @@ def write_numbers(parties):
         parties.write(j, columns | labels)
 
 
-def test_no_strategy_runs_without_consent(project, tmp_path, organisations):
-    """Each says which lines it needs, and with these lines it runs."""
+@pytest.mark.parametrize("strategy", REFUSED)
+def test_no_strategy_runs_without_consent(strategy, app, tmp_path, organisations):
+    """Each says which lines it needs."""
     write_numbers(organisations)
     organisations.consent()
-    for name, more in REFUSED.items():
-        config = {"strategy": name.partition(" ")[0]} | more
-        needs = make_strategy(check_run_config(config)).needs
-        run = organisations.run(project, tmp_path, config)
-        lacking(run, "[leaves]", *(f"{kind} = true" for kind in needs))
-
-    organisations.consent("rows", "totals")
-    run = organisations.run(project, tmp_path, {"strategy": "coreset-vrlr"})
-    assert run.completed, run
-    assert all(told(run, name) == [] for name in NAMES)
+    config = {"strategy": strategy}
+    needs = make_strategy(check_run_config(config)).needs
+    run = organisations.run(app, tmp_path, config)
+    lacking(run, "[leaves]", *(f"{kind} = true" for kind in needs))
 
 
-def test_no_seed_and_no_stranger_without_consent(project, tmp_path, organisations):
-    """One party alone has not pinned another one, or has pinned another key of it."""
+def test_no_seed_and_no_stranger_without_consent(app, tmp_path, organisations):
+    """One party alone has pinned another key of another one."""
     write_numbers(organisations)
     organisations.consent("rows", "totals")
     config = {"strategy": "coreset-vrlr", "seed": 1}
-    lacking(organisations.run(project, tmp_path, config), "allow-seed = true")
+    lacking(organisations.run(app, tmp_path, config), "allow-seed = true")
 
     consent = Path(organisations.named["airline"]["consent"])
     (pin,) = re.findall('(?m)^weather = ".*"\n', text := consent.read_text())
     other = line_for_peers(tmp_path / "other", "weather")
     pinned, forged = (line.split('"')[1] for line in (pin, other))
-    rules = {
-        "": "party 'weather' must be pinned among the peers of this party's consent, "
-        "but it is not",
-        f"{other}\n": "the key of party 'weather' must be the one that is pinned, but "
-        f"it is {pinned}",
-    }
     assert forged != pinned
-    for line, rule in rules.items():
-        consent.write_text(text.replace(pin, line))
-        run = organisations.run(project, tmp_path, {"strategy": "coreset-vrlr"})
-        sentence = f"party 'airline' failed in 'coresets_totals': {rule}"
-        assert refusal(run, "PartyFailed") == sentence
-        assert f"\nrefused coresets_totals: {rule}\n" in run.party_logs["airline"]
+    consent.write_text(text.replace(pin, f"{other}\n"))
+    run = organisations.run(app, tmp_path, {"strategy": "coreset-vrlr"})
+    rule = (
+        f"the key of party 'weather' must be the one that is pinned, but it is {pinned}"
+    )
+    sentence = f"party 'airline' failed in 'coresets_totals': {rule}"
+    assert refusal(run, "PartyFailed") == sentence
+    assert f"\nrefused coresets_totals: {rule}\n" in run.party_logs["airline"]

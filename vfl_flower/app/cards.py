@@ -17,7 +17,11 @@ from pathlib import Path
 import tomli_w
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
 
 from vfl_flower.app.certificates import CURVE
 from vfl_flower.files import write_whole
@@ -88,6 +92,12 @@ class Card:
         fields = (_DOMAIN, self.name, self.identity, self.supernode)  # no line breaks
         digits = hashlib.sha256("\n".join(fields).encode()).hexdigest()[:_DIGITS]
         return " ".join(re.findall("....", digits))
+
+    @property
+    def supernode_pem(self) -> bytes:
+        """The key of the SuperNode as Flower keeps it."""
+        key = load_ssh_public_key(self.supernode.encode())
+        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     @classmethod
     def load(cls, path: Path) -> Card:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.core
 
 from vfl_flower.app import label, reports, runs, simulate, stored
 from vfl_flower.app.config import party_source
@@ -27,6 +28,8 @@ from vfl_flower.app.options import (
 )
 from vfl_flower.app.party_folder import write_party_folder
 from vfl_flower.data.checking import check
+
+typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
 
 app = typer.Typer(
     help="Federated learning over split columns or rows, with Flower.",
@@ -58,10 +61,10 @@ def check_command(
     show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
     write: Annotated[
         Path | None,
-        typer.Option(help="Folder of the party to write, as init does."),
+        typer.Option(help="Folder of a party to write too, as init does."),
     ] = None,
 ) -> None:
-    """Say at once what is wrong with a party file, and what will be done with it.
+    """Say what must be mended in a party file, and how it will be read.
 
     Nothing leaves the machine, and no value of the data is printed without --show. The
     command ends with 1 where something must be mended before a run.
@@ -90,10 +93,10 @@ def check_command(
             write_party_folder(write, config)
             typer.echo(f"\nwritten, for you alone to read: {write}/")
     except ValueError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     except OSError as error:
-        typer.echo(f"the folder of write: {error.strerror}", err=True)
+        typer.echo(f"Error: the folder of --write: {error.strerror}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,9 +85,9 @@ class RunSettings:
     """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
     more than 100 levels keeps 20."""
     levels: str = ""
-    """Levels of text columns, the same at all parties, "sex=f|m;region=north|other";
-    default: those of each party's rows. In a node config it may be the absolute path of
-    a TOML file."""
+    """Levels of text columns, the same at all parties, "sex=f|m;region=united", where
+    "united" stands for those that the parties have united; default: those of each
+    party's rows. In a node config it may be the absolute path of a TOML file."""
     delimiter: str = ""
     """What separates the fields of a CSV; default: comma, semicolon, tab or bar, as the
     file has it."""
@@ -337,8 +337,9 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(
                 f"encoding must be one that Python knows, got {encoding!r}"
             ) from None
-    partition, encodes = _data_rules(run_config)
+    partition, encodes, levels_open = _data_rules(run_config)
     rows = partition == "horizontal"
+    levels = parse_levels(text("levels") or "", files=by_node)
     standardize = flag("standardize")
     if rows and standardize and by_node:
         raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
@@ -361,7 +362,9 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         impute=impute,
         missing=tuple(map(str.strip, missing.split(","))) if missing else None,
         max_levels=most or None,
-        levels=parse_levels(text("levels") or "", files=by_node),
+        levels={name: given for name, given in levels.items() if given},
+        united=tuple(name for name, given in levels.items() if not given),
+        levels_open=levels_open,
         delimiter=delimiter,
         text_encoding=encoding,
         header=flag("header"),
@@ -372,6 +375,23 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     )
 
 
+def as_trained(source: PartySource, run_config: UserConfig) -> PartySource:
+    """Return where the data are, with the united levels of the model's training.
+
+    They hold even where the parties have united their levels again since then.
+    """
+    model, folder = str(run_config.get("model", "")), source.state_dir
+    if not (model and folder and source.united):
+        return source
+    for strategy in algorithms().get(str(run_config.get("strategy", "")), ()):
+        levels, salt = strategy.levels_of_training(folder, model)
+        if levels:
+            known = {name: levels[name] for name in source.united if name in levels}
+            levels = {**source.levels, **known}
+            return replace(source, levels=levels, levels_salt=salt)
+    return source
+
+
 def _alignment(
     node_config: UserConfig, run_config: UserConfig, partition: str
 ) -> str | None:
@@ -380,30 +400,35 @@ def _alignment(
     The party's own setting holds; a run that names another one is refused. What makes
     an order takes all rows.
     """
-    pinned, given = (str(c.get("alignment", "")) for c in (node_config, run_config))
-    if pinned and given and pinned != given:
+    pinned, wanted = (str(c.get("alignment", "")) for c in (node_config, run_config))
+    if pinned and wanted and pinned != wanted:
         raise ValueError(
             f"alignment must be {pinned!r}, as this party's node config says, got "
-            f"{given!r}"
+            f"{wanted!r}"
         )
-    if given and partition == "horizontal":
+    if wanted and partition == "horizontal":
         raise ValueError(
-            f"alignment must be empty where parties hold different rows, got {given!r}"
+            f"alignment must be empty where parties hold different rows, got {wanted!r}"
         )
-    return (pinned or given or None) if partition == "vertical" else None
+    return (pinned or wanted or None) if partition == "vertical" else None
 
 
-def _data_rules(run_config: UserConfig) -> tuple[str, bool]:
+def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     """Return what differs between parties, and whether one may encode its columns.
+
+    The last value is whether the task needs no levels that the parties have united.
 
     The run config may belong to another app, whose strategy this package does not have.
     """
     name = str(run_config.get("strategy", ""))
-    for strategy in algorithms().get(name, ())[:1]:
-        default = strategy.partition
-        partition = run_config.get(f"{name}.partition", default)
-        return str(partition), strategy.encodes
-    return "vertical", True
+    tasks = algorithms().get(name, ())
+    for strategy in tasks[:1]:
+        partition = run_config.get(f"{name}.partition", strategy.partition)
+        given = run_config.get("task", strategy.task)
+        task = next((kind for kind in tasks if kind.task == given), strategy)
+        open_ = task.unites or task.partition == "either"
+        return str(partition), strategy.encodes, open_
+    return "vertical", True, False
 
 
 def output_dir(config: Mapping[str, Any]) -> Path:

@@ -100,8 +100,8 @@ def main(
 def command() -> typer.Typer:
     """Return the command, which hands on the options that it does not know."""
     command = typer.Typer(add_completion=False)
-    others = {"allow_extra_args": True, "ignore_unknown_options": True}
-    command.command(context_settings=others)(main)
+    unknown_options = {"allow_extra_args": True, "ignore_unknown_options": True}
+    command.command(context_settings=unknown_options)(main)
     return command
 
 

@@ -37,7 +37,7 @@ from vfl_flower.app.certificates import (
     read_certificate,
     write_certificates,
 )
-from vfl_flower.app.config import party_source
+from vfl_flower.app.config import UserConfig, party_source
 from vfl_flower.app.findings import print_findings, silence
 from vfl_flower.app.flower_run import (
     START,
@@ -46,6 +46,7 @@ from vfl_flower.app.flower_run import (
     free_port,
     wait_for,
 )
+from vfl_flower.app.link_state import forget_messages, take_up
 from vfl_flower.app.options import (
     Columns,
     Delimiter,
@@ -82,6 +83,9 @@ CONNECTION = "federation"
 HOME = "flwr"
 """Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
 
+DATABASE = "superlink.sqlite"
+"""What the SuperLink keeps from one start to the next, in Flower's folder."""
+
 RESTART = 40
 """Seconds after which systemd starts again what has failed.
 
@@ -100,16 +104,17 @@ TIED = (
 
 WHY_ENDED = {
     "code: 2004": f"""\
-The SuperLink has refused the key of this SuperNode (code 2004), which has two causes
-that flwr does not tell apart. Either the key is not registered: the coordinator must
-start with this party's card. Or a SuperNode with this key has ended without a goodbye a
-moment ago, and the SuperLink still takes it for connected: wait {RESTART} seconds.""",
+The SuperLink has refused the key of this SuperNode (code 2004), which has three causes
+that flwr does not tell apart. The key is not registered: the coordinator must start
+with this party's card. Or this party runs already, in another terminal or on another
+machine: stop one of the two. Or it has ended without a goodbye a moment ago, and the
+SuperLink still takes it for connected: wait {RESTART} seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be of the authority in --ca, and for the host in
 --superlink, but it is not; the line with "certificate verify failed" says which.""",
     "401 Unauthorized": """\
-The SuperLink does not know this SuperNode any more: the coordinator has started anew,
-or has taken the key off its list. Start this command again.""",
+The SuperLink does not know this SuperNode any more: the coordinator has taken the key
+off its list, or has lost its own. Start this command again.""",
 }
 """What a SuperNode that ends has in its log, and what that means."""
 
@@ -177,12 +182,15 @@ def init(
         needs = {strategy: needs_of(strategy) for strategy in chosen}
         sources: list[PartySource] = []  # as each strategy reads the file
         for strategy in chosen or [""]:
-            source = party_source(config, {"strategy": strategy} if strategy else {})
+            source = _read_by(config, strategy)
             sources += [source] if source not in sources else []
         sound = True
         for source in sources:
             with silence():
                 checked = check(source)
+            if len(sources) > 1:
+                readers = [s for s in chosen if _read_by(config, s) == source]
+                typer.echo(f"As {', '.join(readers)} reads the file:")
             print_findings(checked, show=False)
             sound &= checked.sound
         if not sound:
@@ -191,14 +199,14 @@ def init(
         card = write_party_folder(Path(name), config, kinds)
     typer.echo(
         f"\nWritten, for you alone to read: {name}/\n"
-        f"  {NODE_CONFIG:13} how the SuperNode reads the data\n"
-        f"  {CONSENT:13} what may leave this party, and whom it takes part with\n"
-        f"  {SUPERNODE_KEY:13} the key of the SuperNode\n"
-        f"  state/        the key of the party, identity.pem: keep a copy of it\n"
-        f"  {name}.card  public: give this file to the coordinator and to all parties\n"
+        f"  {NODE_CONFIG:13}  how the SuperNode reads the data\n"
+        f"  {CONSENT:13}  what may leave this party, and whom it takes part with\n"
+        f"  {SUPERNODE_KEY:13}  the key of the SuperNode: keep a copy of it\n"
+        f"  state/         the key of the party, identity.pem: keep a copy of it\n\n"
+        f"{name}/{name}.card is public: give it to the coordinator and all parties.\n"
     )
     for strategy, (some, less) in needs.items():
-        typer.echo(f"{CONSENT} lets leave this party what {strategy} needs:")
+        typer.echo(f"{CONSENT} permits what {strategy} needs:")
         for kind in some:
             typer.echo(f"  {kind}: {KINDS[kind]}")
         typer.echo(f"  {less}.\n" if less else "")
@@ -209,6 +217,11 @@ def init(
         )
     typer.echo("Fingerprint of the card, to be compared on the telephone:")
     typer.echo(f"  {card.fingerprint}")
+
+
+def _read_by(config: UserConfig, strategy: str) -> PartySource:
+    """Return how a strategy reads the file of a node config; "": any of them."""
+    return party_source(config, {"strategy": strategy} if strategy else {})
 
 
 # -- the owner of the SuperLink --------------------------------------------------------
@@ -231,6 +244,11 @@ def certificates(
     """Write the certificates of a SuperLink, and an authority that signs no others."""
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
     with _told():
+        if (folder / KEY).exists():
+            raise ValueError(
+                f"{folder} has certificates already, and they are not replaced: choose "
+                "another --folder"
+            )
         new = not folder.exists()
         folder.mkdir(mode=0o700, exist_ok=True)
         try:
@@ -272,7 +290,16 @@ def superlink_command(folder: Path, port: int) -> list[str]:
         f"--ssl-keyfile={folder / KEY}",
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
+        "--isolation=process",  # server_executor_command starts the ServerApps
+        f"--database={folder / HOME / DATABASE}",
     ]
+
+
+def server_executor_command(folder: Path, port: int, superlink: int) -> list[str]:
+    """Return the command that starts the ServerApps of a SuperLink, by its process."""
+    options = [f"--superlink=127.0.0.1:{port}", f"--parent-pid={superlink}"]
+    options.append(f"--root-certificates={folder / AUTHORITY}")
+    return [sys.executable, "-m", "vfl_flower.app.server_executor", *options]
 
 
 def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str]:
@@ -327,6 +354,10 @@ def coordinator(
     folder = folder.absolute()
     with _told():
         parties = load_cards(cards)
+        if not (folder / AUTHORITY).exists():
+            raise ValueError(
+                f"{folder} must be a folder that vfl-flower certificates has written"
+            )
         for name in (AUTHORITY, CERTIFICATE):
             read_certificate(folder / name)
         if not os.access(folder / KEY, os.R_OK):
@@ -343,8 +374,9 @@ def coordinator(
             _check_free(where, number)
         for card in parties:
             typer.echo(f"card of {card.name}: {card.fingerprint}")
-        with _until_ended(home := folder / HOME) as shown:
+        with _no_message_left(folder), _until_ended(home := folder / HOME) as shown:
             write_connection(folder, local_port, home)
+            known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
             command = superlink_command(folder, local_port)
             link = shown.start("the SuperLink", command)
             wait_for(
@@ -352,8 +384,11 @@ def coordinator(
                 START,
                 f"the SuperLink on port {local_port} to answer",
             )
+            starter = server_executor_command(folder, local_port, link.pid)
+            shown.start("what starts the ServerApps", starter)
             for card in parties:
-                register(shown.processes, card)
+                if card.supernode_pem not in known:
+                    register(shown.processes, card)
                 typer.echo(f"registered {card.name}")
             # Only now: a SuperNode whose key is not registered yet would give up.
             shown.start("the gate", gate_command(folder, host, port, local_port))
@@ -363,6 +398,16 @@ def coordinator(
                 f"{shlex.quote(str(folder))}\n"
             )
             shown.wait()
+
+
+@contextlib.contextmanager
+def _no_message_left(folder: Path) -> Iterator[None]:
+    """Leave no message of a run in the database of a SuperLink when that has ended."""
+    try:
+        yield
+    finally:
+        if (database := folder / HOME / DATABASE).exists():
+            forget_messages(database)
 
 
 def register(processes: Processes, card: Card) -> None:

@@ -595,9 +595,9 @@ def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str,
     ValueError
         As for :func:`run`.
     """
-    given = dict(pair for item in run_config for pair in _pairs(item))
-    _check_keys(Path(app_dir), given)
-    return given
+    config = dict(pair for item in run_config for pair in _pairs(item))
+    _check_keys(Path(app_dir), config)
+    return config
 
 
 def _pairs(item: str) -> Iterator[tuple[str, str]]:

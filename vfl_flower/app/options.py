@@ -11,15 +11,29 @@ from vfl_flower.data.source import QUERY
 
 IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
-Columns = Annotated[str, typer.Option(help="Features to use, a,b,c.")]
-Missing = Annotated[str, typer.Option(help="Texts for a missing value.")]
-MaxLevels = Annotated[int, typer.Option(help="Most levels of a text column.")]
-Levels = Annotated[str, typer.Option(help="Levels, sex=f|m, or a file.")]
-Delimiter = Annotated[str, typer.Option(help="One character, or tab.")]
+Columns = Annotated[str, typer.Option(help="Columns to use, as a,b,c; otherwise all.")]
+Missing = Annotated[str, typer.Option(help="Texts for a missing value, as ?,NA,-999.")]
+MaxLevels = Annotated[
+    int,
+    typer.Option(
+        help="Most levels of a text column; the others become one.",
+        show_default="20, where there are more than 100",
+    ),
+]
+Levels = Annotated[
+    str, typer.Option(help="Levels of text columns, as sex=f|m, or a file.")
+]
+Delimiter = Annotated[
+    str, typer.Option(help="What separates fields: one character, or tab.")
+]
 Encoding = Annotated[str, typer.Option(help="Encoding of a CSV.")]
 Header = Annotated[bool, typer.Option(help="The first line has the names.")]
-Standardize = Annotated[bool, typer.Option(help="Scale each column.")]
-Impute = Annotated[str, typer.Option(help="mean, median or none.")]
+Standardize = Annotated[
+    bool, typer.Option(help="Scale columns to mean 0 and deviation 1.")
+]
+Impute = Annotated[
+    str, typer.Option(help="What fills a missing value: mean, median; or none.")
+]
 
 Task = Annotated[str, typer.Option(help="train, or a later task on a trained model.")]
 Set = Annotated[
@@ -48,6 +62,6 @@ def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | 
     **options
         Other keys of a node config, with ``_`` for ``-``.
     """
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    chosen = {k: v for k, v in given.items() if v not in ("", _DEFAULTS.get(k))}
+    keys = {name.replace("_", "-"): value for name, value in options.items()}
+    chosen = {k: v for k, v in keys.items() if v not in ("", _DEFAULTS.get(k))}
     return {"data": absolute(data), **chosen}

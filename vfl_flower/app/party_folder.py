@@ -264,7 +264,7 @@ def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
     if "peers" not in (before := tomllib.loads(text)):
         added = f"{text.rstrip()}\n\n[peers]\n{lines}"
     else:
-        added = header.sub(lambda found: f"{found[0]}\n{lines}".rstrip(), text, count=1)
+        added = header.sub(lambda match: f"{match[0]}\n{lines}".rstrip(), text, count=1)
     expected = before | {"peers": {**before.get("peers", {}), **new}}
     try:
         understood = tomllib.loads(added) == expected

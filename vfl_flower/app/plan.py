@@ -1,43 +1,21 @@
-"""What a run will cost, and who will learn what, before any row leaves a party.
-
-A plan rehearses a strategy in this process on random rows of the parties' shapes, and
-reads who learns what from the declarations of the steps. So it needs nothing from the
-strategy, whichever package that comes from. Without parties, this prints for every
-strategy who learns what, as Markdown::
-
-    python -m vfl_flower.app.plan
-"""
+"""What a run will cost, and who will learn what, before any row leaves a party."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-import typer
-from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from vfl_flower.app.config import check_run_config, make_strategy
+from vfl_flower.app.learned import Learned, table_of, who_learns
+from vfl_flower.app.rehearsal import Shape, n_rows_of, quietly, rehearse
 from vfl_flower.app.report import markdown_table
 from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import KINDS, Kind, in_order
-from vfl_flower.protocol.contract import Field
+from vfl_flower.protocol.consent import KINDS
 from vfl_flower.protocol.ledger import COUNTS, Entry, Ledger
-from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolStrategy
-from vfl_flower.simulation import InProcessGrid, apart
-from vfl_flower.strategies import ALGORITHMS
-from vfl_flower.typing import Array
-
-log = logging.getLogger("vfl_flower")
 
 MOST_ROWS = 20_000
 """Most rows of a rehearsal, of all parties where they hold different rows."""
@@ -51,310 +29,6 @@ a rehearsal on fewer rows may need only one of them."""
 LINEAR = 1.8
 """Growth from one doubling of the rows to the next that counts as proportional to the
 rows: the next doubling then adds twice as much."""
-
-
-class Shape(NamedTuple):
-    """The size of a party's data.
-
-    Attributes
-    ----------
-    n_rows, n_columns, n_labels : int
-        Numbers of rows and columns, and of rows whose label the party knows.
-    name : str
-        Default: ``party-<index>``.
-    """
-
-    n_rows: int
-    n_columns: int
-    n_labels: int = 0
-    name: str = ""
-
-
-# -- who learns what -------------------------------------------------------------------
-
-
-class Learned(NamedTuple):
-    """What somebody learns from a step, in words.
-
-    Attributes
-    ----------
-    step : str
-        Action of the step.
-    values : tuple of str
-        Names of the values, all of which travel in the same way.
-    how : str
-        How they travel.
-    who : str
-        Who learns them.
-    kinds : tuple of str
-        What the step reveals beyond sums, as a party's consent calls it.
-    """
-
-    step: str
-    values: tuple[str, ...]
-    how: str
-    who: str
-    kinds: tuple[str, ...] = ()
-
-
-_LEAVES = {
-    "clear": ("in the clear", "the server, of each party"),
-    "sum": ("under a mask", "the server, only the sum over all parties"),
-    "sealed": (
-        "under a mask and a pad",
-        "the party that the sum is for, only the sum over all parties; not the server",
-    ),
-    "secret": ("encrypted for each other party", "the other parties; not the server"),
-    "next": ("encrypted for the next party", "the next party; not the server"),
-}
-_BY_SERVER = "told by the server"
-_TOLD = {
-    "common": (_BY_SERVER, "the parties"),
-    "own": (_BY_SERVER, "each party its own"),
-}
-
-
-@dataclass
-class Seen:
-    """What a rehearsal has seen of a step.
-
-    Attributes
-    ----------
-    request, reply : set of str
-        Values that were sent.
-    kinds : set of str
-        What the requests made it reveal.
-    """
-
-    request: set[str] = field(default_factory=set)
-    reply: set[str] = field(default_factory=set)
-    kinds: set[Kind] = field(default_factory=set)
-
-
-def who_learns(
-    steps: Iterable[Step[..., Any]], seen: Mapping[str, Seen] | None = None
-) -> list[Learned]:
-    """Return who learns what from steps, by their declarations.
-
-    Parameters
-    ----------
-    steps : iterable of Step
-        The steps, such as those of a strategy.
-    seen : mapping of str to Seen, optional
-        What a rehearsal has seen, by action: only that is returned.
-
-    Returns
-    -------
-    list of Learned
-        For each step what leaves a party, by the way in which it leaves, and then what
-        the server tells the parties; not what it only passes on to them.
-    """
-    rows = []
-    for step in steps:
-        if seen is not None and step.action not in seen:
-            continue
-        of_step = Seen() if seen is None else seen[step.action]
-        if seen is None:
-            kinds = tuple(_conditional(r.kind, r.when) for r in step.reveals)
-        else:
-            kinds = in_order(of_step.kinds)
-        for fields, ways, sent, what in (
-            (step.contract.reply, _LEAVES, of_step.reply, kinds),
-            (step.contract.request, _TOLD, of_step.request, ()),
-        ):
-            groups: dict[str, list[str]] = {}
-            for name, declared in fields.items():
-                if seen is None or name in sent:
-                    groups.setdefault(_way(declared, ways), []).append(name)
-            rows += [
-                Learned(step.action, tuple(groups[way]), *words, what)
-                for way, words in ways.items()
-                if way in groups
-            ]
-    return rows
-
-
-def _conditional(kind: Kind, when: str) -> str:
-    if not when:
-        return kind
-    name = when.removeprefix("not ")
-    return f"{kind} ({'without' if name != when else 'with'} {name})"
-
-
-def _way(declared: Field, ways: Mapping[str, Any]) -> str:
-    """Return how a value travels; for an input that others have sent, nothing."""
-    if ways is _LEAVES:
-        return declared.leaves.how if declared.leaves else "clear"
-    if declared.leaves:
-        return ""
-    return declared.told.how if declared.told else "common"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table of words."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cells(row: Learned) -> list[str]:
-    values = ", ".join(f"`{value}`" for value in row.values)
-    return [f"`{row.step}`", values, row.how, row.who, ", ".join(row.kinds)]
-
-
-# -- rehearsals ------------------------------------------------------------------------
-
-
-class Watched(InProcessGrid):
-    """A grid that notes which values are sent.
-
-    Attributes
-    ----------
-    seen : dict of str to Seen
-        By the action of a step.
-    """
-
-    def __init__(self, parties: Sequence[Party]) -> None:
-        super().__init__(parties)
-        self.seen: dict[str, Seen] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Note what the server sends."""
-        messages = list(messages)
-        for message in messages:
-            step, seen = self._of(message)
-            values = _values(message.content, step.contract.request)
-            seen.request |= values.keys()
-            seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Note what the parties send."""
-        replies = super().pull_messages(message_ids)
-        for message in replies:
-            if message.has_content():
-                step, seen = self._of(message)
-                seen.reply |= _values(message.content, step.contract.reply).keys()
-        return replies
-
-    def _of(self, message: Message) -> tuple[Step[..., Any], Seen]:
-        action = message.metadata.message_type.partition(".")[2]
-        step = hello if action == hello.action else STEPS[action]
-        return step, self.seen.setdefault(action, Seen())
-
-
-def _values(content: RecordDict, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the declared values that a message has; True for one of several parts."""
-    settings, arrays = content["settings"], content["arrays"]
-    values: dict[str, Any] = {}
-    for name in [*settings, *arrays]:
-        head = name.partition(".")[0]
-        if head not in fields:
-            head = head.rpartition("_")[0]
-        values[head] = settings[name] if head == name in settings else True
-    return values
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """What a rehearsal has cost and shown.
-
-    Attributes
-    ----------
-    ledger : Ledger
-        Its costs.
-    seen : dict of str to Seen
-        What was sent.
-    seconds : float
-        Time that the server computed.
-    """
-
-    ledger: Ledger
-    seen: dict[str, Seen]
-    seconds: float
-
-    def sizes(self, action: str) -> tuple[int, int]:
-        """Return the round trips of a step, and its bytes."""
-        ledger = self.ledger.of(action)
-        return ledger.round_trips, ledger.bytes_up + ledger.bytes_down
-
-
-_LABELS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
-    lambda rng, n: rng.normal(size=n),
-    lambda rng, n: rng.integers(10, size=n).astype(np.float64),
-    lambda rng, n: rng.integers(2, size=n).astype(np.float64),
-)
-"""Labels to try, one after the other: numbers, ten classes, two classes."""
-
-
-def rehearse(
-    strategy: ProtocolStrategy,
-    shapes: Sequence[Shape],
-    rows: int | None = None,
-    clusters: bool = False,
-    grid: Callable[[Sequence[Party]], Watched] = Watched,
-) -> Rehearsal:
-    """Run a strategy on random rows: so many of them; None: as many as there are.
-
-    With `clusters` the rows are five points with little noise. `grid` carries the
-    messages.
-    """
-    share = 1.0 if rows is None else rows / _n_rows(strategy, shapes)
-    labelled = any(shape.n_labels for shape in shapes)
-    draws = _LABELS if labelled else _LABELS[:1]
-    for last, draw in enumerate(draws, start=1 - len(draws)):
-        rng = np.random.default_rng(0)
-        parties, known = [], 0
-        for shape in shapes:
-            n = max(1, round(shape.n_rows * share))
-            X = strategy.random_rows(rng, n, shape.n_columns)
-            if clusters:
-                # A row is in the same cluster at all parties, which makes them alike.
-                which = np.random.default_rng(1).integers(min(5, n), size=n)
-                X = 0.99 * X[which] + 0.01 * X
-            y = None
-            if shape.n_labels:
-                # Label holders know labels of different rows, where they can.
-                count = min(n, max(1, round(shape.n_labels * share)))
-                y = np.full(n, np.nan)
-                y[np.arange(known, known + count) % n] = draw(rng, count)
-                known += count
-            ids = np.arange(n) if strategy.partition == "either" else None
-            parties.append(Party(X, y, ids, shape.name or None))
-        with apart():
-            watched = grid(parties)
-            start = time.perf_counter()
-            try:
-                # Nobody watches a rehearsal.
-                ledger = strategy.replace().start(watched).ledger
-            except Exception:
-                if last == 0:
-                    raise
-                continue
-            seconds = time.perf_counter() - start - ledger.seconds_waited
-            return Rehearsal(ledger, watched.seen, max(0.0, seconds))
-    raise AssertionError  # the last labels return or raise
-
-
-def _n_rows(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
-    """Return the number of rows of a run."""
-    counts = [shape.n_rows for shape in shapes]
-    return sum(counts) if strategy.partition == "horizontal" else max(counts)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Keep what a rehearsal says from the log of the run."""
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
-
-
-# -- plans -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -430,7 +104,7 @@ class RunPlan:
         title = f"# Plan: {type(self.strategy).__name__}, {self.strategy.variant}"
         parts = [title, f"{len(sizes)} parties: {'; '.join(sizes)}.", "## Costs"]
         parts += [self.reason] if self.ledger is None else self._costs(self.ledger)
-        parts += ["## Who learns what", _table(_HEADER, map(_cells, self.learned))]
+        parts += ["## Who learns what", table_of(self.learned)]
         parts += self._consent()
         return "\n\n".join(parts)
 
@@ -448,7 +122,7 @@ class RunPlan:
             "Bytes to and from a party are those of the party that has most of them.",
             self._time(ledger),
             self._basis(),
-            *filter(None, [self.strategy.trade(_n_rows(self.strategy, self.shapes))]),
+            *filter(None, [self.strategy.trade(n_rows_of(self.strategy, self.shapes))]),
         ]
 
     def _row(self, action: str, ledger: Ledger) -> list[str]:
@@ -478,7 +152,7 @@ class RunPlan:
 
     def _basis(self) -> str:
         """Say what the figures come from."""
-        all_rows = _n_rows(self.strategy, self.shapes)
+        all_rows = n_rows_of(self.strategy, self.shapes)
         text = (
             "The figures come from a rehearsal in this process on "
             f"{self.rows:,} random rows"
@@ -577,7 +251,7 @@ def plan(
             "steps may show."
         )
         return replace(declared, reason=reason)
-    everything = _n_rows(strategy, shapes)
+    everything = n_rows_of(strategy, shapes)
     wanted = min(everything, strategy.enough_rows or everything)
     widths = [shape.n_columns for shape in shapes]
     width = max(widths) if strategy.partition == "horizontal" else sum(widths)
@@ -649,9 +323,14 @@ def _varying(
         return None
     varying = {}
     for action in random.ledger.waits | clusters.ledger.waits:
-        (trips, size), (others, other) = random.sizes(action), clusters.sizes(action)
-        if trips != others or abs(size - other) > 0.01 * max(size, other):
-            varying[action] = trips, others
+        (trips, size), (clustered_trips, clustered_size) = (
+            random.sizes(action),
+            clusters.sizes(action),
+        )
+        if trips != clustered_trips or abs(size - clustered_size) > 0.01 * max(
+            size, clustered_size
+        ):
+            varying[action] = trips, clustered_trips
     return varying
 
 
@@ -738,71 +417,3 @@ def dry_run(
     plans = [str(plan(*greeting)) for greeting in met]
     sent = "This was a dry run: `hello` was sent to the parties, and nothing else."
     return "\n\n".join([*plans, sent])
-
-
-# -- the table of all strategies -------------------------------------------------------
-
-
-_HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
-
-
-def table_of_all() -> str:
-    """Return who learns what in the package's strategies, as Markdown.
-
-    A rehearsal tells what is sent at the defaults of a run config.
-    """
-    greeting = [_cells(row) for row in who_learns([hello])]
-    parts = ["Every run:", _table(_HEADER, greeting)]
-    for name, tasks in ALGORITHMS.items():
-        for strategy in tasks:
-            learned = who_learns(strategy.steps)
-            header, rows = list(_HEADER), list(map(_cells, learned))
-            if strategy.task == "train":
-                seen = _seen_at_defaults(name)
-                header.append("at the defaults")
-                rows = [[*_cells(row), _sent(row, seen)] for row in learned]
-            title = f"`{name}`, task `{strategy.task}`:"
-            parts += [title, _table(header, rows)]
-    return "\n\n".join(parts)
-
-
-def table_at_defaults() -> str:
-    """Return what leaves the parties at the defaults of a run config, as Markdown."""
-    rows = []
-    for name, (strategy, *_) in ALGORITHMS.items():
-        for row in who_learns(strategy.steps, _seen_at_defaults(name)):
-            if row.how != _BY_SERVER:
-                rows.append([f"`{name}`", *_cells(row)])
-    return _table(("strategy", *_HEADER), rows)
-
-
-def _sent(row: Learned, seen: Mapping[str, Seen]) -> str:
-    """Return which of the values of a row a rehearsal has seen."""
-    of_step = seen.get(row.step, Seen())
-    sent = of_step.request if row.how == _BY_SERVER else of_step.reply
-    values = [value for value in row.values if value in sent]
-    if len(values) == len(row.values):
-        return "yes"
-    return f"only {', '.join(f'`{value}`' for value in values)}" if values else "no"
-
-
-def _seen_at_defaults(name: str) -> dict[str, Seen]:
-    """Return what training sends at the defaults of a run config."""
-    config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
-    strategy = make_strategy(config)
-    shapes = [Shape(400, 3), Shape(400, 3), Shape(400, 3, 400)]
-    with quietly():
-        return rehearse(strategy, shapes).seen
-
-
-def main(
-    defaults: Annotated[
-        bool, typer.Option(help="Only what leaves the parties at the defaults.")
-    ] = False,
-) -> None:
-    """Print who learns what in each strategy, as Markdown."""
-    print(table_at_defaults() if defaults else table_of_all())
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from vfl_flower.app.plan import Rehearsal, Shape, Watched, quietly, rehearse
+from vfl_flower.app.rehearsal import Rehearsal, Shape, Watched, quietly, rehearse
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.strategy import ProtocolStrategy

@@ -23,7 +23,7 @@ OutputDir = Annotated[
     typer.Option(
         "--output-dir",
         help="The runs' output-dir.",
-        callback=lambda given: str(Path(given).absolute()) if given else "",
+        callback=lambda folder: str(Path(folder).absolute()) if folder else "",
     ),
 ]
 """Option of the commands that read the results of runs."""

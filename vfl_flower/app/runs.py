@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,20 +29,22 @@ from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.strategies import ALGORITHMS
 
-_FLOWERS = re.compile(r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|[╭│╰]")
+_FLOWERS = re.compile(
+    r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|Successfully installed |[╭│╰]"
+)
 """Beginning of a line that Flower itself has logged, or of a box that it draws."""
 
 _WORDS = {"true": True, "false": False}
 
 
-def parse_settings(strategy: str, given: Sequence[str]) -> dict[str, Any]:
+def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     """Return the settings of ``--set`` options by the keys of the run config.
 
     Parameters
     ----------
     strategy : str
         The algorithm, whose keys may be given without its name: ``size=500``.
-    given : sequence of str
+    pairs : sequence of str
         ``key=value`` each; text needs no quotes.
 
     Raises
@@ -49,14 +53,17 @@ def parse_settings(strategy: str, given: Sequence[str]) -> dict[str, Any]:
         One is no such pair, or its key is unknown.
     """
     keys, values = run_keys(), {}
-    for item in given:
+    for item in pairs:
         name, equals, text = item.partition("=")
         name = name.strip()
         name = name if name in keys else f"{strategy}.{name}"
         if not equals:
             raise ValueError(f"set must be key=value, got {item!r}")
         if name not in keys:  # with the hint at the nearest one
-            check_run_config({item.partition("=")[0].strip(): text})
+            near = get_close_matches(name, keys, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            given_name = item.partition("=")[0].strip()
+            raise ValueError(f"run config has no key {given_name!r}{hint}")
         values[name] = _value(keys[name], text.strip())
     return values
 
@@ -95,7 +102,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 def gather(
     strategy: str,
     task: str,
-    given: Sequence[str],
+    pairs: Sequence[str],
     file: Path | None = None,
     **more: bool | str,
 ) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def gather(
     ----------
     strategy, task : str
         What to run.
-    given : sequence of str
+    pairs : sequence of str
         As of :func:`parse_settings`; they win over the file.
     file : Path, optional
         A TOML file of settings.
@@ -123,7 +130,7 @@ def gather(
             "algorithm of another package comes with its own Flower app"
         )
     config = {} if file is None else read_settings(file)
-    config |= parse_settings(strategy, given)
+    config |= parse_settings(strategy, pairs)
     config |= {name.replace("_", "-"): value for name, value in more.items()}
     config |= {"strategy": strategy, "task": task}
     make_strategies(check_run_config(config))
@@ -219,8 +226,8 @@ def connection_of(name: str, federation: Path | None = None) -> str:
         home = federation.absolute() / HOME
         if not (home / "config.toml").is_file():
             raise ValueError(
-                "federation must be a folder in which vfl-flower coordinator runs, got "
-                f"{federation}"
+                "federation must be the folder that vfl-flower coordinator was started "
+                f"with, and in {federation} it has never run"
             )
         os.environ["FLWR_HOME"] = str(home)
     try:
@@ -266,12 +273,17 @@ def start(
     """
     name = connection_of(connection, federation)
 
+    home = os.environ.get("FLWR_HOME", "")
+    where = f"FLWR_HOME={shlex.quote(home)} " if home else ""
+
     def started(run_id: str) -> None:
         print(
-            f"run {run_id} on {name}, bundle {bundle_hash()[:16]}: closing this does "
-            f"not end it, flwr stop {run_id} {name} does",
+            f"run {run_id}, bundle {bundle_hash()[:16]}. It goes on if this command "
+            f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
             flush=True,
         )
+
+    print(f"starting a run on {name}", flush=True)
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -332,5 +344,5 @@ def fail(error: Exception) -> None:
         Always.
     """
     reason = getattr(error, "reason", "")
-    typer.echo(f"the run failed: {reason}" if reason else str(error), err=True)
+    typer.echo(f"the run failed: {reason}" if reason else f"Error: {error}", err=True)
     raise typer.Exit(1) from None

@@ -19,7 +19,12 @@ import typer
 from flwr.app import Context, RecordDict
 
 from vfl_flower.app import flower_run
-from vfl_flower.app.config import check_run_config, make_strategy, party_source
+from vfl_flower.app.config import (
+    as_trained,
+    check_run_config,
+    make_strategy,
+    party_source,
+)
 from vfl_flower.app.flower_run import RunFailed, written
 from vfl_flower.app.options import Config, IdColumn, Set, Task
 from vfl_flower.app.runs import Follower, fail, gather
@@ -101,15 +106,15 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 
     A column that no file has stays with all of them, whose check then says so.
     """
-    there = [_columns(source) for source in sources]
-    every = set().union(*there)
+    held = [_columns(source) for source in sources]
+    every = set().union(*held)
     result = []
-    for source, own in zip(sources, there, strict=True):
+    for source, present in zip(sources, held, strict=True):
         label, columns = source.label_column, source.columns
-        if label in every and label not in own:
+        if label in every and label not in present:
             label = None
-        if columns is not None and set(columns) & own:
-            columns = tuple(c for c in columns if c in own or c not in every)
+        if columns is not None and set(columns) & present:
+            columns = tuple(c for c in columns if c in present or c not in every)
         result.append(replace(source, label_column=label, columns=columns))
     return result
 
@@ -187,7 +192,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
         if config.get("task") == "predict":
             part = load_part(source.state_dir, str(config.get("model", "")))
             encoding = part.settings["encoding"]
-    party = load_party(source, encoding=encoding)
+    party = load_party(as_trained(source, dict(config)), encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)
     return party
 
@@ -236,8 +241,8 @@ def simulate(
             raise ValueError("data must be left out where --party names the files")
         if data and (folder := Path(data).expanduser()).is_dir():
             more["data"] = str(folder.absolute())
-        given = {name: value for name, value in more.items() if value}
-        chosen = gather(strategy, task, set_ or [], config, **given)
+        keys = {name: value for name, value in more.items() if value}
+        chosen = gather(strategy, task, set_ or [], config, **keys)
         complete = check_run_config(chosen)
         sources = party_sources(complete, files, parties, state_dir)
         if _must_be_mended(sources, make_strategy(complete).partition == "horizontal"):

@@ -40,7 +40,7 @@ def list_models(output_dir_: OutputDir = "") -> None:
         table.add_row(*map(escape, cells))
     if models:  # a name is copied whole, however narrow the terminal
         Console(highlight=False, width=1000).print(table)
-    typer.echo(f"{len(models)} models in {folder}")
+    typer.echo(f"{len(models)} model{'s' * (len(models) != 1)} in {folder}")
 
 
 @app.command("show")
@@ -90,7 +90,7 @@ def remove(
 ) -> None:
     """Remove a model at the server and, by a run, its parts at all parties.
 
-    It can be repeated: who has nothing of the model says so.
+    It can be repeated: a party that has nothing of the model says so.
     """
     try:
         models = find_models(model, output_dir({"output-dir": output_dir_}))
@@ -110,11 +110,11 @@ def remove(
                 "strategy must be given for a model of which this machine has no "
                 f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
             )
-        given = [*(set_ or []), f"model={numbers.pop()}"]
+        pairs = [*(set_ or []), f"model={numbers.pop()}"]
         if output_dir_:
-            given.append(f"output-dir={output_dir_}")
+            pairs.append(f"output-dir={output_dir_}")
         start(
-            gather(algorithm, "remove", given), connection, federation, verbose=verbose
+            gather(algorithm, "remove", pairs), connection, federation, verbose=verbose
         )
     except (RunFailed, ValueError, OSError) as error:
         fail(error)

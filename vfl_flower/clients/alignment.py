@@ -22,7 +22,7 @@ from annotated_types import Len, MaxLen
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.parts import read_private
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.row_order import RowOrder, check_name, normal_ids, save_order
+from vfl_flower.protocol.row_order import RowOrder, normal_ids, save_order
 from vfl_flower.protocol.steps import once, step
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (
@@ -131,9 +131,9 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
             f"points of 32 bytes, got {len(points)} bytes"
         )
     run.left -= 1
-    given = np.frombuffer(points, dtype=np.uint8).reshape(-1, POINT_BYTES)
+    received = np.frombuffer(points, dtype=np.uint8).reshape(-1, POINT_BYTES)
     try:
-        encrypted = encrypt(given, _key(party, "points"))
+        encrypted = encrypt(received, _key(party, "points"))
     except ValueError:
         raise PartyError(
             f"the list of the party at place {owner} must have no point of small order"
@@ -183,7 +183,6 @@ def keep_order(
     tag : bytes
         The same for all parties: a digest of the common points.
     """
-    check_name(alignment)
     run = party.recall(Passes)
     if run.left:
         raise PartyError("the lists are not encrypted by all parties yet")

@@ -1177,8 +1177,10 @@ def _answer(state: FDSKLState, model_part: Part, scores: Array, done: Array) -> 
         raise PartyError(
             f"scores must be {math.prod(shape)} numbers, got {scores.size}"
         )
-    given = answers(scores.reshape(shape), model_part["target"], model_part["classes"])
-    state.answers = np.concatenate([state.answers, given])
+    new_answers = answers(
+        scores.reshape(shape), model_part["target"], model_part["classes"]
+    )
+    state.answers = np.concatenate([state.answers, new_answers])
     state.rows = np.concatenate([state.rows, done]).astype(np.uint32)
 
 
@@ -1188,7 +1190,7 @@ def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[state.rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
-    y, given = y[known], state.answers[known]
+    y, answered = y[known], state.answers[known]
     if not len(y):
         return {"test_rows": 0}
     if state.evaluated:
@@ -1198,9 +1200,9 @@ def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
     if model_part["target"] != "continuous":
-        return {"test_rows": len(y), "test_error": float(np.mean(given != y))}
+        return {"test_rows": len(y), "test_error": float(np.mean(answered != y))}
     with np.errstate(over="ignore"):
-        loss = float(np.mean((given - y) ** 2))
+        loss = float(np.mean((answered - y) ** 2))
     if not math.isfinite(loss):
         raise PartyError("the mean squared error is not finite: steps are too large")
     return {"test_rows": len(y), "test_loss": loss}

@@ -10,6 +10,7 @@ Clustering happens in the cube to which the box scales the rows.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
 
@@ -192,7 +194,7 @@ def train(
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = _counts(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
-        facts = PartyFacts(party.name or "", *_columns(party))
+        facts = PartyFacts(party.name or "", *_columns(party), _united(party))
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
@@ -426,16 +428,16 @@ def forget(
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
     """Return how many ids are of rows that another model here has not forgotten."""
-    folder, there = party.state_dir, np.zeros(len(asked), dtype=bool)
+    folder, kept = party.state_dir, np.zeros(len(asked), dtype=bool)
     if folder is None or not asked:
         return 0
     with _refusing():
-        others = set(list_models(folder)) - {model}
-    for number in others:
+        models = set(list_models(folder)) - {model}
+    for number in models:
         state = ClientState(folder, number)
         with suppress(PartyError):  # one that was left, or is no state at all
-            there |= state.keep(state.tag(asked))
-    return int(np.count_nonzero(there))
+            kept |= state.keep(state.tag(asked))
+    return int(np.count_nonzero(kept))
 
 
 def _leave(
@@ -462,7 +464,9 @@ def _gone(
     tags = state.tag(asked)
     known = state.known(tags)
     if unknown := len(asked) - np.count_nonzero(known):
-        wrong = {name for name, there in zip(asked, known, strict=True) if not there}
+        wrong = {
+            name for name, is_known in zip(asked, known, strict=True) if not is_known
+        }
         lines = [i for i, name in requests.items() if name in wrong]
         log.error("%d of %d ids are not of rows of training", unknown, len(asked))
         if lines:
@@ -532,12 +536,12 @@ def _check_alone(party: Party, folder: Path, model: str) -> None:
     if state.exists and state.facts.name != party.name:
         raise PartyError("state-dir must be a folder of this party alone")
     with _refusing():
-        others = len(set(list_models(folder)) - {model})
-    if others:
+        count = len(set(list_models(folder)) - {model})
+    if count:
         log.warning(
             "the state-dir has %d other models: a row is forgotten in each by a run of "
             "its own, or by the removal of its files",
-            others,
+            count,
         )
 
 
@@ -573,6 +577,25 @@ def _columns(party: Party) -> tuple[int, str]:
     """Return the number of the columns and the digest of their names."""
     names = digest_ids(np.array(party.columns)) if party.columns else ""
     return party.rows.shape[1], names
+
+
+def _united(party: Party) -> str:
+    """Return the levels that the parties have united, as JSON; "" without any."""
+    entries = (party.encoding or {}).get("columns", ())
+    united = [entry for entry in entries if "united" in entry]
+    levels = {entry["name"]: entry["levels"] for entry in united}
+    return json.dumps([levels, united[0]["united"]]) if united else ""
+
+
+def united_levels(folder: Path, model: str) -> tuple[Levels, str]:
+    """Return united levels and salt of a model's training; none without a state."""
+    state = ClientState(folder, model)
+    try:
+        known = state.facts.levels if state.exists else ""
+    except PartyError:  # the party has left the model, or its state cannot be read
+        return {}, ""
+    levels, salt = json.loads(known or '[{}, ""]')
+    return {name: tuple(some) for name, some in levels.items()}, salt
 
 
 def _requests(party: Party) -> dict[int, str]:

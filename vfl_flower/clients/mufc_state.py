@@ -23,7 +23,6 @@ import json
 import logging
 import math
 import os
-import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -39,6 +38,7 @@ from annotated_types import Ge, Le
 from vfl_flower.files import check_no_link, make_private
 from vfl_flower.numerics.mufc import Box, Quantizer
 from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
+from vfl_flower.protocol.parts import is_model_id
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.settings import Natural, Positive
 from vfl_flower.secure_aggregation import SparseSum
@@ -178,6 +178,8 @@ class PartyFacts:
     n_columns: int
     columns: str
     """Digest of the names of the columns; "" if they have none."""
+    levels: str = ""
+    """United levels of text columns, and their salt, as JSON; "" without any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +248,7 @@ class _StateFile:
 
     def __init__(self, folder: Path, model: str) -> None:
         # The id comes in a message: it must not lead out of the folder.
-        if not _is_id(model):
+        if not is_model_id(model):
             raise self.error(
                 "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
                 f"{str(model)[:40]!r}"
@@ -514,7 +516,7 @@ class ClientState(_StateFile):
         fields = fields_of(PartyFacts)
         with self._legible():
             stored = dict(json.loads(text))
-            known = {name: stored.pop(name) for name in fields}
+            known = {name: stored.pop(name) for name in fields if name in stored}
             facts = PartyFacts(**structure(fields, known, {}))
             return TrainingSettings.restored(stored), facts
 
@@ -553,8 +555,8 @@ class ClientState(_StateFile):
                 "SELECT removed FROM staged WHERE run = ?", (run,)
             ):
                 gone.update(_tags(staged))
-            there = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
-            return np.asarray(there & _known(db, tags))
+            stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
+            return np.asarray(stays & _known(db, tags))
 
     def current(self) -> LocalClusters | None:
         """Return the clusters of the committed version, if there is one."""
@@ -655,10 +657,10 @@ class ClientState(_StateFile):
             ).fetchone()
             if present != (version, run):
                 if staged is None:
-                    other = " of another run" if present[0] == version else ""
+                    of_run = " of another run" if present[0] == version else ""
                     raise PartyError(
                         f"this party keeps version {present[0]} of model {self.model}, "
-                        f"the server version {version}{other}"
+                        f"the server version {version}{of_run}"
                     )
                 kind, redrawn, centroids, sizes, removed = staged
                 db.execute(
@@ -903,7 +905,7 @@ def list_models(folder: Path) -> list[str]:
     """
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]
-        return sorted(p.stem for p in paths if _is_id(p.stem) and p.stat().st_size)
+        return sorted(p.stem for p in paths if is_model_id(p.stem) and p.stat().st_size)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -911,10 +913,6 @@ def list_models(folder: Path) -> list[str]:
         raise ValueError(
             f"the folder of states cannot be read: {error.strerror}"
         ) from None
-
-
-def _is_id(model: object) -> bool:
-    return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
 
 
 def _is_empty(db: sqlite3.Connection) -> bool:

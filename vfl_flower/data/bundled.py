@@ -220,17 +220,17 @@ def from_synthetic(
 def _parse_synthetic(source: PartySource) -> _Regression:
     """Read ``synthetic:n=10000,d=30,noise=0.5,correlation=0.3``."""
     kinds: dict[str, type] = {"n": int, "d": int, "noise": float, "correlation": float}
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for item in filter(None, source.data.partition(":")[2].split(",")):
         key, _, text = (part.strip() for part in item.partition("="))
         try:
-            given[key] = kinds[key](text)
+            options[key] = kinds[key](text)
         except (KeyError, ValueError):
             raise PartyError(
                 "synthetic takes n=<int>, d=<int>, noise=<number> and "
                 f"correlation=<number>, got {item!r}"
             ) from None
-    p = _Regression(**given)
+    p = _Regression(**options)
     for name, value, holds, rule in (
         ("n", p.n, p.n >= 1, "at least 1"),
         ("d", p.d, p.d >= 1, "at least 1"),

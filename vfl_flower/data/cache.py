@@ -18,7 +18,7 @@ from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.typing import Array
 
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 """Part of every cache key: raise it when the conversion changes."""
 
 IDS = (".ids.npy", ".at.npy")
@@ -136,6 +136,8 @@ class CacheEntry:
             *of_ids,
             source.max_levels,
             {name: list(levels) for name, levels in source.levels.items()},
+            sorted(source.united),
+            source.levels_salt,
             source.filled_later,
             source.label_column,
             source.columns,

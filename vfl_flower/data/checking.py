@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.data import check_impute, party_file
+from vfl_flower.data import check_impute, party_file, with_united
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, columns_of
 from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.kinds import YES
+from vfl_flower.data.levels import UNITED
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
 from vfl_flower.protocol.party import PartyError
@@ -84,17 +85,18 @@ def check(source: PartySource) -> Checked:
         check_impute(source)
         path, _ = party_file(source)
         stamp = stamp_of(path, source, who)
-        survey = survey_file(path, source, who, fingerprint=True)
+        opened = with_united(replace(source, levels_open=True))
+        survey = survey_file(path, opened, who, fingerprint=True)
         check_unchanged(path, source, who, stamp)
     except PartyError as error:
         # What stops a reader stands alone: nothing else can be told of the file.
         about = "header" if "header" in str(error) else "file"
         return Checked(0, 0, [fault(about, None, str(error))], source)
-    found = [*survey.faults, *_findings(survey, source)]
+    findings = [*survey.faults, *_findings(survey, source)]
     order = {"error": 0, "warning": 1, "note": 2}
-    found.sort(key=lambda finding: order[finding.level])
+    findings.sort(key=lambda finding: order[finding.level])
     columns = len(columns_of(survey.encoding))
-    return Checked(survey.rows, columns, found, source)
+    return Checked(survey.rows, columns, findings, source)
 
 
 def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
@@ -107,6 +109,7 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     for column in features:
         if column.name in entries:
             yield from _of_column(column, entries[column.name], source)
+    yield from _to_unite(features, source)
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.labels is not None:
@@ -123,12 +126,14 @@ def _of_column(
 ) -> Iterator[Finding]:
     name, numbers = column.name, column.numbers
     what = f"column {name!r}"
-    if numbers.gaps:
-        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become its "
-        text += source.impute
+    if numbers.gaps and source.impute != "none":
+        its = f"the {source.impute} of each of its 0/1 columns"
+        filled = its if column.kind in TEXT else f"its {source.impute}"
+        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become "
+        text += filled
         yield Finding("note", "missing", name, text, "impute")
     if column.kind in TEXT:
-        yield from _of_levels(column, entry, column.name in source.levels)
+        yield from _of_levels(column, entry, source)
         return
     if column.kind == "date":
         text = f"{what} holds dates or times, which become days since 1970-01-01"
@@ -177,13 +182,34 @@ def _of_column(
         yield Finding("warning", "tails", name, text, "columns", examples)
 
 
-def _of_levels(column: Column, entry: dict[str, Any], given: bool) -> Iterator[Finding]:
+def _to_unite(features: list[Column], source: PartySource) -> Iterator[Finding]:
+    """Yield how parties that hold rows may give the levels of text columns."""
+    open_ = [
+        column.name
+        for column in features
+        if column.kind in TEXT and column.name not in {*source.levels, *source.united}
+    ]
+    if open_:
+        option = ";".join(f"{name}={UNITED}" for name in open_)
+        text = "where parties hold different rows, levels must be the same at all of "
+        text += f'them: unite them, with levels="{option}" at each party'
+        yield Finding("note", "unite", None, text, "levels")
+
+
+def _of_levels(
+    column: Column, entry: dict[str, Any], source: PartySource
+) -> Iterator[Finding]:
+    fixed, united = column.name in source.levels, column.name in source.united
     name, count = column.name, len(column.levels)
     what, examples = f"column {name!r}", tuple(map(str, entry["levels"]))
     if count == 1:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
-    elif given:
+    elif united:
+        text = f"{what} holds {count} different texts; those with enough rows at all "
+        text += "parties together become columns of 0 and 1, and the others one column"
+        yield Finding("note", "text", name, text, "levels")
+    elif fixed:
         text = f"{what} becomes {len(entry['levels'])} columns of 0 and 1, for the "
         text += "levels given"
         yield Finding("note", "text", name, text, "levels", examples)
@@ -235,8 +261,8 @@ def _duplicates(features: list[Column]) -> Iterator[Finding]:
         constant = column.numbers.constant or len(column.levels) == 1
         if column.kind and not constant and column.numbers.n > column.numbers.gaps:
             groups[column.fingerprint, column.kind in TEXT].append(column.name)
-    for first, *others in groups.values():
-        for name in others:
+    for first, *copies in groups.values():
+        for name in copies:
             text = f"column {name!r} is equal to column {first!r}: leave one out"
             yield Finding("warning", "duplicate", name, text, "columns")
 

@@ -10,9 +10,11 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
 have one number, in its unit, for each column that the source column became, and none
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
 ``"other": true`` the last level stands for all texts that are none of the others, with
-``"kind": "date"`` the numbers are days. ``"later"`` is how many values of training were
-missing, which stay NaN until the parties know the mean over all. ``classes`` beside
-``columns`` are the texts of the labels that became 0, 1 and so on.
+``"kind": "date"`` the numbers are days. With ``"united"``, a secret salt of the
+parties, the levels are those of all of them, and texts are compared in their normal
+form. ``"later"`` is how many values of training were missing, which stay NaN until the
+parties know the mean over all.
+``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import hashlib
 import re
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +50,8 @@ from vfl_flower.data.statistics import (
 from vfl_flower.data.tables import markers_of
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.row_order import normal_text
+from vfl_flower.protocol.united import OTHER
 from vfl_flower.typing import Array
 
 MAX_LEVELS = 100
@@ -55,14 +60,12 @@ MAX_LEVELS = 100
 KEPT_LEVELS = 20
 """Levels that a text column of more than `MAX_LEVELS` keeps, besides "other"."""
 
-OTHER = "other"
-"""The level that stands for all that have none of their own."""
-
 TEXT = ("text", "levels")
 """Kinds of columns that have levels."""
 
-FORMAT = 2
-"""Latest format of an encoding: 2 where it has dates or the level "other", else 1."""
+FORMAT = 3
+"""Latest format of an encoding: 3 where it has united levels, else 2 where it has dates
+or the level "other", else 1."""
 
 _NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
 
@@ -92,9 +95,9 @@ def fit(
     unfilled: list[str] = []
     for name in names:
         column = columns[name]
-        found = check_column(column, source, who)
-        faults += found
-        if found:
+        column_faults = check_column(column, source, who)
+        faults += column_faults
+        if column_faults:
             continue
         numbers = column.numbers
         if numbers.gaps and source.impute == "none":
@@ -118,12 +121,14 @@ def fit(
                 entry["kind"] = "date"
             _fit_numbers(entry, numbers, source, medians.get(name, 0.0))
         else:
-            given = source.levels.get(name)
-            if given is None and len(column.levels) > len(entry["levels"]):
+            fixed = source.levels.get(name)
+            if fixed is None and len(column.levels) > len(entry["levels"]):
                 entry["levels"].append(OTHER)
                 entry["other"] = True
-            elif given is not None and OTHER in given:
+            elif fixed is not None and OTHER in fixed:
                 entry["other"] = True
+            if name in source.united:
+                entry["united"] = source.levels_salt
             _fit_levels(entry, column, source)
         if not _finite(entry, numbers):
             faults.append(_too_large(name, who))
@@ -138,7 +143,8 @@ def fit(
             )
         )
     later = any("kind" in entry or "other" in entry for entry in entries)
-    return {"format": FORMAT if later else 1, "columns": entries}, faults
+    united = any("united" in entry for entry in entries)
+    return {"format": 3 if united else 2 if later else 1, "columns": entries}, faults
 
 
 def check_column(column: Column, source: PartySource, who: str) -> list[Finding]:
@@ -157,19 +163,19 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     if numbers.gaps == numbers.n:
         text = f"{what} has no value in any row"
         return [fault("empty", name, text, "columns")]
-    given = source.levels.get(name)
+    fixed = source.levels.get(name)
     if column.kind not in TEXT:
         text = f"{what} must hold text, since its levels are given"
-        return [fault("levels", name, text, "levels")] if given is not None else []
-    if given is not None:
-        return _check_levels(column, given, source, what)
-    if others := other_texts(column):
-        rows = sum(column.levels[level] for level in others)
+        return [fault("levels", name, text, "levels")] if fixed is not None else []
+    if fixed is not None:
+        return _check_levels(column, fixed, source, what)
+    if mixed := other_texts(column):
+        rows = sum(column.levels[level] for level in mixed)
         text = (
-            f"{what} holds numbers, but in {rows} rows texts ({len(others)} different "
+            f"{what} holds numbers, but in {rows} rows texts ({len(mixed)} different "
             "ones): name them in missing, or write numbers"
         )
-        return [fault("markers", name, text, "missing", others)]
+        return [fault("markers", name, text, "missing", mixed)]
     distinct, known = len(column.levels), numbers.n - numbers.gaps
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
@@ -189,21 +195,21 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
 
 
 def _check_levels(
-    column: Column, given: Sequence[str], source: PartySource, what: str
+    column: Column, fixed: Sequence[str], source: PartySource, what: str
 ) -> list[Finding]:
     """Return why a text column cannot have the levels that are given for it."""
-    name, others = column.name, sorted(set(map(str, column.levels)) - set(given))
+    name, unknown = column.name, sorted(set(map(str, column.levels)) - set(fixed))
     text, examples = "", list[str]()
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
-    elif missing := markers_of(source) & set(given):
+    elif missing := markers_of(source) & set(fixed):
         text = f"the levels of {what} must be none of the texts for a missing value, "
         text, examples = f"{text}{len(missing)} are: set missing", sorted(missing)
-    elif others and OTHER not in given:
-        rows = sum(n for level, n in column.levels.items() if str(level) in others)
-        text = f"{what} has {len(others)} texts, in {rows} rows, that are none of its "
+    elif unknown and OTHER not in fixed:
+        rows = sum(n for level, n in column.levels.items() if str(level) in unknown)
+        text = f"{what} has {len(unknown)} texts, in {rows} rows, that are none of its "
         text += f"levels: add them, or {OTHER!r} for all of them, at each party"
-        examples = others
+        examples = unknown
     return [fault("levels", name, text, "levels", examples)] if text else []
 
 
@@ -269,7 +275,7 @@ def encode(
         if levels is None:
             values = numbers_of(array, columns[name], markers)
         else:
-            values = _codes(decoded(array), levels, bool(entry.get("other")))
+            values = _codes(decoded(array), entry)
         gaps = np.isnan(values)
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
@@ -302,7 +308,9 @@ def said(
         name, levels, column = entry["name"], entry["levels"], columns[entry["name"]]
         if levels is not None:
             text = f"text column {name!r} became {len(levels)} columns of 0 and 1"
-            if name in source.levels and fitted:
+            if name in source.united and fitted:
+                text += ", for the levels united with the other parties'"
+            elif name in source.levels and fitted:
                 text += ", for the levels given"
             elif entry.get("other"):
                 text += (
@@ -361,9 +369,9 @@ def check_columns(
     names: Sequence[str], encoding: Encoding, who: str
 ) -> tuple[list[str], list[str]]:
     """Return an encoding's columns, which must be in `names`, and the other names."""
-    if encoding["format"] not in (1, FORMAT):
+    if encoding["format"] not in range(1, FORMAT + 1):
         raise PartyError(
-            f"the encoding of {who} must be of format 1 or {FORMAT}, got "
+            f"the encoding of {who} must be of format 1 to {FORMAT}, got "
             f"{encoding['format']}: update vfl-flower"
         )
     features = [entry["name"] for entry in encoding["columns"]]
@@ -400,6 +408,7 @@ def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
     for entry in encoding["columns"]:
         if entry["levels"] is not None:
             plain = not any(not_text.match(level) for level in entry["levels"])
+            plain &= "united" not in entry  # its rare texts are in none of the levels
             rest = [kind for kind in KINDS if kind != "truth"]
             kinds[entry["name"]] = rest if plain else ["text"]
     return kinds
@@ -453,8 +462,8 @@ def _levels(column: Column, source: PartySource) -> list[str] | None:
     """Return the sorted levels of a text column, None for a column of numbers."""
     if column.kind not in TEXT:
         return None
-    if (given := source.levels.get(column.name)) is not None:
-        return [*sorted(set(given) - {OTHER}), *([OTHER] if OTHER in given else [])]
+    if (fixed := source.levels.get(column.name)) is not None:
+        return [*sorted(set(fixed) - {OTHER}), *([OTHER] if OTHER in fixed else [])]
     levels = sorted(column.levels)
     most = source.max_levels or MAX_LEVELS
     if len(levels) > most:
@@ -480,7 +489,7 @@ def _fit_numbers(
 
 def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
     known = column.numbers.n - column.numbers.gaps
-    counts = {str(level): count for level, count in column.levels.items()}
+    counts = counts_of(column, "united" in entry)
     if entry.get("other"):
         named = entry["levels"][:-1]
         counts[OTHER] = known - sum(counts.get(level, 0) for level in named)
@@ -519,8 +528,16 @@ def _too_large(name: str, who: str) -> Finding:
     return fault("large", name, text, "columns")
 
 
-def _codes(column: Any, levels: Sequence[str], other: bool) -> Array:
-    """Return the place of each value in `levels`; NaN: missing, -1: not a level."""
+def counts_of(column: Column, normal: bool = False) -> Counter[str]:
+    """Return in how many rows each text of a column is, if asked in normal form."""
+    counts = Counter[str]()
+    for level, count in column.levels.items():
+        counts[normal_text(level) if normal else str(level)] += count
+    return counts
+
+
+def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
+    """Return the place of each value in the levels; NaN: missing, -1: not a level."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -529,9 +546,10 @@ def _codes(column: Any, levels: Sequence[str], other: bool) -> Array:
         return codes
     distinct = pc.unique(column).drop_null()
     # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
+    levels = entry["levels"]
     place = {level: float(code) for code, level in enumerate(levels)}
-    texts = map(str, distinct.to_pylist())
-    unknown = len(levels) - 1.0 if other else -1.0
+    texts = map(normal_text if "united" in entry else str, distinct.to_pylist())
+    unknown = len(levels) - 1.0 if entry.get("other") else -1.0
     code_of = np.array([place.get(text, unknown) for text in texts])
     index = pc.index_in(column, value_set=distinct).cast(pa.float64())
     index = index.to_numpy(zero_copy_only=False)
@@ -602,15 +620,15 @@ class Labels:
                     refuse("labels", "must hold numbers, as in training")
                 return
             self.classes = [str(level) for level in sorted(column.levels)]
-            if others := other_texts(column):
+            if mixed := other_texts(column):
                 self.faults.append(
                     fault(
                         "markers",
                         name,
                         f"{what} must hold numbers or classes, and holds both, other "
-                        f"texts {len(others)}: name them in missing",
+                        f"texts {len(mixed)}: name them in missing",
                         "missing",
-                        others,
+                        mixed,
                     )
                 )
             elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
@@ -635,7 +653,7 @@ class Labels:
         array = without_markers(array, markers)
         if self.column.kind not in TEXT:
             return numbers_of(array, self.column, markers)
-        codes = _codes(decoded(array), self.classes or [], other=False)
+        codes = _codes(decoded(array), {"levels": self.classes or []})
         return np.where(codes < 0, np.nan, codes)
 
 

@@ -23,6 +23,7 @@ from vfl_flower.data.encoding import (
     Labels,
     check_columns,
     columns_of,
+    counts_of,
     encode,
     fit,
     fit_new,
@@ -139,6 +140,29 @@ def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
         return ids
     rows = order.rows(ids).tolist()  # refuses a file without ids
     return [ids[row] for row in rows] if ids is not None else None
+
+
+def texts_of_file(
+    path: Path, source: PartySource, folder: Sequence[Path] = ()
+) -> dict[str, Counter[str]]:
+    """Return how often each text is in the columns whose levels are united."""
+    who = f"party {source.name or name_of(path)!r}"
+    stamp = stamp_of(path, source, who)
+    survey = survey_file(path, source, who, folder)
+    refuse(survey.faults, who)
+    check_unchanged(path, source, who, stamp)
+    markers = markers_of(source)
+    return {
+        name: Counter(
+            {
+                text: count
+                for text, count in counts_of(survey.columns[name], normal=True).items()
+                if text not in markers
+            }
+        )
+        for name in source.united
+        if name in survey.columns
+    }
 
 
 def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
@@ -422,21 +446,21 @@ def survey_file(
             refuse(faults or [fault("rows", None, text)], who)
         if encoding is None:
             middles = _medians(table, plan, columns, markers, source)
-            encoding, found = fit(columns, plan.features, source, who, middles)
+            encoding, more = fit(columns, plan.features, source, who, middles)
         elif plan.features:
-            found = fit_new(columns, encoding, who)
+            more = fit_new(columns, encoding, who)
         else:
-            found = []
+            more = []
         labels = None
         if plan.label is not None:
             known = None if fitted else encoding.get("classes")
             labels = Labels(columns[plan.label], who, fitted, known)
-            found += labels.faults
+            more += labels.faults
             if fitted and labels.classes is not None:
                 encoding["classes"] = labels.classes
         if ids is not None:
-            found += ids.faults(who)
-    return Survey(table, plan, columns, labels, ids, encoding, faults + found, rows)
+            more += ids.faults(who)
+    return Survey(table, plan, columns, labels, ids, encoding, faults + more, rows)
 
 
 def _text_alone(source: PartySource) -> dict[str, list[str]]:
@@ -464,7 +488,7 @@ def _medians(
         if columns[name].kind in ("number", "truth", "comma", "date")
         and columns[name].numbers.known
     ]
-    found: dict[str, float] = {}
+    middles: dict[str, float] = {}
     for start in range(0, len(names), 16):  # each takes a megabyte of counts
         group = names[start : start + 16]
 
@@ -480,8 +504,8 @@ def _medians(
                 )
 
         known = [columns[name].numbers.n - columns[name].numbers.gaps for name in group]
-        found |= dict(zip(group, medians(blocks, known), strict=True))
-    return found
+        middles |= dict(zip(group, medians(blocks, known), strict=True))
+    return middles
 
 
 def _convert(

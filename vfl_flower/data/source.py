@@ -53,6 +53,13 @@ class PartySource:
     levels : mapping of str to tuple of str
         ``levels``: the levels of text columns by their names, the same at all parties;
         a column that it does not name has those of the party's rows.
+    united : tuple of str
+        Columns for which ``levels`` says ``united``: they have the levels that the
+        parties have united, and that each keeps in `state_dir`.
+    levels_salt : str
+        A secret of the parties that have united these levels, for their digest.
+    levels_open : bool
+        Nobody needs their levels yet: all texts of these columns count as "other".
     delimiter : str or None
         ``delimiter``: what separates the fields of a CSV; None: told from the file.
     text_encoding : str or None
@@ -85,6 +92,9 @@ class PartySource:
     missing: tuple[str, ...] | None = None
     max_levels: int | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    united: tuple[str, ...] = ()
+    levels_salt: str = ""
+    levels_open: bool = False
     delimiter: str | None = None
     text_encoding: str | None = None
     header: bool = True

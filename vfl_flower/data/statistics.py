@@ -92,8 +92,8 @@ class Numbers:
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def kurtosis(self) -> float:
         """Return the fourth moment over the square of the second: 3 for a Gaussian."""
-        one, a, b, c, d = self._powers / max(self._powers[0], 1.0)
-        if not one or (variance := b - a * a) <= 0:
+        zeroth, a, b, c, d = self._powers / max(self._powers[0], 1.0)
+        if not zeroth or (variance := b - a * a) <= 0:
             return 0.0
         return float((d - 4 * a * c + 6 * a * a * b - 3 * a**4) / variance**2)
 

@@ -12,15 +12,15 @@ import gzip
 import io
 import mmap
 import re
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
+from vfl_flower.data.arrow_ipc import give_back, map_arrow, open_arrow
 from vfl_flower.data.kinds import is_number, is_text
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
@@ -65,9 +65,6 @@ MOST_OF_COLUMN = 255
 
 PLAIN_TEXT = 2**22
 """Bytes of a column of text in a part of a Parquet file that is no dictionary."""
-
-LARGE_BATCH = 2**25
-"""Bytes of numbers in a batch of an Arrow file that is not read as a whole."""
 
 MOST_COLUMNS = 2**20
 """Most columns of a file that has no need to name them."""
@@ -492,12 +489,12 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     schema = pyarrow.parquet.read_schema(files[0])
     types = list(schema.types)
     for path in files[1:]:
-        other = pyarrow.parquet.read_schema(path)
-        if other.names != schema.names:
+        file_schema = pyarrow.parquet.read_schema(path)
+        if file_schema.names != schema.names:
             raise PartyError(
                 f"the Parquet files of {who} must have the same columns in one order"
             )
-        for k, (old, new) in enumerate(zip(types, other.types, strict=True)):
+        for k, (old, new) in enumerate(zip(types, file_schema.types, strict=True)):
             if pa.types.is_null(old):  # it has no value, and so it fits to any other
                 types[k] = new
             elif not (pa.types.is_null(new) or _alike(old, new)):
@@ -550,13 +547,13 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     return Table(list(schema.names), read)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """Return whether columns of two types hold the same, numbers of any type."""
     return bool(
-        one == other
-        or (is_number(one) and is_number(other))
-        or (is_text(one) and is_text(other))
-        or str(one).partition("[")[0] == str(other).partition("[")[0] == "timestamp"
+        first == second
+        or (is_number(first) and is_number(second))
+        or (is_text(first) and is_text(second))
+        or str(first).partition("[")[0] == str(second).partition("[")[0] == "timestamp"
     )
 
 
@@ -575,140 +572,28 @@ def _plain(metadata: Any, column: int) -> bool:
 
 def _arrow(path: Path) -> Table:
     """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
+    maps: list[mmap.mmap] = []
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        buffer, mapped = _mapped(path)
-        reader = _reader(buffer)
-        most = path.stat().st_size
-        if hasattr(reader, "num_record_batches"):  # a file, which knows its rows unread
-            import pyarrow.dataset
-            import pyarrow.fs
-
-            mapping = pyarrow.fs.LocalFileSystem(use_mmap=True)  # else it reads it all
-            rows = pyarrow.dataset.dataset(
-                str(path), format="ipc", filesystem=mapping
-            ).count_rows()
-            _check_rows(path, rows, len(reader.schema))
-            large = _large_batches(buffer, len(reader.schema))
-            whole: Iterator[Any] = (
-                k if k < len(large) and large[k] else reader.get_batch(k)
-                for k in range(reader.num_record_batches)
-            )
-        else:
-            whole = iter(reader)
-        size = 0
-        for batch in whole:
-            scratch = mapped
-            if isinstance(batch, int):
-                batch, scratch = _by_column(mapped, batch, wanted, size, most)
-            size += batch.nbytes
-            check_growth(size, most)
-            batch = batch.select(list(wanted))
-            step = batch_rows(len(wanted))
+        if not maps:  # not before the first row is wanted: it may be unpacked
+            maps.append(map_arrow(path))
+        reader = open_arrow(maps[0])
+        batches: Iterable[Any] = reader
+        if hasattr(reader, "num_record_batches"):  # a file, and no stream
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        step = batch_rows(len(wanted))
+        for batch in batches:
+            chosen = batch.select(list(wanted))
             for start in range(0, batch.num_rows, step):
-                yield batch.slice(start, step)
+                part = chosen.slice(start, step)
+                part.validate(full=True)  # a damaged place of a text ends a process
+                yield part
                 if start % (4 * step) == 0:
-                    _give_back(mapped, scratch)
-
-    return Table(list(_reader(_mapped(path)[0]).schema.names), read)
-
-
-def _large_batches(buffer: Any, columns: int) -> list[bool]:
-    """Return of each batch of an Arrow file whether it is compressed and large."""
-    import pyarrow as pa
-
-    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer.slice(8)))
-    large = []
-    with contextlib.suppress(StopIteration):
-        while True:
-            message = messages.read_next_message()
-            if message.type == "record batch":
-                rows, compressed = _about(bytes(message.metadata))
-                large.append(compressed and rows > LARGE_BATCH // (8 * columns))
-    return large
-
-
-def _about(metadata: bytes) -> tuple[int, bool]:
-    """Return the rows of a batch and whether it is compressed, as its message says.
-
-    pyarrow tells neither before it has unpacked the batch. The message is a table of
-    FlatBuffers: its field 2 is the batch, of which field 0 is the length and field 3
-    the compression.
-    """
-
-    def number(place: int, size: int) -> int:
-        return int.from_bytes(metadata[place : place + size], "little")
-
-    def field(table: int, k: int) -> int:
-        offset = int.from_bytes(metadata[table : table + 4], "little", signed=True)
-        fields = table - offset
-        inside = 4 + 2 * k < number(fields, 2)
-        start = number(fields + 4 + 2 * k, 2) if inside else 0
-        return table + start if start else 0
-
-    place = field(number(0, 4), 2)
-    batch = place + number(place, 4)
-    rows = field(batch, 0)
-    return number(rows, 8) if rows else 0, field(batch, 3) > 0
-
-
-def _by_column(
-    source: mmap.mmap, k: int, wanted: Sequence[str], size: int, most: int
-) -> tuple[Any, mmap.mmap]:
-    """Return batch k of an Arrow file and what it is mapped from, of one column each.
-
-    A compressed column is unpacked whole. So they are unpacked one after another, into
-    a file without a name.
-    """
-    import pyarrow as pa
-
-    buffer = pa.py_buffer(source)
-    names = _reader(buffer).schema.names
-    places = []
-    with tempfile.TemporaryFile() as file:
-        for name in wanted:
-            batch = _reader(buffer, [names.index(name)]).get_batch(k)
-            size += batch.nbytes
-            check_growth(size, most)
-            places.append(file.tell())
-            with pa.ipc.new_stream(pa.PythonFile(file, "w"), batch.schema) as writer:
-                writer.write_batch(batch)
-            del batch
-            _give_back(source)
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    unpacked = pa.py_buffer(mapped)
-    columns = [
-        pa.ipc.open_stream(unpacked.slice(place)).read_next_batch().column(0)
-        for place in places
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=list(wanted)), mapped
-
-
-def _mapped(path: Path) -> tuple[Any, mmap.mmap]:
-    import pyarrow as pa
+                    give_back(*maps)
 
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return pa.py_buffer(mapped), mapped
-
-
-def _reader(buffer: Any, columns: Sequence[int] = ()) -> Any:
-    """Return a reader of an Arrow file or stream, of some columns or all."""
-    import pyarrow as pa
-
-    options = pa.ipc.IpcReadOptions(included_fields=list(columns), use_threads=False)
-    try:
-        return pa.ipc.open_file(pa.BufferReader(buffer), options=options)
-    except pa.ArrowInvalid:
-        return pa.ipc.open_stream(pa.BufferReader(buffer), options=options)
-
-
-def _give_back(*maps: mmap.mmap) -> None:
-    """Give back the memory of pages that were read, which can be read again."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        for mapped in maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
+    return Table(list(open_arrow(mapped).schema.names), read)
 
 
 def _check_rows(path: Path, rows: int, columns: int) -> None:
@@ -730,7 +615,7 @@ def _npz(path: Path, source: PartySource, who: str) -> Table:
                 {name: pa.array(arrays[name][start : start + step]) for name in wanted}
             )
             if start % (4 * step) == 0:
-                _give_back(*maps)
+                give_back(*maps)
 
     return Table(list(arrays), read)
 

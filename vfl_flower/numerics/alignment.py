@@ -50,9 +50,9 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     different, place = np.unique(values, return_inverse=True)
     places = np.split(place, np.cumsum([len(points) for points in lists])[:-1])
     holds = np.zeros((len(different), len(lists)), dtype=bool)
-    for j, one in enumerate(places):
-        holds[one, j] = True
-        if np.count_nonzero(holds[:, j]) < len(one):
+    for j, ranks in enumerate(places):
+        holds[ranks, j] = True
+        if np.count_nonzero(holds[:, j]) < len(ranks):
             raise ValueError(f"list {j} must hold each value once", j)
     packed = np.packbits(holds, axis=1)
     sets, counts = np.unique(

@@ -342,8 +342,8 @@ def tau(
     if pairs < 1:
         raise ValueError(f"pairs must be at least 1, got {pairs}")
     i = rng.integers(m, size=pairs)
-    other = (i + rng.integers(1, m, size=pairs)) % m
-    local = np.array([((X[i] - X[other]) ** 2).sum(axis=1) for X in blocks])
+    j = (i + rng.integers(1, m, size=pairs)) % m
+    local = np.array([((X[i] - X[j]) ** 2).sum(axis=1) for X in blocks])
     joint = local.sum(axis=0)
     ratios = np.full(local.shape, np.inf)
     with np.errstate(over="ignore"):

@@ -33,7 +33,7 @@ from vfl_flower.protocol.contract import (
     flatten,
     structure,
 )
-from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting
+from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting, StateKey
 from vfl_flower.protocol.identity import SIGNATURE_BYTES, check_run, credential_of
 from vfl_flower.protocol.journal import Journal, journal_of, note_refusal
 from vfl_flower.protocol.memory import Memory
@@ -86,6 +86,7 @@ class Hello(TypedDict):
     lacks: list[Text]
     identity: NotRequired[Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]]
     signature: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
+    state_key: NotRequired[StateKey]
 
 
 @dataclass(frozen=True)
@@ -194,11 +195,14 @@ def answer(
             if step is hello:
                 greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
                 reply = flatten(step(party, **_arguments(step, values, party)))
+                locked = b""
                 if journal is not None:
-                    journal.greet(greeting.session, memory)
-                reply["public_key"] = memory.open(greeting.session)
+                    locked = journal.greet(greeting.session, memory, greeting.goes_on)
+                reply["public_key"] = locked or memory.open(greeting.session)
                 if journal is not None:
-                    journal.keep(memory)
+                    if not locked:
+                        journal.keep(memory)
+                        reply["state_key"] = memory.state_key
                     signed = credential_of(party, greeting.session, reply["public_key"])
                     reply["identity"] = signed.identity
                     reply["signature"] = signed.signature
@@ -271,7 +275,7 @@ def _run(
     announced = copy.copy(party)  # before the run gives it a place
     if journal is not None:
         journal.check(frame)
-        journal.recall(memory)
+        journal.recall(memory, frame.state_key)
     private_key, public_keys = memory.enter(frame, party)
     if journal is not None:
         journal.enter(party)

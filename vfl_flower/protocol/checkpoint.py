@@ -139,8 +139,8 @@ class Checkpoint:
         """Return the nodes of the next round trip that is held; none if none is."""
         if self._db is None or not self.ahead:
             return []
-        (nodes, failure) = self._entry("nodes, failure")
-        return [] if failure else list(json.loads(nodes))
+        (nodes,) = self._entry("nodes")
+        return list(json.loads(nodes))
 
     def past(self, action: str, digest: bytes) -> Past | None:
         """Return the next round trip, if it is held.
@@ -161,20 +161,20 @@ class Checkpoint:
         """
         if self._db is None or not self.ahead:
             return None
-        known = self._entry("action, digest, seconds, failure")
-        if known[3]:
-            party, step, reason, nodes = json.loads(known[3])
+        asked, known, seconds, failure = self._entry("action, digest, seconds, failure")
+        if failure:
+            party, step, reason, nodes = json.loads(failure)
             raise PartyFailed(
                 party, step, reason, {int(n): t for n, t in nodes.items()}
             )
-        if known[:2] != (action, digest):
+        if known != digest:  # which is of the action too
             raise FederationError(
                 f"the run cannot go on: its round trip {self._place + 1} asked "
-                f"{known[0]!r} and now asks {action!r} otherwise, since its settings, "
+                f"{asked!r} and now asks {action!r} otherwise, since its settings, "
                 "the version of a library or a file of the server have changed"
             )
         place, self._place = self._place, self._place + 1
-        return Past(self._replies(place), known[2])
+        return Past(self._replies(place), seconds)
 
     def _entry(self, columns: str) -> Any:
         assert self._db is not None
@@ -211,15 +211,22 @@ class Checkpoint:
         if self._db is not None and self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
-    def failed(self, failure: PartyFailed) -> None:
-        """Keep that the run begins again without the parties that failed."""
+    def failed(self, failure: PartyFailed) -> bool:
+        """Keep that the run begins again without the parties that failed.
+
+        Returns
+        -------
+        bool
+            Whether the checkpoint had it: the run goes on that did so before.
+        """
         if self._db is None:
-            return
-        if self.ahead:  # it did before
+            return False
+        if self.ahead:
             self._place += 1
-            return
+            return True
         what = [failure.party, failure.action, failure.reason, failure.nodes]
         self._append(failure.action, b"", 0.0, "[]", json.dumps(what))
+        return False
 
     def _append(self, *entry: Any) -> None:
         if self._db is None:
@@ -246,8 +253,7 @@ class Checkpoint:
         self.end()
         if self._path is not None:
             with self._errors():
-                for path in (self._path, Path(f"{self._path}-journal")):
-                    path.unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

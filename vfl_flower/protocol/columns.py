@@ -70,6 +70,8 @@ def declared(party: Party) -> Declared:
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
     texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
+    # Of united levels the server must not test guesses.
+    texts += sorted({entry["united"] for entry in entries if entry.get("united")})
     told = party.consent is None or party.consent.column_names
     return {
         "columns": [_digest(name) for name in names],
@@ -182,16 +184,16 @@ def agree(
         more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         return ", ".join(texts[:SHOWN]) + more
 
-    (first, before, kinds), *others = named
-    for name, said, own in named:
-        if len(own) < len(said["columns"]):
+    (first, before, kinds), *rest = named
+    for name, said, held in named:
+        if len(held) < len(said["columns"]):
             raise FederationError(
                 f"the columns of a party must have distinct names: {name!r} has "
-                f"{len(said['columns'])} of {len(own)} names"
+                f"{len(said['columns'])} of {len(held)} names"
             )
-    for name, said, own in others:
-        lacks = [column for column in kinds if column not in own]
-        more = [column for column in own if column not in kinds]
+    for name, said, held in rest:
+        lacks = [column for column in kinds if column not in held]
+        more = [column for column in held if column not in kinds]
         parts = [f"has no {listed(first, before, lacks)}"] if lacks else []
         parts += [f"has {listed(name, said, more)} besides"] if more else []
         if parts:
@@ -199,13 +201,13 @@ def agree(
                 f"all parties must hold the same columns: {name!r} "
                 f"{' and '.join(parts)}, unlike {first!r}{_counted(shown)}"
             )
-        if other := [column for column in kinds if own[column] != kinds[column]]:
-            kind, wanted_kind = own[other[0]], kinds[other[0]]
+        if differing := [column for column in kinds if held[column] != kinds[column]]:
+            kind, wanted_kind = held[differing[0]], kinds[differing[0]]
             # A party whose rows have "f" alone reads it as "false", and so a number.
             hint = ": give 'levels' for it" if "text" in (kind, wanted_kind) else ""
             raise FederationError(
                 f"a column must be of one kind at all parties: "
-                f"{listed(first, before, other)} is of kind {kind} at {name!r} and "
+                f"{listed(first, before, differing)} is of kind {kind} at {name!r} and "
                 f"{wanted_kind} at {first!r}{hint}{_counted(shown)}"
             )
         if said["levels_digest"] != before["levels_digest"]:
@@ -213,8 +215,8 @@ def agree(
             raise FederationError(
                 "text columns must have the same levels at all parties: those of "
                 f"{listed(first, before, texts)} differ between {first!r} and "
-                f"{name!r}: give 'levels' in the node config of each party"
-                f"{_counted(shown)}"
+                f"{name!r}: give 'levels' in the node config of each party, or unite "
+                f"them{_counted(shown)}"
             )
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():

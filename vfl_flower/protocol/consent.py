@@ -38,6 +38,7 @@ Kind = Literal[
     "row-sums",
     "totals",
     "coefficients",
+    "levels",
 ]
 """What leaves a party beyond sums over the rows of all parties."""
 
@@ -50,10 +51,11 @@ KINDS: dict[Kind, str] = {
     "row-sums": "numbers for single rows, in sums over the parties",
     "totals": "totals of scores, and the numbers of rows that were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
+    "levels": "texts of columns that enough rows of all parties have, to the others",
 }
 """The kinds in words, as documents and refusals say them."""
 
-_WITHOUT_ROWS = frozenset({"totals", "coefficients"})
+_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
 MOST_BYTES = 2**20
@@ -162,8 +164,8 @@ class Consent(_Rules):
             raise PartyError(f"consent cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise PartyError(f"consent must be a TOML file: {error}") from None
-        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if others or status.st_uid not in (os.geteuid(), 0):
+        writers = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if writers or status.st_uid not in (os.geteuid(), 0):
             raise PartyError(
                 "consent must be a file of the user who runs the SuperNode, which no "
                 "other user can write (chmod 600)"
@@ -207,8 +209,8 @@ class Consent(_Rules):
                 "consent: 'two-parties' must be false with 'min-parties' above "
                 f"{LEAST_PARTIES}, got {plain['min_parties']}"
             )
-        given = {kind: limit for kind, limit in limits.items() if limit is not None}
-        return cls(**plain, leaves=given, peers=dict(peers))
+        allowed = {kind: limit for kind, limit in limits.items() if limit is not None}
+        return cls(**plain, leaves=allowed, peers=dict(peers))
 
     def limit(self, kind: Kind) -> Limit:
         """Return how many rows of a kind may leave.

@@ -496,7 +496,7 @@ def _check_many(name: str, rows: Array, least: int) -> None:
         )
 
 
-def check_shape(name: str, shape: str, given: tuple[int, ...], sizes: Sizes) -> None:
+def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
     """Raise unless an array has the declared shape; learn sizes from it.
 
     Raises
@@ -505,15 +505,15 @@ def check_shape(name: str, shape: str, given: tuple[int, ...], sizes: Sizes) -> 
         It has another number of dimensions, or another size of one.
     """
     words = shape.split()
-    fits = len(words) == len(given)
-    for word, size in zip(words, given, strict=False):
+    fits = len(words) == len(actual)
+    for word, size in zip(words, actual, strict=False):
         if word.isdecimal():
             fits &= size == int(word)
         elif word != "*":
             fits &= size == sizes.setdefault(word, size)
     if not fits:
         wanted = ", ".join(str(sizes.get(word, word)) for word in words)
-        got = ", ".join(map(str, given))
+        got = ", ".join(map(str, actual))
         raise ContractError(f"{name!r} must have shape ({wanted}), got ({got})")
 
 

@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Len
 
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.protocol.vault import STATE_KEY_BYTES
 
 Place = Annotated[int, Ge(0), Le(2**20)]
+
+StateKey = Annotated[bytes, Len(STATE_KEY_BYTES, STATE_KEY_BYTES)]
 
 KEY_BYTES = 32
 """Bytes of a public key."""
@@ -64,10 +67,13 @@ class Greeting:
         Number of the run.
     digest : bytes
         Digest of the message.
+    goes_on : bool
+        Whether the server goes on with the session, and has what the party then said.
     """
 
     session: Count
     digest: bytes
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class RunFrame:
         For each party the digest of the inputs that differ between parties.
     salt : bytes or None
         Of the digest of this party's inputs.
+    state_key : bytes or None
+        What opens the state that the party has on its disk.
     digest : bytes
         Digest of the message, and of the step that was asked.
     """
@@ -119,6 +127,7 @@ class RunFrame:
     columns: list[str] | None = None
     blocks: bytes | None = None
     salt: bytes | None = None
+    state_key: StateKey | None = None
     digest: bytes = b""
 
 
@@ -170,7 +179,7 @@ class Frame(RunFrame):
                 sums.setdefault(name, {})[kind] = value
         frame = cls(
             **structure(fields_of(RunFrame), plain, {}),
-            sums={name: _sum_request(name, given) for name, given in sums.items()},
+            sums={name: _sum_request(name, request) for name, request in sums.items()},
             sealed=sealed,
         )
         if (place := max(_places(frame))) >= frame.parties:
@@ -182,9 +191,9 @@ class Frame(RunFrame):
         return frame
 
 
-def _sum_request(name: str, given: Mapping[str, Any]) -> SumRequest:
+def _sum_request(name: str, request: Mapping[str, Any]) -> SumRequest:
     try:
-        return SumRequest(**structure(fields_of(SumRequest), given, {}))
+        return SumRequest(**structure(fields_of(SumRequest), request, {}))
     except ContractError as error:
         raise ContractError(f"the sum {name[:60]!r}: {error}") from None
 

@@ -283,7 +283,7 @@ def check_peers(
     credentials: Sequence[Credential],
     session: int,
     place: int,
-    own: Credential,
+    announced: Credential,
     pinned: Mapping[str, str],
     *,
     trust_on_first_use: bool = False,
@@ -299,7 +299,7 @@ def check_peers(
         Number of the run.
     place : int
         Where this party stands among them, as the server says.
-    own : Credential
+    announced : Credential
         What this party has said of itself.
     pinned : mapping of str to str
         Names of peers and their public keys, as :func:`encode_key` writes them.
@@ -319,16 +319,16 @@ def check_peers(
     PartyError
         A party is not the one that is expected; the text says which, and why.
     """
-    if not 0 <= place < len(credentials) or credentials[place] != own:
+    if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
             f"what this party said of itself does not stand at its place {place} among "
             "the parties of the run"
         )
-    text = encode_key(own.identity)
-    if pinned.get(own.name, text) != text:
+    text = encode_key(announced.identity)
+    if pinned.get(announced.name, text) != text:
         raise PartyError(
-            f"the key pinned for this party's own name {own.name!r} must be that of "
-            f"its state-dir, {text}"
+            f"the key pinned for this party's own name {announced.name!r} must be that "
+            f"of its state-dir, {text}"
         )
     _check_distinct(credentials)
     _check_order(credentials)
@@ -391,12 +391,12 @@ def _check_order(credentials: Sequence[Credential]) -> None:
     named = all(c.index == -1 for c in credentials)
     if not named and (lacking := [c.name for c in credentials if c.index < 0]):
         raise PartyError(f"all parties or none must have an index, {lacking[0]!r} not")
-    for one, other in pairwise(credentials):
-        if (one.name >= other.name) if named else (one.index >= other.index):
+    for first, second in pairwise(credentials):
+        if (first.name >= second.name) if named else (first.index >= second.index):
             raise PartyError(
                 f"parties must stand in the order of their "
-                f"{'names' if named else 'indices'}, but {other.name!r} follows "
-                f"{one.name!r}"
+                f"{'names' if named else 'indices'}, but {second.name!r} follows "
+                f"{first.name!r}"
             )
 
 

@@ -4,7 +4,8 @@
 together are answered from one saved state, so it cannot tell that a mask was used; and
 it is gone with the process. The journal of a party lies in its ``state-dir``, one
 message at a time has it, and it is written before the reply leaves. It has the state of
-the session too, so that a party whose process was killed goes on where it was.
+the session too, so that a party whose process was killed goes on where it was: under a
+key that the server has, and this disk has not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from vfl_flower.protocol.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.vault import Vault
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -41,6 +43,9 @@ MOST_SESSIONS = 10
 
 KEPT = 100
 """Runs that the journal keeps."""
+
+MOST_STATES = 5
+"""Sessions of which a party keeps its state: a run leaves those before it to go on."""
 
 STATE_SECONDS = 86400.0
 """Seconds after which a party forgets a session that was not asked for: a day."""
@@ -58,13 +63,16 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
 )
 _KEPT_STATE = (
-    """CREATE TABLE IF NOT EXISTS states (run TEXT PRIMARY KEY, time REAL,
-    content BLOB)""",
-    """CREATE TABLE IF NOT EXISTS arrays (
-    run TEXT, digest BLOB, value BLOB, PRIMARY KEY (run, digest))""",
+    # Of earlier versions, which had them in the clear.
+    "DROP TABLE IF EXISTS states",
+    "DROP TABLE IF EXISTS arrays",
+    """CREATE TABLE IF NOT EXISTS locked_states (run TEXT PRIMARY KEY, time REAL,
+    public_key BLOB, content BLOB)""",
+    """CREATE TABLE IF NOT EXISTS locked_arrays (
+    run TEXT, label BLOB, value BLOB, PRIMARY KEY (run, label))""",
 )
-"""What a party remembers of a session. An array is written once, and not again with
-each message."""
+"""What a party remembers of a session, encrypted. An array is written once, and not
+again with each message."""
 _READ = """SELECT session, round, digest, reply, messages, bytes, sessions
     FROM sessions WHERE run = ?"""
 _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -75,8 +83,10 @@ _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 _FORGET = (
     "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - ?",
     "DELETE FROM shared WHERE run NOT IN (SELECT run FROM sessions)",
-    "DELETE FROM states WHERE run NOT IN (SELECT run FROM sessions)",
-    "DELETE FROM arrays WHERE run NOT IN (SELECT run FROM states)",
+    "DELETE FROM locked_states WHERE run NOT IN (SELECT run FROM sessions)",
+    f"""DELETE FROM locked_states WHERE run NOT IN (
+    SELECT run FROM locked_states ORDER BY time DESC LIMIT {MOST_STATES})""",
+    "DELETE FROM locked_arrays WHERE run NOT IN (SELECT run FROM locked_states)",
 )
 
 
@@ -141,7 +151,7 @@ class Journal:
                 "owner raises max-refusals in its consent.toml"
             )
 
-    def greet(self, session: int, memory: Memory) -> None:
+    def greet(self, session: int, memory: Memory, goes_on: bool = False) -> bytes:
         """Begin a session, or go on with one; what was counted in it still counts.
 
         A session that the server begins to continue in another run, since it was
@@ -154,6 +164,15 @@ class Journal:
             Number of the session.
         memory : Memory
             What the party remembers, changed in place.
+        goes_on : bool
+            Whether the server says that it has the key of the state. Otherwise a
+            session in which nothing was answered yet gets new keys.
+
+        Returns
+        -------
+        bytes
+            The party's public key in a session whose state only the next message can
+            open, which has the key; b"" in any other.
 
         Raises
         ------
@@ -168,12 +187,18 @@ class Journal:
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
-            if self._db is not None:  # the keys of earlier sessions are of no more use
-                self._db.execute("DELETE FROM states")
-                self._db.execute("DELETE FROM arrays")
+            if self._db is not None:  # the run has given its last session up
+                for table in ("locked_states", "locked_arrays"):
+                    self._db.execute(f"DELETE FROM {table} WHERE run = ?", (self._run,))
             memory.forget()
-            return
-        self.recall(memory)
+            return b""
+        if memory.place[0] == session:
+            self.recall(memory)
+            return b""
+        memory.forget()
+        if not (goes_on or self.round):
+            return b""
+        return bytes(self._state("public_key"))
 
     def _adopt(self, session: int) -> bool:
         """Move the session of another run here; return whether there is one."""
@@ -183,53 +208,88 @@ class Journal:
             return False
         if self.sessions:
             raise PartyError("a run that goes on with a session must have begun none")
-        for table in ("sessions", "shared", "states", "arrays"):
+        for table in ("sessions", "shared", "locked_states", "locked_arrays"):
             move = f"UPDATE {table} SET run = ? WHERE run = ?"
             self._db.execute(move, (self._run, *known))
         self._load()
         return True
 
-    def recall(self, memory: Memory) -> None:
+    def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
         """Give a party its state of the session, where it has another or none.
 
         The journal is right: it was written before the reply left.
 
+        Parameters
+        ----------
+        memory : Memory
+            What the party remembers, changed in place.
+        state_key : bytes, optional
+            The key that the server has sent, for a party that remembers none.
+
         Raises
         ------
         PartyError
-            The party has forgotten the session.
+            The party has forgotten the session, or the key is not the one of its state.
         """
         if memory.place == (self.session, self.round):
             return
+        key = memory.state_key if memory.place[0] == self.session else state_key
+        content = self._state("content")
+        if key is None:
+            raise PartyError(
+                "this party was restarted, and the message lacks the key of its state "
+                "of the session"
+            )
+        vault = Vault(key, self.session)
+
+        def array(digest: bytes) -> bytes:
+            assert self._db is not None
+            label = vault.label(digest)
+            query = "SELECT value FROM locked_arrays WHERE run = ? AND label = ?"
+            (locked,) = self._db.execute(query, (self._run, label)).fetchone()
+            return vault.open(label, locked)
+
+        memory.restore(vault.open(b"state", content), array, key)
+
+    def _state(self, column: str) -> bytes:
+        """Return a column of the state of the session.
+
+        Raises
+        ------
+        PartyError
+            The party has forgotten it.
+        """
         assert self._db is not None
-        query = "SELECT content FROM states WHERE run = ?"
+        query = f"SELECT {column} FROM locked_states WHERE run = ?"
         if (kept := self._db.execute(query, (self._run,)).fetchone()) is None:
             raise PartyError(
                 "this party has forgotten the session, as it does after a day or when "
-                "another one begins: begin a new one"
+                f"{MOST_STATES} others begin: begin a new one"
             )
-        memory.restore(kept[0], self._array)
-
-    def _array(self, digest: bytes) -> bytes:
-        assert self._db is not None
-        query = "SELECT value FROM arrays WHERE run = ? AND digest = ?"
-        return bytes(self._db.execute(query, (self._run, digest)).fetchone()[0])
+        return bytes(kept[0])
 
     def keep(self, memory: Memory) -> None:
         """Keep the state of the session with the line, and forget those out of date."""
         assert self._db is not None
         content, arrays = memory.pack()
-        known = "SELECT digest FROM arrays WHERE run = ?"
-        there = {bytes(d) for (d,) in self._db.execute(known, (self._run,))}
-        now = (self._run, time.time(), content)
-        self._db.execute("REPLACE INTO states VALUES (?, ?, ?)", now)
+        vault = Vault(memory.state_key, self.session)
+        labels = {vault.label(digest): digest for digest in arrays}
+        known = "SELECT label FROM locked_arrays WHERE run = ?"
+        stored = {bytes(label) for (label,) in self._db.execute(known, (self._run,))}
+        locked = vault.lock(b"state", content)
+        now = (self._run, time.time(), memory.public_key, locked)
+        self._db.execute("REPLACE INTO locked_states VALUES (?, ?, ?, ?)", now)
         self._db.executemany(
-            "DELETE FROM arrays WHERE run = ? AND digest = ?",
-            [(self._run, digest) for digest in there - arrays.keys()],
+            "DELETE FROM locked_arrays WHERE run = ? AND label = ?",
+            [(self._run, label) for label in stored - labels.keys()],
         )
         self._db.executemany(
-            "INSERT INTO arrays VALUES (?, ?, ?)",
-            [(self._run, d, data) for d, data in arrays.items() if d not in there],
+            "INSERT INTO locked_arrays VALUES (?, ?, ?)",
+            (
+                (self._run, label, vault.lock(label, arrays[digest]))
+                for label, digest in labels.items()
+                if label not in stored
+            ),
         )
 
     def check(self, frame: Frame) -> None:
@@ -345,7 +405,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             for table in (*_TABLES, *_KEPT_STATE):
                 db.execute(table)
             old = (time.time() - STATE_SECONDS,)
-            db.execute("DELETE FROM states WHERE time < ?", old)
+            db.execute("DELETE FROM locked_states WHERE time < ?", old)
             line = Journal(_run=name, _db=db)
             line._load()
             line.trusted = dict(db.execute("SELECT name, key FROM peers"))

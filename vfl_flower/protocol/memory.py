@@ -19,6 +19,7 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import Step
+from vfl_flower.protocol.vault import new_state_key
 from vfl_flower.secure_aggregation import new_private_key, public_key
 from vfl_flower.typing import Array
 
@@ -27,6 +28,9 @@ SHARED = "shared."
 
 ARRAYS = "arrays."
 """Before a name: record of the kept state that stands for a record of arrays."""
+
+AT_REST = "at_rest"
+"""Name of the record with the key of what a disk has of the state."""
 
 DONE = "done."
 """Before an action: key in the session of the inputs of a step answered once."""
@@ -69,8 +73,19 @@ class Memory:
         known = self._session
         return (known["session"], known["round"]) if known else (-1, 0)
 
+    @property
+    def state_key(self) -> bytes:
+        """Key of what a disk has of the state of the session; b"" before any."""
+        known = self._records.get(AT_REST)
+        return bytes(known["key"]) if known else b""
+
+    @property
+    def public_key(self) -> bytes:
+        """The party's public key in the session."""
+        return public_key(self._session["private_key"])
+
     def pack(self) -> tuple[bytes, dict[bytes, bytes]]:
-        """Return the state for a disk, and its arrays by their SHA-256.
+        """Return the state for a disk, without its key, and its arrays by SHA-256.
 
         An array that a round has not changed has the digest that it had, and so has one
         that was kept after a round when it is kept as before the next one.
@@ -78,6 +93,8 @@ class Memory:
         packed: dict[str, Any] = {}
         arrays: dict[bytes, bytes] = {}
         for name, record in self._records.items():
+            if name == AT_REST:
+                continue
             if not isinstance(record, ArrayRecord):
                 packed[name] = record
                 continue
@@ -90,9 +107,12 @@ class Memory:
             packed[f"{ARRAYS}{name}"] = ConfigRecord(about)
         return recorddict_to_proto(RecordDict(packed)).SerializeToString(), arrays
 
-    def restore(self, content: bytes, array_of: Callable[[bytes], bytes]) -> None:
+    def restore(
+        self, content: bytes, array_of: Callable[[bytes], bytes], state_key: bytes
+    ) -> None:
         """Take the state that :meth:`pack` gave; `array_of` has arrays by digest."""
         self.forget()
+        self.state[AT_REST] = ConfigRecord({"key": state_key})
         records: Any = recorddict_from_proto(ProtoRecordDict.FromString(content))
         for name, record in records.items():
             if not name.startswith(ARRAYS):
@@ -117,10 +137,10 @@ class Memory:
 
     def open(self, session: int) -> bytes:
         """Begin a session and return the public key; the same one when asked again."""
-        known = self._session
-        if known is None or known["session"] != session:
+        if self.place[0] != session:
             private = new_private_key()
             self.forget()
+            self.state[AT_REST] = ConfigRecord({"key": new_state_key()})
             self.state["session"] = ConfigRecord(
                 {
                     "session": session,
@@ -131,7 +151,7 @@ class Memory:
                     "digest": b"",
                 }
             )
-        return public_key(self._session["private_key"])
+        return self.public_key
 
     def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
         """Check the round, and give the party what it keeps.

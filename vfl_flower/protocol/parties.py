@@ -154,6 +154,7 @@ class Parties(Sequence[PartyInfo]):
         self._round = 0
         self._last: list[int] = []  # round in which each party was last asked
         self._peers = b""
+        self._state_keys: list[bytes | None] = []
         self._credentials: bytes | None = None
         self._columns: list[str] | None = None
         self.columns, self.gaps = list(columns), False
@@ -248,6 +249,10 @@ class Parties(Sequence[PartyInfo]):
     def hurry(self, seconds: float) -> None:
         """Wait for a reply for so many seconds at most from now on."""
         self._exchange.timeout = min(self._exchange.timeout, seconds)
+
+    def leave_checkpoint(self) -> None:
+        """Keep nothing in the checkpoint of what is asked from now on."""
+        self._exchange.checkpoint = Checkpoint()
 
     def refused(self, j: int, step: Step[Any, Any]) -> bool:
         """Return whether party `j` has refused a step and so has done nothing of it."""
@@ -568,6 +573,7 @@ class Parties(Sequence[PartyInfo]):
                 columns=None if self._last[j] else self._columns,
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
+                state_key=self._state_keys[j],
                 sums=dict(sums.get(j, {})),
                 sealed=sealed,
             )
@@ -651,14 +657,16 @@ class Parties(Sequence[PartyInfo]):
         """Wait for a number of nodes; `source` says where it comes from."""
         wanted = max(self._least, n_parties)
         deadline = time.monotonic() + self.timeout
-        poll = FIRST_POLL
+        poll, told = FIRST_POLL, -1
         while len(nodes := self._nodes()) < wanted:
             if self._without:  # those that are left have connected before
                 raise FederationError(
                     f"the run needs {wanted} parties{source}, {len(nodes)} left"
                 )
-            if poll == FIRST_POLL:
-                log.info("waiting for %d parties, %d connected", wanted, len(nodes))
+            if len(nodes) != told:
+                told, left = len(nodes), max(0, round(deadline - time.monotonic()))
+                text = "waiting for %d parties, %d connected; at most %d s more"
+                log.info(text, wanted, told, left)
             if time.monotonic() > deadline:
                 raise FederationError(
                     f"the run needs {wanted} parties{source}, {len(nodes)} connected "
@@ -747,6 +755,7 @@ class Parties(Sequence[PartyInfo]):
             "are the same" if replies[order[0]][said] else "were not compared",
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
+        self._state_keys = [replies[node].get("state_key") for node in order]
         if any("identity" in replies[node] for node in order):
             self._credentials = pack_credentials(
                 [Credential(**_told(replies[node])) for node in order]
@@ -757,11 +766,12 @@ class Parties(Sequence[PartyInfo]):
         elif held:
             self._greeted = {names[node]: replies[node] for node in order}
 
-    def _greeting(self, count: int) -> RecordDict:
+    def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
         plan = Plan(list(self._needs), not self._private_draws, count)
         values = flatten({"partition": self._partition, "plan": plan})
-        return pack(values, {"session": self.session})
+        more = {"goes_on": True} if goes_on else {}
+        return pack(values, {"session": self.session, **more})
 
     def _greet_again(self) -> None:
         """Find the parties that were greeted before the server was started again.
@@ -777,7 +787,7 @@ class Parties(Sequence[PartyInfo]):
         log.info("the run goes on after %d round trips", self.checkpoint.held)
         nodes = self._wait_for_nodes(len(self), " with which it began")
         unnamed = {node: f"node {node}" for node in nodes}
-        contents = dict.fromkeys(nodes, self._greeting(len(nodes)))
+        contents = dict.fromkeys(nodes, self._greeting(len(nodes), goes_on=True))
         sent = self._exchange(hello.action, contents, unnamed, Checkpoint())
         where: dict[str, int] = {}
         for node, (reply, _) in zip(nodes, sent, strict=True):
@@ -787,7 +797,8 @@ class Parties(Sequence[PartyInfo]):
                     f"the run goes on with the parties with which it began, and "
                     f"{name!r} is none of them"
                 )
-            if changed := [key for key in before if before[key] != reply.get(key)]:
+            said = {"state_key": before.get("state_key"), **reply}
+            if changed := [key for key in before if before[key] != said.get(key)]:
                 lost = "public_key" in changed
                 what = "lost the state of the run" if lost else f"another {changed[0]}"
                 raise FederationError(
@@ -841,10 +852,10 @@ class _Reply(Generic[R]):
 
 def _named(failure: PartyFailed) -> PartyFailed:
     """Return a failure in ``hello`` under the name that the party gives in it."""
-    given = re.search(r"\bparty '([^']+)'", failure.reason)
-    if given is None or _name_of({"name": given[1]}) != given[1]:
+    match = re.search(r"\bparty '([^']+)'", failure.reason)
+    if match is None or _name_of({"name": match[1]}) != match[1]:
         return failure
-    name, reason = given[1], failure.reason.removeprefix(f"{given[0]}: ")
+    name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
 
 

@@ -229,8 +229,8 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
     except FileNotFoundError:
         logger.error("no file %s", path)
         raise PartyError(
-            f"this party has no part of model {model}; its state-dir has parts of "
-            f"{len(list_parts(folder))} other ones"
+            f"this party has no part of model {model}; models of which its state-dir "
+            f"has parts: {len(list_parts(folder))}"
         ) from None
     except OSError as error:
         logger.error("cannot read %s: %s", path, error.strerror)
@@ -277,16 +277,17 @@ def list_parts(folder: Path) -> list[str]:
         raise PartyError(
             f"the state-dir of this party cannot be read: {error.strerror}"
         ) from None
-    return sorted(filter(_is_id, names))
+    return sorted(filter(is_model_id, names))
 
 
-def _is_id(model: object) -> bool:
+def is_model_id(model: object) -> bool:
+    """Return whether a value is the id of a model, which names files."""
     return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
 
 
 def _path(folder: Path, model: str) -> Path:
     # The id comes from the server: it must not lead out of the folder.
-    if not _is_id(model):
+    if not is_model_id(model):
         raise PartyError(
             "the id of a model must be 8 to 32 lower-case hexadecimal digits, got "
             f"{str(model)[:40]!r}"
@@ -338,6 +339,7 @@ def _checksum(content: bytes) -> bytes:
 __all__ = [
     "ModelPart",
     "in_csv",
+    "is_model_id",
     "list_parts",
     "load_part",
     "read_private",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -52,6 +52,9 @@ class Source(Protocol):
 
     def read_ids(self) -> Sequence[str] | None:
         """Return the ids of the rows as text; None where they have none."""
+
+    def read_texts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return in how many rows each text is, by column, where levels are united."""
 
     def drop_cache(self) -> None:
         """Remove copies of the rows, some of which the party may have to forget."""
@@ -112,6 +115,9 @@ class Party:
         What a step leaves here is written to a file in `state_dir`.
     source : Source or None
         Where its rows come from, if not from the caller.
+    texts : mapping of str to mapping of str to int
+        In how many rows each text is, by column, where the levels of columns are to be
+        united and there is no `source`.
     shared : dict of str to Array of bool, shape (n,)
         Rows that :meth:`share` has counted in the run, by kind.
     releases : Releases or None
@@ -144,6 +150,9 @@ class Party:
     part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     predictions: Predictions | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
+    texts: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     shared: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
     releases: Releases | None = field(default=None, init=False, repr=False)
     _state: Any = field(default=None, init=False, repr=False)
@@ -395,6 +404,10 @@ class Party:
     def read_ids(self) -> Sequence[Any] | Array | None:
         """Return the ids of the rows, from the data file if there is one."""
         return self.ids if self.source is None else self.source.read_ids()
+
+    def read_texts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return in how many rows each text is, of the columns to be united."""
+        return self.texts if self.source is None else self.source.read_texts()
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the generator of one named stream of this party in this run.

@@ -11,6 +11,12 @@ from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import R
 from vfl_flower.typing import Arrays
 
+_ALIGN = (
+    "; where files have other rows, or the same ones in another order, run the "
+    "strategy align first, and name its order by alignment"
+)
+"""What helps where rows are not the same."""
+
 
 @dataclass(frozen=True)
 class PartyInfo:
@@ -153,21 +159,22 @@ def check_alike(
     FederationError
         The text names the party that differs from the first one.
     """
-    first, *others = order
+    first, *rest = order
     for name in names.values():
         if list(names.values()).count(name) > 1:
             raise FederationError(f"party names must differ, two are {name!r}")
     if partition == "either":
         return
     horizontal = partition == "horizontal"
-    amount, size = "number of rows", "n_rows"
+    amount, size, hint = "number of rows", "n_rows", _ALIGN
     if horizontal:
-        amount, size = "columns", "n_columns"
-    for node in others:
+        amount, size, hint = "columns", "n_columns", ""
+    for node in rest:
         if replies[node][size] != replies[first][size]:
             raise FederationError(
                 f"all parties must hold the same {amount}: {names[first]!r} has "
                 f"{replies[first][size]}, {names[node]!r} has {replies[node][size]}"
+                f"{hint}"
             )
     if horizontal:
         return
@@ -181,5 +188,5 @@ def check_alike(
         if replies[node]["ids_digest"] != replies[first]["ids_digest"]:
             raise FederationError(
                 "all parties must hold the same row ids in the same order: those of "
-                f"{names[node]!r} differ from those of {names[first]!r}"
+                f"{names[node]!r} differ from those of {names[first]!r}{_ALIGN}"
             )

@@ -52,6 +52,11 @@ BLOCK = 2**14
 """Ids of a file whose digests are taken at once: their texts need not fit in memory."""
 
 
+def normal_text(value: object) -> str:
+    """Return a text as all parties write it: form NFKC, without blanks at its ends."""
+    return unicodedata.normalize("NFKC", str(value)).strip()
+
+
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     """Return ids as all parties write them.
 
@@ -86,12 +91,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     )
     if wrong:
         raise PartyError(f"ids must be integers or text, {wrong} are neither")
-    texts = [
-        unicodedata.normalize("NFKC", str(value))
-        .strip()
-        .encode("utf-8", "surrogatepass")
-        for value in values
-    ]
+    texts = [normal_text(value).encode("utf-8", "surrogatepass") for value in values]
     if empty := texts.count(b""):
         raise PartyError(f"ids must not be empty, {empty} are")
     if repeated := len(texts) - len(set(texts)):
@@ -156,15 +156,15 @@ class RowOrder:
         """
         blocks = [None] if ids is None else _blocks(ids)
         parts = [_digests(self.salt, normal_ids(block)) for block in blocks]
-        there = np.concatenate(parts).view(f"S{DIGEST_BYTES}").ravel()
+        held = np.concatenate(parts).view(f"S{DIGEST_BYTES}").ravel()
         wanted = self.ids.view(f"S{DIGEST_BYTES}").ravel()
-        order = np.argsort(there, kind="stable")
-        ranked = there[order]
+        order = np.argsort(held, kind="stable")
+        ranked = held[order]
         if repeated := np.count_nonzero(ranked[1:] == ranked[:-1]):
             raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
         places = np.searchsorted(ranked, wanted)
-        rows: Array = order[np.minimum(places, len(there) - 1)]
-        if missing := np.count_nonzero(there[rows] != wanted):
+        rows: Array = order[np.minimum(places, len(held) - 1)]
+        if missing := np.count_nonzero(held[rows] != wanted):
             raise PartyError(
                 f"the data must hold all {len(wanted)} ids of alignment {self.name!r}, "
                 f"{missing} are missing: align the parties again"
@@ -218,8 +218,8 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
         fits &= order.ids.dtype == np.uint8 and order.ids.shape[1:] == (DIGEST_BYTES,)
     except FileNotFoundError:
         raise PartyError(
-            f"this party's state-dir has no alignment {name!r}: run the strategy that "
-            "makes it first"
+            f"this party's state-dir has no alignment {name!r}: name another one, or "
+            "run the strategy align with this name first"
         ) from None
     except OSError as error:
         log.error("cannot read %s: %s", path, error.strerror)

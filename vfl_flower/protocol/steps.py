@@ -196,8 +196,8 @@ class Reveals:
         if not self.when:
             return True
         value = values.get(self.when.removeprefix("not "))
-        given = bool(value) if isinstance(value, int) else value is not None
-        return given != self.when.startswith("not ")
+        present = bool(value) if isinstance(value, int) else value is not None
+        return present != self.when.startswith("not ")
 
 
 def reveals(kind: Kind, when: str = "") -> Callable[[F], F]:

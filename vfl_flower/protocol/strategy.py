@@ -7,6 +7,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step, Steps
+from vfl_flower.protocol.united import Levels
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -161,6 +163,8 @@ class ProtocolStrategy(Strategy):
     column, the mean for a missing value."""
     fills: ClassVar[bool] = False
     """Whether it fills missing values with means over all parties that hold rows."""
+    unites: ClassVar[bool] = False
+    """Whether it makes levels of text columns that parties then keep."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
     resumable: ClassVar[bool] = True
@@ -262,7 +266,8 @@ class ProtocolStrategy(Strategy):
         missing, failed = dict[int, str](), ""
         begun: list[str] = []
         while True:
-            run = Run(seed, evaluate_fn, list(missing.values()), begun)
+            run = Run(seed, evaluate_fn, list(dict.fromkeys(missing.values())), begun)
+            parties = None
             try:
                 parties = self.greet(
                     grid,
@@ -276,20 +281,27 @@ class ProtocolStrategy(Strategy):
                     watch.greeted(self, parties, ledger)
                 arrays = self.protocol(parties, run)
                 break
-            except PartyFailed as failure:
-                if not self.allow_missing or not failure.nodes or run.final:
-                    raise
-                log.warning("%s; the run begins again without it", failure)
-                checkpoint.failed(failure)
-                missing |= failure.nodes
-                failed = str(failure)
-            except FederationError as error:
-                if not failed:
-                    raise
-                raise FederationError(
-                    f"{error}; before that, {failed}, and the run began again without "
-                    f"{', '.join(missing.values())}"
-                ) from None
+            except Exception as error:
+                without = self._without(error, run)
+                # First, since a run that goes on does not meet what is tidied up.
+                known = False
+                if without and isinstance(error, PartyFailed):
+                    known = checkpoint.failed(error)
+                if parties is not None and not known:
+                    parties.leave_checkpoint()
+                    self.give_up(parties, run, error)
+                if without:
+                    log.warning("%s; the run begins again without it", error)
+                    missing |= without
+                    failed = str(error)
+                    continue
+                told = isinstance(error, PartyFailed) or not failed
+                if isinstance(error, FederationError) and not told:
+                    raise FederationError(
+                        f"{error}; before that, {failed}, and the run began again "
+                        f"without {', '.join(missing.values())}"
+                    ) from None
+                raise
         ledger.watch = None
         recorded = run.train_metrics
         warnings = self.shortfalls(dict(recorded[max(recorded)])) if recorded else []
@@ -305,6 +317,18 @@ class ProtocolStrategy(Strategy):
             seed=self.seed,
             warnings=tuple(warnings),
         )
+
+    def _without(self, error: Exception, run: Run) -> dict[int, str]:
+        """Return the nodes, and their names, without which the run begins again."""
+        if not self.allow_missing or run.final or not isinstance(error, PartyFailed):
+            return {}
+        return error.nodes
+
+    def give_up(self, parties: Parties, run: Run, error: Exception) -> None:
+        """Tidy up after a protocol that failed, whether or not the run begins again.
+
+        What parties are asked here is not in the checkpoint.
+        """
 
     def greet(
         self,
@@ -352,6 +376,21 @@ class ProtocolStrategy(Strategy):
                 "fills none: set impute to 'none' to see which"
             )
         return parties
+
+    @classmethod
+    def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
+        """Return the united levels that a party's model was trained on, and their salt.
+
+        Where a part of the model keeps the encoding, or nothing is known: none.
+
+        Parameters
+        ----------
+        folder : Path
+            ``state-dir`` of the party.
+        model : str
+            Number of the model.
+        """
+        return {}, ""
 
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""
@@ -449,8 +488,13 @@ class ProtocolStrategy(Strategy):
         return type(self)(**kept | settings)
 
     def summary(self) -> None:
-        """Log the settings of the strategy, without secrets."""
-        shown = ", ".join(f"{k}={v!r}" for k, v in values_of(self).items())
+        """Log the settings that are not as by default, without secrets."""
+        defaults = {s.name: s.default for s in settings_of(type(self))}
+        shown = ", ".join(
+            f"{name}={value!r}"
+            for name, value in values_of(self).items()
+            if repr(getattr(self, name)) != repr(defaults[name])
+        )
         log.info("%s(%s)", type(self).__name__, shown)
 
     def configure_train(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -8,6 +8,7 @@ from vfl_flower.strategies.alignment import Alignment
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.strategies.level_union import LevelUnion
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import MUFCForgetClient, MUFCStatus, MUFCUnlearn
 from vfl_flower.strategies.prediction import FDSKLPrediction
@@ -22,6 +23,7 @@ ALGORITHMS: dict[str, Tasks] = {
     "fk-kmeans": (FKKMeans, Removal),
     "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus, MUFCRemoval),
     "align": (Alignment,),
+    "unite-levels": (LevelUnion,),
 }
 """The strategies of each algorithm, one per task, by its name in the run config."""
 
@@ -70,6 +72,7 @@ __all__ = [
     "CoresetVRLR",
     "FDSKLPrediction",
     "FKKMeans",
+    "LevelUnion",
     "MUFCForgetClient",
     "MUFCRemoval",
     "MUFCStatus",

@@ -133,8 +133,8 @@ class Alignment(ProtocolStrategy):
             makers = [(j - 1) % len(parties) for j in range(len(parties))]
             encrypted = replies.each("encrypted")
             lists, asked = [encrypted[j] for j in makers], replies.failure
-        for maker, one, size in zip(makers, lists, sizes, strict=True):
-            if one.dtype != np.uint8 or len(one) != size:
+        for maker, array, size in zip(makers, lists, sizes, strict=True):
+            if array.dtype != np.uint8 or len(array) != size:
                 raise asked(maker, f"its reply must have {size} rows of 32 bytes")
         return lists
 

@@ -156,7 +156,8 @@ class CoresetVRLR(CoresetStrategy):
         if not self.pools:
             return ""
         kinds = self.replace(solver="cg", check_size=0).needs
-        return f"With solver='cg' the run asks for no rows, but for {', '.join(kinds)}"
+        instead = ", ".join(kinds)
+        return f"With solver='cg' the run asks for no rows, and instead for {instead}"
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has reached its tolerance."""

@@ -428,12 +428,12 @@ class FDSKL(ProtocolStrategy):
                 "parties' columns one by one"
             )
         for holder in holders:
-            others = sum(p.n_columns for j, p in enumerate(parties) if j != holder)
-            if others < 3:
+            n_columns = sum(p.n_columns for j, p in enumerate(parties) if j != holder)
+            if n_columns < 3:
                 log.warning(
                     "%r learns nearly all of the %d columns of the other parties",
                     parties[holder].name,
-                    others,
+                    n_columns,
                 )
 
     @property

@@ -40,6 +40,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
 from vfl_flower.typing import Array
 
@@ -93,6 +94,11 @@ class MUFCTask(ProtocolStrategy):
         known = [clusters for clusters in labels if clusters is not None]
         if isinstance(model, MUFCModel) and len(known) == len(labels):
             model.labels_ = known
+
+    @classmethod
+    def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
+        """Return the united levels that the party's state has kept."""
+        return party.united_levels(folder, model)
 
     def cluster(
         self,
@@ -271,18 +277,19 @@ class ClusterTraining(MUFCTask):
         )
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1; a training that fails leaves no ids at the parties."""
+        """Algorithm 1."""
         model = f"{parties.session:016x}"
         log.info("model %s", model)
-        try:
-            return self.train(parties, run, model)
-        except Exception as error:
-            state = None if self.folder is None else ServerState(self.folder, model)
-            saved = state is not None and state.exists and state.version > 0
-            if state is not None and model in run.begun and not saved:
-                failed = error.nodes if isinstance(error, PartyFailed) else {}
-                abandon(parties, model, list(failed))
-            raise
+        return self.train(parties, run, model)
+
+    def give_up(self, parties: Parties, run: Run, error: Exception) -> None:
+        """Let a training that failed leave no ids at the parties."""
+        model = f"{parties.session:016x}"
+        state = None if self.folder is None else ServerState(self.folder, model)
+        saved = state is not None and state.exists and state.version > 0
+        if state is not None and model in run.begun and not saved:
+            failed = error.nodes if isinstance(error, PartyFailed) else {}
+            abandon(parties, model, list(failed))
 
     def train(self, parties: Parties, run: Run, model: str) -> ArrayRecord:
         """Algorithm 1."""

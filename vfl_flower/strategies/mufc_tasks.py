@@ -394,7 +394,7 @@ def parse_names(clients: str | Sequence[str]) -> list[str]:
 
 
 def _check_parties(
-    here: Sequence[str],
+    present: Sequence[str],
     parties: Sequence[str],
     asked: Iterable[str],
     leaving: Sequence[str],
@@ -410,10 +410,10 @@ def _check_parties(
         raise FederationError(
             f"{name!r} must be one of the {len(parties)} parties of the model"
         )
-    missing = [name for name in parties if name not in here and name not in leaving]
-    others = [name for name in here if name not in parties and name not in leaving]
-    if missing or others:
-        wrong = f"{missing[0]!r} does not" if missing else f"{others[0]!r} does too"
+    missing = [name for name in parties if name not in present and name not in leaving]
+    extra = [name for name in present if name not in parties and name not in leaving]
+    if missing or extra:
+        wrong = f"{missing[0]!r} does not" if missing else f"{extra[0]!r} does too"
         raise FederationError(
             f"the {len(parties)} parties of the model, and no others, must take part: "
             f"{wrong}"

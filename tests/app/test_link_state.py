@@ -1,0 +1,131 @@
+"""What the database of a SuperLink has left when one starts, or has ended."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+)
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+
+from vfl_flower.app.link_state import STARTED_AGAIN, forget_messages, take_up
+
+# Of what Flower calls to make its tables.
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")
+
+SECRET = b"a key of a state, and a row in the clear"
+ID_TO_FORGET = "patient-4711-of-the-clinic"
+KEYS = [f"key of supernode {j}".encode() for j in range(3)]
+
+
+def started(database):
+    """Return the state of a SuperLink, as Flower opens it."""
+    objects = ObjectStoreFactory(str(database))
+    return LinkStateFactory(str(database), NoOpFederationManager(), objects).state()
+
+
+def ended(state):
+    """Close the connections of a SuperLink."""
+    for store in (state, state.object_store):
+        store._engine.dispose()
+
+
+def begin_run(state):
+    """Begin a run whose config names an id; return its number and that of its task."""
+    config = {"mufc.ids": ID_TO_FORGET}
+    run = state.create_run(
+        "app", "1", "hash", config, "fed", None, "me", "flwr-serverapp"
+    )
+    (info,) = state.get_run_info(run_ids=[run])
+    return run, info.primary_task_id
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a database with SuperNodes, and a run whose reply nobody has read."""
+    path = tmp_path_factory.mktemp("made") / "superlink.sqlite"
+    assert take_up(path, KEYS) == set()
+    state = started(path)
+    nodes = [state.create_node("me", "me", key, 30.0) for key in KEYS]
+    state.delete_node("me", nodes[2])
+    assert state.activate_node(nodes[0], 30.0)
+    run, task = begin_run(state)
+    state.add_task_log(task, "INFO: a line of its log")
+    reply = RecordDict({"settings": ConfigRecord({"state_key": SECRET})})
+    state.object_store.preregister(run, get_object_tree(reply))
+    for name, value in get_all_nested_objects(reply).items():
+        state.object_store.put(name, value.deflate())
+    ended(state)
+    assert SECRET in on_disk(path)
+    return path, run
+
+
+@pytest.fixture
+def database(made, tmp_path):
+    """Return such a database for one test, and the number of the run."""
+    path, run = made
+    for file in path.parent.iterdir():
+        shutil.copy(file, tmp_path)
+    return tmp_path / path.name, run
+
+
+def on_disk(path):
+    return b"".join(file.read_bytes() for file in path.parent.iterdir())
+
+
+def test_of_a_superlink_that_has_ended_no_message_is_left(database):
+    path, run = database
+    forget_messages(path)
+    assert SECRET not in on_disk(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o777 == 0o600
+    (info,) = started(path).get_run_info(run_ids=[run])
+    assert info.status.status == "pending"  # whoever follows it asks the next one
+
+
+def test_supernodes_stay_registered_and_a_run_has_failed(database):
+    path, run = database
+    assert take_up(path, [KEYS[0], KEYS[2], b"of another one"]) == {KEYS[0]}
+    assert SECRET not in on_disk(path)
+    assert ID_TO_FORGET.encode() not in on_disk(path)
+    state = started(path)
+    (node,) = state.get_node_info()
+    assert (node.public_key, node.status) == (KEYS[0], "online")
+    assert state.create_node("me", "me", KEYS[2], 30.0)  # of one that was taken off
+    (info,) = state.get_run_info(run_ids=[run])
+    assert (info.status.status, info.status.sub_status) == ("finished", "failed")
+    assert info.status.details == STARTED_AGAIN
+    assert info.finished_at
+    log, _ = state.get_task_log(info.primary_task_id, None)
+    assert "a line of its log" in log
+    again, _ = begin_run(state)
+    ended(state)
+    take_up(path, KEYS)
+    state = started(path)
+    assert not state.get_run_info(run_ids=[run])  # it had failed before
+    assert state.get_run_info(run_ids=[again])
+
+
+@pytest.mark.parametrize("damage", ["no database", "another schema"])
+def test_what_flower_does_not_know_is_made_anew(tmp_path, damage):
+    path = tmp_path / "superlink.sqlite"
+    if damage == "no database":
+        path.write_bytes(SECRET * 100)
+    else:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("CREATE TABLE run (number)")
+    assert take_up(path, KEYS) == set()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_size == 0  # Flower makes its tables
+
+
+def test_no_link_is_followed(tmp_path):
+    (tmp_path / "superlink.sqlite").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic link"):
+        take_up(tmp_path / "superlink.sqlite", KEYS)

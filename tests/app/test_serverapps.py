@@ -1,0 +1,108 @@
+"""What starts ServerApps: by a fork those of the installed package, others as Flower.
+
+With a SuperLink that has TLS: tests/wiring/test_afternoon.py.
+"""
+
+import os
+
+import pytest
+from flwr.supercore.cli.flower_superexec import _parse_args
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec import run_superexec as superexec
+from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+
+from vfl_flower.app import server_executor, serverapps
+from vfl_flower.app.bundle import bundle_hash
+from vfl_flower.app.node import preload
+from vfl_flower.app.serverapps import ForkingExecutor, check_flower, serve
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+
+
+@pytest.fixture
+def spec():
+    """Return the task of a run, as Flower gives it to what starts its process."""
+
+    def make(bundle, kind=TaskType.SERVER_APP):
+        return ExecutionSpec(
+            task_type=kind,
+            runtime_api_address="127.0.0.1:1",
+            token="token",
+            insecure=True,
+            root_certificates_path=None,
+            runtime_dependency_install=False,
+            parent_pid=os.getpid(),
+            suppress_output=True,
+            task_id=1,
+            fab_hash=bundle,
+        )
+
+    return make
+
+
+def test_the_installed_bundle_alone_is_forked(spec, monkeypatch):
+    forked, new = [], []
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            assert (target, daemon) == (serverapps.serve_run, True)
+            forked.append(args[0])
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
+    monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new.append(spec))
+    executor = ForkingExecutor(bundle_hash())
+    others = [spec("0" * 64), spec(None), spec(bundle_hash(), TaskType.SIMULATION)]
+    executor.launch(spec(bundle_hash()))
+    for task in others:
+        executor.launch(task)
+    assert forked == [spec(bundle_hash())]
+    assert new == others
+
+
+def test_flowers_loop_takes_this_executor(monkeypatch):
+    """It asks the module for what starts processes, and finds the one that forks."""
+    found = []
+
+    def loop(address, insecure, certificates, parent_pid):
+        executor = superexec.get_executor("subprocess", executor_config=None)
+        found.append((executor.bundle, address, insecure, certificates, parent_pid))
+
+    monkeypatch.setattr(superexec, "get_executor", superexec.get_executor)
+    monkeypatch.setattr(superexec, "run_superexec", loop)
+    monkeypatch.setattr(serverapps, "preload", lambda: None)
+    monkeypatch.setattr(
+        serverapps.PROCESSES, "set_forkserver_preload", lambda names: None
+    )
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.3")
+    serve("127.0.0.1:1", "ca.crt", 7)
+    assert found == [(bundle_hash(), "127.0.0.1:1", False, "ca.crt", 7)]
+
+
+def test_the_installed_flower_is_the_one_that_is_called():
+    check_flower()
+
+
+@pytest.mark.parametrize("certificates", [None, "/a/ca.crt"])
+def test_flowers_own_starts_in_its_place(monkeypatch, caplog, certificates):
+    monkeypatch.setitem(serverapps.SHAPES, preload, "other")
+    started = []
+
+    def execute(*command):
+        started.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execvp", execute)
+    monkeypatch.setenv("PATH", "/bin")
+    with pytest.raises(SystemExit):
+        server_executor.start("127.0.0.1:1", certificates, 7)
+    ((program, words),) = started
+    assert program == words[0] == "flower-superexec"
+    monkeypatch.setattr("sys.argv", words)
+    args = _parse_args().parse_args()
+    assert (args.runtime_api_address, args.parent_pid) == ("127.0.0.1:1", 7)
+    assert (args.root_certificates, args.insecure) == (certificates, not certificates)
+    assert "preload has other parameters" in caplog.text

@@ -1,0 +1,130 @@
+"""What a SuperLink keeps in its database from one start to the next.
+
+Flower keeps everything there: keys of SuperNodes, runs, and each message until it is
+read. A SuperLink that starts again knows its SuperNodes by it, which then go on. It
+cannot go on with a run, whose ServerApp has ended with it; messages and logs of runs
+are of no more use, and neither are run configs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vfl_flower.files import make_private
+
+log = logging.getLogger("vfl_flower")
+
+_KEPT = frozenset({"alembic_version", "node", "nonce_store"})
+"""Tables that no run is in."""
+
+_OF_RUNS = ("run", "task", "task_logs", "run_series", "series_runs")
+"""Tables by which Flower says what became of a run."""
+
+_UNFINISHED = """SELECT run.run_id FROM run JOIN task ON task.task_id = primary_task_id
+    WHERE finished_at IS NULL"""
+
+_FORGET_RUNS = (
+    f"DELETE FROM run WHERE run_id NOT IN ({_UNFINISHED})",
+    "DELETE FROM task WHERE run_id NOT IN (SELECT run_id FROM run)",
+    "DELETE FROM task_logs WHERE task_id NOT IN (SELECT task_id FROM task)",
+    "DELETE FROM series_runs WHERE run_id NOT IN (SELECT run_id FROM run)",
+    "DELETE FROM run_series WHERE series_id NOT IN (SELECT series_id FROM series_runs)",
+    "UPDATE run SET override_config = '{}'",
+)
+
+_FAIL_RUNS = """UPDATE task SET finished_at = ?, sub_status = 'failed', details = ?,
+    active_until = NULL, token = NULL WHERE finished_at IS NULL"""
+
+STARTED_AGAIN = (
+    "the SuperLink was started again: start the run with resume, and the name of its "
+    "folder in output-dir"
+)
+"""Why a run has failed that was under way."""
+
+
+def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
+    """Let a SuperLink start that knows its SuperNodes, and of runs what became of them.
+
+    Parameters
+    ----------
+    database : path
+        Made for the user alone where it is missing; made anew where Flower has tables
+        of another shape in it.
+    keys : collection of bytes
+        Public keys of the SuperNodes that may connect, as Flower writes them.
+
+    Returns
+    -------
+    set of bytes
+        Those of the keys that are registered.
+
+    Raises
+    ------
+    OSError
+        The file cannot be used, or is a symbolic link.
+    """
+    make_private(database)
+    database.chmod(0o600)
+    try:
+        return _take_up(database, keys)
+    except sqlite3.Error as error:
+        log.warning("%s is made anew: %s", database, error)
+        for end in ("-wal", "-shm", "-journal", ""):
+            Path(f"{database}{end}").unlink(missing_ok=True)
+        make_private(database)
+        return set()
+
+
+def _take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
+    with _changed(database) as db:
+        if not _forget_messages(db):
+            return set()
+        for statement in _FORGET_RUNS:
+            db.execute(statement)
+        now = datetime.now(UTC).isoformat(sep=" ")
+        db.execute(_FAIL_RUNS, (now, STARTED_AGAIN))
+        query = "SELECT public_key FROM node WHERE status <> 'unregistered'"
+        registered = {bytes(key) for (key,) in db.execute(query)} & set(keys)
+        marks = ", ".join("?" * len(registered))
+        others = f"DELETE FROM node WHERE public_key NOT IN ({marks})"
+        db.execute(others, tuple(registered))
+        return registered
+
+
+def forget_messages(database: Path) -> None:
+    """Remove the messages of all runs from the database of a SuperLink that has ended.
+
+    Flower removes a message when it is read; one of a run that was cut short stays.
+    """
+    try:
+        with _changed(database) as db:
+            _forget_messages(db)
+    except sqlite3.Error as error:
+        log.warning("messages may be left in %s: %s", database, error)
+
+
+def _forget_messages(db: sqlite3.Connection) -> bool:
+    """Remove all but runs and SuperNodes; return whether there are tables."""
+    names = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    tables = {name for (name,) in db.execute(names) if not name.startswith("sqlite_")}
+    for name in sorted(tables - _KEPT - set(_OF_RUNS)):
+        db.execute(f'DELETE FROM "{name}"')
+    return bool(tables)
+
+
+@contextmanager
+def _changed(database: Path) -> Iterator[sqlite3.Connection]:
+    """Change a database in one transaction, and leave nothing of what is removed."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as db:
+        db.execute("PRAGMA secure_delete = ON")
+        db.execute("BEGIN EXCLUSIVE")
+        yield db
+        db.execute("COMMIT")
+        # What Flower itself has deleted may still be there.
+        db.execute("VACUUM")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

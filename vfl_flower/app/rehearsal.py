@@ -1,0 +1,218 @@
+"""A run on random rows, which shows what a strategy costs and sends.
+
+It runs in this process, on rows of the parties' shapes. So it needs nothing from the
+strategy, whichever package that comes from, and no data.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Message, RecordDict
+
+from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.contract import Field
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.steps import STEPS, Step
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.simulation import InProcessGrid, apart
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+
+class Shape(NamedTuple):
+    """The size of a party's data.
+
+    Attributes
+    ----------
+    n_rows, n_columns, n_labels : int
+        Numbers of rows and columns, and of rows whose label the party knows.
+    name : str
+        Default: ``party-<index>``.
+    """
+
+    n_rows: int
+    n_columns: int
+    n_labels: int = 0
+    name: str = ""
+
+
+@dataclass
+class Seen:
+    """What a rehearsal has seen of a step.
+
+    Attributes
+    ----------
+    request, reply : set of str
+        Values that were sent.
+    kinds : set of str
+        What the requests made it reveal.
+    """
+
+    request: set[str] = field(default_factory=set)
+    reply: set[str] = field(default_factory=set)
+    kinds: set[Kind] = field(default_factory=set)
+
+
+class Watched(InProcessGrid):
+    """A grid that notes which values are sent.
+
+    Attributes
+    ----------
+    seen : dict of str to Seen
+        By the action of a step.
+    """
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self.seen: dict[str, Seen] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Note what the server sends."""
+        messages = list(messages)
+        for message in messages:
+            step, seen = self._of(message)
+            values = _values(message.content, step.contract.request)
+            seen.request |= values.keys()
+            seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Note what the parties send."""
+        replies = super().pull_messages(message_ids)
+        for message in replies:
+            if message.has_content():
+                step, seen = self._of(message)
+                seen.reply |= _values(message.content, step.contract.reply).keys()
+        return replies
+
+    def _of(self, message: Message) -> tuple[Step[..., Any], Seen]:
+        action = message.metadata.message_type.partition(".")[2]
+        step = hello if action == hello.action else STEPS[action]
+        return step, self.seen.setdefault(action, Seen())
+
+
+def _values(content: RecordDict, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the declared values that a message has; True for one of several parts."""
+    settings, arrays = content["settings"], content["arrays"]
+    values: dict[str, Any] = {}
+    for name in [*settings, *arrays]:
+        head = name.partition(".")[0]
+        if head not in fields:
+            head = head.rpartition("_")[0]
+        values[head] = settings[name] if head == name in settings else True
+    return values
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal has cost and shown.
+
+    Attributes
+    ----------
+    ledger : Ledger
+        Its costs.
+    seen : dict of str to Seen
+        What was sent.
+    seconds : float
+        Time that the server computed.
+    """
+
+    ledger: Ledger
+    seen: dict[str, Seen]
+    seconds: float
+
+    def sizes(self, action: str) -> tuple[int, int]:
+        """Return the round trips of a step, and its bytes."""
+        ledger = self.ledger.of(action)
+        return ledger.round_trips, ledger.bytes_up + ledger.bytes_down
+
+
+_LABELS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
+    lambda rng, n: rng.normal(size=n),
+    lambda rng, n: rng.integers(10, size=n).astype(np.float64),
+    lambda rng, n: rng.integers(2, size=n).astype(np.float64),
+)
+"""Labels to try, one after the other: numbers, ten classes, two classes."""
+
+
+def rehearse(
+    strategy: ProtocolStrategy,
+    shapes: Sequence[Shape],
+    rows: int | None = None,
+    clusters: bool = False,
+    grid: Callable[[Sequence[Party]], Watched] = Watched,
+) -> Rehearsal:
+    """Run a strategy on random rows: so many of them; None: as many as there are.
+
+    With `clusters` the rows are five points with little noise. `grid` carries the
+    messages.
+    """
+    share = 1.0 if rows is None else rows / n_rows_of(strategy, shapes)
+    labelled = any(shape.n_labels for shape in shapes)
+    draws = _LABELS if labelled else _LABELS[:1]
+    for last, draw in enumerate(draws, start=1 - len(draws)):
+        rng = np.random.default_rng(0)
+        parties, known = [], 0
+        for shape in shapes:
+            n = max(1, round(shape.n_rows * share))
+            X = strategy.random_rows(rng, n, shape.n_columns)
+            if clusters:
+                # A row is in the same cluster at all parties, which makes them alike.
+                which = np.random.default_rng(1).integers(min(5, n), size=n)
+                X = 0.99 * X[which] + 0.01 * X
+            y = None
+            if shape.n_labels:
+                # Label holders know labels of different rows, where they can.
+                count = min(n, max(1, round(shape.n_labels * share)))
+                y = np.full(n, np.nan)
+                y[np.arange(known, known + count) % n] = draw(rng, count)
+                known += count
+            ids = np.arange(n) if strategy.partition == "either" else None
+            parties.append(Party(X, y, ids, shape.name or None))
+            if strategy.unites:
+                levels = min(n, 10)
+                rows_of = {f"level {k}": n // levels for k in range(levels)}
+                parties[-1].texts = {"text": rows_of}
+        with apart():
+            watched = grid(parties)
+            start = time.perf_counter()
+            try:
+                # Nobody watches a rehearsal.
+                ledger = strategy.replace().start(watched).ledger
+            except Exception:
+                if last == 0:
+                    raise
+                continue
+            seconds = time.perf_counter() - start - ledger.seconds_waited
+            return Rehearsal(ledger, watched.seen, max(0.0, seconds))
+    raise AssertionError  # the last labels return or raise
+
+
+def n_rows_of(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
+    """Return the number of rows of a run."""
+    counts = [shape.n_rows for shape in shapes]
+    return sum(counts) if strategy.partition == "horizontal" else max(counts)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep what a rehearsal says from the log of the run."""
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

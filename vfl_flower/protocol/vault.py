@@ -1,0 +1,82 @@
+"""What a party has on its disk of a session, under a key that is not on that disk.
+
+The party draws the key when the session begins, and gives it to the server, which sends
+it back with each message. So the disk of the party alone tells nothing of the session,
+and the server alone has nothing that the key opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from vfl_flower.protocol.party import PartyError
+
+STATE_KEY_BYTES = 32
+"""Bytes of the key of a session's state."""
+
+_NONCE_BYTES = 12
+
+
+def new_state_key() -> bytes:
+    """Return a key for the state of a new session."""
+    return secrets.token_bytes(STATE_KEY_BYTES)
+
+
+class Vault:
+    """Locks values with AES-256-GCM, each under a nonce of its own.
+
+    Parameters
+    ----------
+    key : bytes
+        Key of the state of a session.
+    session : int
+        Number of the session, of which alone a value can be opened.
+
+    Raises
+    ------
+    PartyError
+        The key has another length.
+    """
+
+    def __init__(self, key: bytes, session: int) -> None:
+        if len(key) != STATE_KEY_BYTES:
+            raise PartyError(
+                f"the key of a session's state must have {STATE_KEY_BYTES} bytes, got "
+                f"{len(key)}"
+            )
+        self._key, self._cipher = key, AESGCM(key)
+        self._session = b"vfl_flower session %d " % session
+
+    def lock(self, name: bytes, value: bytes) -> bytes:
+        """Return a value, encrypted under its name."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, value, self._session + name)
+
+    def open(self, name: bytes, locked: bytes) -> bytes:
+        """Return the value that was locked under a name.
+
+        Raises
+        ------
+        PartyError
+            It was locked with another key, in another session or under another name, or
+            has changed.
+        """
+        nonce, value = locked[:_NONCE_BYTES], locked[_NONCE_BYTES:]
+        try:
+            return self._cipher.decrypt(nonce, value, self._session + name)
+        except InvalidTag:
+            raise PartyError(
+                "the key that the server has sent does not open this party's state of "
+                "the session: begin a new one"
+            ) from None
+
+    def label(self, digest: bytes) -> bytes:
+        """Return what stands for a digest on the disk, where nobody can test a guess.
+
+        A digest of labels, say, would tell them to whoever tries the likely ones.
+        """
+        return hashlib.blake2b(digest, digest_size=32, key=self._key).digest()
