@@ -252,14 +252,7 @@ class Site:
         return len(left)
 
     def heal(self) -> None:
-        """Bring back what has ended, so that all of it knows each other."""
-        ended = [n for n, r in self.started.items() if r.process.poll() is not None]
-        if "coordinator" in ended:  # which has forgotten the parties
-            for name in NAMES:
-                running = self.started[name].process
-                if running.poll() is None:
-                    running.send_signal(signal.SIGTERM)
-                    running.wait(60)
+        """Bring back what has ended, and end what has outlived its command."""
         for pid in self.orphans():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -386,7 +379,7 @@ class Site:
 
     def _stop(self, text: str) -> None:
         """Stop the run that a log is of."""
-        number = re.search(r"^run (\d+) on (\S+),", text)
+        number = re.search(r"flwr stop (\d+) (\S+)", text)
         home = str(self.place / "federation" / "flwr")
         if number is not None:
             subprocess.run(

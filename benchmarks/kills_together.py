@@ -159,9 +159,16 @@ class Together:
             assert run.status == "exit 0", run
             self.truth[name] = self.result(name)
         self.total = len(self.messages(NAMES[0])) - before
+        self.held = self.holding()
         seconds = time.monotonic() - start
         print(f"{self.names}: {self.total} messages a party, {seconds:.0f} s")
         print({k: len(v) for k, v in self.truth.items()}, self.left(), flush=True)
+
+    def holding(self) -> set[str]:
+        """Return the files that hold an id of a row."""
+        return set(
+            self.site.holding([i for ids in self.site.ids.values() for i in ids])
+        )
 
     def left(self) -> str:
         """Return what is left that should not be."""
@@ -236,10 +243,11 @@ class Together:
             return False
         who = f"{kind} of {party}" if kind in (*PARTYS, "announcing") else kind
         how = "restart" if restart else "no restart"
+        print(f"   new files with ids: {sorted(self.holding() - self.held)}")
         rest = {}
         for name, run in ended.items():
             text = " ".join(run.lines)
-            number = re.search(r"run (\d+) on", text)
+            number = re.search(r"run (\d+),", text)
             step = steps.get(number[1], "not begun") if number else "not begun"
             self.tell(name, who, step, how, run, run.ended - killed)
             if run.status != "exit 0":
@@ -254,7 +262,11 @@ class Together:
             for name, run in self.follow(self.start(rest)).items():
                 how = "resume" if rest[name] else "same run anew"
                 self.tell(name, who, "", how, run, run.ended - start)
-        print(f"   left: {self.left() or 'nothing'}", flush=True)
+        print(
+            f"   left: {self.left() or 'nothing'}; new files with ids: "
+            f"{sorted(self.holding() - self.held)}",
+            flush=True,
+        )
         return True
 
     def restart(self, kind: str, party: str) -> None:
@@ -309,8 +321,8 @@ def main() -> None:
         together = Together(site, names)
         try:
             together.begin()
-            todo = [(kind, False) for kind in given.kinds]
-            todo += [(kind, True) for kind in given.restarts]
+            todo = [(kind, True) for kind in given.restarts]
+            todo += [(kind, False) for kind in given.kinds]
             for kind, restart in todo:
                 for _ in range(3):
                     if together.kill(kind, restart, dice):
