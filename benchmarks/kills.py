@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,10 +50,10 @@ LABELS = NAMES[-1]
 KINDS = {
     "ClientApp": "the process of one message",
     "forkserver": "the process that forks one for each message",
-    "ServerApp": "flwr-serverapp",
+    "ServerApp": "the process of one run",
     "SuperNode": "the SuperNode below vfl-flower party",
     "SuperLink": "flower-superlink below vfl-flower coordinator",
-    "SuperExec": "flower-superexec, which starts ServerApps",
+    "executor": "vfl_flower.app.server_executor, which starts ServerApps",
     "gate": "the gate below vfl-flower coordinator",
     "party": "vfl-flower party itself",
     "coordinator": "vfl-flower coordinator itself",
@@ -150,6 +150,17 @@ def named(words: Sequence[str], name: str) -> bool:
     return any(Path(word).name == name for word in words[:3])
 
 
+def forks_of(
+    table: Sequence[tuple[int, int, list[str]]], above: Collection[int]
+) -> list[int]:
+    """Return processes that fork others, below some."""
+    return [
+        pid
+        for pid, parent, words in table
+        if parent in above and any("forkserver" in word for word in words)
+    ]
+
+
 class Site:
     """A coordinator and three parties, as their owners start them.
 
@@ -241,14 +252,7 @@ class Site:
         return len(left)
 
     def heal(self) -> None:
-        """Bring back what has ended, so that all of it knows each other."""
-        ended = [n for n, r in self.started.items() if r.process.poll() is not None]
-        if "coordinator" in ended:  # which has forgotten the parties
-            for name in NAMES:
-                running = self.started[name].process
-                if running.poll() is None:
-                    running.send_signal(signal.SIGTERM)
-                    running.wait(60)
+        """Bring back what has ended, and end what has outlived its command."""
         for pid in self.orphans():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -283,40 +287,40 @@ class Site:
         nodes = [pid for pid, _, w in table if any(key in word for word in w)]
         if kind == "SuperNode":
             return nodes[0] if nodes else None
-        forks = [
-            pid
-            for pid, parent, words in table
-            if parent in nodes and any("forkserver" in word for word in words)
+        started = set(started_in(self.place))
+        modules = {
+            "executor": "vfl_flower.app.server_executor",
+            "gate": "vfl_flower.app.gate",
+        }
+        servers = [
+            pid for pid, _, w in table if pid in started and modules["executor"] in w
         ]
+        if kind in ("executor", "gate", "SuperLink"):
+            for pid, _, words in table:
+                if pid in started and (
+                    modules[kind] in words
+                    if kind in modules
+                    else named(words, "flower-superlink")
+                ):
+                    return pid
+            return None
+        above = servers if kind == "ServerApp" else nodes
+        forks = forks_of(table, above)
         if kind == "forkserver":
             return forks[0] if forks else None
-        if kind == "ClientApp":
-            workers = [pid for pid, parent, _ in table if parent in forks]
-            return workers[-1] if workers else None
-        command = {
-            "ServerApp": "flwr-serverapp",
-            "SuperLink": "flower-superlink",
-            "SuperExec": "flower-superexec",
-        }.get(kind)
-        started = set(started_in(self.place))
-        for pid, _, words in table:
-            if pid in started and (
-                named(words, command) if command else "vfl_flower.app.gate" in words
-            ):
-                return pid
-        return None
+        workers = [pid for pid, parent, _ in table if parent in forks]
+        return workers[-1] if workers else None
 
     def passing(self) -> list[str]:
         """Return processes that are of a run or of one message, and not of the site."""
         started = set(started_in(self.place))
         table = list(processes())
-        forks = {pid for pid, _, w in table if any("forkserver" in word for word in w)}
-        passing = []
-        for pid, parent, words in table:
-            if pid in started and named(words, "flwr-serverapp"):
-                passing.append("flwr-serverapp")
-            if pid in started and parent in forks:
-                passing.append("process of a message")
+        forks = forks_of(table, started)
+        passing = [
+            "process of a message or a run"
+            for pid, parent, _ in table
+            if pid in started and parent in forks
+        ]
         return passing + ["orphan" for _ in self.orphans()]
 
     # -- runs --------------------------------------------------------------------------
@@ -328,6 +332,10 @@ class Site:
         sets = [word for item in given for word in ("--set", item)]
         task = ["--task", self.case.task]
         return ["run", self.case.strategy, *task, "--federation", "federation", *sets]
+
+    def log_of(self, name: str) -> str:
+        """Return the log of the running command of a name."""
+        return self.started[name].log.name
 
     def received(self, name: str) -> list[str]:
         """Return the steps that a party has been asked for, since its start."""
@@ -371,7 +379,7 @@ class Site:
 
     def _stop(self, text: str) -> None:
         """Stop the run that a log is of."""
-        number = re.search(r"^run (\d+) on (\S+),", text)
+        number = re.search(r"flwr stop (\d+) (\S+)", text)
         home = str(self.place / "federation" / "flwr")
         if number is not None:
             subprocess.run(
@@ -421,6 +429,7 @@ class Site:
             path.name
             for path in self.place.rglob("*")
             if path.is_file()
+            and not path.name.startswith("superlink.")  # which is in use
             and (path.name.endswith(endings) or path.name == "checkpoint.sqlite")
         )
 
@@ -567,7 +576,18 @@ class Matrix:
                 shutil.copytree(self.kept / part, self.site.place / part)
 
     def kill(self, kind: str, restart: bool) -> list[Cell]:
-        """Kill one run and see what becomes of it; go on with it if it has failed."""
+        """Kill one run and see what becomes of it; go on with it if it has failed.
+
+        A run that the kill did not meet counts for nothing: another moment is drawn,
+        :data:`DRAWS` times at most.
+        """
+        for _ in range(DRAWS):
+            if cells := self._kill(kind, restart):
+                return cells
+        return []
+
+    def _kill(self, kind: str, restart: bool) -> list[Cell]:
+        """Kill one run; return nothing if it was too late."""
         site = self.site
         site.case = CASES[self.case]
         site.killed_at = None
@@ -590,9 +610,9 @@ class Matrix:
             while pid is None and time.monotonic() < deadline:
                 pid = site.pid(kind, party)
             if pid is None:
-                kill["step"] = "too late"
                 return
             kill["step"] = site.received(party)[-1]
+            kill["logs"] = {site.log_of(n): len(site.received(n)) for n in NAMES}
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             site.killed_at = kill["at"] = time.monotonic()
@@ -602,8 +622,17 @@ class Matrix:
                 )
 
         followed = site.run(*self.more, seen=seen)
-        step = f"{kill.get('step', 'not reached')} ({nth} of {self.trips})"
         who = f"{kind} of {party}" if kind in PARTYS else kind
+        asked = [party] if kind in PARTYS else NAMES
+        if followed.status == "exit 0" and not any(
+            site.log_of(name) not in kill.get("logs", {})
+            or len(site.received(name)) > kill["logs"][site.log_of(name)]
+            for name in asked
+            if "logs" in kill
+        ):
+            print(f"| {self.case} | {who} | {nth} of {self.trips} | too late |")
+            return []
+        step = f"{kill.get('step', 'not reached')} ({nth} of {self.trips})"
         seconds = followed.ended - kill.get("at", followed.ended)
         how = "restart" if restart else "no restart"
         if kind in ("ClientApp", "forkserver"):
@@ -677,6 +706,9 @@ class Matrix:
             left += [f"id in {path}" for path in self.site.holding(self.forgotten)]
         return ", ".join(left)
 
+
+DRAWS = 3
+"""How many moments are drawn until a kill meets a run."""
 
 PARTYS = ("ClientApp", "forkserver", "SuperNode", "party")
 """Kinds of processes of which each party has one."""

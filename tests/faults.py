@@ -25,7 +25,7 @@ KINDS = (
     "reply unavailable",  # Flower's code 4, and the party's reply after all
     "raise",  # Flower's code 2 in the place of the party
     "duplicate",  # the party is asked twice, the reply comes four times
-    "reorder",  # last party first, one a pull, among replies of earlier rounds
+    "reorder",  # last party first, one a look, among replies of earlier rounds
     "delay",  # the reply comes after `seconds`
     "overtaken",  # code 5, but the request comes to the party after a later round's
     "damage request array",
@@ -136,6 +136,7 @@ class FaultyGrid(InProcessGrid):
         self._reordered: set[str] = set()
         self._delivered: list[Message] = []
         self._unasked: list[Message] = []
+        self._struck: set[str] = set()  # whose other replies come after the first look
         self.struck = 0
         self.twins: list[tuple[Message, Message]] = []
         self.late: list[Message] = []
@@ -179,6 +180,7 @@ class FaultyGrid(InProcessGrid):
             case ["raise"]:
                 self._fail(message, RAISED)
             case ["reply", "unavailable"]:
+                self._struck.add(number)
                 self._unasked.append(self._replies[number])
                 self._fail(message, NO_REPLY)
             case ["damage", "reply", what]:
@@ -194,6 +196,7 @@ class FaultyGrid(InProcessGrid):
                 twin = self._replies.pop(self._push(_copy(message)))
                 twin.metadata.__dict__["_reply_to_message_id"] = number
                 self.twins.append((self._replies[number], twin))
+                self._struck.add(number)
                 self._unasked += [twin, self._replies[number], twin]
         return number
 
@@ -224,15 +227,17 @@ class FaultyGrid(InProcessGrid):
                 self._delayed.remove((due, reply))
                 self._replies[reply.metadata.reply_to_message_id] = reply
         asked = list(message_ids)
+        if not self._reordered.isdisjoint(self._replies):
+            asked = [number for number in asked if number == [*self._replies][-1]]
         replies = super().pull_messages(asked)
-        if not self._reordered.isdisjoint(asked) and replies:
-            *held, last = replies
-            for reply in held:
-                self._replies[reply.metadata.reply_to_message_id] = reply
-            replies = [*self._delivered, last]
-        unasked, self._unasked = self._unasked, []
+        self._struck -= set(asked)
+        unasked = [m for m in self._unasked if _request(m) not in self._struck]
+        self._unasked = [m for m in self._unasked if _request(m) in self._struck]
+        came = [*replies, *unasked]
+        if not self._reordered.isdisjoint(asked):
+            came = [*self._delivered, *came]
         self._delivered = [*self._delivered, *replies][-EARLIER:]
-        return [*replies, *unasked]
+        return came
 
 
 class LyingGrid(InProcessGrid):
@@ -273,6 +278,10 @@ class LyingGrid(InProcessGrid):
                 reply.content = self._lie(message, *unpack(reply.content))
             self._left -= 1
         return number
+
+
+def _request(reply: Message) -> str:
+    return reply.metadata.reply_to_message_id
 
 
 def _round(message: Message) -> Any:

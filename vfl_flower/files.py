@@ -50,6 +50,7 @@ def make_private(path: Path) -> None:
     OSError
         It cannot be opened for writing, or is a symbolic link.
     """
+    check_no_link(path)  # says it in words, and the flag holds between the two
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 

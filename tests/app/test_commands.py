@@ -154,7 +154,7 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     code, text = call("simulate", "fdskl", *options)
     assert code == 0, text
     assert list(keep.glob("*/*.npz")) == []
-    assert "1 models" in call("models", "list", "--output-dir", out)[1]
+    assert "1 model in" in call("models", "list", "--output-dir", out)[1]
     # A model without parts is a file alone.
     (run,) = [path.parent for path in out.glob("*/model-coreset.npz")]
     code, text = call("models", "remove", run.name, "--output-dir", out)
@@ -246,6 +246,14 @@ def test_help_shows_brackets_as_they_are(command):
     assert code == 0
     assert "[required]" in out or "[default:" in out
     assert "\\[" not in out
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key"),
+    [("fk-kmeans", "fk-kmeans.standardize"), ("coreset-vrlr", "standardize")],
+)
+def test_a_key_of_the_strategy_comes_before_one_of_all(strategy, key):
+    assert gather(strategy, "train", ["standardize=true"])[key] is True
 
 
 def test_a_misspelt_setting_is_said_with_the_nearest_one():

@@ -396,9 +396,7 @@ print(peak)  # getrusage would tell the peak of the process that began this one
 
 @pytest.mark.parametrize("kind", [pa.ipc.new_file, pa.ipc.new_stream])
 @pytest.mark.parametrize("packed", ["lz4", "zstd"])
-def test_large_compressed_batches_are_unpacked_first(
-    tmp_path, monkeypatch, packed, kind
-):
+def test_a_large_compressed_file_is_unpacked_first(tmp_path, monkeypatch, packed, kind):
     """The same table: texts, gaps, dictionaries and buffers without a byte."""
     rng, n = np.random.default_rng(0), 200
     table = pa.table(
@@ -416,8 +414,8 @@ def test_large_compressed_batches_are_unpacked_first(
     with kind(str(path), table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=150)  # 150 rows, and 50
     assert open_arrow(map_arrow(path)).schema == table.schema
-    assert map_arrow(path)[:] == path.read_bytes()  # no batch is large
-    monkeypatch.setattr(arrow_ipc, "LARGE_BATCH", 2**12)
+    assert map_arrow(path)[:] == path.read_bytes()  # it is not large
+    monkeypatch.setattr(arrow_ipc, "LARGE", 2**12)
     unpacked = map_arrow(path)
     assert table["number"].to_numpy()[:150].tobytes() in unpacked[:]
     again = open_arrow(unpacked).read_all()
@@ -428,7 +426,7 @@ def test_large_compressed_batches_are_unpacked_first(
 
 def test_a_damaged_compressed_file_is_refused(tmp_path, monkeypatch):
     """Whichever byte is damaged: the party's sentence, or other values."""
-    monkeypatch.setattr(arrow_ipc, "LARGE_BATCH", 100)
+    monkeypatch.setattr(arrow_ipc, "LARGE", 100)
     table = pa.table({"a": [0.5, 1.5] * 40, "b": [f"t{i % 2}" for i in range(80)]})
     path = tmp_path / "a.arrow"
     options = pa.ipc.IpcWriteOptions(compression="lz4")

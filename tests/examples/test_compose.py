@@ -78,7 +78,7 @@ def test_keys_are_files():
     secrets = compose("compose.coordinator.yaml")["secrets"]
     assert secrets == {"server-key": {"file": "./federation/server.key"}}
     for service in SERVICES.values():
-        assert set(service["environment"]) <= {"FLWR_HOME", "HOME"}
+        assert set(service["environment"]) <= {"FLWR_HOME", "HOME", "XDG_DATA_HOME"}
     mounted = [s["target"] for s in SERVICES["coordinator"]["secrets"]]
     assert mounted == ["/federation/server.key"]
 

@@ -3,12 +3,15 @@
 import stat
 import subprocess
 import sys
+import time
+from threading import Event
 
 import numpy as np
 import pytest
 from deviating import RealParties
 from faults import UNAVAILABLE, Clock
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.protocol.checkpoint import FILE, Checkpoint, digest_of
@@ -267,3 +270,87 @@ def test_a_node_that_stays_away_is_not_waited_for_as_long_as_one_at_work(clock):
     with pytest.raises(PartyFailed, match=f"'b' .*not connected for {ABSENCE:g} s"):
         ask(Leaving(clock, 1000.0), 3600.0)
     assert ABSENCE <= clock.now < ABSENCE + 5
+
+
+class Announcing(Leaving):
+    """A node that is killed when it has announced a reply: the grid waits for it."""
+
+    def __init__(self, clock, seconds, action):
+        super().__init__(clock, seconds)
+        self.action, self.announced, self.expired = action, None, Event()
+
+    def _push(self, message):
+        killed = self.announced is None and message.metadata.dst_node_id == 1001
+        number = RealParties._push(self, message)
+        if killed and message.metadata.message_type == f"train.{self.action}":
+            self.announced, self.back = number, self.clock.now + self.seconds
+        return number
+
+    def pull_messages(self, message_ids):
+        """Return the replies that have come; wait for one that was announced."""
+        if self.announced in message_ids:
+            self.expired.wait(60)
+        return super().pull_messages(message_ids)
+
+
+@pytest.fixture
+def announcing(clock, monkeypatch):
+    """Return a function that makes such a grid; its threads end with the test."""
+    monkeypatch.setattr("vfl_flower.protocol.exchange.PATIENCE", 0.2)
+    grids = []
+
+    def make(seconds, action="coresets_totals"):
+        grids.append(Announcing(clock, seconds, action))
+        return grids[-1]
+
+    yield make
+    for grid in grids:
+        grid.expired.set()
+
+
+def test_a_reply_that_was_announced_is_not_waited_for_where_its_node_is_gone(
+    announcing, clock
+):
+    grid = announcing(1000.0)
+    with pytest.raises(PartyFailed, match=f"'b' .*not connected for {ABSENCE:g} s"):
+        ask(grid, 3600.0)
+    assert ABSENCE <= clock.now < ABSENCE + 5
+
+
+def test_a_node_that_announced_its_reply_and_comes_back_is_asked_again(
+    announcing, clock
+):
+    assert len(ask(announcing(ABSENCE - 5), 100.0)) == COUNT
+    assert ABSENCE - 5 <= clock.now < ABSENCE
+
+
+def test_a_reply_that_is_long_on_its_way_is_waited_for(announcing, clock, monkeypatch):
+    """Its node is connected: it sends the rest."""
+    grid, looks = announcing(0.0), []
+    sleep = clock.sleep
+
+    def passing(seconds):
+        looks.append(seconds)
+        sleep(seconds)
+        if len(looks) > 20:
+            grid.expired.set()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(clock, "sleep", passing)
+    assert len(ask(grid, 3600.0)) == COUNT
+    assert len(looks) > 20
+
+
+@pytest.mark.parametrize("name", ["", "weather", "two\nlines"])
+def test_a_node_that_is_gone_in_the_greeting_is_named(name, announcing, monkeypatch):
+    """By the name with which its key is registered, or by a hint how to find it."""
+    grid = announcing(1000.0, "hello")
+    nodes = [NodeInfo(node_id=1000 + j, name=name) for j in range(COUNT)]
+    monkeypatch.setattr(grid, "get_nodes", lambda: nodes)
+    with pytest.raises(PartyFailed, match="not connected for") as caught:
+        Parties(grid, Ledger(), seed=0, timeout=3600.0)
+    if name == "weather":
+        assert caught.value.party == "weather (node 1001)"
+    else:
+        assert caught.value.party == "node 1001"
+        assert "flwr supernode list" in str(caught.value)

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, RecordDict
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
 from vfl_flower.protocol.consent import pack_rows
-from vfl_flower.protocol.journal import FILE, Journal, journal_of
+from vfl_flower.protocol.journal import FILE, MOST_STATES, Journal, journal_of
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -144,7 +144,7 @@ def test_an_array_that_a_round_has_replaced_goes(tmp_path):
             memory.state["after.arrays"] = ArrayRecord([np.full(3, value)])
             line.keep(memory)
     with sqlite3.connect(tmp_path / FILE) as db:
-        assert db.execute("SELECT count(*) FROM arrays").fetchone() == (1,)
+        assert db.execute("SELECT count(*) FROM locked_arrays").fetchone() == (1,)
 
 
 def test_a_round_has_one_reply():
@@ -220,10 +220,14 @@ def test_runs_are_apart_and_old_ones_go(tmp_path):
     with sqlite3.connect(tmp_path / FILE) as db:
         runs = {
             table: sorted(int(run) for (run,) in db.execute(f"SELECT run FROM {table}"))
-            for table in ("sessions", "shared", "states", "arrays")
+            for table in ("sessions", "shared", "locked_states", "locked_arrays")
         }
     kept = list(range(20, 120))
-    assert runs == {"sessions": kept, "shared": kept, "states": [119], "arrays": [119]}
+    last = list(range(120 - MOST_STATES, 120))
+    assert runs == {
+        **{"sessions": kept, "shared": kept},
+        **{"locked_states": last, "locked_arrays": last},
+    }
 
 
 def test_only_its_user_can_read_it_and_links_are_not_followed(tmp_path):

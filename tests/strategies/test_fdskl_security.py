@@ -442,10 +442,14 @@ def test_marginals_that_are_not_normal_give_the_columns_themselves(kind):
     ("kernel", "shown"), [("laplacian", True), ("gaussian", False)]
 )
 def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown):
-    """Normal columns: only the features could tell one direction from another."""
+    """Normal columns: only the features could tell one direction from another.
+
+    With half of the features the Laplacian's tell them in 7 of 8 draws, with these in
+    all 8.
+    """
     widths = 2, 2, 2
     X, y = data(widths, n=400, kind="normal")
-    view = watch(make(X, y, widths), kernel=kernel, solver="direct", features=2048)
+    view = watch(make(X, y, widths), kernel=kernel, solver="direct", features=4096)
     rows, turns = view.angles()
     T, V = factors(turns, 4, share=0.6 if shown else 1.0)
     assert up_to_linear(T, X[rows, :4]) < 1e-3

@@ -43,7 +43,8 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     Parameters
     ----------
     strategy : str
-        The algorithm, whose keys may be given without its name: ``size=500``.
+        The algorithm, whose keys may be given without its name: ``size=500``. They come
+        before the keys of all strategies, one of which has the same name.
     pairs : sequence of str
         ``key=value`` each; text needs no quotes.
 
@@ -56,7 +57,8 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     for item in pairs:
         name, equals, text = item.partition("=")
         name = name.strip()
-        name = name if name in keys else f"{strategy}.{name}"
+        if name not in keys or f"{strategy}.{name}" in keys:
+            name = f"{strategy}.{name}"
         if not equals:
             raise ValueError(f"set must be key=value, got {item!r}")
         if name not in keys:  # with the hint at the nearest one

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 from vfl_flower.files import check_growth
 
-LARGE_BATCH = 2**25
-"""Bytes of a batch that pyarrow may unpack as a whole."""
+LARGE = 2**25
+"""Bytes that pyarrow may unpack, batch by batch: its pool keeps several batches."""
 
 BLOCK = 2**22
 """Bytes that are unpacked at a time."""
@@ -66,7 +66,7 @@ def open_arrow(mapped: mmap.mmap) -> Any:
 
 
 def map_arrow(path: Path) -> mmap.mmap:
-    """Map an Arrow file or stream into memory, unpacked where a batch is large.
+    """Map an Arrow file or stream into memory, unpacked where that makes it large.
 
     Raises
     ------
@@ -78,15 +78,15 @@ def map_arrow(path: Path) -> mmap.mmap:
     size = path.stat().st_size
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    columns, rows, total, large = len(open_arrow(mapped).schema), 0, 0, False
+    columns, rows, total, packed = len(open_arrow(mapped).schema), 0, 0, False
     for message in _messages(mapped):
         if (packing := _packing(message)) is not None:
             n = sum(_sizes(message, packing))
             rows += packing.rows * (message.type == BATCH)
             total += n
-            large |= bool(packing.codec) and n > LARGE_BATCH
+            packed |= packing.codec != ""
     check_growth(max(8 * rows * columns, total), size)
-    if not large:
+    if not packed or total <= LARGE:
         return mapped
     with tempfile.TemporaryFile() as scratch:
         for message in _messages(mapped):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from threading import Thread
 from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 from annotated_types import Ge, Len
@@ -41,6 +43,9 @@ MOST_OF_REASON = 500
 ABSENCE = 40.0
 """Seconds that a round trip waits for a node that is not connected. A SuperNode that
 systemd starts again is back sooner; a run that has ended can go on."""
+
+PATIENCE = 1.0
+"""Seconds after which one reply that is on its way no longer holds up the others."""
 
 FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
 """Seconds before the first look for replies, most seconds between two, and growth."""
@@ -86,6 +91,11 @@ class Exchange:
     Silence is no reason to ask again: the party may be at work, and a second process
     for the same step would hold up the next.
 
+    Flower's grid returns a reply when all of it has come. If a SuperNode is killed when
+    it has announced a reply, the grid waits three minutes for the rest; so each reply
+    is fetched by a thread, and one that is held up counts for nothing where its node is
+    not connected.
+
     Parameters
     ----------
     grid : Grid
@@ -110,6 +120,8 @@ class Exchange:
         self._refused: set[tuple[str, int]] = set()
         # Messages of round trips that have failed, whose replies nobody has read.
         self._unread: dict[str, tuple[str, int]] = {}
+        # Replies that the grid is still fetching, by the numbers of the messages.
+        self._held: dict[str, Future[list[Message]]] = {}
 
     def __call__(
         self,
@@ -182,7 +194,7 @@ class Exchange:
         absent: dict[int, float] = {}
         poll = FIRST_POLL
         while True:
-            messages = iter(self.grid.pull_messages(list(pending)))
+            messages = self._pull(list(pending))
             for message in messages:
                 node = pending.pop(message.metadata.reply_to_message_id, None)
                 if node is None:
@@ -208,6 +220,11 @@ class Exchange:
                     raise PartyFailed(names[node], action, _reason(reply), failed)
             if len(replies) == len(contents):
                 return [replies[node] for node in contents]
+            for number in self._held.keys() & pending.keys():
+                if not self._connected(node := pending[number]):
+                    log.warning("waiting for %s: it is not connected", names[node])
+                    absent[node] = time.monotonic()
+                    del pending[number], self._held[number]
             for node in [node for node in absent if self._connected(node)]:
                 log.warning("asking %s again: it is connected again", names[node])
                 del absent[node]
@@ -234,8 +251,31 @@ class Exchange:
 
         A round trip ends with the first party that fails; others may have refused too.
         """
-        self._note(self.grid.pull_messages(list(self._unread)))
+        self._note(self._pull(list(self._unread)))
         return (action, node) in self._refused
+
+    def _pull(self, numbers: Iterable[str]) -> Iterator[Message]:
+        """Fetch the replies to some messages, and yield those that are there."""
+        for number in numbers:
+            patience = 0.0 if number in self._held else PATIENCE
+            call = self._held.pop(number, None) or self._fetch(number)
+            if wait([call], patience).done:
+                yield from call.result()
+            else:
+                self._held[number] = call
+
+    def _fetch(self, number: str) -> Future[list[Message]]:
+        """Fetch one reply in a thread that ends with the process at the latest."""
+        call: Future[list[Message]] = Future()
+
+        def work() -> None:
+            try:
+                call.set_result(list(self.grid.pull_messages([number])))
+            except BaseException as error:  # for the thread that waits
+                call.set_exception(error)
+
+        Thread(target=work, daemon=True).start()
+        return call
 
     def _note(self, messages: Iterable[Message]) -> None:
         """Keep which of these replies, of round trips that have failed, refuse."""

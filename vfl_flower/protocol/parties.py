@@ -709,7 +709,7 @@ class Parties(Sequence[PartyInfo]):
     def _hello(self, n_parties: int, source: str = "") -> None:
         held = self.checkpoint.nodes()
         nodes = held or self._wait_for_nodes(n_parties, source)
-        unnamed = {node: f"node {node}" for node in nodes}
+        unnamed = self._registered(nodes)
         contents = dict.fromkeys(nodes, self._greeting(len(nodes)))
         try:
             sent = self._exchange(hello.action, contents, unnamed)
@@ -788,6 +788,19 @@ class Parties(Sequence[PartyInfo]):
         elif held:
             self._greeted = {names[node]: replies[node] for node in order}
 
+    def _registered(self, nodes: Sequence[int]) -> dict[int, str]:
+        """Return what to call nodes that have not said whose they are.
+
+        A SuperLink has names where the keys of SuperNodes were registered with some;
+        the grid of an older flwr does not tell them.
+        """
+        infos = self.grid.get_nodes() if hasattr(self.grid, "get_nodes") else ()
+        named = {n.node_id: _name_of({"name": getattr(n, "name", "")}) for n in infos}
+        labels = {node: f"node {node}" for node in nodes}
+        return {
+            n: f"{named[n]} ({s})" if named.get(n) else s for n, s in labels.items()
+        }
+
     def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
         seeded = not self._private_draws
@@ -809,7 +822,7 @@ class Parties(Sequence[PartyInfo]):
         """
         log.info("the run goes on after %d round trips", self.checkpoint.held)
         nodes = self._wait_for_nodes(len(self), " with which it began")
-        unnamed = {node: f"node {node}" for node in nodes}
+        unnamed = self._registered(nodes)
         contents = dict.fromkeys(nodes, self._greeting(len(nodes), goes_on=True))
         sent = self._exchange(hello.action, contents, unnamed, Checkpoint())
         where: dict[str, int] = {}
@@ -877,7 +890,11 @@ def _named(failure: PartyFailed) -> PartyFailed:
     """Return a failure in ``hello`` under the name that the party gives in it."""
     match = re.search(r"\bparty '([^']+)'", failure.reason)
     if match is None or _name_of({"name": match[1]}) != match[1]:
-        return failure
+        away = failure.reason.startswith(("not connected", "no reply"))
+        if not away or all(name != f"node {n}" for n, name in failure.nodes.items()):
+            return failure
+        reason = f"{failure.reason} (whose node it is: flwr supernode list)"
+        return PartyFailed(failure.party, failure.action, reason, failure.nodes)
     name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
 
