@@ -112,7 +112,9 @@ def assert_failed(variant: str, fault: Fault, clock: Clock) -> PartyFailed:
     assert str(caught.value).startswith(f"party {name!r} failed in {fault.action!r}: ")
     assert clock.now <= TIMEOUT + 0.1
     if fault.kind in (*SILENT, "delay"):  # silence ends the run at the time-out only
-        assert caught.value.reason == "no reply within 10 s"
+        hint = " (whose node it is: flwr supernode list)"
+        hint = hint if fault.action == "hello" else ""
+        assert caught.value.reason == f"no reply within 10 s{hint}"
         assert clock.now > TIMEOUT
     else:
         assert clock.now < TIMEOUT / 10
