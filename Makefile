@@ -30,7 +30,7 @@ demo: $(INSTALLED)
 		--run-config 'output-dir="$(CURDIR)/.demo/runs"'
 
 test: $(INSTALLED)
-	$(PY) -m pytest -n 2 --dist worksteal
+	$(PY) -m pytest -n 3 --dist worksteal
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check
