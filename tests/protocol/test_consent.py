@@ -292,6 +292,9 @@ UNDECLARED = {
     ("alignment_encrypt_points", "encrypted"),
     # Hashes under a key that the party has put into its state-dir for this.
     ("alignment_hash_with_key", "hashes"),
+    # The parties have consented in linear_moments_columns; a mean over many rows each.
+    ("linear_moments_solve", "coefficients"),
+    ("linear_moments_solve", "losses"),
 }
 
 
