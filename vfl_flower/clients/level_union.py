@@ -134,20 +134,22 @@ def begin(party: Party, most_levels: MostLevels) -> Begun:
         )
     if len(texts) > MOST_COLUMNS:
         raise PartyError(f"at most {MOST_COLUMNS} columns can be united")
-    own, columns = Counter[Text](), sorted(texts)
+    rows_of, columns = Counter[Text](), sorted(texts)
     for place, column in enumerate(columns):
         for text, rows in texts[column].items():
             level = normal_text(text)
             if level and level != OTHER:
-                own[place, level] += rows
-    counted = {t: n for t, n in own.items() if len(t[1].encode()) <= MOST_TEXT_BYTES}
+                rows_of[place, level] += rows
+    counted = {
+        t: n for t, n in rows_of.items() if len(t[1].encode()) <= MOST_TEXT_BYTES
+    }
     ranked = most_frequent(counted, most_levels)
-    if left := len(own) - len(ranked):
+    if left := len(rows_of) - len(ranked):
         log.warning(
             "%d of %d levels are not counted: only the %d most frequent of a party "
             "are, and none of more than %d bytes",
             left,
-            len(own),
+            len(rows_of),
             most_levels,
             MOST_TEXT_BYTES,
         )
@@ -160,7 +162,7 @@ def begin(party: Party, most_levels: MostLevels) -> Begun:
             key,
             np.array([place for place, _ in ranked], dtype=np.int64),
             [level for _, level in ranked],
-            np.array([own[text] for text in ranked], dtype=np.int64),
+            np.array([rows_of[text] for text in ranked], dtype=np.int64),
         )
     )
     names = hashlib.sha256("\0".join(columns).encode()).hexdigest()
@@ -184,15 +186,15 @@ def count(
     key : bytes, optional
         What the first party has drawn, which has it itself.
     """
-    own = party.recall(OwnTexts)
-    if (key is None) != (party.index == 0) or len(own.texts) > most_levels:
+    state = party.recall(OwnTexts)
+    if (key is None) != (party.index == 0) or len(state.texts) > most_levels:
         raise PartyError("count must follow begin, with the key of the first party")
     if key is not None and len(key) != KEY_BYTES:
         raise PartyError(f"the key of the first party must have {KEY_BYTES} bytes")
-    own.key = key or own.key
+    state.key = key or state.key
     try:
-        tokens = TextCode(own.key).tokens(own.pairs)
-        message = code_of(most_levels, party.n_parties).encode(tokens, own.counts)
+        tokens = TextCode(state.key).tokens(state.pairs)
+        message = code_of(most_levels, party.n_parties).encode(tokens, state.counts)
     except ValueError as error:
         raise PartyError(f"levels cannot be counted: {error}") from None
     return {"message": message}
@@ -202,13 +204,15 @@ def count(
 @once
 def name(party: Party, tokens: Tokens) -> Named:
     """Add counts, their tags, and the ciphertexts of the tokens that are asked for."""
-    own = party.recall(OwnTexts)
+    state = party.recall(OwnTexts)
     pairs = list(map(tuple, tokens.tolist()))
-    if not own.key or sorted(set(pairs)) != pairs:
+    if not state.key or sorted(set(pairs)) != pairs:
         raise PartyError("tokens must be distinct and sorted, after the counts")
-    own.tokens, first = tokens.astype(np.int64), party.index == 0
-    counts = own.counts.tolist()
-    return {"totals": TextCode(own.key).rows(own.tokens, own.pairs, counts, first)}
+    state.tokens, first = tokens.astype(np.int64), party.index == 0
+    counts = state.counts.tolist()
+    return {
+        "totals": TextCode(state.key).rows(state.tokens, state.pairs, counts, first)
+    }
 
 
 @step
@@ -228,11 +232,11 @@ def keep(
     least_rows : int
         Fewest rows of a level, over all parties.
     """
-    own = party.recall(OwnTexts)
-    if own.tokens is None:
+    state = party.recall(OwnTexts)
+    if state.tokens is None:
         raise PartyError("levels can be kept only after their names")
     try:
-        texts, counts = TextCode(own.key).open(own.tokens, totals)
+        texts, counts = TextCode(state.key).open(state.tokens, totals)
     except ValueError as error:
         raise PartyError(f"levels cannot be read: {error}") from None
     if rare := int((counts < least_rows).sum()):
@@ -240,23 +244,23 @@ def keep(
             f"a level must have at least {least_rows} rows of all parties, {rare} have "
             "fewer"
         )
-    mine = zip(own.pairs, own.counts.tolist(), strict=True)
-    if lacks := {text for text, rows in mine if rows >= least_rows} - set(texts):
+    counted = zip(state.pairs, state.counts.tolist(), strict=True)
+    if lacks := {text for text, rows in counted if rows >= least_rows} - set(texts):
         raise PartyError(
             f"levels of at least {least_rows} rows must be kept, {len(lacks)} of this "
             "party's are not among them"
         )
     levels: dict[str, tuple[str, ...]] = {}
-    for place, column in enumerate(own.columns):
-        found = sorted(level for where, level in texts if where == place)
-        if not found:
+    for place, column in enumerate(state.columns):
+        of_column = sorted(level for where, level in texts if where == place)
+        if not of_column:
             log.warning("column %r has no level of enough rows: all is other", column)
-        levels[column] = (*found, OTHER)
-    if any(where >= len(own.columns) for where, _ in texts):
+        levels[column] = (*of_column, OTHER)
+    if any(where >= len(state.columns) for where, _ in texts):
         raise PartyError("a level must be of one of the columns that are united")
-    own.united = np.frombuffer(json.dumps(levels).encode(), dtype=np.uint8)
+    state.united = np.frombuffer(json.dumps(levels).encode(), dtype=np.uint8)
     if party.state_dir is None:
         return {"kept": False}
-    salt = derive_key(own.key, [b"vfl_flower salt of levels 1"]).hex()
+    salt = derive_key(state.key, [b"vfl_flower salt of levels 1"]).hex()
     save_levels(party.state_dir, levels, salt)
     return {"kept": True}

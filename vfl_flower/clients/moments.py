@@ -162,12 +162,12 @@ def deal_all(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[Array]:
     """
     parts: list[list[Array]] = [[] for _ in roles.owners]
     for deal in deals:
-        for owner, own in enumerate(parts):
-            own.append(deal_owner(deal, root, owner).pack())
+        for owner, sent in enumerate(parts):
+            sent.append(deal_owner(deal, root, owner).pack())
         first, second = deal_gram(deal, root)
         parts[roles.first].append(first.pack())
         parts[roles.second].append(second.pack())
-    return [np.concatenate(own) for own in parts]
+    return [np.concatenate(sent) for sent in parts]
 
 
 def _taken(
@@ -179,13 +179,13 @@ def _taken(
     more = corrections.get(party.index or 0)
     for deal in roles.deals(party.session):
         size = _HEAD + 32
-        own, data = data[:size], data[size:]
+        of_owner, data = data[:size], data[size:]
         computing = None
         if more is not None:
             computing, data = data[: _HEAD + more], data[_HEAD + more :]
         yield (
             deal,
-            Dealt.unpack(own),
+            Dealt.unpack(of_owner),
             None if computing is None else Dealt.unpack(computing),
         )
     if len(data):
@@ -340,13 +340,13 @@ def hide(
     openings: list[Array] = []
     checks: list[Array] = []
     try:
-        for (deal, own, computing), block in zip(
+        for (deal, of_owner, computing), block in zip(
             _taken(party, roles, dealt), blocks, strict=True
         ):
             elements, clipped = encoding(deal.rows).encode(block)
             if clipped:
                 raise PartyError("a column must be of numbers of at most 1 in size")
-            hidden = hide_columns(deal, party.index or 0, own, elements)
+            hidden = hide_columns(deal, party.index or 0, of_owner, elements)
             openings.append(pack(hidden, BITS))
             if computing is not None:
                 triple = GramTriple(deal, int(party.index == roles.second), computing)

@@ -125,8 +125,8 @@ class TextCode:
         """
         place = {tuple(token): k for k, token in enumerate(tokens.tolist())}
         rows = np.zeros((len(tokens), WIDTH), dtype=np.uint64)
-        own = self.tokens(texts)
-        for token, text, count in zip(own, texts, counts, strict=True):
+        of_texts = self.tokens(texts)
+        for token, text, count in zip(of_texts, texts, counts, strict=True):
             if (k := place.get(tuple(token.tolist()))) is not None:
                 rows[k, 0] = count
                 rows[k, 2:] = self._encrypted(text, token)

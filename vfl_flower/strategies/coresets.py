@@ -238,8 +238,8 @@ class CoresetVRLR(CoresetStrategy):
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
                 metrics["sigma_min"] = sigma_min(blocks, w)
         elif self.solver == "moments":
-            theta_j, intercept, found = self._solve_moments(parties, coreset, penalty)
-            metrics |= found
+            theta_j, intercept, solved = self._solve_moments(parties, coreset, penalty)
+            metrics |= solved
         else:
             solution = solve(
                 parties,
