@@ -1,17 +1,19 @@
-"""Kill -9 of each kind of process of a deployment, and what becomes of the run.
+"""Kill -9 of each kind of process of a deployment, and what becomes of the runs.
 
 A coordinator and three parties on loopback, as ``vfl-flower coordinator`` and
-``vfl-flower party`` start them; a run with a seed is killed at a random moment between
-its first and its last round trip, and is then left alone or started again::
+``vfl-flower party`` start them. The runs of all strategies of one way to split the data
+go on at the same time, so that the minutes in which a killed deployment only waits are
+shared; each is killed at a random moment between its first and its last message, and
+is then left alone or started again::
 
-    python benchmarks/kills.py --cases coreset-vrlr --moments 1
+    python benchmarks/kills.py columns --moments 1
 
 *Restart* means: systemd starts a command of ``vfl-flower`` again after the seconds of
 its unit; a run that has failed is started again with ``resume`` (a later task of mufc
 as it is). Each line says what was killed and in which step; the exit status of
-``vfl-flower run``, its last line, and the seconds from the kill to that; whether the
-result is, bit for bit, that of a run that nobody killed; which processes and files are
-left that should not be; and how many files hold an id that was to be forgotten.
+``vfl-flower run``, the seconds from the kill to that, whether the result is, bit for
+bit, that of a run that nobody killed, and the last line. Then come the processes and
+files that are left and should not be, with those that hold an id of a row.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +43,12 @@ import pandas as pd
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
 
+from wiring import commands  # noqa: E402
 from wiring.commands import COMMAND, Running, said, started_in  # noqa: E402
 
 from vfl_flower.app.federation import RESTART  # noqa: E402
 from vfl_flower.app.flower_run import free_port  # noqa: E402
+from vfl_flower.protocol.journal import MOST_STATES  # noqa: E402
 
 NAMES = ("airline", "weather", "registry")
 LABELS = NAMES[-1]
@@ -57,10 +63,14 @@ KINDS = {
     "gate": "the gate below vfl-flower coordinator",
     "party": "vfl-flower party itself",
     "coordinator": "vfl-flower coordinator itself",
+    "announcing": "the SuperNode, when it has announced a reply and sent nothing",
 }
 
-RESTARTS = {"SuperNode": (False, True), "party": (False, True)}
+RESTARTS = ("SuperNode", "party")
 """Kinds that a run can outlive if systemd starts them again; others: no difference."""
+
+PARTYS = ("ClientApp", "forkserver", "SuperNode", "party", "announcing")
+"""Kinds of which each party has one."""
 
 START = 400.0
 """Seconds that a command may take to be ready."""
@@ -86,37 +96,37 @@ CASES = {
     "fdskl": Case(
         "fdskl", "columns", ("features=64", "loss=square", "target=continuous")
     ),
-    "fk-kmeans": Case("fk-kmeans", "rows", ("n-clusters=3",)),
+    "fk-kmeans": Case(
+        "fk-kmeans", "rows", ("n-clusters=3", "iterations=2", "passes=4")
+    ),
     "mufc": Case("mufc", "rows", ("n-clusters=3", "box=-9,9")),
     "mufc unlearn": Case("mufc", "rows", (), "unlearn"),
-    "align": Case("align", "columns", ("alignment=session-of-rows",)),
 }
 
-SENT = re.compile(rb"Receiving: train\.(\w+) message")
+SPLITS = {
+    "columns": ("coreset-vrlr", "coreset-vkmc", "fdskl"),
+    "rows": ("fk-kmeans", "mufc", "mufc unlearn"),
+}
+
+ASKED = re.compile(r"\[RUN (\d+)\] Receiving: train\.(\w+) message")
 """What a SuperNode logs when a message has come."""
 
-
-class Cell(NamedTuple):
-    """What became of one run that was killed, or of the one that went on with it."""
-
-    case: str
-    killed: str
-    step: str
-    restart: str
-    status: str
-    seconds: float
-    same: bool | None
-    left: str
-    sentence: str
-
-    def __str__(self) -> str:
-        """Return a line of the table."""
-        same = {True: "same", False: "OTHER", None: "-"}[self.same]
-        return (
-            f"| {self.case} | {self.killed} | {self.step} | {self.restart} | "
-            f"{self.status} | {self.seconds:.0f} | {same} | {self.left or 'nothing'} | "
-            f"{self.sentence} |"
-        )
+DYING = """
+import os, signal, sys
+if "vfl_flower.app.executor" in sys.orig_argv:
+    from functools import wraps
+    from flwr.supercore.inflatable import inflatable_utils as utils
+    push = utils.push_objects
+    @wraps(push)
+    def dying(*args, **kwargs):
+        flag = os.path.join({place!r}, "dies-" + str(os.getpid()))
+        if os.path.exists(flag):
+            os.remove(flag)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return push(*args, **kwargs)
+    utils.push_objects = dying
+"""
+"""The ``sitecustomize`` of a SuperNode that dies in ``Node.send`` when told to."""
 
 
 class Followed(NamedTuple):
@@ -168,18 +178,23 @@ class Site:
     ----------
     place : path
         An empty folder.
-    case : Case
-        Whose data the parties have, and what their consent lets leave them.
+    split : {"columns", "rows"}
+        How the data are split between the parties.
     """
 
-    def __init__(self, place: Path, case: Case) -> None:
-        self.place, self.case = place, case
+    def __init__(self, place: Path, split: str) -> None:
+        self.place, self.split = place, split
         self.ports = free_port(), free_port()
         self.started: dict[str, Running] = {}
         self.count = 0
         os.environ["VFL_FLOWER_CACHE"] = str(place / "cache")
         os.environ["TMPDIR"] = str(place / "tmp")
         (place / "tmp").mkdir()
+        (place / "dying").mkdir()
+        (place / "dying" / "sitecustomize.py").write_text(
+            DYING.format(place=str(place))
+        )
+        vars(commands)["PLACE"] = f"{ROOT}{os.pathsep}{place / 'dying'}"
         self.ids = {
             name: [f"{name}-{k:06}-of-2026" for k in range(70)] for name in NAMES
         }
@@ -193,10 +208,10 @@ class Site:
         for name, values in zip(NAMES, X, strict=True):
             keys = self.ids[name]
             columns = {"one": values[:, 0], "two": values[:, 1]}
-            if self.case.split == "columns":
+            if self.split == "columns":
                 keys = self.ids[NAMES[0]]
                 columns = {f"{key}-{name}": value for key, value in columns.items()}
-            if self.case.split == "columns" and name == LABELS:
+            if self.split == "columns" and name == LABELS:
                 columns["delay"] = X.sum(axis=(0, 2)) + rng.normal(size=70)
             file = self.place / f"{name}.csv"
             pd.DataFrame({"row": keys} | columns).to_csv(file, index=False)
@@ -278,38 +293,38 @@ class Site:
             }
         return sorted(pid for pid in started if not owned(pid))
 
-    def pid(self, kind: str, name: str) -> int | None:
-        """Return the process of a kind, the one of a party where each has one."""
-        table = list(processes())
+    def pids(self, kind: str, party: str) -> list[int]:
+        """Return the processes of a kind, those of a party where each has its own.
+
+        Of ServerApps these are the processes of all runs.
+        """
         if kind in ("party", "coordinator"):
-            return self.started[name if kind == "party" else kind].process.pid
-        key = f"{self.place}/{name}/supernode.key"
-        nodes = [pid for pid, _, w in table if any(key in word for word in w)]
-        if kind == "SuperNode":
-            return nodes[0] if nodes else None
-        started = set(started_in(self.place))
+            name = party if kind == "party" else kind
+            return [self.started[name].process.pid]
+        table, started = list(processes()), set(started_in(self.place))
+        key = f"{self.place}/{party}/supernode.key"
+        nodes = [pid for pid, _, words in table if any(key in word for word in words)]
+        if kind in ("SuperNode", "announcing"):
+            return nodes[:1]
         modules = {
             "executor": "vfl_flower.app.server_executor",
             "gate": "vfl_flower.app.gate",
         }
-        servers = [
-            pid for pid, _, w in table if pid in started and modules["executor"] in w
-        ]
-        if kind in ("executor", "gate", "SuperLink"):
-            for pid, _, words in table:
-                if pid in started and (
-                    modules[kind] in words
-                    if kind in modules
-                    else named(words, "flower-superlink")
-                ):
-                    return pid
-            return None
-        above = servers if kind == "ServerApp" else nodes
+        servers = {
+            name: [pid for pid, _, w in table if pid in started and module in w]
+            for name, module in modules.items()
+        }
+        if kind in servers:
+            return servers[kind][:1]
+        if kind == "SuperLink":
+            links = (p for p, _, w in table if named(w, "flower-superlink"))
+            return [pid for pid in links if pid in started][:1]
+        above = servers["executor"] if kind == "ServerApp" else nodes
         forks = forks_of(table, above)
         if kind == "forkserver":
-            return forks[0] if forks else None
+            return forks[:1]
         workers = [pid for pid, parent, _ in table if parent in forks]
-        return workers[-1] if workers else None
+        return workers if kind == "ServerApp" else workers[-1:]
 
     def passing(self) -> list[str]:
         """Return processes that are of a run or of one message, and not of the site."""
@@ -325,59 +340,20 @@ class Site:
 
     # -- runs --------------------------------------------------------------------------
 
-    def words(self, *more: str) -> list[str]:
+    def words(self, case: Case, folder: str, *more: str) -> list[str]:
         """Return the words of a run."""
-        given = ("seed=1", "n-parties=3", f"output-dir={self.place}/out")
-        given += (*self.case.settings, *more)
+        given = ("seed=1", "n-parties=3", f"output-dir={self.place}/{folder}")
+        given += (*case.settings, *more)
         sets = [word for item in given for word in ("--set", item)]
-        task = ["--task", self.case.task]
-        return ["run", self.case.strategy, *task, "--federation", "federation", *sets]
+        task = ["--task", case.task]
+        return ["run", case.strategy, *task, "--federation", "federation", *sets]
 
-    def log_of(self, name: str) -> str:
-        """Return the log of the running command of a name."""
-        return self.started[name].log.name
+    def asked(self, name: str) -> list[tuple[str, str]]:
+        """Return the run and the step of each message to a party, since its start."""
+        text = self.started[name].log.read_text(errors="replace")
+        return ASKED.findall(text)
 
-    def received(self, name: str) -> list[str]:
-        """Return the steps that a party has been asked for, since its start."""
-        text = self.started[name].log.read_bytes()
-        return [step.decode() for step in SENT.findall(text)]
-
-    def run(self, *more: str, seen: Callable[[], None] | None = None) -> Followed:
-        """Run to the end, or until it seems to hang."""
-        log, self.begun = self.place / "run.log", time.time()
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*COMMAND, *self.words(*more)],
-                cwd=self.place,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-        start = self.killed_at = None
-        if seen is not None:
-            self.killer = threading.Thread(target=seen, daemon=True)
-            self.killer.start()
-        while process.poll() is None:
-            time.sleep(0.05)
-            start = self.killed_at or start
-            if start is not None and time.monotonic() - start > HANGS:
-                process.kill()
-                process.wait()
-                self._stop(log.read_text(errors="replace"))
-                break
-        ended = time.monotonic()
-        lines = log.read_text(errors="replace").splitlines()
-        hangs = start is not None and ended - start > HANGS
-        status = "HANGS" if hangs else f"exit {process.returncode}"
-        if any("Traceback" in line for line in lines):
-            status += ", STACK"
-        return Followed(status, [line for line in lines if line.strip()], ended)
-
-    killed_at: float | None = None
-    begun = 0.0
-
-    def _stop(self, text: str) -> None:
+    def stop(self, text: str) -> None:
         """Stop the run that a log is of."""
         number = re.search(r"flwr stop (\d+) (\S+)", text)
         home = str(self.place / "federation" / "flwr")
@@ -388,39 +364,6 @@ class Site:
                 capture_output=True,
                 check=False,
             )
-
-    def folder(self) -> Path | None:
-        """Return the folder of the last run."""
-        folders = [p for p in (self.place / "out").glob("2*-*") if p.is_dir()]
-        return max(folders, default=None, key=lambda path: path.stat().st_mtime)
-
-    def result(self) -> dict[str, Any]:
-        """Return what the last run has left at the server and at the parties."""
-        folder = self.folder()
-        values: dict[str, Any] = {}
-        if folder is None:
-            return values
-        for path in folder.glob("model-*.npz"):
-            values |= {f"server {k}": v for k, v in arrays_of(path).items()}
-        about = folder / "result.json"
-        if about.exists():
-            text = json.loads(about.read_text())
-            values["metrics"] = json.dumps(metrics_of(text), sort_keys=True)
-        for name in NAMES:
-            paths = [
-                path
-                for kind in ("*.npz", "predictions-*.csv", "*session-of-rows*")
-                for path in (self.place / name / "state").rglob(kind)
-                if path.stat().st_mtime > self.begun
-            ]
-            path = max(paths, default=None, key=lambda path: path.stat().st_mtime)
-            if path is None:
-                continue
-            if path.suffix == ".npz":
-                values |= {f"{name} {k}": v for k, v in arrays_of(path).items()}
-            else:
-                values[name] = path.read_bytes()
-        return values
 
     def half_written(self) -> list[str]:
         """Return files that no complete run leaves."""
@@ -433,14 +376,14 @@ class Site:
             and (path.name.endswith(endings) or path.name == "checkpoint.sqlite")
         )
 
-    def holding(self, ids: Sequence[str]) -> list[str]:
+    def holding(self, ids: Sequence[str]) -> set[str]:
         """Return the files on any disk of the site that hold one of these ids."""
         words = [key.encode() for key in ids]
-        return sorted(
+        return {
             str(path.relative_to(self.place))
             for path in self.place.rglob("*")
             if path.is_file() and any(word in path.read_bytes() for word in words)
-        )
+        }
 
 
 def home_of(pid: int) -> str:
@@ -463,6 +406,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
 def metrics_of(text: Any) -> Any:
     """Return what a report says but for times, numbers of models and paths."""
     passing = ("second", "time", "model", "config", "ledger", "version", "folder")
+    passing += ("removed", "changed")  # nothing, where a run has done it before
     if isinstance(text, dict):
         return {
             key: metrics_of(value)
@@ -485,295 +429,435 @@ def equal(result: dict[str, Any], truth: dict[str, Any]) -> bool:
 # -- the matrix ------------------------------------------------------------------------
 
 
+@dataclass
+class Trial:
+    """A strategy whose runs are killed, and what a run gives that nobody kills.
+
+    Attributes
+    ----------
+    name : str
+        Key of :data:`CASES`.
+    truth : dict of str to values
+        Model and metrics.
+    seconds : list of float
+        When the messages of a party came, from the start of ``vfl-flower run``.
+    hits : int
+        Moments of the present kind at which its run was killed.
+    """
+
+    name: str
+    truth: dict[str, Any] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    hits: int = 0
+
+    @property
+    def forgets(self) -> bool:
+        """Whether its runs change the model of another run."""
+        return CASES[self.name].task == "unlearn"
+
+
+@dataclass
+class Started:
+    """A ``vfl-flower run`` of a trial.
+
+    Attributes
+    ----------
+    trial : Trial
+        Of which strategy.
+    log : path
+        What it prints.
+    process : Popen
+        It.
+    begun : float
+        When it was started.
+    """
+
+    trial: Trial
+    log: Path
+    process: subprocess.Popen[bytes]
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def number(self) -> str:
+        """The number of the run at Flower, or nothing."""
+        said = re.search(r"run (\d+),", self.log.read_text(errors="replace"))
+        return said[1] if said else ""
+
+
 class Matrix:
-    """Kills runs of one case on one site.
+    """Kills runs of several strategies on one site.
 
     Parameters
     ----------
     site : Site
-    case : str
-        Name of the case.
+    names : sequence of str
+        Keys of :data:`CASES`, of one way to split the data.
     dice : random.Random
         Of the moments and of the parties.
     """
 
-    def __init__(
-        self, site: Site, case: str, dice: random.Random, truths: int = 1
-    ) -> None:
-        self.site, self.case, self.dice, self.truths = site, case, dice, truths
-        self.more: tuple[str, ...] = ()
-        self.forgotten: list[str] = []
-        self.kept: Path | None = None
+    def __init__(self, site: Site, names: Sequence[str], dice: random.Random) -> None:
+        self.site, self.dice = site, dice
+        self.trials = [Trial(name) for name in names]
+        self.bad = self.count = 0
+        self.killed_at: float | None = None
+        self.model, self.forgotten = "", list[str]()
+        self.kept = site.place / "kept"
+
+    # -- runs --
+
+    def run(self, trial: Trial, *more: str) -> Started:
+        """Start a run."""
+        self.count += 1
+        case = CASES[trial.name]
+        if trial.forgets and self.model:
+            more = (*more, f"model={self.model}")
+        log = self.site.place / f"run-{self.count}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*COMMAND, *self.site.words(case, f"out-{trial.name}", *more)],
+                cwd=self.site.place,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        return Started(trial, log, process)
+
+    def follow(self, runs: Sequence[Started]) -> list[Followed]:
+        """Wait until all have ended, or hang."""
+        ended: dict[int, Followed] = {}
+        while len(ended) < len(runs):
+            time.sleep(0.05)
+            for place, run in enumerate(runs):
+                since = time.monotonic() - (self.killed_at or run.begun + START)
+                running = run.process.poll() is None
+                if place in ended or (running and since < HANGS):
+                    continue
+                text = run.log.read_text(errors="replace")
+                status = f"exit {run.process.returncode}"
+                if running:
+                    status = "HANGS"
+                    run.process.kill()
+                    run.process.wait()
+                    self.site.stop(text)
+                if "Traceback" in text:
+                    status += ", STACK"
+                lines = [line for line in text.splitlines() if line.strip()]
+                ended[place] = Followed(status, lines, time.monotonic())
+        return [ended[place] for place in range(len(runs))]
+
+    def checkpoint(self, run: Started) -> list[str]:
+        """Return what goes on with a run that failed, as words of the next."""
+        paths = self.site.place.glob(f"out-*/2*-{run.number or 'none'}/*.sqlite")
+        return [f"resume={path.parent.name}" for path in paths]
+
+    def result(self, lines: Sequence[str]) -> dict[str, Any]:
+        """Return what a run that says so has left, here and at the parties."""
+        values: dict[str, Any] = {}
+        folder = Path(lines[-1].removeprefix("results in "))
+        for path in folder.glob("model-*.npz"):
+            values |= {f"server {k}": v for k, v in arrays_of(path).items()}
+        text = (folder / "result.json").read_text()
+        values["metrics"] = json.dumps(metrics_of(json.loads(text)), sort_keys=True)
+        model = re.search(r'"model": "([0-9a-f]{16})"', text)
+        for party in NAMES if model else ():
+            for path in (self.site.place / party / "state").rglob(f"*{model[1]}*"):
+                if path.suffix == ".csv":
+                    values[f"{party} predictions"] = path.read_bytes()
+                elif path.suffix == ".npz":
+                    arrays = arrays_of(path).items()
+                    values |= {f"{party} {k}": v for k, v in arrays}
+        return values
 
     def begin(self) -> None:
-        """Run twice without a kill, and keep the result."""
-        site = self.site
-        site.case = CASES[self.case]
-        site.start()
-        if site.case.task == "unlearn":
-            self._train()
-        truths = []
-        for _ in range(self.truths):
-            self._restore()
-            before = {name: len(site.received(name)) for name in NAMES}
-            gaps = Gaps(site)
-            start = time.monotonic()
-            followed = site.run(*self.more, seen=gaps.watch)
-            gaps.over = True
-            seconds = time.monotonic() - start
+        """Run without a kill, and keep the results."""
+        self.site.start()
+        if any(trial.forgets for trial in self.trials):
+            self.train()
+        runs = [self.run(trial) for trial in self.trials]
+        seen: dict[str, list[float]] = {}
+        while any(run.process.poll() is None for run in runs):
+            for number, _ in self.site.asked(NAMES[0])[sum(map(len, seen.values())) :]:
+                seen.setdefault(number, []).append(time.monotonic())
+            time.sleep(0.02)
+        for run, followed in zip(runs, self.follow(runs), strict=True):
             assert followed.status == "exit 0", followed
-            truths.append(site.result())
-        self.trips = len(site.received(NAMES[0])) - before[NAMES[0]]
-        self.gap = gaps.mean()
-        self.truth = truths[-1]
-        agreement = f"{len(truths)} runs"
-        if not equal(truths[0], truths[-1]):
-            agreement += f" that differ in {self._other(truths)}"
-        print(
-            f"{self.case}: {seconds:.0f} s, {self.trips} messages a party, one in "
-            f"{self.gap:.2f} s; {agreement}; {len(self.truth)} values; "
-            f"left {self._left() or 'nothing'}",
-            flush=True,
-        )
+            trial = run.trial
+            trial.truth = self.result(followed.lines)
+            trial.seconds = [at - run.begun for at in seen[run.number]]
+            print(
+                f"{trial.name}: {len(trial.seconds)} messages a party, "
+                f"{followed.ended - run.begun:.0f} s, {len(trial.truth)} values",
+                flush=True,
+            )
+        print(f"left: {self.left() or 'nothing'}", flush=True)
 
-    def _other(self, truths: list[dict[str, Any]]) -> list[str]:
-        result, truth = truths[0], truths[-1]
-        return [k for k in result if not equal({k: result[k]}, {k: truth.get(k)})]
-
-    def _train(self) -> None:
+    def train(self) -> None:
         """Train the model that later runs forget rows of; keep all states."""
-        site, case = self.site, self.site.case
-        site.case = CASES["mufc"]
-        followed = site.run()
+        trial = Trial("mufc unlearn")
+        case, CASES[trial.name] = CASES[trial.name], CASES["mufc"]
+        (followed,) = self.follow([self.run(trial)])
         assert followed.status == "exit 0", followed
-        site.case = case
-        (model,) = {
-            number
+        CASES[trial.name] = case
+        (self.model,) = {
+            path.stem
             for name in NAMES
-            for path in (site.place / name / "state").glob("*.sqlite")
-            for number in re.findall(r"^[0-9a-f]{16}$", path.stem)
+            for path in (self.site.place / name / "state").glob("*.sqlite")
+            if re.fullmatch("[0-9a-f]{16}", path.stem)
         }
-        self.more = (f"model={model}",)
         for name in NAMES[:2]:
-            rows = [site.ids[name][k] for k in (3, 40)]
-            file = site.place / f"{name}.csv"
+            rows = [self.site.ids[name][k] for k in (3, 40)]
+            file = self.site.place / f"{name}.csv"
             table = pd.read_csv(file)
             table[~table["row"].isin(rows)].to_csv(file, index=False)
-            (site.place / name / "state" / "forget.txt").write_text("\n".join(rows))
+            (self.site.place / name / "state" / "forget.txt").write_text(
+                "\n".join(rows)
+            )
             self.forgotten += rows
-        self.kept = Path(tempfile.mkdtemp(prefix="kept-", dir="/tmp"))
-        for part in self._states():
-            shutil.copytree(site.place / part, self.kept / part)
+        for part in self.states():
+            copy = self.kept / part.relative_to(self.site.place)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(part, copy)
 
-    def _states(self) -> list[str]:
-        return [*(f"{name}/state" for name in NAMES), "out/state"]
+    def states(self) -> list[Path]:
+        """Return the files of the model that rows are to be forgotten of."""
+        return [
+            path
+            for part in (*(f"{n}/state" for n in NAMES), "out-mufc unlearn/state")
+            for path in (self.site.place / part).rglob("*")
+            if self.model in path.name or path.name == "forget.txt"
+        ]
 
-    def _restore(self) -> None:
-        """Bring back the states of before, where a run changes a model."""
-        if self.kept is not None:
-            for part in self._states():
-                shutil.rmtree(self.site.place / part)
-                shutil.copytree(self.kept / part, self.site.place / part)
+    def restore(self) -> None:
+        """Bring back the model that rows are to be forgotten of."""
+        if self.model:
+            for path in self.states():
+                path.unlink()
+            for path in self.kept.rglob("*"):
+                if path.is_file():
+                    place = self.site.place / path.relative_to(self.kept)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, place)
 
-    def kill(self, kind: str, restart: bool) -> list[Cell]:
-        """Kill one run and see what becomes of it; go on with it if it has failed.
+    # -- kills --
 
-        A run that the kill did not meet counts for nothing: another moment is drawn,
-        :data:`DRAWS` times at most.
-        """
-        for _ in range(DRAWS):
-            if cells := self._kill(kind, restart):
-                return cells
-        return []
-
-    def _kill(self, kind: str, restart: bool) -> list[Cell]:
-        """Kill one run; return nothing if it was too late."""
-        site = self.site
-        site.case = CASES[self.case]
-        site.killed_at = None
-        site.heal()
-        self._restore()
-        party = self.dice.choice(NAMES)
-        nth = self.dice.randint(1, self.trips - 1)
-        delay = self.dice.uniform(0, self.gap)
-        if kind == "ClientApp":
-            delay = 0.0  # such a process lives for a tenth of a second
-        before = len(site.received(party))
-        kill: dict[str, Any] = {}
-
-        def seen() -> None:
-            while len(site.received(party)) < before + nth:
-                time.sleep(0.01)
-            time.sleep(delay)
-            pid = None
-            deadline = time.monotonic() + 20
-            while pid is None and time.monotonic() < deadline:
-                pid = site.pid(kind, party)
-            if pid is None:
+    def kill(self, kind: str, restart: bool, moments: int) -> None:
+        """Kill runs of each strategy at so many moments of it."""
+        for trial in self.trials:
+            trial.hits = 0
+        for _ in range(2 * moments):
+            trials = [trial for trial in self.trials if trial.hits < moments]
+            if not trials:
                 return
-            kill["step"] = site.received(party)[-1]
-            kill["logs"] = {site.log_of(n): len(site.received(n)) for n in NAMES}
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            site.killed_at = kill["at"] = time.monotonic()
-            if restart:
-                self._supervise(
-                    party if kind in ("SuperNode", "party") else "coordinator"
-                )
+            # A party keeps the state of so many runs, and one of them may begin anew;
+            # one model changes in one run.
+            more = [t for t in trials if t.hits + 1 < moments and not t.forgets]
+            self.kill_once([*trials, *more][: MOST_STATES - 1], kind, restart)
+        print(f"{kind}: {[(t.name, t.hits) for t in self.trials]}", flush=True)
 
-        followed = site.run(*self.more, seen=seen)
+    def kill_once(self, trials: Sequence[Trial], kind: str, restart: bool) -> None:
+        """Kill once, and tell what became of each run; go on with those that failed."""
+        site, self.killed_at = self.site, None
+        site.heal()
+        self.restore()
+        party = self.dice.choice(NAMES)
+        # Runs reach the message that is drawn for each of them at about one time, and
+        # the kill waits for most of them.
+        drawn = [(t, self.dice.randrange(1, len(t.seconds))) for t in trials]
+        drawn.sort(key=lambda pair: -pair[0].seconds[pair[1]])
+        last = drawn[0][0].seconds[drawn[0][1]]
+        before = {name: len(site.asked(name)) for name in NAMES}
+        begin, runs = time.monotonic(), list[Started]()
+        for trial, nth in drawn:
+            delay = last - trial.seconds[nth]
+            time.sleep(max(0.0, begin + delay - time.monotonic()))
+            runs.append(self.run(trial))
+        while 2 * self.reached(runs, [nth for _, nth in drawn], before) < len(runs):
+            time.sleep(0.02)
+        hit = []
+        if kind == "ClientApp":
+            hit = [run.number for run in runs if self.kill_reply(run, party)]
+        else:
+            self.kill_processes(kind, party)
+        self.killed_at = time.monotonic()
+        logs = {name: site.started[name].log for name in NAMES}
+        steps = dict(site.asked(party)[before[party] :])
+        asked = {name: len(site.asked(name)) for name in NAMES}
+        helper = threading.Thread(target=self.supervise, args=(kind, party))
+        if restart:
+            helper.start()
+        killed, ended = self.killed_at, self.follow(runs)
+        if restart:
+            helper.join()
+        self.killed_at = None
+        # Whom a run has asked after the kill: nobody, if the kill was too late.
+        later = [
+            (number, name)
+            for name in NAMES
+            for number, _ in site.asked(name)[
+                asked[name] if site.started[name].log == logs[name] else 0 :
+            ]
+        ]
         who = f"{kind} of {party}" if kind in PARTYS else kind
-        asked = [party] if kind in PARTYS else NAMES
-        if followed.status == "exit 0" and not any(
-            site.log_of(name) not in kill.get("logs", {})
-            or len(site.received(name)) > kill["logs"][site.log_of(name)]
-            for name in asked
-            if "logs" in kill
-        ):
-            print(f"| {self.case} | {who} | {nth} of {self.trips} | too late |")
-            return []
-        step = f"{kill.get('step', 'not reached')} ({nth} of {self.trips})"
-        seconds = followed.ended - kill.get("at", followed.ended)
         how = "restart" if restart else "no restart"
-        if kind in ("ClientApp", "forkserver"):
-            how = "by itself"
-        cells = [self._cell(who, step, how, followed, seconds)]
-        if "exit 0" not in followed.status and "HANGS" not in followed.status:
-            if restart:
-                site.killer.join(HANGS)
-                self._supervised()
-            start = time.monotonic()
+        again: list[Started] = []
+        for run, followed in zip(runs, ended, strict=True):
+            number, complete = run.number, followed.status == "exit 0"
+            asks = any(
+                number == other and (name == party or kind not in PARTYS)
+                for other, name in later
+            )
+            late = number not in hit if kind == "ClientApp" else not asks
+            if complete and late:
+                print(f"| {run.trial.name} | {who} | too late |", flush=True)
+                continue
+            run.trial.hits += 1
+            seconds = followed.ended - killed
+            step = steps.get(number, "none yet")
+            self.tell(run.trial, f"{who} | {step} | {how}", followed, seconds)
+            if not complete:
+                again.append(run)
+        print(f"   after the kill: {self.left([run.trial for run in again])}")
+        if again:
             site.heal()
-            more = list(self.more)
-            folder = site.folder()
-            if (
-                site.case.task == "train"
-                and folder
-                and (folder / "checkpoint.sqlite").exists()
-            ):
-                more.append(f"resume={folder.name}")
-                how = "resume"
-            else:
-                how = "same run anew"
-            site.killed_at = None
-            again = site.run(*more)
-            seconds = again.ended - start
-            cells.append(self._cell(who, step, how, again, seconds))
-        return cells
+            resumed = [self.run(run.trial, *self.checkpoint(run)) for run in again]
+            for run, followed in zip(resumed, self.follow(resumed), strict=True):
+                seconds = followed.ended - run.begun
+                self.tell(run.trial, f"{who} | | resume", followed, seconds)
+                self.bad += followed.status != "exit 0"
+        print(f"   at the end: {self.left()}", flush=True)
 
-    def _supervise(self, name: str) -> None:
-        """Start a command again as its unit does."""
-        self.site.started[name].process.wait(60)
-        time.sleep(RESTART)
+    def reached(
+        self, runs: Sequence[Started], drawn: Sequence[int], before: dict[str, int]
+    ) -> int:
+        """Return how many runs have come to the message drawn for them, or ended."""
+        new = self.site.asked(NAMES[0])[before[NAMES[0]] :]
+        counts = Counter(number for number, _ in new)
+        return sum(
+            run.process.poll() is not None or counts[run.number] > nth
+            for run, nth in zip(runs, drawn, strict=True)
+        )
+
+    def kill_reply(self, run: Started, party: str) -> bool:
+        """Kill the process that answers the next message of a run at a party."""
+        count = len(self.site.asked(party))
+        while run.process.poll() is None:
+            new = self.site.asked(party)[count:]
+            if new and new[-1][0] == run.number:
+                return self.kill_processes("ClientApp", party)
+            time.sleep(0.005)
+        return False
+
+    def kill_processes(self, kind: str, party: str) -> bool:
+        """Kill processes of a kind; return whether there was one."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            targets = self.site.pids(kind, party)
+            if kind == "announcing" and targets:
+                return self.kill_announcing(targets[0])
+            for pid in targets:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if targets:
+                return True
+        return False
+
+    def kill_announcing(self, pid: int) -> bool:
+        """Let a SuperNode die as soon as it has announced a reply."""
+        flag = self.site.place / f"dies-{pid}"
+        flag.touch()
+        deadline = time.monotonic() + 20
+        while flag.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        died = not flag.exists()
+        flag.unlink(missing_ok=True)
+        return died
+
+    def supervise(self, kind: str, party: str) -> None:
+        """Start again what was killed, as its unit does."""
+        name = party if kind in PARTYS else "coordinator"
+        self.site.started[name].process.wait(120)
+        time.sleep(RESTART if name == party else 2)
         self.site.start(name)
 
-    def _supervised(self) -> None:
-        """Wait until the coordinator is back, and the parties after it."""
-        site = self.site
-        deadline = time.monotonic() + 2 * RESTART + 60
-        while (
-            site.started["coordinator"].process.poll() is not None
-            and time.monotonic() < deadline
-        ):
-            time.sleep(1)
+    def left(self, failed: Sequence[Trial] = ()) -> str:
+        """Return what is left that should not be.
 
-    def _cell(
-        self, who: str, step: str, how: str, followed: Followed, seconds: float
-    ) -> Cell:
-        same = None
-        complete = followed.status == "exit 0"
-        if complete:
-            same = equal(self.site.result(), self.truth)
-        left = self._left(complete)
-        sentence = "" if complete else followed.sentence
-        cell = Cell(
-            self.case, who, step, how, followed.status, seconds, same, left, sentence
-        )
-        print(cell, flush=True)
-        if same is False or "STACK" in cell.status or "HANGS" in cell.status:
-            other = self._other([self.site.result(), self.truth]) if complete else ""
-            print(f"   {other} {followed.lines[-12:]}", flush=True)
-        return cell
-
-    def _left(self, complete: bool = True) -> str:
-        """Return what is left that should not be."""
+        A run that failed keeps its checkpoint; one of mufc also the model that it would
+        have replaced, and the ids that it was to forget.
+        """
         deadline = time.monotonic() + 10
-        while (passing := self.site.passing()) and time.monotonic() < deadline:
+        while (left := self.site.passing()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        left = passing
-        if complete:
-            left = left + self.site.half_written()
-            left += [f"id in {path}" for path in self.site.holding(self.forgotten)]
-        return ", ".join(left)
+        if not failed:
+            left += self.site.half_written()
+        complete = {self.model} | {
+            number
+            for out in self.site.place.glob("out-*/2*/result.json")
+            for number in re.findall(r'"model": "([0-9a-f]{16})"', out.read_text())
+        }
+        everyone = [key for ids in self.site.ids.values() for key in ids]
+        forgets = any(trial.forgets for trial in failed)
+        for file in sorted(self.site.holding(everyone)):
+            number = re.search(r"[0-9a-f]{16}(?=[.-])", file)
+            cached = file.startswith("cache/")
+            if number and number[0] not in complete and not cached:
+                left.append(f"ids of a model that nobody has: {file}")
+        if self.model and not forgets:
+            kept = (*(f"{name}.csv" for name in NAMES), "kept")
+            left += [
+                f"forgotten id in {file}"
+                for file in sorted(self.site.holding(self.forgotten))
+                if not file.startswith(kept)
+            ]
+        self.bad += len(left)
+        return ", ".join(left) or "nothing is left"
 
-
-DRAWS = 3
-"""How many moments are drawn until a kill meets a run."""
-
-PARTYS = ("ClientApp", "forkserver", "SuperNode", "party")
-"""Kinds of processes of which each party has one."""
-
-
-class Gaps:
-    """Measures the time between two messages."""
-
-    def __init__(self, site: Site) -> None:
-        self.site, self.over = site, False
-        self.before = len(site.received(NAMES[0]))
-        self.at: list[float] = []
-
-    def watch(self) -> None:
-        """Note when messages come, until it is over."""
-        while not self.over:
-            known = len(self.at) + self.before
-            new = len(self.site.received(NAMES[0])) - known
-            self.at += [time.monotonic()] * new
-            time.sleep(0.02)
-
-    def mean(self) -> float:
-        """Return the mean number of seconds."""
-        return (self.at[-1] - self.at[0]) / max(1, len(self.at) - 1)
+    def tell(self, trial: Trial, what: str, run: Followed, seconds: float) -> None:
+        """Print a line of the table."""
+        same, sentence = "-", run.sentence
+        if run.status == "exit 0":
+            result = self.result(run.lines)
+            same, sentence = "same" if equal(result, trial.truth) else "OTHER", ""
+        good = same == "same" or (
+            run.status == "exit 1" and seconds <= 90 and bool(sentence)
+        )
+        self.bad += not good
+        print(
+            f"| {trial.name} | {what} | {run.status} | {seconds:.0f} | {same} | "
+            f"{sentence} |",
+            flush=True,
+        )
+        if not good:
+            print("   BAD", run.lines[-12:], flush=True)
 
 
 def main() -> None:
     """Kill, and print what became of it."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS)[:5], choices=KINDS)
+    parser.add_argument("split", choices=SPLITS)
+    parser.add_argument("--cases", nargs="+", choices=CASES)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--restarts", nargs="*", default=list(RESTARTS), choices=KINDS)
     parser.add_argument("--moments", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    names = given.cases or SPLITS[given.split]
     print(f"moments of seed {given.seed}", flush=True)
-    bad = 0
-    places: dict[tuple[str, str], list[str]] = {}
-    for name in given.cases:  # cases of the same data share a deployment
-        places.setdefault((CASES[name].split, CASES[name].task), []).append(name)
-    for names in places.values():
-        with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as base:
-            site, matrices = Site(Path(base), CASES[names[0]]), []
-            try:
-                for name in names:
-                    dice = random.Random(f"{given.seed} {name}")
-                    matrices.append(Matrix(site, name, dice))
-                    matrices[-1].begin()
-                for _ in range(given.moments):
-                    for kind in given.kinds:
-                        for restart in RESTARTS.get(kind, (False,)):
-                            for matrix in matrices:
-                                bad += sum(map(fails, matrix.kill(kind, restart)))
-            finally:
-                bad += site.close() > 0
-                for matrix in matrices:
-                    if matrix.kept is not None:
-                        shutil.rmtree(matrix.kept)
-    print(f"{bad} cells are not as they should be")
-    sys.exit(bad > 0)
-
-
-def fails(cell: Cell) -> bool:
-    """Return whether a cell is not as it should be."""
-    said = cell.status == "exit 1" and cell.seconds <= 90 and bool(cell.sentence)
-    return bool(cell.left) or not (cell.same or said)
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as base:
+        site = Site(Path(base), given.split)
+        matrix = Matrix(site, names, random.Random(given.seed))
+        try:
+            matrix.begin()
+            for kind in given.kinds:
+                matrix.kill(kind, False, given.moments)
+            for kind in given.restarts:
+                matrix.kill(kind, True, given.moments)
+        finally:
+            left = site.close()
+    print(f"{matrix.bad + left} things are not as they should be")
+    sys.exit(matrix.bad + left > 0)
 
 
 if __name__ == "__main__":

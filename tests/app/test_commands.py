@@ -10,7 +10,7 @@ from vfl_flower import CoresetVRLR, load_model, simulate
 from vfl_flower.app import runs, stored
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import party_source
-from vfl_flower.app.flower_run import RunFailed, _ended, why
+from vfl_flower.app.flower_run import KILLED, RunFailed, _ended, why
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.runs import Follower, clock, gather, size
 from vfl_flower.data import load_party
@@ -214,6 +214,7 @@ def test_a_line_a_step_and_none_of_flower(capsys):
     [
         ("finished:failed", "ServerApp failed with exception: a b", "a b"),
         ("finished:failed", "No heartbeat received from the task", "gone silent"),
+        ("finished:failed", f"{KILLED} by signal 9", "killed by signal 9; to go on"),
         ("finished:stopped", "", "it was stopped"),
         ("finished:failed", "", "it is finished:failed"),
     ],

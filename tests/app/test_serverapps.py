@@ -4,8 +4,11 @@ With a SuperLink that has TLS: tests/wiring/test_afternoon.py.
 """
 
 import os
+import signal
+import sys
 
 import pytest
+from flwr.common.constant import SubStatus
 from flwr.supercore.cli.flower_superexec import _parse_args
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec as superexec
@@ -15,7 +18,7 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from vfl_flower.app import server_executor, serverapps
 from vfl_flower.app.bundle import bundle_hash
 from vfl_flower.app.node import preload
-from vfl_flower.app.serverapps import ForkingExecutor, check_flower, serve
+from vfl_flower.app.serverapps import ForkingExecutor, check_flower, serve, tell_end
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 
@@ -52,6 +55,7 @@ def test_the_installed_bundle_alone_is_forked(spec, monkeypatch):
         def start(self):
             pass
 
+    monkeypatch.setattr(serverapps, "tell_end", lambda spec, process: None)
     monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
     monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new.append(spec))
     executor = ForkingExecutor(bundle_hash())
@@ -61,6 +65,39 @@ def test_the_installed_bundle_alone_is_forked(spec, monkeypatch):
         executor.launch(task)
     assert forked == [spec(bundle_hash())]
     assert new == others
+
+
+@pytest.mark.parametrize(
+    ("target", "argument", "told"),
+    [
+        (signal.raise_signal, signal.SIGKILL, "the ServerApp was killed by signal 9"),
+        (sys.exit, 3, None),
+        (sys.exit, 0, None),
+    ],
+)
+def test_the_superlink_is_told_of_a_killed_one(
+    spec, monkeypatch, target, argument, told
+):
+    """With the token of its task; others have told their end themselves."""
+    requests = []
+
+    class Grid:
+        def __init__(self, address, insecure, certificates, *, token):
+            assert (address, insecure) == ("127.0.0.1:1", True)
+            assert (certificates, token) == (None, "token")
+            self._runtime_client = self
+
+        def PushTaskOutput(self, request):
+            requests.append((request.sub_status, request.details))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(serverapps, "HttpGrid", Grid)
+    process = serverapps.PROCESSES.Process(target=target, args=(argument,))
+    process.start()
+    tell_end(spec("0" * 64), process)
+    assert requests == ([(SubStatus.FAILED, told)] if told else [])
 
 
 def test_flowers_loop_takes_this_executor(monkeypatch):

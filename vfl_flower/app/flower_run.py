@@ -46,6 +46,8 @@ START = 60.0
 """Seconds in which a SuperLink or SuperNodes must start."""
 GRACE = 8.0
 """Seconds that a process has between SIGTERM and SIGKILL."""
+KILLED = "the ServerApp was killed"
+"""What the SuperLink is told of one."""
 
 ENDED = (FileNotFoundError, ProcessLookupError)
 """What access to a process raises if it has just ended."""
@@ -262,6 +264,8 @@ def why(status: str, details: str, run_id: str) -> str:
             f"the ServerApp has gone silent, as one that was killed ({details})"
             f"{_how_to_go_on(run_id)}"
         )
+    if details.startswith(KILLED):
+        return f"{details}{_how_to_go_on(run_id)}"
     _, told, sentence = details.partition("failed with exception: ")
     return sentence if told else details or f"it is {status}"
 

@@ -6,25 +6,33 @@ It takes tasks from the SuperLink as Flower's ``flower-superexec`` does, and dif
    and forks one for each run of the installed package's app. A run of another bundle
    has a new process, as with Flower's own, so that it gets its own modules.
 2. *When it asks for work*: each 0.2 s, where Flower's asks each second.
+3. *What it says of a ServerApp that was killed*: at once that it was, where Flower's
+   lets the SuperLink wait for heartbeats, for a minute or more.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import threading
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from queue import Queue
 from typing import Any
 
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.logger import mirror_output_to_queue
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.superlink.grid import HttpGrid
 from flwr.superlink.runtime.run_serverapp import run_serverapp
 
 from vfl_flower.app.bundle import installed_bundle
+from vfl_flower.app.flower_run import KILLED
 from vfl_flower.app.node import PRELOADED, PROCESSES, preload
 
 PRELOADED_TOO = ("vfl_flower.app.serverapps", "vfl_flower.app.server_app")
@@ -50,7 +58,9 @@ class ForkingExecutor(SubprocessExecutor):
         """Start a process for a task."""
         if spec.task_type != TaskType.SERVER_APP or spec.fab_hash != self.bundle:
             return super().launch(spec)
-        PROCESSES.Process(target=serve_run, args=(spec,), daemon=True).start()
+        process = PROCESSES.Process(target=serve_run, args=(spec,), daemon=True)
+        process.start()
+        threading.Thread(target=tell_end, args=(spec, process), daemon=True).start()
         return LaunchResult.accepted()
 
 
@@ -75,6 +85,31 @@ def serve_run(spec: ExecutionSpec) -> None:
     )
 
 
+def tell_end(spec: ExecutionSpec, process: BaseProcess) -> None:
+    """Wait for the end of a ServerApp, and tell the SuperLink if it was killed.
+
+    One that ends by itself has told its own end.
+    """
+    process.join()
+    if process.exitcode is None or process.exitcode >= 0:
+        return
+    certificates = validate_and_resolve_root_certificates(
+        spec.root_certificates_path, spec.insecure
+    )
+    grid = HttpGrid(
+        spec.runtime_api_address, spec.insecure, certificates, token=spec.token
+    )
+    try:
+        grid._runtime_client.PushTaskOutput(
+            PushTaskOutputRequest(
+                sub_status=SubStatus.FAILED,
+                details=f"{KILLED} by signal {-process.exitcode}",
+            )
+        )
+    finally:
+        grid.close()
+
+
 SHAPES: dict[Callable[..., Any], str] = {
     run_serverapp: "runtime_api_address log_queue token insecure certificates "
     "parent_pid runtime_dependency_install",
@@ -82,6 +117,7 @@ SHAPES: dict[Callable[..., Any], str] = {
     "superexec_auth_secret plugin_config parent_pid",
     mirror_output_to_queue: "log_queue",
     validate_and_resolve_root_certificates: "root_cert_path insecure",
+    HttpGrid: "runtime_api_address insecure root_certificates",
 }
 """How this module calls Flower's internal functions: their first parameters."""
 
@@ -100,6 +136,8 @@ def check_flower() -> None:
             raise ImportError(f"flwr's {function.__name__} has other parameters")
     if not hasattr(superexec, "get_executor"):
         raise ImportError("flwr's run_superexec has no get_executor")
+    if not hasattr(HttpGrid, "_runtime_client"):
+        raise ImportError("flwr's HttpGrid has no _runtime_client")
     if "fab_hash" not in ExecutionSpec.__dataclass_fields__:
         raise ImportError("flwr's task for a ServerApp has no fab_hash")
 
