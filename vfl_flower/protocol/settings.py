@@ -157,8 +157,13 @@ def settings(cls: type[T]) -> type[T]:
     return made  # type: ignore[no-any-return]
 
 
-def settings_of(strategy: type) -> list[Setting]:
+def settings_of(strategy: type) -> tuple[Setting, ...]:
     """Return the settings of a strategy in the order of their declaration."""
+    return _settings_of(strategy)
+
+
+@functools.cache  # apart from `settings_of`, since mypy takes no class for hashable
+def _settings_of(strategy: Any) -> tuple[Setting, ...]:
     infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(strategy, include_extras=True)
     declared = []
@@ -182,7 +187,7 @@ def settings_of(strategy: type) -> list[Setting]:
                 "" if example is None else example.folder,
             )
         )
-    return declared
+    return tuple(declared)
 
 
 def _text(strategy: type, name: str) -> str:
