@@ -7,6 +7,8 @@ INSTALLED := $(VENV)/.installed
 # BLAS threads of several processes at once slow each other down.
 export OMP_NUM_THREADS := 1
 export FLWR_TELEMETRY_ENABLED := 0
+# Of the hundreds of processes of the tests, each would compile every module anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint bench
 

@@ -308,29 +308,23 @@ def test_other_heartbeats_are_noticed(monkeypatch):
         check_flower()
 
 
-def test_flowers_own_node_starts_in_its_place_and_says_so(monkeypatch, caplog):
+def test_flowers_own_node_starts_in_its_place_and_says_so(
+    monkeypatch, replaced, caplog
+):
     monkeypatch.setitem(node.SHAPES, node.push_objects, ("other", ""))
-    started = []
-
-    def execute(*command):
-        started.append(command)
-        raise SystemExit
-
-    monkeypatch.setattr(os, "execvp", execute)
-    monkeypatch.setenv("PATH", "/bin")
     with pytest.raises(SystemExit):
         executor.command()(["--bundle", "a" * 64, "--insecure", "--port", "9091"])
     command = ["flower-supernode", "--insecure", "--port", "9091"]
-    assert started == [("flower-supernode", command)]
+    assert replaced == [("flower-supernode", command)]
     assert "runs whatever bundle the server sends" in caplog.text
     assert "push_objects" in caplog.text
 
 
-def test_it_ends_where_it_must_not_fall_back(monkeypatch):
+def test_it_ends_where_it_must_not_fall_back(monkeypatch, replaced):
     monkeypatch.setitem(node.SHAPES, node.push_objects, ("other", ""))
-    monkeypatch.setattr(os, "execvp", None)
     with pytest.raises(SystemExit, match="push_objects"):
         executor.command()(["--no-fall-back", "--insecure"])
+    assert replaced == []
 
 
 @pytest.mark.parametrize(

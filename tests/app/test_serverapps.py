@@ -124,19 +124,11 @@ def test_the_installed_flower_is_the_one_that_is_called():
 
 
 @pytest.mark.parametrize("certificates", [None, "/a/ca.crt"])
-def test_flowers_own_starts_in_its_place(monkeypatch, caplog, certificates):
+def test_flowers_own_starts_in_its_place(monkeypatch, replaced, caplog, certificates):
     monkeypatch.setitem(serverapps.SHAPES, preload, "other")
-    started = []
-
-    def execute(*command):
-        started.append(command)
-        raise SystemExit
-
-    monkeypatch.setattr(os, "execvp", execute)
-    monkeypatch.setenv("PATH", "/bin")
     with pytest.raises(SystemExit):
         server_executor.start("127.0.0.1:1", certificates, 7)
-    ((program, words),) = started
+    ((program, words),) = replaced
     assert program == words[0] == "flower-superexec"
     monkeypatch.setattr("sys.argv", words)
     args = _parse_args().parse_args()

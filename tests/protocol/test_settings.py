@@ -326,3 +326,22 @@ def test_a_bound_of_a_setting_may_be_its_own():
 
     with pytest.raises(ValueError, match=r"^steps must be .* at least 3, got 2$"):
         Own(steps=2)
+
+
+def test_docstrings_are_found_wherever_a_class_stands():
+    @settings
+    class Inner:
+        """A class in a function."""
+
+        size: int = 3
+        """How many
+        there are."""
+
+    class Later(Inner):
+        """A class that is decorated later."""
+
+        share: float = 0.5
+        """Which part."""
+
+    texts = [(setting.name, setting.text) for setting in settings_of(settings(Later))]
+    assert texts == [("size", "How many there are."), ("share", "Which part.")]

@@ -12,6 +12,7 @@ import pytest
 from deviating import RealParties
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from supernodes import SuperNodes, write_rows
 from transcripts import Recorder, is_uniform, our_steps
 
 import vfl_flower as vf
@@ -24,10 +25,8 @@ from vfl_flower import (
     Party,
     PartyFailed,
 )
-from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import as_trained, party_source
 from vfl_flower.app.label import label
-from vfl_flower.app.register import make_client_app
 from vfl_flower.app.simulate import load
 from vfl_flower.clients import level_union as client
 from vfl_flower.data import load_party, read_texts
@@ -39,7 +38,6 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError, digest_ids
 from vfl_flower.protocol.united import load_levels, save_levels
 from vfl_flower.secure_aggregation.texts import TextCode
-from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import MUFCUnlearn
 
 VOCABULARY = [f"diagnosis {k:03d}" for k in range(300)]
@@ -393,18 +391,14 @@ def table(m: int, n: int = 60) -> list[list[str]]:
 
 
 def write(path: Path, rows: list[list[str]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([HEADER, *rows])
+    write_rows(path, HEADER, *rows)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "files"
-    folder.mkdir()
+def folder(files: Path) -> Path:
     for m in range(3):
-        write(folder / f"{m}.csv", table(m))
-    return folder
+        write(files / f"{m}.csv", table(m))
+    return files
 
 
 def pooled() -> Counter[str]:
@@ -412,33 +406,13 @@ def pooled() -> Counter[str]:
     return Counter(regions)
 
 
-class SuperNodes(InProcessGrid):
-    """Nodes that load their files by their node configs, for each message anew."""
-
-    def __init__(self, folder: Path, leaves: str, **run: object) -> None:
-        super().__init__([Party(np.ones((1, 1)))] * 3)
-        self._app = make_client_app(load_from_context)
-        for m, context in enumerate(self._contexts.values()):
-            state = folder.parent / f"state-{m}"
-            state.mkdir(mode=0o700, exist_ok=True)
-            rules = state / "consent.toml"
-            rules.write_text(
-                f"allow-seed = true\ntrust-on-first-use = true\n[leaves]\n{leaves}"
-            )
-            rules.chmod(0o600)
-            context.node_config = NODE | {
-                "data": str(folder / f"{m}.csv"),
-                "party-name": f"p{m}",
-                "partition-id": m,
-                "state-dir": str(state),
-                "consent": str(rules),
-            }
-            context.run_config = run
+def nodes(folder: Path, leaves: str, **run: object) -> SuperNodes:
+    return SuperNodes(folder, f"[leaves]\n{leaves}", NODE, **run)
 
 
 def unite(folder: Path, **run: Any) -> Any:
     config = {"strategy": "unite-levels"} | run
-    return LevelUnion().start(SuperNodes(folder, "levels = true\n", **config))
+    return LevelUnion().start(nodes(folder, "levels = true\n", **config))
 
 
 def kmeans(**settings: Any) -> FKKMeans:
@@ -488,7 +462,7 @@ def test_a_digest_of_united_levels_tests_no_guess(folder):
 def test_clusters_of_united_columns_and_labels_later(folder):
     unite(folder)
     leaves = "row-sums = true\nembedded-rows = true\n"
-    grid = SuperNodes(folder, leaves, strategy="fk-kmeans")
+    grid = nodes(folder, leaves, strategy="fk-kmeans")
     model = kmeans(clustering="coreset").start(grid).model
     # A later union changes nothing for the model, nor does a lost file.
     state = folder.parent / "state-1"
@@ -508,7 +482,7 @@ def test_forgetting_uses_the_levels_of_training(folder):
     run = {"strategy": "mufc"}
     trained = MUFC(
         2, box="-20,20", server_state=folder.parent / "server", seed=3
-    ).start(SuperNodes(folder, "centroids = true\n", **run))
+    ).start(nodes(folder, "centroids = true\n", **run))
     model = trained.model.number
     kept = json.loads((folder.parent / "state-1" / "levels.json").read_text())
     for m in range(3):
@@ -520,7 +494,7 @@ def test_forgetting_uses_the_levels_of_training(folder):
         server_state=folder.parent / "server",
         seed=4,
     )
-    forgotten = task.start(SuperNodes(folder, "centroids = true\n", **run))
+    forgotten = task.start(nodes(folder, "centroids = true\n", **run))
     assert forgotten.model.sizes_.sum() == trained.model.sizes_.sum() - 1
     node = NODE | {
         "data": str(folder / "1.csv"),

@@ -5,19 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from supernodes import SuperNodes, write_rows
 
 from vfl_flower import MUFC, FKKMeans, Party, simulate
-from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config as checked
 from vfl_flower.app.config import make_strategy, party_source
 from vfl_flower.app.label import label
-from vfl_flower.app.register import make_client_app
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.data import load_party
 from vfl_flower.data.levels import parse_levels
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.simulation import InProcessGrid
 
 HEADER = ["id", "age", "sex", "region", "seen", "weight"]
 LEVELS = "sex=f|m;region=n|s|w|other"
@@ -46,22 +44,16 @@ def table(n: int = 150, seed: int = 3) -> list[list[str]]:
 
 
 def write(path: Path, rows: list[list[str]], order: list[int]) -> None:
-    with path.open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow([HEADER[k] for k in order])
-        out.writerows([row[k] for k in order] for row in rows)
+    write_rows(path, *([row[k] for k in order] for row in [HEADER, *rows]))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch) -> Path:
+def folder(files: Path) -> Path:
     """Return a folder of three files, whose columns are in three orders."""
-    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "files"
-    folder.mkdir()
-    for m, order in enumerate(([0, 1, 2, 3, 4, 5], [5, 4, 3, 0, 2, 1])):
-        write(folder / f"{m}.csv", table()[m::3], list(order))
-    write(folder / "2.csv", table()[2::3], [2, 0, 5, 1, 3, 4])
-    return folder
+    orders = [0, 1, 2, 3, 4, 5], [5, 4, 3, 0, 2, 1], [2, 0, 5, 1, 3, 4]
+    for m, order in enumerate(orders):
+        write(files / f"{m}.csv", table()[m::3], order)
+    return files
 
 
 def loaded(folder: Path, **run: object) -> list[Party]:
@@ -327,31 +319,11 @@ def test_other_orders_of_levels_are_one(folder):
 # -- as on SuperNodes ------------------------------------------------------------------
 
 
-class SuperNodes(InProcessGrid):
-    """Nodes that load their files by their node configs, for each message anew."""
-
-    def __init__(self, folder: Path, consent: str = "", **node: object) -> None:
-        super().__init__([Party(np.ones((1, 1)))] * 3)
-        self._app = make_client_app(load_from_context)
-        for m, context in enumerate(self._contexts.values()):
-            state = folder.parent / f"state-{m}"
-            state.mkdir(mode=0o700, exist_ok=True)
-            rules = state / "consent.toml"
-            rules.write_text(
-                f"allow-seed = true\ntrust-on-first-use = true\n{consent}\n[leaves]\n"
-                "row-sums = true\nembedded-rows = true\n"
-            )
-            rules.chmod(0o600)
-            context.node_config = {
-                "data": str(folder / f"{m}.csv"),
-                "partition-id": m,
-                "id-column": "id",
-                "levels": LEVELS,
-                "state-dir": str(state),
-                "consent": str(rules),
-                **node,
-            }
-            context.run_config = {"strategy": "fk-kmeans"}
+def nodes(folder: Path, consent: str = "", **node: object) -> SuperNodes:
+    """Return nodes of a federation whose levels are agreed."""
+    consent += "\n[leaves]\nrow-sums = true\nembedded-rows = true\n"
+    more = {"levels": LEVELS, **node}
+    return SuperNodes(folder, consent, more, strategy="fk-kmeans")
 
 
 def labels_in(path: Path) -> list[int]:
@@ -361,7 +333,7 @@ def labels_in(path: Path) -> list[int]:
 
 def test_supernodes_and_one_process_give_the_same(folder):
     strategy = to_the_bit(standardize=True, seed=5)
-    model = strategy.start(SuperNodes(folder)).model
+    model = strategy.start(nodes(folder)).model
     theirs = simulate(strategy, loaded(folder)).model
     for m, labels in enumerate(theirs.labels_):
         state = folder.parent / f"state-{m}"
@@ -379,9 +351,9 @@ def test_names_of_columns_leave_a_supernode_only_with_its_consent(folder, told):
     header = ",".join(HEADER[:4] + HEADER[5:])
     lines = [header, *(",".join(row) for row in rows)]
     (folder / "1.csv").write_text("\n".join(lines))
-    grid = SuperNodes(folder, "column-names = true" if told else "")
-    with pytest.raises(FederationError, match="'1' has no") as caught:
+    grid = nodes(folder, "column-names = true" if told else "")
+    with pytest.raises(FederationError, match="'p1' has no") as caught:
         small(seed=1).start(grid)
     text = str(caught.value)
     assert ("'seen'" in text) == told
-    assert ("has no column 3 of '0', unlike '0' (columns are counted" in text) != told
+    assert ("has no column 3 of 'p0', unlike 'p0' (columns are counted" in text) != told

@@ -212,6 +212,57 @@ def test_interrupted(probe, tmp_path, kind):
         tool.wait()
 
 
+def test_a_command_is_that_of_a_shell(tmp_path, monkeypatch):
+    """What it says, with which exit code, and which files it finds."""
+    (place := tmp_path / "a place").mkdir()
+    monkeypatch.chdir(place)
+    logs = place / "out", place / "err"
+    with Processes(tmp_path / "home") as processes:
+        (processes.home / "config.toml").write_text("[superlink]\n")
+        for words in (("build", "--app", "here"), ("ls", "nowhere")):
+            with (
+                logs[0].open("wb") as out,
+                logs[1].open("wb") as err,
+                processes.command(words, out, err) as command,
+            ):
+                code = command.wait()
+            done = subprocess.run(
+                ["flwr", *words], env=processes.env, capture_output=True, check=False
+            )
+            assert code == done.returncode != 0
+            assert [log.read_bytes() for log in logs] == [done.stdout, done.stderr]
+            assert done.stdout + done.stderr
+
+
+def test_a_process_runs_commands_until_it_is_killed(tmp_path):
+    """Two at the same time take two; a killed one fails its command alone."""
+    with Processes(tmp_path) as processes:
+
+        def fails() -> set[int]:
+            with pytest.raises(RunFailed, match="'nowhere' not found"):
+                processes.flwr("ls", "nowhere")
+            return processes.pids()
+
+        (first,) = fails()
+        assert fails() == {first}
+        with (
+            (tmp_path / "out").open("wb") as out,
+            processes.command(("--version",), out, out) as command,
+        ):
+            assert command.process.pid == first
+            (second,) = fails() - {first}
+            assert command.wait() == 0
+        assert processes.pids() == {first, second}
+        for pid in (first, second):
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(RunFailed, match="was killed"):
+                processes.flwr("ls", "nowhere")
+        fails()
+        processes.no_more_commands()
+        assert processes.pids() == set()
+
+
 def test_supernodes_of_a_federation(probe):
     with pytest.raises(ValueError, match=r"num_supernodes.*'remote'.*got 3"):
         run(probe, "remote", num_supernodes=3)

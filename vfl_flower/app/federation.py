@@ -390,6 +390,7 @@ def coordinator(
                 if card.supernode_pem not in known:
                     register(shown.processes, card)
                 typer.echo(f"registered {card.name}")
+            shown.processes.no_more_commands()
             # Only now: a SuperNode whose key is not registered yet would give up.
             shown.start("the gate", gate_command(folder, host, port, local_port))
             typer.echo(

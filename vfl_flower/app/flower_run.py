@@ -34,7 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self, TypeVar
+from typing import IO, Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -48,6 +48,8 @@ GRACE = 8.0
 """Seconds that a process has between SIGTERM and SIGKILL."""
 KILLED = "the ServerApp was killed"
 """What the SuperLink is told of one."""
+COMMANDS = Path(__file__).with_name("flower_commands.py")
+"""The program that runs ``flwr`` commands."""
 
 ENDED = (FileNotFoundError, ProcessLookupError)
 """What access to a process raises if it has just ended."""
@@ -385,6 +387,7 @@ class Processes:
         self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
         self._mark = f"VFL_FLOWER_RUN={uuid.uuid4().hex}"
         self._started: list[subprocess.Popen[bytes]] = []
+        self._idle: list[_Commands] = []
         self.home = Path(home).absolute() if home is not None else self._scratch
         self.home.mkdir(parents=True, exist_ok=True)
         self.env = {**os.environ, **dict([self._mark.split("=")])}
@@ -452,22 +455,54 @@ class Processes:
         RunFailed
             The command failed; the text has its reason.
         """
-        done = subprocess.run(
-            ["flwr", *arguments, "--format", "json"],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            with self.command((*arguments, "--format", "json"), out, err) as running:
+                code = running.wait()
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                texts.append(stream.read().decode(errors="replace"))
+        shown = texts[0]
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+            answer: dict[str, Any] = json.loads(shown[shown.index("{") :])
         except ValueError:
-            answer = {"error-message": (done.stdout + done.stderr).strip()}
-        if done.returncode or not answer.get("success"):
-            reason = answer.get("error-message") or f"exit code {done.returncode}"
+            answer = {"error-message": "".join(texts).strip()}
+        if code or not answer.get("success"):
+            reason = answer.get("error-message") or f"exit code {code}"
             raise RunFailed(f"flwr {arguments[0]}: {reason}")
         return answer
+
+    @contextmanager
+    def command(
+        self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]
+    ) -> Iterator[_Commands]:
+        """Run a ``flwr`` command, which ends with the block at the latest.
+
+        Parameters
+        ----------
+        arguments : sequence of str
+            The command line, without the program.
+        out, err : file
+            Its standard output and error.
+        """
+        try:
+            commands = self._idle.pop()
+        except IndexError:
+            commands = _Commands(self.env)
+            self._started.append(commands.process)
+        try:
+            commands.begin(arguments, out, err)
+            yield commands
+        finally:
+            if commands.busy:
+                commands.close()
+            else:
+                self._idle.append(commands)
+
+    def no_more_commands(self) -> None:
+        """End the processes that wait for a ``flwr`` command: none comes soon."""
+        while self._idle:
+            self._idle.pop().close()
 
     def stop(self) -> None:
         """End every process that carries the mark, and what they have started.
@@ -497,6 +532,7 @@ class Processes:
                 raise RuntimeError(f"processes {sorted(alive)} survive SIGKILL")
             for process in self._started:
                 process.wait()
+            self.no_more_commands()  # closes their sockets
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def pids(self, also: Iterable[int] = ()) -> set[int]:
@@ -511,6 +547,69 @@ class Processes:
         return self.home / f"{name}.log"
 
 
+class _Commands:
+    """A process that has imported Flower and runs ``flwr`` commands, one at a time.
+
+    Attributes
+    ----------
+    process : Popen
+        Leader of a session of its own, to which the commands belong.
+    busy : bool
+        Whether a command runs.
+    """
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.busy = False
+        self._channel, theirs = socket.socketpair()
+        self._answers = self._channel.makefile("r")
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(COMMANDS)],
+                env=env,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def begin(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
+        """Start a command; see :meth:`Processes.command`."""
+        self.busy = True
+        line = json.dumps([str(Path.cwd()), list(arguments)])
+        with suppress(ConnectionError):  # it has ended, as wait() says
+            socket.send_fds(self._channel, [b"+"], [out.fileno(), err.fileno()])
+            self._channel.sendall(f"{line}\n".encode())
+
+    def wait(self) -> int:
+        """Wait until the command has ended, and return its exit code.
+
+        Raises
+        ------
+        RunFailed
+            The process was killed.
+        """
+        answer = ""
+        with suppress(ConnectionError):
+            answer = self._answers.readline()
+        if not answer:
+            raise RunFailed("the process for flwr commands was killed")
+        self.busy = False
+        return int(answer)
+
+    def kill(self) -> None:
+        """End the process, and the command if one runs."""
+        if self.process.poll() is None:
+            with suppress(*ENDED):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and close what leads to it."""
+        self.kill()
+        self.process.wait()
+        self._answers.close()
+        self._channel.close()
+
+
 def _show_log(
     processes: Processes,
     run_id: str,
@@ -523,31 +622,25 @@ def _show_log(
 
     The lines are added to `lines`; those that it has already are not shown again.
     """
-    viewer = subprocess.Popen(
-        ["flwr", "log", run_id, connection, "--stream"],
-        env=processes.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    timer = threading.Timer(max(0.0, give_up - time.monotonic()), viewer.terminate)
-    if give_up < math.inf:
-        timer.start()
-    known = len(lines)
-    try:
-        assert viewer.stdout is not None
-        for number, line in enumerate(viewer.stdout):
-            if number >= known:
-                show(line)
-                lines.append(line)
-        viewer.wait()
-    finally:
-        timer.cancel()
-        viewer.kill()
-        viewer.communicate()
+    known, (source, sink) = len(lines), os.pipe()
+    with (
+        os.fdopen(source, errors="replace") as shown,
+        os.fdopen(sink, "wb") as log,
+        processes.command(("log", run_id, connection, "--stream"), log, log) as viewer,
+    ):
+        log.close()  # so that what is shown ends with the command
+        timer = threading.Timer(max(0.0, give_up - time.monotonic()), viewer.kill)
+        if give_up < math.inf:
+            timer.start()
+        try:
+            for number, line in enumerate(shown):
+                if number >= known:
+                    show(line)
+                    lines.append(line)
+            with suppress(RunFailed):  # killed by the timer
+                viewer.wait()
+        finally:
+            timer.cancel()
 
 
 def wait_for(answer: Callable[[], T | None], seconds: float, what: str) -> T:

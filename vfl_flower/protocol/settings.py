@@ -17,10 +17,14 @@ ValueError: size must be a whole number of at least 1, got 0
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
+import itertools
+import linecache
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -133,11 +137,13 @@ def settings(cls: type[T]) -> type[T]:
     config = pydantic.ConfigDict(
         strict=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         arbitrary_types_allowed=True,
         allow_inf_nan=False,
     )
     made: Any = pydantic_dataclass(cls, config=config, eq=False)
+    for name, text in _docstrings(cls, sys._getframe(1)).items():
+        if name in made.__pydantic_fields__:
+            made.__pydantic_fields__[name].description = text
     checked = made.__init__
 
     @functools.wraps(checked)
@@ -157,9 +163,46 @@ def settings(cls: type[T]) -> type[T]:
     return made  # type: ignore[no-any-return]
 
 
-def settings_of(strategy: type) -> list[Setting]:
+def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
+    """Return the docstring below each field that a class declares, by name.
+
+    Pydantic finds them too, but before Python 3.13 it parses the whole file for each
+    class, which takes longer than all else that the import of this package does.
+
+    Parameters
+    ----------
+    cls : type
+    frame : frame
+        Where the class is decorated.
+    """
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    rest = "".join(lines[frame.f_lineno - 1 :])
+    block = re.search(rf"(?ms)^class {cls.__name__}\b.*?(?=^[^\s)#]|\Z)", rest)
+    try:
+        source = block.group() if block else textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # typed at a prompt
+        return {}
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def settings_of(strategy: type) -> tuple[Setting, ...]:
     """Return the settings of a strategy in the order of their declaration."""
-    infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__  # type: ignore[attr-defined]
+    return _settings_of(strategy)
+
+
+@functools.cache  # apart from `settings_of`, since mypy takes no class for hashable
+def _settings_of(strategy: Any) -> tuple[Setting, ...]:
+    infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__
     hints = get_type_hints(strategy, include_extras=True)
     declared = []
     for name, info in infos.items():
@@ -182,7 +225,7 @@ def settings_of(strategy: type) -> list[Setting]:
                 "" if example is None else example.folder,
             )
         )
-    return declared
+    return tuple(declared)
 
 
 def _text(strategy: type, name: str) -> str:

@@ -1,0 +1,19 @@
+"""Fixtures: commands that take the place of a process."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture
+def replaced(monkeypatch) -> list[tuple[str, list[str]]]:
+    """Return which programs have taken the place of this process: it ends instead."""
+    started: list[tuple[str, list[str]]] = []
+
+    def execute(program, words):
+        started.append((program, words))
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execvp", execute)
+    monkeypatch.setenv("PATH", "/bin")
+    return started
