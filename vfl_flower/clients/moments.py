@@ -268,7 +268,12 @@ def _triangle(columns: int) -> int:
 
 
 def check_roles(
-    party: Party, roles: Roles, columns: int | None = None, fraction: int = 0
+    party: Party,
+    roles: Roles,
+    columns: int | None = None,
+    fraction: int = 0,
+    *,
+    labels: bool = True,
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
@@ -282,6 +287,8 @@ def check_roles(
         How many columns this party has; None: it is not asked for any.
     fraction : int
         Fraction bits of the protocol; 0: there are no joint columns.
+    labels : bool
+        Whether the first party is the one with labels.
 
     Raises
     ------
@@ -297,7 +304,7 @@ def check_roles(
             "dealer that computes reads the rows"
         )
     index = party.index or 0
-    if (index == roles.first) != (party.y is not None):
+    if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
             "the party with the labels, and no other one, opens the Gram matrices"
         )
