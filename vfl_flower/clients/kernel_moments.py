@@ -25,7 +25,6 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients.fdskl import Columns, Rows, classes_of, signs_of
 from vfl_flower.clients.moments import (
-    MOST_COLUMNS,
     MOST_LEVERAGE,
     Bytes,
     Elements,
@@ -47,19 +46,18 @@ from vfl_flower.clients.moments import (
 from vfl_flower.numerics.gram_fit import Block, fit_grams
 from vfl_flower.numerics.kernel_model import Target, answers
 from vfl_flower.numerics.kernel_moments import (
-    LARGEST,
     cumulants,
     joint_angles,
-    own_columns,
     pack_local,
     unpack_local,
 )
 from vfl_flower.numerics.local_columns import (
     LocalColumns,
+    bounded_in_halves,
     fit_local_columns,
+    local_columns,
     scaled_columns,
 )
-from vfl_flower.numerics.moments import bounded_columns
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_halves
 from vfl_flower.protocol.consent import LEAST_ROWS
@@ -99,11 +97,14 @@ log = logging.getLogger("vfl_flower")
 FRACTION = 16
 """Fraction bits of a feature; those of its two factors are half of them."""
 
-NEW_ROWS = FixedPoint(56, FRACTION, LARGEST)
+NEW_ROWS = FixedPoint(56, FRACTION, 1.01)
 """Encoding of the features of rows to predict."""
 
 MOST_TURNS = 2
 """Most sets of Gram matrices in a run: a pilot, and the one that is solved."""
+
+KINDS = 3
+"""Kinds of local columns."""
 
 MOST_KERNELS = 8
 """Most bandwidths."""
@@ -251,8 +252,8 @@ class _Fitted:
     """A party's own columns on the training rows, and how local ones are made."""
 
     X: Array
+    halves: Array
     local: LocalColumns
-    scale: Array
 
 
 def _fitted(party: Party, task: Task) -> _Fitted:
@@ -263,19 +264,10 @@ def _fitted(party: Party, task: Task) -> _Fitted:
         return fitted
     halves = _halves(party, task)
     X = np.asarray(party.rows.take(np.concatenate(halves)), dtype=np.float64)
-    places = np.split(np.arange(len(X)), [len(halves[0])])
+    half = np.repeat([0, 1], [len(rows) for rows in halves])
     rng = party.rng("local columns")
-    local = fit_local_columns(X, places, most=task.most, rng=rng)
-    made = own_columns(local, np.ones(1), X)
-    scale = np.maximum(1.0, np.sqrt((made**2).mean(axis=0)))
-    for half in places:
-        part = made[half]
-        kept = bounded_columns(
-            part, part - part.mean(axis=0), LEAST_ROWS, MOST_LEVERAGE
-        )
-        if not kept.all():
-            raise PartyError("local columns must point to no single row")
-    fitted = _Fitted(X, local, scale)
+    local = fit_local_columns(X, half, most=task.most, least=LEAST_ROWS, rng=rng)
+    fitted = _Fitted(X, half, local)
     party.cache["kernel_moments"] = (party.session, task), fitted
     return fitted
 
@@ -411,9 +403,9 @@ def deal(
 
 
 class Prepared(TypedDict):
-    """Reply of :func:`prepare`: numbers of columns, and a sum for the bandwidth."""
+    """Reply of :func:`prepare`: columns of each kind, and a sum for the bandwidth."""
 
-    columns: Annotated[int, Ge(0), Le(MOST_COLUMNS)]
+    columns: Annotated[list[Count], MinLen(KINDS), MaxLen(KINDS)]
     outputs: NotRequired[Columns]
     distances: Annotated[Array, Reals("3"), IN_SUM]
 
@@ -453,7 +445,7 @@ def prepare(party: Party, task: Task) -> Prepared:
     scaled = scaled_columns(fitted.local, fitted.X)
     state = KernelState(task, stage="prepare")
     reply: Prepared = {
-        "columns": len(fitted.scale),
+        "columns": [block.stop - block.start for block in fitted.local.blocks],
         "distances": cumulants(scaled, task.kernel, party.rng("pairs")),
     }
     if party.y is not None:
@@ -476,16 +468,25 @@ def _targets(party: Party, state: KernelState) -> Array:
         y = (y - state.y_mean) / state.y_scale
     state.classes = classes_of(party, task.target)
     Y = signs_of(y, task.target, state.classes)
-    for half in np.split(Y, [len(_halves(party, task)[0])]):
-        if not bounded_columns(
-            half, half - half.mean(axis=0), LEAST_ROWS, MOST_LEVERAGE * 2
-        ).all():
-            raise PartyError(
-                f"each class must have at least {LEAST_ROWS} rows in each half of the "
-                "rows, and no label of a number may stand out by itself: a Gram matrix "
-                "with it would tell a single row of all columns"
-            )
+    if task.target == "multiclass" and Y.shape[1] < 3:
+        raise PartyError("labels must have three values or more, or target is 'binary'")
+    half = _fitted(party, task).halves
+    # Targets of all classes add up to a constant, so one of them follows.
+    if not _bounded(Y[:, : max(1, Y.shape[1] - 1)], half):
+        raise PartyError(
+            f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
+            "rows of each half, each class must have so many, and no number may stand "
+            "out by itself: a Gram matrix would tell a single row of all columns"
+        )
     return np.column_stack([Y, np.ones(len(Y))])
+
+
+def _bounded(columns: Array, halves: Array) -> bool:
+    """Return whether columns point to no single row of a half."""
+    kept = bounded_in_halves(
+        columns, halves, least=LEAST_ROWS, most_leverage=MOST_LEVERAGE
+    )
+    return bool(kept.all())
 
 
 @step
@@ -514,7 +515,9 @@ def columns(
     state = party.recall(KernelState)
     task = _task(state)
     fitted, holder = _fitted(party, task), party.index == roles.first
-    made = own_columns(fitted.local, fitted.scale, fitted.X)
+    made = local_columns(fitted.local, fitted.X)
+    if not _bounded(made, fitted.halves):
+        raise PartyError("local columns must point to no single row")
     if holder:
         made = np.column_stack([made, _targets(party, state)])
     check_roles(party, roles, made.shape[1], FRACTION)
@@ -532,8 +535,7 @@ def columns(
         check_rows(None, size, roles.columns)
     given = dealt_to(dealt, delivered, roles)
     heads, rest = np.split(given, [_HEAD * len(sizes)])
-    start = [0, sizes[0]]
-    blocks = np.split(made, start[1:])
+    blocks = np.split(made, [sizes[0]])
     openings, check = hide(party, roles, blocks, Portion(rest))
     angles = _angles(party, task, joint, fitted)
     deals = angle_deals(roles, party.session, "angles", _bits(roles))
@@ -689,15 +691,15 @@ def gram(
 @parts_of("fdskl")
 def fit(
     party: Party,
-    owners: list[int],
+    kinds: list[Count],
     shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Fitted:
     """Solve at the label holder; each party keeps its part of the model.
 
     Parameters
     ----------
-    owners : list of int
-        Numbers of local columns of all parties.
+    kinds : list of int
+        Numbers of local columns of each kind, of each party.
     shares : dict of int to Array of uint8
         Those of the second party.
     """
@@ -716,8 +718,7 @@ def fit(
         "index": party.index or 0,
         "columns": list(party.columns or ()),
         "seed": f"{_seed(party):032x}",
-        "local_scale": fitted.scale,
-        "local": len(fitted.scale),
+        "local": fitted.local.n_columns,
         **pack_local(fitted.local),
     }
     reply: Fitted = {"kept": party.state_dir is not None}
@@ -726,50 +727,56 @@ def fit(
         if shares is None or state.moments is None:
             raise PartyError("fit must have the shares of the second party")
         roles = state.moments.roles
-        widths = [
-            len(fitted.scale) if j == roles.first else width
-            for j, width in enumerate(roles.owners)
+        own, M = fitted.local.n_columns, sum(kinds) + roles.joint
+        widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
+        expected = list(roles.owners)
+        expected[roles.first] = own
+        if len(kinds) != KINDS * party.n_parties or widths != expected:
+            raise PartyError("kinds must be the local columns of the Gram matrices")
+        order = _order(roles, own, settings)
+        grams = [
+            gram[np.ix_(order, order)] for gram in opened(party, state.moments, shares)
         ]
-        if owners != widths:
-            raise PartyError("owners must be the local columns of the Gram matrices")
-        grams = _ordered(opened(party, state.moments, shares), roles, len(fitted.scale))
-        solved = fit_grams(grams, _blocks(widths, settings), task.target)
-        scale = state.y_scale
+        sizes = [*kinds, *(2 * count for count in settings.counts)]
+        stops = np.cumsum(sizes).tolist()
+        blocks = [
+            Block(str(k), stop - size, stop)
+            for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+        ]
+        real, scale = task.target == "continuous", state.y_scale
+        try:
+            solved = fit_grams(grams, blocks, "continuous" if real else "classes")
+        except ValueError as error:
+            raise PartyError(str(error)) from None
+        # As the columns lie in the Gram matrix, but for the targets and the ones.
+        coef = np.empty_like(solved.weights)
+        coef[np.argsort(np.argsort(order[:M]))] = scale * solved.weights
         part |= {
-            "coef": scale * solved.coef,
+            "coef": coef,
             "intercept": state.y_mean + scale * solved.intercept,
             "target": task.target,
             "classes": state.classes,
-            "widths": widths,
         }
-        reply["regularization"] = solved.regularization
-        reply["cv_score"] = solved.score
+        if solved.slope is not None and solved.offset is not None:
+            part |= {"slope": solved.slope, "offset": solved.offset}
+        reply["regularization"] = solved.alpha
+        reply["cv_score"] = float(scale**2 * solved.error.mean())
     party.part = part
     state.moments, state.angles = None, np.zeros(0, np.uint8)
     return reply
 
 
-def _ordered(grams: Sequence[Array], roles: Roles, local: int) -> list[Array]:
-    """Return Gram matrices with the label holder's targets, and ones, at the end."""
+def _order(roles: Roles, local: int, joint: Joint) -> Array:
+    """Return the places of local columns, joint ones by bandwidth, targets and ones."""
     start = sum(roles.owners[: roles.first]) + local
     stop = sum(roles.owners[: roles.first + 1])
-    order = [*range(start), *range(stop, roles.columns), *range(start, stop)]
-    return [gram[np.ix_(order, order)] for gram in grams]
-
-
-def _blocks(widths: Sequence[int], joint: Joint) -> list[Block]:
-    """Return the blocks of features: local ones of each party, joint ones by width."""
-    blocks, start = [], 0
-    for owner, width in enumerate(widths):
-        if width:
-            blocks.append(Block(f"local {owner}", np.arange(start, start + width)))
-        start += width
-    for k, count in enumerate(joint.counts):
-        cosines = np.arange(start, start + count)
-        both = np.concatenate([cosines, cosines + joint.angles])
-        blocks.append(Block(f"joint {k}", both))
-        start += count
-    return blocks
+    first = roles.columns - roles.joint
+    places = np.arange(roles.columns)
+    cosines = np.split(places[first : first + joint.angles], np.cumsum(joint.counts))
+    both = [np.concatenate([part, part + joint.angles]) for part in cosines]
+    return np.concatenate(
+        [places[:start], places[stop:first], *both, places[start:stop]]
+    )
 
 
 # -- prediction ------------------------------------------------------------------------
@@ -876,8 +883,7 @@ def rows(
             hidden = pack(triple.hidden_weights(weights), deal.bits)
             reply["weights"] = {roles.second: hidden}
         else:
-            made = own_columns(local, part["local_scale"], X)
-            elements, _ = NEW_ROWS.encode(made)
+            elements, _ = NEW_ROWS.encode(local_columns(local, X))
             opening = hide_rows(deal, index, of_owner, elements)
             reply["hidden"] = {roles.first: pack(opening, deal.bits)}
     except ValueError as error:
@@ -1030,7 +1036,7 @@ def scores(
     start = sum(roles.owners[: roles.first])
     own = part["coef"][start : start + part["local"]]
     scores = decode(found, deal.bits, FRACTION + fraction) + part["intercept"]
-    scores += own_columns(local, part["local_scale"], X) @ own
+    scores += local_columns(local, X) @ own
     if len(state.scores):
         scores = np.concatenate([state.scores, scores])
     state.scores = scores

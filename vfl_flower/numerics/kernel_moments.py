@@ -22,9 +22,6 @@ from vfl_flower.numerics.local_columns import (
 from vfl_flower.numerics.random_features import Kernel, RandomFeatures, pair_distances
 from vfl_flower.typing import Array
 
-LARGEST = 16.0
-"""Largest size of a number in a local column, after its scaling."""
-
 _LOCAL = "local_"
 """Before a field of the local columns: its name in a party's part."""
 
@@ -116,26 +113,6 @@ def pairs(turns: Array) -> Array:
     return np.hstack([np.cos(angles), np.sin(angles)])
 
 
-def own_columns(fitted: LocalColumns, scale: Array, X: Array) -> Array:
-    """Return a party's local columns, as they are hidden.
-
-    Parameters
-    ----------
-    fitted : LocalColumns
-        How they are made.
-    scale : Array, shape (m,)
-        By which they are divided.
-    X : Array, shape (n, d)
-        The party's columns.
-
-    Returns
-    -------
-    Array, shape (n, m)
-    """
-    made = local_columns(fitted, X) / scale
-    return np.clip(made, -LARGEST, LARGEST, out=made)
-
-
 def pack_local(fitted: LocalColumns) -> dict[str, Any]:
     """Return how local columns are made, for a party's part."""
     return {
@@ -176,7 +153,7 @@ def decision_function(
         for part, block in zip(parts, blocks, strict=True):
             X = np.asarray(block[start : start + size], dtype=np.float64)
             fitted = unpack_local(part)
-            columns.append(own_columns(fitted, part["local_scale"], X))
+            columns.append(local_columns(fitted, X))
             angles = joint_angles(
                 scaled_columns(fitted, X),
                 part["kernel"],

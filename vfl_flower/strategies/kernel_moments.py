@@ -97,12 +97,13 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         Whether all parties keep their parts of the model.
     """
     holder = parties.label_holder
-    task = _task(solver)
+    task = _task(solver, len(parties))
     prepared = parties.ask_exactly(party.prepare.summing(distances=_BOUND), task=task)
     outputs = prepared[holder].get("outputs", 0)
     if (outputs > 1) != (task.target == "multiclass") or not outputs:
         raise prepared.failure(holder, f"its reply must have outputs of {task.target}")
-    local = prepared.each("columns")
+    kinds = prepared.each("columns")
+    local = [sum(of_party) for of_party in kinds]
     owners = [width + (outputs + 1) * (j == holder) for j, width in enumerate(local)]
     median = median_of(prepared.sums["distances"])
     joint = _joint(solver, task, median, sum(owners))
@@ -118,7 +119,7 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     shares = gram_matrices(parties, roles, joint, dealing)
     fitted = parties.ask(
         party.fit,
-        owners=local,
+        kinds=[size for of_party in kinds for size in of_party],
         shares=_only(parties, holder, shares),
     )
     metrics: dict[str, Any] = {
@@ -137,13 +138,15 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     return metrics, all(fitted.each("kept"))
 
 
-def _task(solver: Solver) -> party.Task:
-    """Return what is learned of which rows: so many that no message is too large."""
+def _task(solver: Solver, count: int) -> party.Task:
+    """Return what is learned of which rows: so many that no message is too large.
+
+    Local columns are at most half of those that the rows allow.
+    """
     columns = 2 * (solver.features or MOST_FEATURES)
     rows = min(solver.rows, MOST_NUMBERS // columns)
-    return party.Task(
-        solver.target, solver.kernel, solver.test_fraction, rows, MOST_LOCAL
-    )
+    most = min(MOST_LOCAL, rows // 2 // ROWS_PER_COLUMN // 2 // count)
+    return party.Task(solver.target, solver.kernel, solver.test_fraction, rows, most)
 
 
 def _joint(solver: Solver, task: party.Task, median: float, others: int) -> party.Joint:
