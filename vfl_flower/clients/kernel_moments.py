@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.fdskl import Columns, Rows, classes_of, signs_of
 from vfl_flower.clients.moments import (
@@ -143,10 +143,21 @@ class Task:
 
 @dataclass(frozen=True)
 class Joint:
-    """Which joint features there are: each bandwidth and its number of angles."""
+    """Which joint features there are.
+
+    Attributes
+    ----------
+    bandwidths, counts : list of float, list of int
+        Each bandwidth, and its number of angles.
+    density : float
+        Probability with which an angle has a column.
+    bits : {16, 32}
+        Of an angle.
+    """
 
     bandwidths: Annotated[list[Positive], MinLen(1), MaxLen(MOST_KERNELS)]
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
+    density: Annotated[float, Gt(0), Le(1)]
     bits: AngleBits
 
     @property
@@ -561,6 +572,7 @@ def _angles(party: Party, task: Task, joint: Joint, fitted: _Fitted) -> Array:
         task.kernel,
         joint.bandwidths,
         joint.counts,
+        joint.density,
         _seed(party),
         joint.bits,
     )
@@ -712,6 +724,7 @@ def fit(
         "bandwidth": max(settings.bandwidths),
         "bandwidths": np.array(settings.bandwidths),
         "counts": np.array(settings.counts),
+        "density": settings.density,
         "n_features": 2 * settings.angles,
         "n_columns": fitted.X.shape[1],
         "n_parties": party.n_parties,
@@ -866,6 +879,7 @@ def rows(
         part["kernel"],
         part["bandwidths"].tolist(),
         part["counts"].tolist(),
+        part["density"],
         int(part["seed"], 16),
         bits,
     )

@@ -76,6 +76,7 @@ def joint_angles(
     kernel: Kernel,
     bandwidths: Sequence[float],
     counts: Sequence[int],
+    density: float,
     seed: int,
     bits: int,
 ) -> Array:
@@ -89,6 +90,8 @@ def joint_angles(
         The kernel.
     bandwidths, counts : sequence of float, int
         Each bandwidth, in the unit of `X`, and its number of angles.
+    density : float
+        Probability with which an angle has a column.
     seed : int
         Secret of the party; those of the bandwidths follow from it.
     bits : {16, 32, 64}
@@ -101,7 +104,7 @@ def joint_angles(
     parts = []
     for k, (bandwidth, count) in enumerate(zip(bandwidths, counts, strict=True)):
         made = RandomFeatures(
-            kernel, X.shape[1], bandwidth, (seed + k) % 2**128, orthogonal=True
+            kernel, X.shape[1], bandwidth, (seed + k) % 2**128, density=density
         )
         parts.append(made.angles(X, 0, count, bits))
     return np.hstack(parts)
@@ -159,6 +162,7 @@ def decision_function(
                 part["kernel"],
                 part["bandwidths"],
                 part["counts"],
+                part["density"],
                 int(part["seed"], 16),
                 64,
             )
