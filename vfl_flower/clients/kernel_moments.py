@@ -481,9 +481,11 @@ def _targets(party: Party, state: KernelState) -> Array:
     Y = signs_of(y, task.target, state.classes)
     if task.target == "multiclass" and Y.shape[1] < 3:
         raise PartyError("labels must have three values or more, or target is 'binary'")
-    half = _fitted(party, task).halves
-    # Targets of all classes add up to a constant, so one of them follows.
-    if not _bounded(Y[:, : max(1, Y.shape[1] - 1)], half):
+    # With all classes and the ones, one target follows from the others.
+    known = Y[:, : max(1, Y.shape[1] - 1)]
+    fitted = _fitted(party, task)
+    own = np.hstack([local_columns(fitted.local, fitted.X), known])
+    if not _bounded(own, fitted.halves):
         raise PartyError(
             f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
             "rows of each half, each class must have so many, and no number may stand "
@@ -527,10 +529,10 @@ def columns(
     task = _task(state)
     fitted, holder = _fitted(party, task), party.index == roles.first
     made = local_columns(fitted.local, fitted.X)
-    if not _bounded(made, fitted.halves):
-        raise PartyError("local columns must point to no single row")
     if holder:
         made = np.column_stack([made, _targets(party, state)])
+    elif not _bounded(made, fitted.halves):
+        raise PartyError("local columns must point to no single row")
     check_roles(party, roles, made.shape[1], FRACTION)
     sizes = [len(rows) for rows in _halves(party, task)]
     if counted != 2 * roles.columns or roles.rows != sizes:

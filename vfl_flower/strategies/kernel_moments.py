@@ -27,8 +27,11 @@ from vfl_flower.typing import Array
 
 T = TypeVar("T")
 
-FACTORS = (0.25, 0.5, 1.0)
+FACTORS = (0.5, 1.0)
 """Bandwidths of the joint features, times the one of the median distance."""
+
+DENSITY, LEAST_COLUMNS = 0.3, 4
+"""Probability with which an angle has a column, if that makes so many columns."""
 
 MOST_FEATURES = 1024
 """Most joint features where their number is chosen."""
@@ -106,7 +109,9 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     local = [sum(of_party) for of_party in kinds]
     owners = [width + (outputs + 1) * (j == holder) for j, width in enumerate(local)]
     median = median_of(prepared.sums["distances"])
-    joint = _joint(solver, task, median, sum(owners))
+    columns = sum(info.n_columns for info in parties)
+    density = min(1.0, max(DENSITY, LEAST_COLUMNS / columns))
+    joint = _joint(solver, task, median, density, sum(owners))
     sizes = [-(-task.rows // 2), task.rows // 2]
     roles = roles_of(
         parties,
@@ -149,7 +154,9 @@ def _task(solver: Solver, count: int) -> party.Task:
     return party.Task(solver.target, solver.kernel, solver.test_fraction, rows, most)
 
 
-def _joint(solver: Solver, task: party.Task, median: float, others: int) -> party.Joint:
+def _joint(
+    solver: Solver, task: party.Task, median: float, density: float, others: int
+) -> party.Joint:
     """Return the joint features: as many as the rows of a half allow."""
     half = task.rows // 2
     room = min(half // ROWS_PER_COLUMN, MOST_COLUMNS, MOST_NUMBERS // task.rows)
@@ -161,14 +168,14 @@ def _joint(solver: Solver, task: party.Task, median: float, others: int) -> part
             "ones: take fewer features, or more rows"
         )
     if solver.bandwidth is not None:
-        return party.Joint([solver.bandwidth], [count], solver.bits)
+        return party.Joint([solver.bandwidth], [count], density, solver.bits)
     try:
         middle = median_bandwidth(np.array([median]), task.kernel)
     except ValueError as error:
         raise FederationError(str(error)) from None
     bandwidths = [factor * middle for factor in FACTORS[-count:]]
     counts = [len(part) for part in np.array_split(np.arange(count), len(bandwidths))]
-    return party.Joint(bandwidths, counts, solver.bits)
+    return party.Joint(bandwidths, counts, density, solver.bits)
 
 
 @dataclass(frozen=True)
