@@ -49,6 +49,7 @@ from vfl_flower.numerics.kernel_moments import (
     cumulants,
     joint_angles,
     pack_local,
+    probabilities,
     unpack_local,
 )
 from vfl_flower.numerics.local_columns import (
@@ -1060,12 +1061,22 @@ def scores(
     if not last:
         return {}
     answered = answers(state.scores, part["target"], part["classes"])
+    more = {}
+    if "slope" in part:
+        chances = probabilities(part, state.scores)
+        best = state.scores.argmax(axis=1)[:, None]
+        more = {
+            name: np.take_along_axis(values, best, axis=1)[:, 0]
+            for name, values in (("score", state.scores), ("probability", chances))
+        }
     state.scores = scores[:0]
     numbers, state.scored = state.scored, state.scored[:0]
     if evaluate:
         return _errors(party, part["target"], answered, numbers)
     everything = np.array_equal(numbers, np.arange(party.n_rows))
-    party.predictions = Predictions(answered, None if everything else numbers)
+    party.predictions = Predictions(
+        answered, None if everything else numbers, more=more
+    )
     return {}
 
 

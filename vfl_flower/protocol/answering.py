@@ -401,4 +401,5 @@ def keep_predictions(party: Party, run: str, model: str | None) -> None:
         ids,
         predictions.values,
         f"the predictions of model {number}",
+        more=predictions.more,
     )
