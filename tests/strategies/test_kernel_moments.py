@@ -16,7 +16,7 @@ from transcripts import Recorder, actual, patterns
 from vfl_flower import FDSKL, FederationError, Party, PartyFailed, simulate
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.moments import Roles
-from vfl_flower.numerics.gram_fit import fit_grams
+from vfl_flower.numerics.gram_fit import GramFit
 from vfl_flower.numerics.kernel_moments import (
     decision_function,
     joint_angles,
@@ -82,6 +82,19 @@ def pooled_features(parts, blocks):
     return np.hstack(columns), pairs(turns)
 
 
+def ridge(grams, blocks):
+    """Return the fit with one penalty that does not depend on the Gram matrices.
+
+    The best penalties are not determined to the precision of the features.
+    """
+    M, total = blocks[-1].stop, grams[0] + grams[1]
+    order = np.r_[0:M, len(total) - 1]
+    A = total[np.ix_(order, order)] + np.diag([3.0] * M + [0.0])
+    found = np.linalg.solve(A, total[order, M:-1])
+    nothing = np.zeros(found.shape[1])
+    return GramFit(found[:-1], found[-1], 3.0, nothing, nothing, nothing, nothing)
+
+
 @pytest.mark.parametrize(
     ("count", "holder", "dealer"),
     [(2, 0, "server"), (3, 1, "server"), (3, 2, "p1"), (5, 4, "server")],
@@ -98,7 +111,7 @@ def test_the_model_is_that_of_pooled_features(
 
     def look(grams, blocks, kind):
         opened.append((grams, blocks, kind))
-        return fit_grams(grams, blocks, kind)
+        return ridge(grams, blocks)
 
     monkeypatch.setattr(party, "fit_grams", look)
     result = simulate(
@@ -122,7 +135,7 @@ def test_the_model_is_that_of_pooled_features(
         Y = (Y - Y[train].mean()) / Y[train].std()
     F = np.hstack([local, joint[:, order], Y, ones])
     exact = [F[rows].T @ F[rows] for rows in halves]
-    ((grams, sizes, kind),) = opened
+    ((grams, sizes, _),) = opened
     M = local.shape[1]
     features = slice(0, F.shape[1] - Y.shape[1] - 1)
     for gram, true in zip(grams, exact, strict=True):
@@ -130,12 +143,12 @@ def test_the_model_is_that_of_pooled_features(
         assert np.abs(gram - true)[features, features].max() < bound
         assert np.abs(gram - true)[:M, :M].max() < 360 * 2.0**-15
         assert gram[-1, -1] == 360
-    one = fit_grams(exact, sizes, kind)
+    one = ridge(exact, sizes)
     scores = decision_function(result.model.parts, blocks)
     expected = F[:, features] @ one.weights + one.intercept
     if target == "continuous":
         expected = expected * y[train].std() + y[train].mean()
-    assert np.abs(scores - expected).max() < 0.05 * expected.std()
+    assert np.abs(scores - expected).max() < 0.02 * expected.std()
     _check_metrics(result, blocks, y, target)
 
 
@@ -145,12 +158,12 @@ def _check_metrics(result, blocks, y, target):
     assert result.metrics["test_rows"] == len(test)
     if target == "continuous":
         loss = ((answered - y[test]) ** 2).mean()
-        assert result.metrics["test_loss"] == pytest.approx(loss, rel=1e-3)
+        assert result.metrics["test_loss"] == pytest.approx(loss, rel=1e-2)
         assert loss < 0.5 * y.var()
     else:
         error = (answered != y[test]).mean()
         assert abs(result.metrics["test_error"] - error) <= 2 / len(test)
-        assert error < 0.35
+        assert error < (0.35 if target == "binary" else 0.5)
 
 
 def test_round_trips_and_bytes():
@@ -177,7 +190,7 @@ def trained(tmp_path_factory):
     """Return a result, the state-dirs of its parties, and the seed."""
     folder = tmp_path_factory.mktemp("parts")
     X, y = data()
-    federation = parties(3, 2, X, y > 1)
+    federation = parties(3, 2, X, (y > 1) + 1.0)
     for one in federation:
         one.state_dir = folder / one.name
     result = simulate(strategy(target="binary", features=24), federation, seed=1)
@@ -212,7 +225,7 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     blocks = np.array_split(X, 3, axis=1)
     scores = result.model.decision_function(blocks)[:, 0]
     assert np.abs(table[:, 2] - scores).max() < 0.02
-    assert np.array_equal(table[:, 1], table[:, 2] > 0)
+    assert np.array_equal(table[:, 1], 1.0 + (table[:, 2] > 0))
     assert ((table[:, 3] > 0) & (table[:, 3] < 1)).all()
     assert np.corrcoef(table[:, 2], table[:, 3])[0, 1] > 0.9
     assert not list((folder / "p0").glob("predictions-*"))
@@ -273,7 +286,7 @@ SUMMED = {"kernel_moments_prepare": {"distances"}}
 def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer):
     X, y = data()
     grid = Recorder(parties(4, 3, X, y))
-    strategy(features=64, test_fraction=0.2, dealer=dealer, seed=0).start(grid)
+    strategy(features=32, test_fraction=0.2, dealer=dealer, seed=0).start(grid)
     wanted = patterns(np.column_stack([X[:, :4], y])[:20]) | patterns(X.mean(axis=0))
     assert not actual(wanted, grid.transcript)
     checked = 0
@@ -320,7 +333,7 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
     listening = Listening(monkeypatch)
     X = np.tile(np.arange(2.0), (6, N // 2)).T + 1e-3 * data()[0]
     simulate(
-        strategy(features=64, test_fraction=0.4), parties(4, 3, X, data()[1]), seed=0
+        strategy(features=32, test_fraction=0.4), parties(4, 3, X, data()[1]), seed=0
     )
     assert len(listening.angles) == 4  # of both, for training and for test rows
     assert all(uniform(angles) for angles in listening.angles)
@@ -336,7 +349,7 @@ def test_the_same_rows_look_like_others_each_time(monkeypatch):
     """No mask is used for two values: neither in two turns nor in two runs."""
     listening = Listening(monkeypatch)
     for _ in range(2):
-        simulate(strategy(features=64, test_fraction=0.4), parties(), seed=0)
+        simulate(strategy(features=32, test_fraction=0.4), parties(), seed=0)
     n = len(listening.angles) // 2
     for first, second in zip(listening.angles[:n], listening.angles[n:], strict=True):
         assert uniform(first - second)
@@ -364,7 +377,7 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
     federation = parties(3, 2, X, y)
     bandwidth = 6.0  # no angle passes a turn
     result = simulate(
-        strategy(target="binary", features=64, bandwidth=bandwidth), federation, seed=7
+        strategy(target="binary", features=48, bandwidth=bandwidth), federation, seed=7
     )
     rows = np.concatenate(split_halves(N, 0.0, N, 7))
     others, known = X[rows, :4], np.arange(200)
@@ -438,13 +451,15 @@ def asked(made, roles, **changes):
         ({"dealer": 0}, {}, "must be different parties"),
         ({"first": 1}, {}, "the party with the labels"),
         ({"owners": [5, 9, 7]}, {}, "columns of this party"),
-        ({"owners": [500, 5, 7]}, {}, "must be of at least 2080 rows"),
+        ({"owners": [500, None, 8]}, {}, "must be of at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),
     ],
 )
 def test_a_turn_that_a_party_refuses(roles, values, reason):
     made, width = prepared()
     roles = {"owners": [5, width, 7]} | roles
+    owners = [width if size is None else size for size in roles["owners"]]
+    roles["owners"] = owners
     with pytest.raises(PartyError, match=reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
 

@@ -528,7 +528,7 @@ def columns(
     """
     state = party.recall(KernelState)
     task = _task(state)
-    fitted, holder = _fitted(party, task), party.index == roles.first
+    fitted, holder = _fitted(party, task), party.y is not None
     made = local_columns(fitted.local, fitted.X)
     if holder:
         made = np.column_stack([made, _targets(party, state)])
