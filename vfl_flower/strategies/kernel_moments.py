@@ -36,6 +36,9 @@ DENSITY, LEAST_COLUMNS = 0.3, 4
 MOST_FEATURES = 1024
 """Most joint features where their number is chosen."""
 
+TARGETS = 16
+"""Columns that are kept free for targets and ones, where joint features are given."""
+
 MOST_LOCAL = 512
 """Most local columns of a party."""
 
@@ -146,11 +149,13 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
 def _task(solver: Solver, count: int) -> party.Task:
     """Return what is learned of which rows: so many that no message is too large.
 
-    Local columns are at most half of those that the rows allow.
+    Local columns have what joint ones leave of those that the rows allow, or half.
     """
     columns = 2 * (solver.features or MOST_FEATURES)
     rows = min(solver.rows, MOST_NUMBERS // columns)
-    most = min(MOST_LOCAL, rows // 2 // ROWS_PER_COLUMN // 2 // count)
+    room = rows // 2 // ROWS_PER_COLUMN
+    left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
+    most = min(MOST_LOCAL, left // count)
     return party.Task(solver.target, solver.kernel, solver.test_fraction, rows, most)
 
 
