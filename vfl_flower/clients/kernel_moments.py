@@ -668,20 +668,36 @@ def joint(
     cosines: Annotated[Array | None, Bytes, OWN] = None,
     delivered_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> JointOpened:
-    """Make shares of the joint features, and open them under the masks, for both."""
+    """Make shares of the joint features, and open them under the masks.
+
+    The two that compute do, each for the other one.
+    """
     state = _at(party, "columns")
     state.stage = "joint"
     if angles is None:
         return {}
-    if state.moments is None or state.joint is None:
-        raise PartyError("joint must be asked of the two parties that compute")
-    roles = state.moments.roles
-    sums = _sums(
-        party, roles, angles, state.angles, cosines, delivered_cosines, state.joint.bits
+    moments, shares = _shares(party, state, angles, cosines, delivered_cosines)
+    roles = moments.roles
+    other = roles.second if party.index == roles.first else roles.first
+    return {"joint": {other: open_joint(party, moments, shares)}}
+
+
+def _shares(
+    party: Party,
+    state: KernelState,
+    angles: Array,
+    cosines: Array | None,
+    delivered: dict[int, Array] | None,
+) -> tuple[MomentsState, list[Iterator[Array]]]:
+    """Return a computing party's shares of joint features, block by block."""
+    moments, joint = state.moments, state.joint
+    if moments is None or joint is None:
+        raise PartyError("angles must be for the two parties that compute")
+    roles = moments.roles
+    sums = _sums(party, roles, angles, state.angles, cosines, delivered, joint.bits)
+    return moments, sums.shares(
+        angle_deals(roles, party.session, "angles", _bits(roles))
     )
-    deals = angle_deals(roles, party.session, "angles", _bits(roles))
-    sent = open_joint(party, state.moments, sums.shares(deals))
-    return {"joint": {roles.first: sent, roles.second: sent}}
 
 
 @step
@@ -690,15 +706,20 @@ def gram(
     openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     joint: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    angles: Opened | None = None,
+    cosines: Annotated[Array | None, Bytes, OWN] = None,
+    delivered_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Shares:
-    """Multiply what all parties have opened, at the two that compute."""
+    """Multiply what all parties have opened, at the two that compute.
+
+    They make their own shares of joint features again.
+    """
     state = _at(party, "joint")
     state.stage = "gram"
-    if not openings:
+    if not openings or angles is None:
         return {}
-    if state.moments is None:
-        raise PartyError("gram must be asked of the two parties that compute")
-    return multiplied(party, state.moments, openings, checks, joint)
+    moments, shares = _shares(party, state, angles, cosines, delivered_cosines)
+    return multiplied(party, moments, openings, checks, joint, shares)
 
 
 @step

@@ -448,7 +448,7 @@ def hide(
 def open_joint(
     party: Party, state: MomentsState, shares: Sequence[Iterator[Array]]
 ) -> Array:
-    """Return what a computing party opens of the joint columns, for both.
+    """Return what a computing party opens of the joint columns, for the other one.
 
     Parameters
     ----------
@@ -524,6 +524,7 @@ def multiplied(
     openings: Mapping[int, Array],
     checks: Mapping[int, Array] | None,
     joint: Mapping[int, Array] | None = None,
+    shares: Sequence[Iterator[Array]] = (),
 ) -> Shares:
     """Return the shares of the second party; the first one keeps its own.
 
@@ -536,7 +537,9 @@ def multiplied(
     checks : mapping of int to Array of uint8
         What the other one has opened to check the triples.
     joint : mapping of int to Array of uint8, optional
-        What both have opened of the joint columns.
+        What the other one has opened of the joint columns.
+    shares : sequence of iterator of Array of uint64, shape (b, joint)
+        This party's shares of them, as for :func:`open_joint`.
 
     Raises
     ------
@@ -545,19 +548,20 @@ def multiplied(
     """
     roles, index = state.roles, party.index or 0
     computes = [roles.first, roles.second]
-    if index not in computes or list(checks or {}) != [sum(computes) - index]:
+    other = sum(computes) - index
+    if index not in computes or list(checks or {}) != [other]:
         raise PartyError("gram must have what the other computing party has sent")
     if sorted(openings) != list(range(party.n_parties)):
         raise PartyError("gram must have the openings of all parties")
-    if sorted(joint or {}) != sorted(computes * bool(roles.joint)):
-        raise PartyError("gram must have what both have opened of the joint columns")
+    if list(joint or {}) != [other] * bool(roles.joint):
+        raise PartyError("gram must have what the other one has opened of joint ones")
     assert checks is not None
     own = [Elements(openings[owner]) for owner in range(party.n_parties)]
-    both = [Elements(data) for data in (joint or {}).values()]
-    check, portion = Elements(checks[sum(computes) - index]), Portion(state.dealt)
-    shares = []
+    theirs = [Elements(data) for data in (joint or {}).values()]
+    check, portion = Elements(checks[other]), Portion(state.dealt)
+    made = []
     try:
-        for use, _, computing in _taken(party, roles, portion):
+        for half, (use, _, computing) in enumerate(_taken(party, roles, portion)):
             assert computing is not None
             triple = GramTriple(use, int(index == roles.second), computing)
             for block, rows in enumerate(use.blocks()):
@@ -566,10 +570,10 @@ def multiplied(
                     elements.take(use.bits, (count, width))
                     for elements, width in zip(own, roles.owners, strict=True)
                 ]
-                if both:
-                    shape = count, roles.joint
-                    opened = [elements.take(use.bits, shape) for elements in both]
-                    parts.append(add(*opened, bits=use.bits))
+                for elements in theirs:
+                    mine = triple.opening(next(shares[half]), block, len(roles.owners))
+                    opened = elements.take(use.bits, mine.shape)
+                    parts.append(add(mine, opened, bits=use.bits))
                 triple.add(np.hstack(parts), block)
             challenge = challenge_of(party, roles)
             pair = [
@@ -579,12 +583,12 @@ def multiplied(
             if index == roles.second:
                 pair.reverse()
             proof = triple.proof(challenge, (pair[0], pair[1]))
-            shares += [pack(triple.share(), 64), np.frombuffer(proof, np.uint8)]
-        for elements in (check, *own, *both):
+            made += [pack(triple.share(), 64), np.frombuffer(proof, np.uint8)]
+        for elements in (check, *own, *theirs):
             elements.end()
     except ValueError as error:
         raise PartyError(str(error)) from None
-    sent = np.concatenate(shares)
+    sent = np.concatenate(made)
     if index == roles.second:
         return {"shares": {roles.first: sent}}
     state.shares = sent

@@ -132,11 +132,17 @@ class FDSKL(ProtocolStrategy):
     with exactly two the other's part of it; all parties learn the picked rows and the
     largest scale.
 
+    With ``solver="moments"`` no number of a row leaves a party but under masks: the
+    label holder learns the sums of products of all features on two halves of the rows,
+    and f(x) of the rows held out. Who deals the correlated randomness and works with
+    one of the two parties that compute reads the features of all rows.
+
     Notes
     -----
-    Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, with private
-    features; 3. an intercept in the direct solver; 4. blocks of instances and
-    features; 5. as many rows and features as lower the error; 6. with
+    Differs from [1] in: 1. ``solver="direct"`` and ``"moments"``; 2.
+    ``masking="circle"``, with private features; 3. an intercept in the direct solver;
+    4. blocks of instances and features; 5. as many rows and features as lower the
+    error; 6. with
     ``masking="paper"`` the party whose phase stays is picked once for
     each label holder, not at each call: a feature whose phase changes is another one.
 

@@ -250,21 +250,20 @@ def gram_matrices(
         joint=joint,
         **dealing.columns,
     )
-    made = parties.ask(
-        party.joint,
-        angles=each(
-            [
-                opened(hidden.sealed[_name(j)]) if j in computing else None
-                for j in range(len(parties))
-            ]
-        ),
-        **dealing.joint,
+    angles = each(
+        [
+            opened(hidden.sealed[_name(j)]) if j in computing else None
+            for j in range(len(parties))
+        ]
     )
+    made = parties.ask(party.joint, angles=angles, **dealing.joint)
     replies = parties.ask(
         party.gram,
         openings=_told(parties, hidden, "openings"),
         checks=_told(parties, hidden, "checks"),
         joint=_told(parties, made, "joint"),
+        angles=angles,
+        **dealing.joint,
     )
     return secret(replies, "shares", len(parties))[roles.first]
 
