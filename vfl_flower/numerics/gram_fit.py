@@ -44,10 +44,19 @@ Target = Literal["continuous", "classes"]
 """Real targets, or -1 and +1."""
 
 STARTS = 10.0 ** np.arange(-6.0, 2.0)
-"""Penalties, in the variance of a whole block, of which the best one starts."""
+"""Penalties, in the variance of a whole block, of which the best one starts: first one
+for all blocks, then block by block."""
 
 STEPS = 12
 """Most steps of the search over the penalties of the blocks."""
+
+THIN = 768
+"""Number of features beyond which the search begins with about so many of them. The
+kernel of a block is the same with fewer of its random features, and so is its weight;
+`POLISH` steps with all of them follow."""
+
+POLISH = 5
+"""See `THIN`."""
 
 LARGEST = 1e3
 """Largest penalty in the variance of a whole block: nothing of it is left."""
@@ -228,17 +237,25 @@ def fit_grams(
 
     Notes
     -----
-    About 30 Cholesky factorisations of order M for the choice; one for the fit. Memory
-    is that of five matrices of order M beside `halves`.
+    About 20 Cholesky factorisations of order M; up to 60 of order `THIN`, or of M if it
+    is smaller. Memory is that of five matrices of order M beside `halves`.
     """
     M = _check(halves, blocks, kind)
     first, second = (_about_means(np.asarray(gram, np.float64), M) for gram in halves)
     squares = np.add(*(np.diag(gram)[:M] for gram in halves)) / (first.n + second.n)
     largest = [squares[b.start : b.stop].max(initial=0.0) for b in blocks]
     sizes = [block.stop - block.start for block in blocks]
-    search = _Search(first, second, np.repeat(np.arange(len(sizes)), sizes))
-    penalties = search.best(10 * noise * np.sqrt(M) * np.array(largest))
-    each = penalties[search.block]
+    block = np.repeat(np.arange(len(sizes)), sizes)
+    search = _Search(first, second, block)
+    floors = 10 * noise * np.sqrt(M) * np.array(largest)
+    starts = [np.full(len(sizes), np.log(start)) for start in STARTS]
+    if M > THIN:
+        thin = _thinned(sizes, THIN)
+        few = _Search(_part(first, thin), _part(second, thin), block[thin])
+        starts = [few.best(starts, STEPS, floors)]
+    logs = search.best(starts, POLISH if M > THIN else STEPS, floors)
+    penalties = np.exp(logs) * search.units
+    each = penalties[block]
     models = [
         (_solve(half, each)[0], half, other)
         for half, other in ((first, second), (second, first))
@@ -339,30 +356,70 @@ class _Search:
             gradient -= np.bincount(self.block, products, minlength=self.count)
         return total, gradient
 
-    def best(self, floors: Array) -> Array:
-        """Return the penalties of the blocks, none below its floor, shape (blocks,)."""
+    def best(self, starts: Sequence[Array], steps: int, floors: Array) -> Array:
+        """Return the best logs that are found in some steps from the best start.
+
+        Parameters
+        ----------
+        starts : sequence of Array, shape (blocks,)
+            As in :meth:`__call__`.
+        steps : int
+            Most steps of L-BFGS.
+        floors : Array, shape (blocks,)
+            Smallest penalties.
+        """
         from scipy.optimize import minimize
 
         if not self.count:
             return np.zeros(0)
-        floors = np.maximum(floors, 1e-12 * self.units)
-        lows = np.minimum(np.log(floors / self.units), np.log(LARGEST))
-        bounds = [(low, np.log(LARGEST)) for low in lows]
-        starts = [np.maximum(np.log(start), lows) for start in STARTS]
-        tried = [(self(start)[0], k) for k, start in enumerate(starts)]
-        least, chosen = min(tried)
+        highs = np.full(self.count, np.log(LARGEST))
+        lows = np.log(np.maximum(floors, 1e-12 * self.units) / self.units)
+        lows = np.minimum(lows, highs)
+        starts = [np.clip(start, lows, highs) for start in starts]
+        losses = [self(start)[0] for start in starts]
+        least, start = min(losses), starts[int(np.argmin(losses))]
         if least >= LARGEST:
             raise ValueError("halves must be Gram matrices: none of the fits is one")
+        if len(starts) > 1:  # a block of which little or all is left has no slope
+            for place in range(self.count):
+                tried = [start.copy() for _ in STARTS]
+                for logs, level in zip(tried, STARTS, strict=True):
+                    logs[place] = np.clip(np.log(level), lows[place], highs[place])
+                losses = [self(logs)[0] for logs in tried]
+                if min(losses) < least:
+                    least, start = min(losses), tried[int(np.argmin(losses))]
         found = minimize(
             self,
-            starts[chosen],
+            start,
             jac=True,
             method="L-BFGS-B",
-            bounds=bounds,
-            options={"maxiter": STEPS, "maxfun": 2 * STEPS},
+            bounds=np.column_stack([lows, highs]),
+            options={"maxiter": steps, "maxfun": 2 * steps, "gtol": 1e-7},
         )
-        logs = found.x if found.fun < least else starts[chosen]
-        return np.asarray(np.exp(logs) * self.units)
+        return np.asarray(found.x if found.fun < least else start)
+
+
+def _thinned(sizes: Sequence[int], most: int) -> Array:
+    """Return about `most` features: all of small blocks, some of the others."""
+    limit, left = 0.0, float(most)
+    for rank, size in enumerate(sorted(sizes)):
+        limit = left / (len(sizes) - rank)
+        if size > limit:
+            break
+        left -= size
+    else:
+        limit = max(sizes)
+    parts, start = [], 0
+    for size in sizes:
+        count = min(size, max(1, int(limit)))
+        parts.append(start + np.arange(count) * size // max(count, 1))
+        start += size
+    return np.concatenate(parts)
+
+
+def _part(half: _Half, kept: Array) -> _Half:
+    S = half.S[np.ix_(kept, kept)]
+    return _Half(S, half.C[kept], half.T, half.mean[kept], half.y_mean, half.n)
 
 
 Factor = tuple[Array, bool]

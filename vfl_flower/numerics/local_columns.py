@@ -2,23 +2,24 @@ r"""Columns that a party makes of its own columns alone, for a Gram matrix.
 
 Who opens a Gram matrix reads a row where a column, or a combination of columns that it
 knows, is nonzero in that row alone. So each column here has a *support*: at least
-`least` rows of each half differ from its most frequent value. Real columns are in
-robust units, clipped at 8 standard deviations, and no row has a leverage above a bound
-(:func:`bounded_in_halves`, which the party calls on all columns that it lets go).
+`least` rows of each half differ from its most frequent value. Real columns are clipped
+at values that `REACHED` rows of each half reach on either side, and at 8 standard
+deviations, so new rows are not far beyond those of training. No row has a leverage
+above a bound (:func:`bounded_in_halves`, which the party calls on all columns that it
+lets go).
 
 The columns are of three kinds:
 
-1. *values*: each column about its median in standard deviations, divided by 8;
+1. *values*: each column about its median, in units of 8 standard deviations;
 2. *intervals*: 1 where a value is between two quantiles, so the levels of 0/1 columns
    and of columns of few values as well; rare ones are merged with a neighbour;
-3. *waves*: cosine and sine of random frequencies of the party's columns, at several
-   bandwidths.
+3. *waves*: cosine and sine of random angles of the party's columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,10 +42,13 @@ CLIP = 8.0
 WAVE_BANDWIDTH = 0.5
 """Bandwidth of the waves, in the median distance of two rows over sqrt 2."""
 
-Interval = tuple[float, float]
+REACHED = 5
+"""Rows of each half that are at or beyond either end of a column, once clipped."""
 
 PAIRS = 2000
 """Pairs of rows whose distances give the median."""
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,10 @@ class LocalColumns:
     Attributes
     ----------
     center, scale : Array, shape (d,)
-        Median and standard deviation of each source column; a scale of 0 makes the
-        column 0.
+        Median and standard deviation of each source column, once clipped; a scale of 0
+        makes the column 0.
+    lowest, highest : Array, shape (d,)
+        Where values are clipped.
     values : Array of int, shape (v,)
         Source columns whose values are columns.
     gaps : Array of int, shape (g,)
@@ -70,6 +76,8 @@ class LocalColumns:
 
     center: Array
     scale: Array
+    lowest: Array
+    highest: Array
     values: Array
     gaps: Array
     interval_columns: Array
@@ -115,7 +123,8 @@ def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
         Distances from the median in standard deviations, at most `CLIP` in size;
         missing values are 0.
     """
-    away = np.asarray(X, dtype=np.float64) - fitted.center
+    X = np.clip(np.asarray(X, dtype=np.float64), fitted.lowest, fitted.highest)
+    away = X - fitted.center
     scale = np.where(fitted.scale > 0, fitted.scale, 1.0)
     Z = np.clip(away / scale, -CLIP, CLIP) * (fitted.scale > 0)
     return np.asarray(np.nan_to_num(Z, copy=False, nan=0.0))
@@ -207,32 +216,27 @@ def fit_local_columns(
     if most < 0:
         raise ValueError(f"most must be at least 0, got {most}")
     parts = [np.flatnonzero(halves == half) for half in np.unique(halves)]
-    center, scale = _units(X)
-    known = ~np.isnan(X)
-    d = X.shape[1]
+    ordered = [
+        [np.sort(x[~np.isnan(x)]) for x in (column, *(column[part] for part in parts))]
+        for column in X.T
+    ]
+    known, d = ~np.isnan(X), X.shape[1]
+    units = np.array([_unit(rows) for rows in ordered]).reshape(d, 4).T.copy()
     nothing = np.zeros(0, dtype=np.int64)
+    center, scale, lowest, highest = units
     fitted = LocalColumns(
-        center,
-        scale,
-        nothing,
-        nothing,
-        nothing,
-        center[:0],
-        center[:0],
-        np.zeros((d, 0)),
+        *(center, scale, lowest, highest),
+        *(nothing, nothing, nothing),
+        *(np.zeros(0), np.zeros(0), np.zeros((d, 0))),
     )
     Z = scaled_columns(fitted, X)
-    values = np.flatnonzero([_supported(z, parts, least) for z in Z.T])[:most]
+    supported = np.array([_supported(z, parts, least) for z in Z.T], dtype=bool)
+    Z[:, ~supported] = 0.0
+    fitted.scale[~supported] = 0.0
+    values = np.flatnonzero(supported)[:most]
     gaps = np.flatnonzero([_supported(k, parts, least) for k in known.T])
     gaps = gaps[: most - len(values)]
     room = most - len(values) - len(gaps)
-    ordered = [
-        [
-            np.sort(x[~np.isnan(x)])
-            for x in (X[:, column], *(X[p, column] for p in parts))
-        ]
-        for column in range(d)
-    ]
     for count in range(bins, 1, -1):
         found = [
             (column, low, high)
@@ -245,16 +249,15 @@ def fit_local_columns(
         found = []
     columns, lows, highs = zip(*found, strict=True) if found else ((), (), ())
     room -= len(found)
-    n_waves = min(waves, room // 2) if (scale > 0).any() else 0
-    fitted = LocalColumns(
-        center,
-        scale,
-        values,
-        gaps,
-        np.array(columns, dtype=np.int64),
-        np.array(lows, dtype=np.float64),
-        np.array(highs, dtype=np.float64),
-        rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
+    n_waves = min(waves, room // 2) if fitted.scale.any() else 0
+    fitted = replace(
+        fitted,
+        values=values,
+        gaps=gaps,
+        interval_columns=np.array(columns, dtype=np.int64),
+        lows=np.array(lows, dtype=np.float64),
+        highs=np.array(highs, dtype=np.float64),
+        frequencies=rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
     )
     kept = bounded_in_halves(
         local_columns(fitted, X), halves, least=least, most_leverage=most_leverage
@@ -263,7 +266,7 @@ def fit_local_columns(
 
 
 def bounded_in_halves(
-    columns: Array | Sequence[Array],
+    columns: Array,
     halves: Array,
     *,
     least: int,
@@ -298,14 +301,24 @@ def bounded_in_halves(
     return kept
 
 
-def _units(X: Array) -> tuple[Array, Array]:
-    """Return medians and standard deviations; 0 where all values are one."""
-    center, scale = np.zeros(X.shape[1]), np.zeros(X.shape[1])
-    for column, x in enumerate(X.T):
-        x = x[~np.isnan(x)]
-        if len(x) and x.min() < x.max():
-            center[column], scale[column] = np.median(x), x.std()
-    return center, scale
+def _unit(ordered: Sequence[Array]) -> tuple[float, float, float, float]:
+    """Return center, scale, lowest and highest of a source column; zeros if constant.
+
+    Parameters
+    ----------
+    ordered : sequence of Array
+        The known values of all rows in order, then those of each half.
+    """
+    every, *parts = ordered
+    if min(map(len, parts), default=0) < REACHED:
+        return 0.0, 0.0, 0.0, 0.0
+    low = float(max(part[REACHED - 1] for part in parts))
+    high = float(min(part[-REACHED] for part in parts))
+    center = float(np.median(every))
+    sd = float(np.std(np.clip(every, low, high))) if low < high else 0.0
+    if not sd > 0:
+        return 0.0, 0.0, 0.0, 0.0
+    return center, sd, low, high
 
 
 def _supported(x: Array, parts: Sequence[Array], least: int) -> bool:
@@ -364,13 +377,12 @@ def _kept(fitted: LocalColumns, kept: Array) -> LocalColumns:
     v, g, b = len(fitted.values), len(fitted.gaps), len(fitted.lows)
     values, gaps, intervals, waves = np.split(kept, np.cumsum([v, g, b]))
     both = np.logical_and(*np.split(waves, 2))
-    return LocalColumns(
-        fitted.center,
-        fitted.scale,
-        fitted.values[values],
-        fitted.gaps[gaps],
-        fitted.interval_columns[intervals],
-        fitted.lows[intervals],
-        fitted.highs[intervals],
-        fitted.frequencies[:, both],
+    return replace(
+        fitted,
+        values=fitted.values[values],
+        gaps=fitted.gaps[gaps],
+        interval_columns=fitted.interval_columns[intervals],
+        lows=fitted.lows[intervals],
+        highs=fitted.highs[intervals],
+        frequencies=fitted.frequencies[:, both],
     )
