@@ -162,8 +162,11 @@ def main() -> None:
         folder = Path(os.environ["VFL_FLOWER_DATA"])
         data(folder, options.data, options.target, options.seeds)
         return
+    fork = multiprocessing.get_context("fork")
     for size in SIZES[: 3 if options.quick else None]:
-        roles(*size)
+        alone = fork.Process(target=roles, args=size)  # so the memory is that of one
+        alone.start()
+        alone.join()
 
 
 if __name__ == "__main__":

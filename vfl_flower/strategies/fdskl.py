@@ -489,6 +489,8 @@ class FDSKL(ProtocolStrategy):
 
     def scaled(self, share: float) -> Self:
         """Scale the blocks, down to the least that the solver takes."""
+        if self.solver == "moments":  # its messages have no blocks
+            return self
         direct = self.solver == "direct"
         M = (self.features or MOST_FEATURES) if direct else self.iterations * self.block
         least = (1 if direct else self.block) * M * self._bits // 8
