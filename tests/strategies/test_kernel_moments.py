@@ -451,6 +451,7 @@ def asked(made, roles, **changes):
         ({"fraction": 14}, {}, "fraction must be 16"),
         ({"dealer": 0}, {}, "must be different parties"),
         ({"first": 1}, {}, "the party with the labels"),
+        ({"second": 1}, {}, "the second party must be the one at place 0"),
         ({"owners": [5, 9, 7]}, {}, "columns of this party"),
         ({"owners": [500, None, 8]}, {}, "must be of at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),
@@ -476,6 +477,27 @@ def test_a_party_takes_two_turns_and_each_once():
         asked(made, dataclasses.replace(roles, turn=2))
 
 
+def test_a_pilot_may_go_before(monkeypatch):
+    """Three more round trips, of fewer features here."""
+    original = server.gram_matrices
+
+    def twice(federation, roles, joint, dealing):
+        few = dataclasses.replace(joint, bandwidths=[1.0], counts=[4])
+        pilot = dataclasses.replace(roles, joint=8)
+        made = server.Dealing.of(federation, 16, 1, pilot)
+        assert original(federation, pilot, few, made)
+        roles = dataclasses.replace(roles, turn=1)
+        made = server.Dealing.of(federation, 16, 1, roles)
+        return original(federation, roles, joint, made)
+
+    monkeypatch.setattr(server, "gram_matrices", twice)
+    result = simulate(strategy(features=24), parties(), seed=0)
+    assert result.ledger.round_trips == 9
+    X, y = data()
+    off = result.model.predict(np.array_split(X, 3, axis=1)) - y
+    assert (off**2).mean() < 0.4 * y.var()
+
+
 def test_what_was_dealt_for_another_turn_is_refused():
     """So that a server cannot have two sets of angles under the same random ones."""
     made, width = prepared()
@@ -490,13 +512,37 @@ def test_what_was_dealt_for_another_turn_is_refused():
         asked(made, roles, dealt=dealt[1])
 
 
+@pytest.mark.parametrize("name", ["columns", "rows"])
+def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
+    """A server that deals would read them together with any other party."""
+    original = server._sums
+
+    def astray(roles, bits):
+        sums = original(roles, bits)
+        return sums | {
+            server._name(roles.first): dataclasses.replace(
+                sums[server._name(roles.first)], to=1
+            )
+        }
+
+    times = iter([original, astray] if name == "rows" else [astray])
+    monkeypatch.setattr(server, "_sums", lambda *args: next(times)(*args))
+    grid = RealParties(parties(4))
+    with pytest.raises(PartyFailed, match="'angles_3' must be for that party alone"):
+        strategy(features=16, test_fraction=0.2, seed=0).start(grid)
+
+
+def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
+    monkeypatch.setattr(server, "_BOUND", 1.0)
+    result = simulate(strategy(features=24), parties(), seed=0)
+    assert result.ledger.round_trips == 7
+
+
 def test_steps_follow_each_other():
     made, width = prepared()
     for step in (party.joint, party.gram):
         with pytest.raises(PartyError, match="the step must follow"):
             step(made)
-    with pytest.raises(PartyError, match="has begun to train already"):
-        party.prepare(made, task=TASK)
     asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
     with pytest.raises(PartyError, match="angles must be for the two"):
         party.joint(made, angles=np.zeros((N, 4), "u2"))

@@ -67,6 +67,7 @@ from vfl_flower.protocol.contract import (
     OWN,
     PRIVATE,
     SEALED,
+    SEALED_FOR,
     Reals,
 )
 from vfl_flower.protocol.party import Party, PartyError, Predictions
@@ -427,7 +428,7 @@ class Hidden(TypedDict):
 
     openings: Annotated[dict[int, Array], Bytes, PRIVATE]
     checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    angles: Annotated[dict[int, Array], Reals("m *"), SEALED]
+    angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
 
 
 class JointOpened(TypedDict):
@@ -449,10 +450,11 @@ Opened = Annotated[Array, Reals("*"), SEALED]
 
 
 @step
+@once
 def prepare(party: Party, task: Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
-    if party.part or party.remembered():
-        raise PartyError("this run has begun to train already")
+    if party.part:
+        raise PartyError("this run has its model already")
     fitted = _fitted(party, task)
     scaled = scaled_columns(fitted.local, fitted.X)
     state = KernelState(task, stage="prepare")
@@ -822,7 +824,7 @@ def _order(roles: Roles, local: int, joint: Joint) -> Array:
 class HiddenRows(TypedDict):
     """Reply of :func:`rows`."""
 
-    angles: Annotated[dict[int, Array], Reals("m *"), SEALED]
+    angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
     hidden: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     weights: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 

@@ -303,6 +303,12 @@ def check_roles(
             "the first, the second and the dealing party must be different parties: a "
             "dealer that computes reads the rows"
         )
+    others = {*range(party.n_parties)} - {roles.first, roles.dealer}
+    if roles.second != min(others):
+        raise PartyError(
+            f"the second party must be the one at place {min(others)}, the first of "
+            f"the others but the dealer, got {roles.second}"
+        )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
