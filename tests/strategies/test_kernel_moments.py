@@ -532,6 +532,27 @@ def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
         strategy(features=16, test_fraction=0.2, seed=0).start(grid)
 
 
+def test_errors_are_told_once_a_session(monkeypatch):
+    """Those of rows and of all but one would tell whether that one is right."""
+    original = server.score_rows
+
+    def twice(federation, roles, rows, dealing, **how):
+        original(federation, roles, rows, dealing, **how)
+        roles = dataclasses.replace(roles, turn=1, rows=[len(rows) - 1])
+        dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
+        return original(federation, roles, rows[1:], dealing, **how)
+
+    monkeypatch.setattr(server, "score_rows", twice)
+    with pytest.raises(PartyFailed, match="tells the errors of its answers once"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def test_few_test_rows_have_no_error():
+    result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
+    assert result.metrics["test_rows"] == 0
+    assert "test_loss" not in result.metrics
+
+
 def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
     monkeypatch.setattr(server, "_BOUND", 1.0)
     result = simulate(strategy(features=24), parties(), seed=0)

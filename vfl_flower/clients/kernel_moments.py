@@ -218,6 +218,8 @@ class KernelState:
         At the label holder the scores so far.
     scored : Array of int, shape (m,)
         Their rows.
+    evaluated : bool
+        Whether the label holder has told the errors of its answers, once a session.
     """
 
     task: Task | None = None
@@ -234,6 +236,7 @@ class KernelState:
     rows: RowsState | None = None
     scores: Array = field(default_factory=lambda: np.zeros((0, 1)))
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    evaluated: bool = False
 
 
 def _at(party: Party, stage: str) -> KernelState:
@@ -559,9 +562,9 @@ def columns(
         "openings": {roles.first: openings, roles.second: openings},
         "angles": _hidden_angles(party, roles, deals, heads, angles),
     }
+    state.moments = None if check is None else MomentsState(roles, rest)
     if check is not None:
         reply["checks"] = {roles.second if holder else roles.first: check}
-        state.moments = MomentsState(roles, rest)
     state.angles, state.joint, state.first = heads, joint, roles.first
     state.turns, state.stage = state.turns + 1, "columns"
     return reply
@@ -1095,6 +1098,11 @@ def scores(
     state.scores = scores[:0]
     numbers, state.scored = state.scored, state.scored[:0]
     if evaluate:
+        if state.evaluated:
+            raise PartyError(
+                "this party tells the errors of its answers once a session"
+            )
+        state.evaluated = True
         return _errors(party, part["target"], answered, numbers)
     everything = np.array_equal(numbers, np.arange(party.n_rows))
     party.predictions = Predictions(
