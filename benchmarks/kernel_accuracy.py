@@ -34,8 +34,9 @@ from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.typing import Array
 
 REAL = ("kc_house", "protein", "pol", "generated")
-FACTORS = (0.5, 1.0)
-"""Bandwidths of the joint features, times the one of the median distance."""
+FACTORS = {0.5: 0.75, 1.0: 0.25}
+"""Bandwidths of the joint features, times the one of the median distance, and shares of
+the features."""
 
 TUNED_ON = 4000
 """Rows on which kernel methods are tuned."""
@@ -102,7 +103,7 @@ def moments(
     )
     first, second = rng.permutation(n)[: min(n, 4000) // 2 * 2].reshape(2, -1)
     middle = np.sqrt(np.median(((Z[first] - Z[second]) ** 2).sum(axis=1)) / 2)
-    count = (room - sum(sizes)) // 2 // len(FACTORS)
+    counts = [int((room - sum(sizes)) * share) // 2 for share in FACTORS.values()]
     joint = [
         [
             RandomFeatures(
@@ -117,13 +118,13 @@ def moments(
         ]
         for factor in FACTORS
     ]
-    sizes += [2 * count] * len(FACTORS)
+    sizes += [2 * count for count in counts]
 
     def made(rows: Array) -> Array:
         parts = [rows[:, own] for own in columns]
         blocks = [local_columns(f, x) for f, x in zip(fitted, parts, strict=True)]
         scaled = [scaled_columns(f, x) for f, x in zip(fitted, parts, strict=True)]
-        for party_parts in joint:
+        for count, party_parts in zip(counts, joint, strict=True):
             angles = sum(
                 part.angles(z, 0, count, 64).astype(np.float32)
                 for part, z in zip(party_parts, scaled, strict=True)
