@@ -122,7 +122,7 @@ def test_the_model_is_that_of_pooled_features(
     blocks = np.array_split(X, count, axis=1)
     local, joint = pooled_features(result.model.parts, blocks)
     assert joint.shape[1] == 24
-    order = np.r_[0:6, 12:18, 6:12, 18:24]  # pairs of each bandwidth together
+    order = np.r_[0:9, 12:21, 9:12, 21:24]  # pairs of each bandwidth together
     ones = np.ones((N, 1))
     Y = y[:, None].astype(float)
     if target == "binary":

@@ -166,7 +166,7 @@ class FDSKL(ProtocolStrategy):
     """
 
     loss: LossName = "logistic"
-    """The loss L, from Table 1 of the paper."""
+    """The loss L, from Table 1 of the paper. With ``moments`` it is the square loss."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
@@ -187,7 +187,7 @@ class FDSKL(ProtocolStrategy):
     """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
     scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
     round trips: gamma = 1 / median(distance^2). With ``moments``: from sums of all
-    rows, and half of the features each at it and at a half of it."""
+    rows, and three in four features at a half of it."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
     the label holder, without further messages; 1 / n with the doubly stochastic

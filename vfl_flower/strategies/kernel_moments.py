@@ -27,8 +27,9 @@ from vfl_flower.typing import Array
 
 T = TypeVar("T")
 
-FACTORS = (0.5, 1.0)
-"""Bandwidths of the joint features, times the one of the median distance."""
+NARROW = 0.75
+"""Share of the joint features that have half of the bandwidth of the median distance;
+the others have that one."""
 
 DENSITY, LEAST_COLUMNS = 0.3, 4
 """Probability with which an angle has a column, if that makes so many columns."""
@@ -178,9 +179,10 @@ def _joint(
         middle = median_bandwidth(np.array([median]), task.kernel)
     except ValueError as error:
         raise FederationError(str(error)) from None
-    bandwidths = [factor * middle for factor in FACTORS[-count:]]
-    counts = [len(part) for part in np.array_split(np.arange(count), len(bandwidths))]
-    return party.Joint(bandwidths, counts, density, solver.bits)
+    few = min(count - 1, round(NARROW * count))
+    counts = {0.5 * middle: few, middle: count - few}
+    given = {bandwidth: size for bandwidth, size in counts.items() if size}
+    return party.Joint([*given], [*given.values()], density, solver.bits)
 
 
 @dataclass(frozen=True)
