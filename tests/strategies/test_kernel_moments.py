@@ -305,6 +305,9 @@ def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer):
     assert checked > 15
 
 
+PRIVATE_NAMES = ("own_openings", "triple_checks", "joint", "weights", "hidden")
+
+
 class Listening:
     """Keeps what the two that compute open of what others have sent."""
 
@@ -317,7 +320,7 @@ class Listening:
         original = step.function
 
         def listen(who, **told):
-            for name in ("openings", "checks", "joint", "weights", "hidden"):
+            for name in PRIVATE_NAMES:
                 for sender, packed in (told.get(name) or {}).items():
                     if sender != who.index and len(packed):
                         self.elements.append((step.action, name, packed))
@@ -343,7 +346,12 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
         if len(packed) > 6000:
             seen.add((action, name))
             assert uniform(packed), (action, name)
-    assert {name for _, name in seen} >= {"openings", "checks", "joint", "hidden"}
+    assert {name for _, name in seen} >= {
+        "own_openings",
+        "triple_checks",
+        "joint",
+        "hidden",
+    }
 
 
 def test_the_same_rows_look_like_others_each_time(monkeypatch):

@@ -31,7 +31,6 @@ from vfl_flower.clients.moments import (
     MomentsState,
     Portion,
     Roles,
-    Shares,
     challenge_of,
     check_roles,
     check_rows,
@@ -378,8 +377,8 @@ def deal_rows(
 class Delivered(TypedDict):
     """Reply of :func:`deal`: for each party, and for the second one."""
 
-    delivered: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    delivered_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    turn_parts: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     row_parts: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     row_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
@@ -404,8 +403,8 @@ def deal(
         check_roles(party, roles, fraction=FRACTION)
         if party.index == roles.dealer:
             dealt, cosines = deal_turn(party.session, root, roles, bits)
-            reply["delivered"] = dict(enumerate(dealt))
-            reply["delivered_cosines"] = {roles.second: cosines}
+            reply["turn_parts"] = dict(enumerate(dealt))
+            reply["turn_cosines"] = {roles.second: cosines}
     if row_roles is not None:
         check_roles(party, row_roles, fraction=FRACTION, labels=False)
         if party.index == row_roles.dealer:
@@ -429,8 +428,8 @@ class Prepared(TypedDict):
 class Hidden(TypedDict):
     """Reply of :func:`columns`."""
 
-    openings: Annotated[dict[int, Array], Bytes, PRIVATE]
-    checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    own_openings: Annotated[dict[int, Array], Bytes, PRIVATE]
+    triple_checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
 
 
@@ -438,6 +437,12 @@ class JointOpened(TypedDict):
     """Reply of :func:`joint`: what the two that compute have opened."""
 
     joint: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class GramShares(TypedDict):
+    """Reply of :func:`gram`: of the second party, for the first."""
+
+    gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Fitted(TypedDict):
@@ -516,7 +521,7 @@ def columns(
     counted: Natural,
     joint: Joint,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
-    delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    turn_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Hidden:
     """Open local columns under the masks, and send angles plus random ones.
 
@@ -528,7 +533,7 @@ def columns(
         Number of columns of both Gram matrices, as consent counts them.
     joint : Joint
         Which joint features there are.
-    dealt, delivered : Array of uint8, dict of int to Array of uint8
+    dealt, turn_parts : Array of uint8, dict of int to Array of uint8
         What the dealer sends: the server, or a party.
     """
     state = party.recall(KernelState)
@@ -552,19 +557,19 @@ def columns(
         raise PartyError("joint must have a cosine and a sine for each angle")
     for size in sizes:
         check_rows(None, size, roles.columns)
-    given = dealt_to(dealt, delivered, roles)
+    given = dealt_to(dealt, turn_parts, roles)
     heads, rest = np.split(given, [_HEAD * len(sizes)])
     blocks = np.split(made, [sizes[0]])
     openings, check = hide(party, roles, blocks, Portion(rest))
     angles = _angles(party, task, joint, fitted)
     deals = angle_deals(roles, party.session, "angles", _bits(roles))
     reply: Hidden = {
-        "openings": {roles.first: openings, roles.second: openings},
+        "own_openings": {roles.first: openings, roles.second: openings},
         "angles": _hidden_angles(party, roles, deals, heads, angles),
     }
     state.moments = None if check is None else MomentsState(roles, rest)
     if check is not None:
-        reply["checks"] = {roles.second if holder else roles.first: check}
+        reply["triple_checks"] = {roles.second if holder else roles.first: check}
     state.angles, state.joint, state.first = heads, joint, roles.first
     state.turns, state.stage = state.turns + 1, "columns"
     return reply
@@ -671,7 +676,7 @@ def joint(
     party: Party,
     angles: Opened | None = None,
     cosines: Annotated[Array | None, Bytes, OWN] = None,
-    delivered_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> JointOpened:
     """Make shares of the joint features, and open them under the masks.
 
@@ -681,7 +686,7 @@ def joint(
     state.stage = "joint"
     if angles is None:
         return {}
-    moments, shares = _shares(party, state, angles, cosines, delivered_cosines)
+    moments, shares = _shares(party, state, angles, cosines, turn_cosines)
     roles = moments.roles
     other = roles.second if party.index == roles.first else roles.first
     return {"joint": {other: open_joint(party, moments, shares)}}
@@ -708,23 +713,24 @@ def _shares(
 @step
 def gram(
     party: Party,
-    openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    own_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    triple_checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     joint: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     angles: Opened | None = None,
     cosines: Annotated[Array | None, Bytes, OWN] = None,
-    delivered_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-) -> Shares:
+    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> GramShares:
     """Multiply what all parties have opened, at the two that compute.
 
     They make their own shares of joint features again.
     """
     state = _at(party, "joint")
     state.stage = "gram"
-    if not openings or angles is None:
+    if not own_openings or angles is None:
         return {}
-    moments, shares = _shares(party, state, angles, cosines, delivered_cosines)
-    return multiplied(party, moments, openings, checks, joint, shares)
+    moments, shares = _shares(party, state, angles, cosines, turn_cosines)
+    made = multiplied(party, moments, own_openings, triple_checks, joint, shares)
+    return {"gram_shares": made["shares"]} if "shares" in made else {}
 
 
 @step
@@ -733,7 +739,7 @@ def gram(
 def fit(
     party: Party,
     kinds: list[Count],
-    shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    gram_shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Fitted:
     """Solve at the label holder; each party keeps its part of the model.
 
@@ -741,7 +747,7 @@ def fit(
     ----------
     kinds : list of int
         Numbers of local columns of each kind, of each party.
-    shares : dict of int to Array of uint8
+    gram_shares : dict of int to Array of uint8
         Those of the second party.
     """
     state = _at(party, "gram")
@@ -766,7 +772,7 @@ def fit(
     reply: Fitted = {"kept": party.state_dir is not None}
     part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
-        if shares is None or state.moments is None:
+        if gram_shares is None or state.moments is None:
             raise PartyError("fit must have the shares of the second party")
         roles = state.moments.roles
         own, M = fitted.local.n_columns, sum(kinds) + roles.joint
@@ -777,7 +783,8 @@ def fit(
             raise PartyError("kinds must be the local columns of the Gram matrices")
         order = _order(roles, own, settings)
         grams = [
-            gram[np.ix_(order, order)] for gram in opened(party, state.moments, shares)
+            gram[np.ix_(order, order)]
+            for gram in opened(party, state.moments, gram_shares)
         ]
         sizes = [*kinds, *(2 * count for count in settings.counts)]
         stops = np.cumsum(sizes).tolist()

@@ -129,7 +129,7 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     fitted = parties.ask(
         party.fit,
         kinds=[size for of_party in kinds for size in of_party],
-        shares=_only(parties, holder, shares),
+        gram_shares=_only(parties, holder, shares),
     )
     metrics: dict[str, Any] = {
         "features": roles.joint,
@@ -223,7 +223,7 @@ class Dealing:
             replies = parties.ask(
                 party.deal, bits=bits, roles=roles, row_roles=of_rows, outputs=outputs
             )
-            names = ("delivered", "delivered_cosines", "row_parts", "row_cosines")
+            names = ("turn_parts", "turn_cosines", "row_parts", "row_cosines")
             return cls(bits, outputs, *({n: _told(parties, replies, n)} for n in names))
         given: list[dict[str, Any]] = [{}, {}, {}, {}]
         if roles is not None:
@@ -261,13 +261,13 @@ def gram_matrices(
     made = parties.ask(party.joint, angles=angles, **dealing.joint)
     replies = parties.ask(
         party.gram,
-        openings=_told(parties, hidden, "openings"),
-        checks=_told(parties, hidden, "checks"),
+        own_openings=_told(parties, hidden, "own_openings"),
+        triple_checks=_told(parties, hidden, "triple_checks"),
         joint=_told(parties, made, "joint"),
         angles=angles,
         **dealing.joint,
     )
-    return secret(replies, "shares", len(parties))[roles.first]
+    return secret(replies, "gram_shares", len(parties))[roles.first]
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
