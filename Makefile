@@ -43,6 +43,8 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/masks.py 8
 	$(PY) benchmarks/gram.py --quick
 	$(PY) benchmarks/moments.py
+	$(PY) benchmarks/kernel_accuracy.py
+	$(PY) benchmarks/kernel_moments.py --quick
 	$(PY) benchmarks/leverage.py --n 50000 --repeats 3
 	$(PY) benchmarks/coresets_floor.py --repeats 3
 	$(PY) benchmarks/coresets_scaling.py --n 10000 100000

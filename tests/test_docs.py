@@ -58,7 +58,7 @@ PAGES = {
 
 PAPERS = {
     "coresets": {"coresets", "linear", "linear_moments", "moments"},
-    "fdskl": {"fdskl"},
+    "fdskl": {"fdskl", "kernel_moments"},
     "kernel_kmeans": {"kernel_kmeans"},
     "mufc": {"mufc"},
 }

@@ -45,6 +45,7 @@ _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} |
 _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
 _kernel |= {"bandwidth": 2.0} | _two
 _four = {"features": 4}
+_shared = {"solver": "moments", "target": "continuous", "features": 2, "seed": 3}
 _steps = {"solver": "doubly-stochastic", "iterations": 2, "block": 2}
 MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
@@ -86,6 +87,8 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     ),
     "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
     "fdskl tolerance": FDSKL(**_kernel, budget=48_000, tolerance=1e-6),
+    "fdskl moments": FDSKL(**_shared, test_fraction=0.25),
+    "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
@@ -241,5 +244,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
-    made |= {"moments dealer": lambda count: moments_parties(3)}  # who deals is one
+    made["fdskl moments"] = moments_parties
+    dealt = ("moments dealer", "fdskl moments dealer")
+    made |= dict.fromkeys(dealt, lambda count: moments_parties(3))  # who deals is one
     return made.get(variant, parties)(count)

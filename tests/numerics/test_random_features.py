@@ -92,6 +92,23 @@ def test_the_draws_of_a_seed_stay_what_they_are():
     np.testing.assert_allclose(omega, LAPLACIAN_7, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sparse_frequencies_make_the_product_of_kernels_of_some_columns(kernel):
+    """E[phi phi'] = prod_c (1 - p + p k_c), from the same frequencies as with p = 1."""
+    p, x = 0.3, np.array([1.0, -0.5, 2.0])
+    part = RandomFeatures(kernel, 3, 1.2, SEED, density=p)
+    dense = RandomFeatures(kernel, 3, 1.2, SEED)
+    omega, phases = part.weights(0, 2**16)
+    all_omega, all_phases = dense.weights(0, 2**16)
+    np.testing.assert_array_equal(omega, all_omega * (omega != 0))
+    np.testing.assert_array_equal(phases, all_phases)
+    k = np.exp(-((x / 1.2) ** 2) / 2) if kernel == "gaussian" else np.exp(-abs(x) / 1.2)
+    # The standard error of the mean of 65,536 cosines is below 0.004.
+    assert np.cos(omega @ x).mean() == pytest.approx(np.prod(1 - p + p * k), abs=0.012)
+    assert (omega != 0).mean() == pytest.approx(p, abs=0.006)
+    np.testing.assert_array_equal(part.weights(70, 200)[0], omega[70:200])
+
+
 def test_seeds_chunks_and_high_words_of_the_seed_differ():
     draws = [
         RandomFeatures("gaussian", 3, 1.0, seed).weights(start, start + CHUNK)[1]
@@ -506,6 +523,8 @@ def test_pairs_are_uniform_over_different_rows():
         ({"bandwidth": np.nan}, "bandwidth must be positive"),
         ({"seed": -1}, "seed must be from 0"),
         ({"seed": 2**128}, "seed must be from 0"),
+        ({"density": 0.0}, "density must be above 0 and at most 1, got 0"),
+        ({"density": 1.5}, "density must be above 0 and at most 1, got 1.5"),
     ],
 )
 def test_wrong_arguments_are_named(change, message):

@@ -10,7 +10,7 @@ from transcripts import leaving, our_steps
 from vfl_flower import Party
 from vfl_flower.protocol import steps
 from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.contract import IN_SUM, SEALED, Reals
+from vfl_flower.protocol.contract import IN_SUM, PRIVATE, SEALED, Reals
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import STEPS, Each, Step, Sum, each, opened, step
 from vfl_flower.typing import Array
@@ -129,3 +129,15 @@ def test_angles_are_for_a_party_and_never_for_the_server():
     assert len(sealed) >= 3
     for action, names in sealed.items():
         assert "angles" in names, action
+
+
+def test_no_two_steps_send_private_bytes_under_one_name():
+    """So a server can give to no step what was sent for another one."""
+    names = [
+        name
+        for declared in our_steps().values()
+        for name, sent in declared.contract.reply.items()
+        if sent.leaves == PRIVATE
+    ]
+    assert len(names) > 10
+    assert len(set(names)) == len(names)

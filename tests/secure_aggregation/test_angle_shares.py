@@ -80,6 +80,25 @@ def test_both_shares_add_up_to_the_cosines(
     assert np.abs(opened).max() <= cosine_bound(FRACTION)
 
 
+@pytest.mark.parametrize("multiples", [(1,), (1, 3)])
+def test_sines_come_from_what_is_dealt_for_cosines(multiples):
+    rng = np.random.default_rng(4)
+    deal = Deal(1, "angles", 0, 0, (30, 5), 48)
+    angles = rng.integers(2**16, size=(3, 30, 5)).astype("<u2")
+    (second,) = deal_cosines(deal, ROOT, 3, FRACTION, multiples)
+    first = Dealt.of(deal, 0, deal.seed(ROOT, 0))
+    sent = [hide_angles(deal, deal.seed(ROOT, j), angles[j], 0) for j in range(3)]
+    delta = np.sum(sent, axis=0, dtype="<u2")
+    shares = [
+        cosine_shares(deal, j, dealt, delta, 0, FRACTION, multiples, sines=True)
+        for j, dealt in enumerate((first, second))
+    ]
+    opened = decode(add(*shares, bits=48), 48, FRACTION)
+    turns = 2 * np.pi * angles.astype(float).sum(axis=0) / 2**16
+    exact = [f(m * turns) for m in multiples for f in (np.cos, np.sin)]
+    assert np.abs(opened - np.hstack(exact)).max() <= cosine_error(0, FRACTION) + 1e-12
+
+
 def test_the_error_bound_is_nearly_reached_by_the_rounding_of_cosines():
     rng = np.random.default_rng(5)
     deal = Deal(1, "angles", 0, 0, (1000, 100), 48)

@@ -37,7 +37,9 @@ from vfl_flower.secure_aggregation.triples import (
     deal_gram,
     deal_owner,
     deal_predictions,
+    deal_row_owner,
     hide_columns,
+    hide_rows,
     open_gram,
     symmetric,
     upper,
@@ -192,6 +194,47 @@ def test_a_prediction_is_the_product_of_the_elements(rows, columns, outputs, see
     assert np.array_equal(add(*shares, bits=56), exact.astype("<u8"))
     spare = pair[1].sacrifice(CHALLENGE)
     assert pair[0].proof(CHALLENGE, spare) == pair[1].proof(CHALLENGE)
+
+
+@given(st.integers(1, 1100), st.integers(0, 3), st.integers(1, 3), seeds)
+def test_owners_hide_their_columns_of_rows_for_party_0(rows, own, joint, seed):
+    """Two owners, and columns of which both that compute have shares."""
+    rng, widths = np.random.default_rng(seed), (own, 2, joint)
+    deal = dataclasses.replace(use(rows, sum(widths), 2, bits=56), owners=widths)
+    values = uniform_elements(rng, deal.shape[:2], 56)
+    weights = uniform_elements(rng, deal.shape[1:], 56)
+    pair = [
+        PredictionTriple(deal, j, d) for j, d in enumerate(deal_predictions(deal, ROOT))
+    ]
+    parts = np.split(values, np.cumsum(widths)[:-1], axis=1)
+    hidden = [
+        hide_rows(deal, owner, deal_row_owner(deal, ROOT, owner), parts[owner])
+        for owner in (0, 1)
+    ]
+    first, second = shared(rng, parts[2], 56)
+    drawn = pair[0].hidden_weights(weights)
+    known = np.zeros((rows, own + 2), "<u8")
+    for block, part in enumerate(deal.blocks()):
+        opened = pair[1].opening(second[part], block, 2)
+        mine = pair[0].share_of_weights(
+            weights,
+            np.hstack([known[part], first[part]]),
+            np.hstack([hidden[0][part], hidden[1][part], opened]),
+            block,
+        )
+        total = add(mine, pair[1].share_of_mask(drawn, block), bits=56)
+        exact = values[part].astype(object) @ weights.astype(object) % 2**56
+        assert np.array_equal(total, exact.astype("<u8"))
+
+
+def test_the_hidden_columns_of_an_owner_are_uniform_and_of_one_use():
+    deal = dataclasses.replace(use(400, 50, 1), owners=(30, 20))
+    dealt = deal_row_owner(deal, ROOT, 0)
+    assert uniform(hide_rows(deal, 0, dealt, np.zeros((400, 30), "<u8")))
+    later = dataclasses.replace(deal, round=1)
+    for other, owner in ((later, 0), (deal, 1)):
+        with pytest.raises(ValueError, match="must be of this use"):
+            hide_rows(other, owner, dealt, np.zeros((400, deal.owners[owner]), "<u8"))
 
 
 @pytest.mark.parametrize(

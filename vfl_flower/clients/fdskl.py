@@ -263,7 +263,7 @@ def _begin(party: Party, setup: Setup) -> Training:
 
 def _new_training(party: Party, setup: Setup) -> Training:
     _check_setup(party, setup)
-    classes = _classes(party, setup.target)
+    classes = classes_of(party, setup.target)
     several = party.y is not None and len(setup.holders) > 1
     codes = ([0.0, 1.0], [-1.0, 1.0])
     if several and setup.target == "binary" and list(classes) not in codes:
@@ -363,7 +363,7 @@ def _keep(
 # -- the label holder's labels --------------------------------------------------------
 
 
-def _classes(party: Party, target: Target) -> Array:
+def classes_of(party: Party, target: Target) -> Array:
     """Return the labels of the classes, in the order of the columns of f."""
     if party.y is None or target == "continuous":
         return np.zeros(0)
@@ -397,7 +397,7 @@ def _labels(party: Party, rows: Array) -> Array:
     return y
 
 
-def _signs(y: Array, target: Target, classes: Array) -> Array:
+def signs_of(y: Array, target: Target, classes: Array) -> Array:
     """Return labels as the losses take them, shape (n, C): -1 and +1, or real."""
     if target == "continuous":
         return y[:, None]
@@ -434,7 +434,7 @@ def distances(
 
     The label holder `holder` gets their sum. The pairs are among `rows`, default all.
     """
-    _classes(party, target)  # refuses unsuitable labels before anything is sent
+    classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
     pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
@@ -717,7 +717,7 @@ def _problem_labels(party: Party, training: Training, problem: Problem) -> Array
         raise PartyError("loss must be 'square' for target 'continuous'")
     if setup.target == "multiclass":  # a rare class may have no row among these
         training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
-    return _signs(y, setup.target, training.classes)
+    return signs_of(y, setup.target, training.classes)
 
 
 def _collected(
@@ -990,7 +990,7 @@ def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Ar
     phi = features(summed)
     if phi.shape[1] > count:  # this label holder's turn: the new features are its own
         training.phi = phi[:, count:]
-        training.labels = _signs(
+        training.labels = signs_of(
             _labels(party, at), training.setup.target, training.classes
         )
     return np.asarray(phi[:, :count] @ alpha)
@@ -1040,6 +1040,7 @@ class PartInfo(TypedDict):
     bandwidth: Positive
     parties: Natural
     kept: list[Count]
+    local: NotRequired[Count]
 
 
 class Answered(TypedDict):
@@ -1068,7 +1069,7 @@ def part(party: Party) -> PartInfo:
         )
     if not party.remembered():
         party.remember(FDSKLState())
-    return {
+    reply: PartInfo = {
         "index": model_part["index"],
         "n_features": model_part["n_features"],
         "holders": list(model_part["holders"]),
@@ -1079,6 +1080,9 @@ def part(party: Party) -> PartInfo:
         "parties": model_part["n_parties"],
         "kept": list(model_part.get("kept", ())),
     }
+    if "local" in model_part:
+        reply["local"] = model_part["local"]
+    return reply
 
 
 @step

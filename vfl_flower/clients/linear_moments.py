@@ -31,6 +31,7 @@ from vfl_flower.clients.moments import (
     NORM,
     Bytes,
     MomentsState,
+    Portion,
     Roles,
     check_roles,
     check_rows,
@@ -205,7 +206,7 @@ def columns(
     if not np.abs([*told, *y_sizes]).max() <= LARGEST:
         raise PartyError("numbers of this party's columns are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings, check = hide(party, roles, blocks, given)
+    openings, check = hide(party, roles, blocks, Portion(given))
     reply: Columns = {
         "openings": {roles.first: openings, roles.second: openings},
         "units": {roles.first: told.astype("<f8").view(np.uint8)},
@@ -255,7 +256,7 @@ def solve(
     """
     state = party.recall(MomentsState)
     roles, (scale, *y_sizes) = state.roles, state.y_sizes.tolist()
-    grams = opened(party, shares)
+    grams = [gram / NORM**2 for gram in opened(party, state, shares)]
     widths = [
         width - (owner == roles.first) for owner, width in enumerate(roles.owners)
     ]

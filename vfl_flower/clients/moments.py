@@ -5,7 +5,8 @@ the *second*. A dealer, who sees none of what they exchange, gives the seeds of 
 A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.triples`). Each party
 opens its own columns under the masks, E = F - A_0 - A_1, to these two alone, and the
 second sends its share of the Gram matrix to the first. All of it passes the server
-encrypted.
+encrypted. *Joint* columns, which no party knows and the two that compute have shares
+of, each of them opens under its own mask, and both add up what they have opened.
 
 An algorithm declares a step of its own that makes the columns and calls
 :func:`hide`, asks for :func:`gram`, and opens the result in a last step
@@ -15,7 +16,8 @@ An algorithm declares a step of its own that makes the columns and calls
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NotRequired, TypedDict
 
@@ -25,14 +27,16 @@ from annotated_types import Ge, Le
 from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, step
 from vfl_flower.secure_aggregation.fixed_point import (
     FixedPoint,
     decode,
     finest_gram_fixed_point,
+    gram_fixed_point,
 )
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, pack, unpack
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, add, pack, unpack
 from vfl_flower.secure_aggregation.triples import (
     SACRIFICED,
     GramTriple,
@@ -61,6 +65,12 @@ MOST_COLUMNS = 2**12
 MOST_GRAMS = 4
 """Most Gram matrices of a run."""
 
+MOST_JOINT = 1.02
+"""Largest mean square of a column whose fraction bits are given."""
+
+LARGEST = 64.0
+"""Largest size of a number in such a column."""
+
 _HEAD, _TAIL = 64, 32
 """Bytes of seed and tag before a correction, and of a proof behind a share."""
 
@@ -84,6 +94,14 @@ class Roles:
         Number of rows of each Gram matrix.
     dealer : int or None
         Index of the party that deals; None: the server.
+    joint : int
+        How many joint columns there are, the last ones.
+    fraction : int
+        Fraction bits of a column whose mean square over the rows of all Gram matrices
+        together is at most `MOST_JOINT`; 0: columns have a length of at most `NORM`,
+        and as many fraction bits as fit.
+    turn : int
+        Which of the run's sets of Gram matrices these are.
     """
 
     first: Place
@@ -91,17 +109,38 @@ class Roles:
     owners: list[int]
     rows: list[int]
     dealer: Place | None = None
+    joint: Count = 0
+    fraction: Count = 0
+    turn: Count = 0
 
     @property
     def columns(self) -> int:
         """Number of columns of a Gram matrix."""
-        return sum(self.owners)
+        return sum(self.owners) + self.joint
+
+    def numbers(self, rows: int) -> FixedPoint:
+        """Return how columns of a Gram matrix of so many rows are encoded."""
+        if not self.fraction:
+            return encoding(rows)
+        total = sum(self.rows)
+        return gram_fixed_point(
+            total, LARGEST, self.fraction, square_sum=MOST_JOINT * total
+        )
 
     def deals(self, session: int) -> list[Deal]:
         """Return the use of each triple."""
         owners, columns = tuple(self.owners), self.columns
+        owners += (self.joint,) * bool(self.joint)
         return [
-            Deal(session, "moments", 0, half, (rows, columns), BITS, owners)
+            Deal(
+                session,
+                "moments",
+                self.turn,
+                half,
+                (rows, columns),
+                self.numbers(rows).bits,
+                owners,
+            )
             for half, rows in enumerate(self.rows)
         ]
 
@@ -170,33 +209,72 @@ def deal_all(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[Array]:
     return [np.concatenate(sent) for sent in parts]
 
 
+class Portion:
+    """Reads what one party was dealt, message by message."""
+
+    def __init__(self, data: Array) -> None:
+        self._left = data
+
+    def take(self, more: int = 0) -> Dealt:
+        """Return the next message, whose correction has so many bytes."""
+        part, self._left = np.split(self._left, [_HEAD + more])
+        return Dealt.unpack(part)
+
+    def end(self) -> None:
+        """Raise ``ValueError`` if there is more."""
+        if len(self._left):
+            raise ValueError(
+                f"what was dealt must end there, got {len(self._left)} bytes more"
+            )
+
+
+class Elements:
+    """Reads packed elements of a ring, block by block."""
+
+    def __init__(self, data: Array) -> None:
+        self._data, self._place = data, 0
+
+    def take(self, bits: int, shape: tuple[int, ...]) -> Array:
+        """Return the next elements; ``ValueError`` if there are too few."""
+        start = self._place
+        self._place += math.prod(shape) * width_of(bits)
+        return unpack(self._data[start : self._place], bits, shape)
+
+    def end(self) -> None:
+        """Raise ``ValueError`` if there is more."""
+        if self._place != len(self._data):
+            raise ValueError("openings must end there, got more bytes")
+
+
+def width_of(bits: int) -> int:
+    """Return the bytes of an element of a ring."""
+    return -(-bits // 8)
+
+
 def _taken(
-    party: Party, roles: Roles, data: Array
+    party: Party, roles: Roles, portion: Portion
 ) -> Iterator[tuple[Deal, Dealt, Dealt | None]]:
     """Yield each use, what its owner was dealt, and what a computing party was."""
-    triangle = _triangle(roles.columns + SACRIFICED)
-    corrections = {roles.first: 0, roles.second: 8 * triangle}
-    more = corrections.get(party.index or 0)
     for deal in roles.deals(party.session):
-        size = _HEAD + 32
-        of_owner, data = data[:size], data[size:]
-        computing = None
-        if more is not None:
-            computing, data = data[: _HEAD + more], data[_HEAD + more :]
-        yield (
-            deal,
-            Dealt.unpack(of_owner),
-            None if computing is None else Dealt.unpack(computing),
-        )
-    if len(data):
-        raise ValueError(f"what was dealt must end there, got {len(data)} bytes more")
+        of_owner, computing = portion.take(32), None
+        if party.index in (roles.first, roles.second):
+            size = _triangle(roles.columns + SACRIFICED) * width_of(deal.bits)
+            computing = portion.take(size * (party.index == roles.second))
+        yield deal, of_owner, computing
 
 
 def _triangle(columns: int) -> int:
     return columns * (columns + 1) // 2
 
 
-def check_roles(party: Party, roles: Roles, columns: int | None = None) -> None:
+def check_roles(
+    party: Party,
+    roles: Roles,
+    columns: int | None = None,
+    fraction: int = 0,
+    *,
+    labels: bool = True,
+) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
     Parameters
@@ -207,6 +285,10 @@ def check_roles(party: Party, roles: Roles, columns: int | None = None) -> None:
         What the server says.
     columns : int, optional
         How many columns this party has; None: it is not asked for any.
+    fraction : int
+        Fraction bits of the protocol; 0: there are no joint columns.
+    labels : bool
+        Whether the first party is the one with labels.
 
     Raises
     ------
@@ -221,8 +303,14 @@ def check_roles(party: Party, roles: Roles, columns: int | None = None) -> None:
             "the first, the second and the dealing party must be different parties: a "
             "dealer that computes reads the rows"
         )
+    others = {*range(party.n_parties)} - {roles.first, roles.dealer}
+    if roles.second != min(others):
+        raise PartyError(
+            f"the second party must be the one at place {min(others)}, the first of "
+            f"the others but the dealer, got {roles.second}"
+        )
     index = party.index or 0
-    if (index == roles.first) != (party.y is not None):
+    if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
             "the party with the labels, and no other one, opens the Gram matrices"
         )
@@ -232,6 +320,11 @@ def check_roles(party: Party, roles: Roles, columns: int | None = None) -> None:
         raise PartyError(
             f"owners must have {columns} columns of this party, got "
             f"{roles.owners[index]}"
+        )
+    if roles.fraction != fraction or (roles.joint and not fraction):
+        raise PartyError(
+            f"fraction must be {fraction}, and joint columns have one, got "
+            f"{roles.fraction} and {roles.joint}"
         )
     if roles.columns > MOST_COLUMNS:
         raise PartyError(
@@ -310,7 +403,7 @@ def dealt_to(
 
 
 def hide(
-    party: Party, roles: Roles, blocks: Sequence[Array], dealt: Array
+    party: Party, roles: Roles, blocks: Sequence[Array], portion: Portion
 ) -> tuple[Array, Array | None]:
     """Return the party's columns under the masks, and what checks the triples.
 
@@ -321,8 +414,8 @@ def hide(
     roles : Roles
         Who does what.
     blocks : sequence of Array, shape (rows, owned columns)
-        The party's columns in each Gram matrix, each of a length of at most `NORM`.
-    dealt : Array of uint8
+        The party's columns in each Gram matrix, as large as `roles` says at most.
+    portion : Portion
         What the dealer has sent to this party.
 
     Returns
@@ -341,23 +434,59 @@ def hide(
     checks: list[Array] = []
     try:
         for (deal, of_owner, computing), block in zip(
-            _taken(party, roles, dealt), blocks, strict=True
+            _taken(party, roles, portion), blocks, strict=True
         ):
-            elements, clipped = encoding(deal.rows).encode(block)
+            elements, clipped = roles.numbers(deal.rows).encode(block)
             if clipped:
-                raise PartyError("a column must be of numbers of at most 1 in size")
+                raise PartyError("a column must be of numbers that are not too large")
             hidden = hide_columns(deal, party.index or 0, of_owner, elements)
-            openings.append(pack(hidden, BITS))
+            openings.append(pack(hidden, deal.bits))
             if computing is not None:
                 triple = GramTriple(deal, int(party.index == roles.second), computing)
-                challenge = _challenge(party, roles)
-                checks += [pack(part, BITS) for part in triple.sacrifice(challenge)]
+                found = triple.sacrifice(challenge_of(party, roles))
+                checks += [pack(part, deal.bits) for part in found]
+        portion.end()
     except ValueError as error:  # of this package: it names the rule
         raise PartyError(str(error)) from None
     return np.concatenate(openings), np.concatenate(checks) if checks else None
 
 
-def _challenge(party: Party, roles: Roles) -> bytes:
+def open_joint(
+    party: Party, state: MomentsState, shares: Sequence[Iterator[Array]]
+) -> Array:
+    """Return what a computing party opens of the joint columns, for the other one.
+
+    Parameters
+    ----------
+    party : Party
+        It has the state that it kept when its own columns were hidden.
+    state : MomentsState
+        With what it was dealt.
+    shares : sequence of iterator of Array of uint64, shape (b, joint)
+        Of each Gram matrix the blocks of its share of the joint columns.
+
+    Raises
+    ------
+    PartyError
+        What was dealt is of another use, short or changed.
+    """
+    roles, sent = state.roles, []
+    owner = len(roles.owners)
+    try:
+        portion = Portion(state.dealt)
+        for (deal, _, computing), blocks in zip(
+            _taken(party, roles, portion), shares, strict=True
+        ):
+            assert computing is not None
+            triple = GramTriple(deal, int(party.index == roles.second), computing)
+            for block, share in enumerate(blocks):
+                sent.append(pack(triple.opening(share, block, owner), deal.bits))
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return np.concatenate(sent)
+
+
+def challenge_of(party: Party, roles: Roles) -> bytes:
     """Return what the two computing parties know and the dealer does not."""
     assert party.agree is not None
     other = roles.second if party.index == roles.first else roles.first
@@ -392,71 +521,108 @@ def gram(
     """
     if not openings:
         return {}
-    state = party.recall(MomentsState)
+    return multiplied(party, party.recall(MomentsState), openings, checks)
+
+
+def multiplied(
+    party: Party,
+    state: MomentsState,
+    openings: Mapping[int, Array],
+    checks: Mapping[int, Array] | None,
+    joint: Mapping[int, Array] | None = None,
+    shares: Sequence[Iterator[Array]] = (),
+) -> Shares:
+    """Return the shares of the second party; the first one keeps its own.
+
+    Parameters
+    ----------
+    party, state : Party, MomentsState
+        One that computes.
+    openings : mapping of int to Array of uint8
+        What each party has opened of its own columns.
+    checks : mapping of int to Array of uint8
+        What the other one has opened to check the triples.
+    joint : mapping of int to Array of uint8, optional
+        What the other one has opened of the joint columns.
+    shares : sequence of iterator of Array of uint64, shape (b, joint)
+        This party's shares of them, as for :func:`open_joint`.
+
+    Raises
+    ------
+    PartyError
+        Something is missing, short, or of somebody else.
+    """
     roles, index = state.roles, party.index or 0
-    computes = (roles.first, roles.second)
+    computes = [roles.first, roles.second]
     other = sum(computes) - index
     if index not in computes or list(checks or {}) != [other]:
         raise PartyError("gram must have what the other computing party has sent")
     if sorted(openings) != list(range(party.n_parties)):
         raise PartyError("gram must have the openings of all parties")
+    if list(joint or {}) != [other] * bool(roles.joint):
+        raise PartyError("gram must have what the other one has opened of joint ones")
     assert checks is not None
-    left = [openings[owner] for owner in range(party.n_parties)]
-    check, shares = checks[other], []
+    own = [Elements(openings[owner]) for owner in range(party.n_parties)]
+    theirs = [Elements(data) for data in (joint or {}).values()]
+    check, portion = Elements(checks[other]), Portion(state.dealt)
+    made = []
     try:
-        for use, _, computing in _taken(party, roles, state.dealt):
+        for half, (use, _, computing) in enumerate(_taken(party, roles, portion)):
             assert computing is not None
             triple = GramTriple(use, int(index == roles.second), computing)
-            parts = []
-            for owner, width in enumerate(roles.owners):
-                size = 8 * use.rows * width
-                shape = (use.rows, width)
-                parts.append(unpack(left[owner][:size], BITS, shape))
-                left[owner] = left[owner][size:]
-            opened = np.hstack(parts)
             for block, rows in enumerate(use.blocks()):
-                triple.add(opened[rows], block)
-            size = 8 * use.rows * SACRIFICED
-            theirs = unpack(check[:size], BITS, (use.rows, SACRIFICED))
-            check = check[size:]
-            challenge = _challenge(party, roles)
-            pair = [np.concatenate([*triple.sacrifice(challenge)]), theirs]
+                count = rows.stop - rows.start
+                parts = [
+                    elements.take(use.bits, (count, width))
+                    for elements, width in zip(own, roles.owners, strict=True)
+                ]
+                for elements in theirs:
+                    mine = triple.opening(next(shares[half]), block, len(roles.owners))
+                    opened = elements.take(use.bits, mine.shape)
+                    parts.append(add(mine, opened, bits=use.bits))
+                triple.add(np.hstack(parts), block)
+            challenge = challenge_of(party, roles)
+            pair = [
+                np.concatenate([*triple.sacrifice(challenge)]),
+                check.take(use.bits, (use.rows, SACRIFICED)),
+            ]
             if index == roles.second:
                 pair.reverse()
             proof = triple.proof(challenge, (pair[0], pair[1]))
-            shares += [pack(triple.share(), 64), np.frombuffer(proof, np.uint8)]
-        if any(map(len, [check, *left])):
-            raise ValueError("openings must end there, got more bytes")
+            made += [pack(triple.share(), 64), np.frombuffer(proof, np.uint8)]
+        for elements in (check, *own, *theirs):
+            elements.end()
     except ValueError as error:
         raise PartyError(str(error)) from None
-    sent = np.concatenate(shares)
+    sent = np.concatenate(made)
     if index == roles.second:
         return {"shares": {roles.first: sent}}
     state.shares = sent
     return {}
 
 
-def opened(party: Party, shares: dict[int, Array]) -> list[Array]:
+def opened(
+    party: Party, state: MomentsState, shares: Mapping[int, Array]
+) -> list[Array]:
     """Return the Gram matrices, at the first party.
 
     Parameters
     ----------
-    party : Party
+    party, state : Party, MomentsState
         The first party.
-    shares : dict of int to Array of uint8
+    shares : mapping of int to Array of uint8
         What the second one has sent in :func:`gram`.
 
     Returns
     -------
     list of Array, shape (columns, columns)
-        Of unit columns, where they have the length `NORM`.
+        In the units of the columns that were hidden.
 
     Raises
     ------
     PartyError
         A triple was not what its dealer had to deal, or a share is short.
     """
-    state = party.recall(MomentsState)
     roles = state.roles
     if state.shares is None or list(shares) != [roles.second]:
         raise PartyError("a Gram matrix is opened with the shares of the second party")
@@ -477,7 +643,6 @@ def opened(party: Party, shares: dict[int, Array]) -> list[Array]:
             total = open_gram(pair[0], pair[1], use)
         except ValueError as error:
             raise PartyError(str(error)) from None
-        fraction = encoding(use.rows).fraction
-        grams.append(decode(total, BITS, 2 * fraction) / NORM**2)
+        grams.append(decode(total, use.bits, 2 * roles.numbers(use.rows).fraction))
         mine, theirs = mine[size + _TAIL :], theirs[size + _TAIL :]
     return grams

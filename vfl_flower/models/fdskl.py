@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.numerics import kernel_moments
 from vfl_flower.numerics.kernel_model import Part, answers, decision_function
 from vfl_flower.typing import Array, Arrays
 
@@ -90,7 +91,10 @@ class KernelModel(Model):
                 else f"the parts of model {self.model} are gone with its run: not all "
                 "parties had a state-dir"
             )
-        return decision_function(self.parts, check_blocks(blocks, self.widths))
+        given = check_blocks(blocks, self.widths)
+        if "local" in self.parts[0]:
+            return kernel_moments.decision_function(self.parts, given)
+        return decision_function(self.parts, given)
 
     def predict(self, blocks: Sequence[Array]) -> Array:
         """Return the predicted labels or values of new rows, shape (n,).
@@ -119,13 +123,17 @@ class KernelModel(Model):
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
-        of_type_array = ("coef", "intercept", "classes")
+        of_type_array = {"coef", "intercept", "classes"}
+        of_type_array |= {"bandwidths", "counts", "slope", "offset"}
         parts: list[dict[str, Any]] = []
         for j in range(len(stored["widths"])):
             head = f"part_{j}."
             part = {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
             parts.append(
-                {k: v if k in of_type_array else v.tolist() for k, v in part.items()}
+                {
+                    k: v if k in of_type_array or k[:6] == "local_" else v.tolist()
+                    for k, v in part.items()
+                }
             )
         return cls(
             str(stored["model"]),

@@ -57,6 +57,9 @@ class Part(TypedDict):
         Only at a label holder: what its labels are.
     classes : Array
         Only at a label holder: the label of each class.
+    local : int
+        Only where sums of products were solved: number of the party's local columns;
+        see :mod:`vfl_flower.numerics.kernel_moments`.
     """
 
     kernel: Kernel
@@ -78,6 +81,7 @@ class Part(TypedDict):
     intercept: NotRequired[Array]
     target: NotRequired[Target]
     classes: NotRequired[Array]
+    local: NotRequired[int]
 
 
 def own_features(part: Part) -> RandomFeatures:

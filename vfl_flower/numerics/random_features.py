@@ -82,12 +82,16 @@ class RandomFeatures:
     orthogonal : bool
         Draw the Gaussian omega_j in blocks of min(d, 64) orthogonal directions [2];
         each omega_j is N(0, I / s^2) all the same. Laplacian ones are independent.
+    density : float
+        Probability, in (0, 1], with which a frequency has a column; the others do not
+        count in its feature. The kernel of one column k becomes
+        ``1 - density + density k``, and that of all is still the product.
 
     Raises
     ------
     ValueError
         The kernel is unknown, `n_columns` is below 1, the bandwidth is not positive and
-        finite, or the seed is out of range.
+        finite, the seed is out of range, or the density is.
 
     Notes
     -----
@@ -128,6 +132,7 @@ class RandomFeatures:
         seed: int,
         *,
         orthogonal: bool = False,
+        density: float = 1.0,
     ) -> None:
         _check_kernel(kernel)
         if n_columns < 1:
@@ -136,9 +141,12 @@ class RandomFeatures:
             raise ValueError(f"bandwidth must be positive and finite, got {bandwidth}")
         if not 0 <= seed < 2**128:
             raise ValueError("seed must be from 0 to 2^128 - 1")
+        if not 0 < density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, got {density}")
         self.kernel = kernel
         self.n_columns = n_columns
         self.bandwidth = bandwidth
+        self.density = density
         self.orthogonal = orthogonal and kernel == "gaussian"
         self._seed = seed
 
@@ -168,14 +176,16 @@ class RandomFeatures:
         p = min(d, CHUNK) if self.orthogonal else 1
         rows = -(-CHUNK // p) * p  # whole blocks; rows beyond the chunk are dropped
         count = rows * d + rows * d % 2
+        words = count + (CHUNK * d if self.density < 1 else 0)
         raw = np.stack(
             [
-                Philox(key=self._seed, counter=c << 64).random_raw(CHUNK + count)
+                Philox(key=self._seed, counter=c << 64).random_raw(CHUNK + words)
                 for c in range(first, last)
             ]
         )
         b = (raw[:, :CHUNK] >> 11) * 2.0**-53
         uniform = ((raw[:, CHUNK:] >> 12) + 0.5) * 2.0**-52  # 0 < u < 1
+        uniform, choices = np.split(uniform, [count], axis=1)
         if self.kernel == "laplacian":
             omega = np.tan(np.pi * (uniform - 0.5))
         else:
@@ -183,6 +193,8 @@ class RandomFeatures:
         if p > 1:
             omega = _orthogonal(omega.reshape(-1, p, d))
         omega = omega.reshape(last - first, rows, d)[:, :CHUNK].reshape(-1, d)
+        if self.density < 1:
+            omega = omega * (choices.reshape(-1, d) < self.density)
         wanted = slice(start - first * CHUNK, stop - first * CHUNK)
         return omega[wanted] / self.bandwidth, b.ravel()[wanted]
 

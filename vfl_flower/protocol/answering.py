@@ -318,7 +318,7 @@ def _run(
         journal.leave(frame, party, sent, bytes_of_arrays(content))
     memory.leave(frame, party, step, sums.common, sent)
     if party.part is not part:
-        memory.keep_part(party, step.algorithm)
+        memory.keep_part(party, step.parts_of)
     if journal is not None:
         journal.keep(memory)
     keep_predictions(party, memory.run, frame.model)
@@ -376,7 +376,7 @@ def recall_part(party: Party, step: Step[..., Any], model: str) -> None:
     """Load the party's part of the model that a message names."""
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it keeps no part of a model")
-    part = load_part(party.state_dir, model, step.algorithm)
+    part = load_part(party.state_dir, model, step.parts_of)
     settings = dict(part.settings)
     if settings.pop("encoding", None) != party.encoding:
         raise PartyError(
@@ -401,4 +401,5 @@ def keep_predictions(party: Party, run: str, model: str | None) -> None:
         ids,
         predictions.values,
         f"the predictions of model {number}",
+        more=predictions.more,
     )

@@ -127,10 +127,13 @@ class Leaves:
     least : float or str
         Least bound of the sum, or the name of a size. With a smaller one the number of
         clipped values would tell how large single addends are.
+    named : bool
+        Whether ``name_k`` is for party k alone, in a sum that does not travel.
     """
 
     how: Literal["sum", "sealed", "secret", "next", "private"]
     least: float | str = 0.0
+    named: bool = False
 
 
 IN_SUM = Leaves("sum")
@@ -139,6 +142,8 @@ COUNTS = Leaves("sum", least="n_rows")
 """The same for counts of rows."""
 SEALED = Leaves("sealed")
 """One party may learn the sum over all parties, and the server not even that."""
+SEALED_FOR = Leaves("sealed", named=True)
+"""The party of whose number the name is may learn the sum, and nobody else."""
 SECRET = Leaves("secret")
 """For the other parties; the server passes it on and cannot read it."""
 NEXT = Leaves("next")

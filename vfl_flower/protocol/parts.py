@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,12 @@ def in_csv(value: object) -> object:
 
 
 def write_predictions(
-    target: Path, ids: Iterable[Any] | None, predictions: Array, what: str, **where: str
+    target: Path,
+    ids: Iterable[Any] | None,
+    predictions: Array,
+    what: str,
+    more: Mapping[str, Array] | None = None,
+    **where: str,
 ) -> None:
     """Write predictions to a CSV file; see :func:`write_private` and :func:`in_csv`.
 
@@ -187,15 +192,19 @@ def write_predictions(
         Labels or values.
     what, where : str
         What an error calls the file and its folder.
+    more : mapping of str to Array, shape (n,), optional
+        Further numbers of each row, by name.
     """
     text = io.StringIO()
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
-    plain.writerow(["row" if ids is None else "id", "prediction"])
+    more = more or {}
+    plain.writerow(["row" if ids is None else "id", "prediction", *more])
     names = range(len(predictions)) if ids is None else ids
-    for name, value in zip(names, predictions.tolist(), strict=True):
+    numbers = [values.tolist() for values in more.values()]
+    for name, value, *others in zip(names, predictions.tolist(), *numbers, strict=True):
         # Many a spreadsheet also splits cells at these.
         apart = isinstance(name, str) and (";" in name or "\t" in name)
-        (quoted if apart else plain).writerow([in_csv(name), in_csv(value)])
+        (quoted if apart else plain).writerow([in_csv(name), in_csv(value), *others])
     write_private(target, text.getvalue().encode(), what, **where)
     logger.warning("%d predictions are in %s", len(predictions), target)
 

@@ -40,11 +40,14 @@ class Predictions:
         The rows of the party that were predicted; None: all.
     model : str
         Number of the model that predicted them, where that is not the run's.
+    more : mapping of str to Array, shape (m,)
+        What else is known of each, by name: scores, probabilities.
     """
 
     values: Array
     rows: Array | None = None
     model: str = ""
+    more: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Source(Protocol):

@@ -126,6 +126,8 @@ class Step(Question[P, R]):
         What leaves a party by it beyond sums and the numbers that it declares.
     once : bool
         Whether a party answers it once in a session.
+    parts_of : str
+        The algorithm of whose models it makes and reads parts.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Step(Question[P, R]):
         self.action = action or f"{self.algorithm}_{function.__name__}"
         self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
         self.once: bool = getattr(function, "once", False)
+        self.parts_of: str = getattr(function, "parts_of", self.algorithm)
         functools.update_wrapper(self, function)
         super().__init__(self, {})
 
@@ -226,6 +229,19 @@ def once(function: F) -> F:
     return function
 
 
+def parts_of(algorithm: str) -> Callable[[F], F]:
+    """Declare of which algorithm the parts of models are that a step makes or reads.
+
+    Without it they are of the step's own module.
+    """
+
+    def declare(function: F) -> F:
+        vars(function)["parts_of"] = algorithm
+        return function
+
+    return declare
+
+
 Steps = tuple[Step[..., Any], ...]
 
 STEPS: dict[str, Step[..., Any]] = {}
@@ -264,6 +280,7 @@ __all__ = [
     "each",
     "once",
     "opened",
+    "parts_of",
     "reveals",
     "step",
 ]

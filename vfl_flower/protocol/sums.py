@@ -226,6 +226,9 @@ class PartySums:
                     f"{step.action} sends {name!r} only into a sum for a party, and "
                     "the server asked for it itself"
                 )
+            named = declared.leaves.named
+            if named and (wanted.relay is not None or wanted.to != _number(name)):
+                raise PartyError(f"the sum of {name!r} must be for that party alone")
             least = declared.leaves.least
             if isinstance(least, str):
                 least = sizes[least]

@@ -18,7 +18,12 @@ shares of cos(m r) and sin(m r).
 That sine and cosine reduce to those of a random angle is in "New approach for sine and
 cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914), and a dealer who
 gives shares of t, sin t and cos t, in A. Y. L. Kei and S. S. M. Chow, "SHAFT", NDSS
-2025. Here the angle is a sum over any number of parties, and its mask too.
+2025. Here the angle is a sum over any number of parties, and its mask too. The sine of
+the same angle costs no message and nothing that is dealt:
+
+.. code-block:: text
+
+    [sin theta]_j = sin(delta) [cos r]_j - cos(delta) [sin r]_j.
 """
 
 from __future__ import annotations
@@ -112,6 +117,8 @@ def cosine_shares(
     block: int,
     fraction: int,
     multiples: Sequence[int] = (1,),
+    *,
+    sines: bool = False,
 ) -> Array:
     """Return one computing party's shares of the cosines of a block.
 
@@ -132,10 +139,12 @@ def cosine_shares(
         Fraction bits f of the cosines, even.
     multiples : sequence of int
         As they were dealt.
+    sines : bool
+        Whether shares of the sines follow those of the cosines of each m.
 
     Returns
     -------
-    Array of uint64, shape (b, len(multiples) * features)
+    Array of uint64, shape (b, len(multiples) * features), or twice as wide with sines
         [cos(m theta)]_j, with f fraction bits; the features of the first m come first.
         They are even where cos and sin of delta are, so not uniform: send them to
         nobody but under a mask, as the triples of
@@ -157,11 +166,10 @@ def cosine_shares(
     features = []
     for m, (cosine, sine) in zip(multiples, shares, strict=True):
         cos_delta, sin_delta = _cosine_and_sine(delta, m, fraction)
-        cos_delta *= cosine
-        sin_delta *= sine
-        cos_delta += sin_delta
-        features.append(reduce(cos_delta, deal.bits))
-    return np.concatenate(features, axis=1)
+        features.append(cos_delta * cosine + sin_delta * sine)
+        if sines:
+            features.append(sin_delta * cosine - cos_delta * sine)
+    return reduce(np.concatenate(features, axis=1), deal.bits)
 
 
 def cosine_error(

@@ -187,7 +187,7 @@ class GramTriple:
         self._product = symmetric(triangle, columns)
         self._squares = SquareSum(deal.shape[1], deal.bits + 1)
 
-    def opening(self, share: Array, block: int) -> Array:
+    def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return this party's share of a block of E, [F]_j - A_j, to be sent.
 
         Parameters
@@ -196,8 +196,14 @@ class GramTriple:
             [F]_j of the block.
         block : int
             Number of the block of rows.
+        owner : int, optional
+            Only of the columns at this place among the owners.
         """
-        return subtract(share, self._mask(block), self.deal.bits)
+        if owner is None:
+            mask = self._mask(block)
+        else:
+            mask = _matrix(self.deal, self._seed, block, owner=owner)
+        return subtract(share, mask, self.deal.bits)
 
     def add(self, opened: Array, block: int) -> None:
         """Add the products of a block.
@@ -272,6 +278,57 @@ class GramTriple:
     def _factors(self, challenge: bytes) -> Array:
         shape = (self.deal.shape[1], SACRIFICED)
         return self.deal.elements(challenge, "challenge", 0, shape)
+
+
+def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
+    """Make what the dealer sends to the owner of some columns of F for F w.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use, with its `owners`.
+    root : bytes
+        Secret of the dealer.
+    owner : int
+        Place among the owners.
+    """
+    seed = _owner_seed(deal, deal.seed(root, 1), owner)
+    return Dealt.of(deal, owner, seed, name=OWNER)
+
+
+def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
+    """Return F - A in the columns of an owner, who sends them to party 0.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use, with its `owners`.
+    owner : int
+        Place among the owners.
+    dealt : Dealt
+        What the dealer sent to the owner, from :func:`deal_row_owner`.
+    columns : Array of uint64, shape (rows, deal.owners[owner])
+        The owner's columns of F.
+
+    Returns
+    -------
+    Array of uint64, the shape of `columns`
+        Uniform to whoever lacks the seed of A, which party 1 and the owner have.
+
+    Raises
+    ------
+    ValueError
+        If what was dealt is of another use, short or changed.
+    """
+    dealt.check(deal, owner, name=OWNER)
+    return np.concatenate(
+        [
+            subtract(
+                part, deal.elements(dealt.seed, "matrix", i, part.shape), deal.bits
+            )
+            for i, part in enumerate(columns[rows] for rows in deal.blocks())
+        ]
+    )
 
 
 def open_gram(first: Array, second: Array, deal: Deal) -> Array:
@@ -369,7 +426,7 @@ class PredictionTriple:
         """
         return subtract(weights, _vectors(self.deal, self._seed), self.deal.bits)
 
-    def opening(self, share: Array, block: int) -> Array:
+    def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return [F]_1 - A of a block, which party 1 sends to party 0; uniform.
 
         Parameters
@@ -378,8 +435,11 @@ class PredictionTriple:
             [F]_1 of the block.
         block : int
             Number of the block of rows.
+        owner : int, optional
+            Only of the columns at this place among the owners.
         """
-        return subtract(share, _matrix(self.deal, self._seed, block), self.deal.bits)
+        mask = _matrix(self.deal, self._seed, block, owner=owner)
+        return subtract(share, mask, self.deal.bits)
 
     def share_of_weights(
         self, weights: Array, share: Array, opened: Array, block: int
@@ -471,16 +531,7 @@ class PredictionTriple:
 
 def _gram_mask(deal: Deal, seed: bytes, block: int) -> Array:
     """Return a block of A_j with the columns that are sacrificed, on the right."""
-    rows = list(deal.blocks())[block]
-    count = rows.stop - rows.start
-    if not deal.owners:
-        shape = (count, deal.shape[1] + SACRIFICED)
-        return deal.elements(seed, "matrix", block, shape)
-    seeds = [_owner_seed(deal, seed, owner) for owner, _ in enumerate(deal.owners)]
-    parts = [*zip(seeds, deal.owners, strict=True), (seed, SACRIFICED)]
-    return np.hstack(
-        [deal.elements(key, "matrix", block, (count, width)) for key, width in parts]
-    )
+    return _matrix(deal, seed, block, SACRIFICED)
 
 
 def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
@@ -488,9 +539,21 @@ def _owner_seed(deal: Deal, seed: bytes, owner: int) -> bytes:
     return derive_key(seed, [*deal.parts("owner"), str(owner).encode()])
 
 
-def _matrix(deal: Deal, seed: bytes, block: int) -> Array:
+def _matrix(
+    deal: Deal, seed: bytes, block: int, more: int = 0, owner: int | None = None
+) -> Array:
+    """Return a block of random numbers: all columns and more, or those of an owner."""
     rows = list(deal.blocks())[block]
-    return deal.elements(seed, "matrix", block, (rows.stop - rows.start, deal.shape[1]))
+    count = rows.stop - rows.start
+    if not deal.owners:
+        return deal.elements(seed, "matrix", block, (count, deal.shape[1] + more))
+    seeds = [_owner_seed(deal, seed, place) for place, _ in enumerate(deal.owners)]
+    parts = [*zip(seeds, deal.owners, strict=True), (seed, more)]
+    if owner is not None:
+        parts = [parts[owner]]
+    return np.hstack(
+        [deal.elements(key, "matrix", block, (count, width)) for key, width in parts]
+    )
 
 
 def _spare_rows(deal: Deal, seed: bytes) -> Array:

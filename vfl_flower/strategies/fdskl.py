@@ -21,6 +21,7 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
+from vfl_flower.clients import kernel_moments as moments_party
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics.fdskl import Schedule, step_sizes
@@ -28,7 +29,7 @@ from vfl_flower.numerics.kernel_model import Part, Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -47,6 +48,7 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
+from vfl_flower.strategies import kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
     CircleBits,
@@ -74,11 +76,13 @@ TEST_ROWS = 4000
 """Most rows held out to ask for where sizes are chosen: the standard error of a share
 of wrong ones is then 0.8 points at most."""
 
+_ANGLES = ("regularization", "topology", "block_bytes", "allow_two_parties")
 _OF_SOLVER = {
-    "direct": ("budget", "rows", "features", "tolerance"),
-    "doubly-stochastic": ("iterations", "block", "step", "schedule"),
+    "direct": ("budget", "tolerance", "rows", "features", *_ANGLES),
+    "doubly-stochastic": ("iterations", "block", "step", "schedule", *_ANGLES),
+    "moments": ("rows", "features", "dealer"),
 }
-"""Settings that have an effect with one of the solvers only."""
+"""Settings that have an effect with some of the solvers only."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,17 @@ class FDSKL(ProtocolStrategy):
     with exactly two the other's part of it; all parties learn the picked rows and the
     largest scale.
 
+    With ``solver="moments"`` no number of a row leaves a party but under masks: the
+    label holder learns the sums of products of all features on two halves of the rows,
+    and f(x) of the rows held out. Who deals the correlated randomness and works with
+    one of the two parties that compute reads the features of all rows.
+
     Notes
     -----
-    Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, with private
-    features; 3. an intercept in the direct solver; 4. blocks of instances and
-    features; 5. as many rows and features as lower the error; 6. with
+    Differs from [1] in: 1. ``solver="direct"`` and ``"moments"``; 2.
+    ``masking="circle"``, with private features; 3. an intercept in the direct solver;
+    4. blocks of instances and features; 5. as many rows and features as lower the
+    error; 6. with
     ``masking="paper"`` the party whose phase stays is picked once for
     each label holder, not at each call: a feature whose phase changes is another one.
 
@@ -156,22 +166,28 @@ class FDSKL(ProtocolStrategy):
     """
 
     loss: LossName = "logistic"
-    """The loss L, from Table 1 of the paper."""
+    """The loss L, from Table 1 of the paper. With ``moments`` it is the square loss."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
-    solver: Literal["direct", "doubly-stochastic"] = "direct"
+    solver: Literal["direct", "moments", "doubly-stochastic"] = "direct"
     """"direct": the label holder gets the angles of a sample of rows once, and solves
-    exactly. "doubly-stochastic": the paper's Algorithm 1, for one or several label
+    exactly. "moments": it gets sums of products of features alone, which two parties
+    compute under shares, and solves least squares; each party adds features of its own
+    columns. "doubly-stochastic": the paper's Algorithm 1, for one or several label
     holders, each with the labels of different rows."""
+    dealer: str = pydantic.Field(default="server", kw_only=True)
+    """For moments: who deals correlated randomness, "server" or the name of a party,
+    which costs a round trip more. It must not work with a party that computes."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
     learned against the rest. "continuous": real numbers, with the square loss only."""
     bandwidth: Positive | Literal["median"] = "median"
-    """Bandwidth of the kernel, in the unit of the columns. "median": from the median
-    distance of 1,000 pairs of rows, in two more round trips:
-    gamma = 1 / median(distance^2)."""
+    """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
+    scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
+    round trips: gamma = 1 / median(distance^2). With ``moments``: from sums of all
+    rows, and three in four features at a half of it."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
     the label holder, without further messages; 1 / n with the doubly stochastic
@@ -185,10 +201,13 @@ class FDSKL(ProtocolStrategy):
     sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
     """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
-    for each feature."""
+    for each feature. With ``moments``, 0: all, up to some 50 million numbers in the
+    features."""
     features: Count = 0
     """Random features of the direct solver; 0: one for every eight rows, and more if
-    the budget pays for them, up to 2,048."""
+    the budget pays for them, up to 2,048. With ``moments``, joint features of all
+    parties; 0: as many as leave four rows for each column in each half of the rows, up
+    to 1,024."""
     bits: CircleBits = 16
     """Bits of an angle on the circle. 8 take half of the bytes for the same rows and
     features: for classes at the same test error, wherever we measured it; for numbers
@@ -224,27 +243,35 @@ class FDSKL(ProtocolStrategy):
     in float64. The last two are for comparison, and run in one process only."""
 
     model_class = KernelModel
-    needs = ("angles",)
     steps: ClassVar[Steps] = (
         *(party.distances, party.bandwidth, party.angles, party.enough, party.fit),
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
+        *(moments_party.prepare, moments_party.deal, moments_party.columns),
+        *(moments_party.joint, moments_party.gram, moments_party.fit),
+        *(moments_party.rows, moments_party.products, moments_party.scores),
     )
-    evaluation_steps = (party.answer, party.held_out_angles)
+    evaluation_steps = (
+        *(party.answer, party.held_out_angles),
+        *(moments_party.rows, moments_party.products, moments_party.scores),
+    )
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         if self.rows == 1:
             raise ValueError("rows must be 0 or at least 2, got 1")
-        if self.target == "continuous" and self.loss != "square":
+        moments = self.solver == "moments"
+        if self.target == "continuous" and self.loss != "square" and not moments:
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
         check_topology(self.topology, self.masking)
-        for solver, names in _OF_SOLVER.items():
-            if solver != self.solver:
-                check_unused(self, names, f"solver {self.solver!r}")
+        used = _OF_SOLVER[self.solver]
+        unused = {name for names in _OF_SOLVER.values() for name in names} - {*used}
+        check_unused(self, sorted(unused), f"solver {self.solver!r}")
+        if moments:
+            self._check_moments()
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
         if (
@@ -256,8 +283,32 @@ class FDSKL(ProtocolStrategy):
                 f"{self.step} and {self.regularization}"
             )
 
+    def _check_moments(self) -> None:
+        if self.loss == "smooth_hinge":
+            raise ValueError(
+                "loss must be 'square', or left out, with solver 'moments', got "
+                f"{self.loss!r}"
+            )
+        if self.masking != "circle" or self.bits == 8:
+            raise ValueError(
+                "solver 'moments' takes masking 'circle' and 16 or 32 bits, got "
+                f"{self.masking!r} and {self.bits}"
+            )
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Sums of products with ``moments``, and angles with the others."""
+        return ("moments",) if self.solver == "moments" else ("angles",)
+
+    @property
+    def dealt_by(self) -> str | None:
+        """With ``moments`` the dealer."""
+        return self.dealer if self.solver == "moments" else None
+
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""
+        if self.solver == "moments":
+            return self._moments(parties, run)
         direct = self.solver == "direct"
         holders = parties.label_holders
         if direct and [parties[j].n_labels for j in holders] != [parties.n_rows]:
@@ -344,6 +395,34 @@ class FDSKL(ProtocolStrategy):
         run.record(1, model.to_record(), metrics)
         return model.to_record()
 
+    def _moments(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Train from sums of products."""
+        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
+        n = parties.n_rows if train is None else len(train)
+        model = KernelModel(
+            f"{parties.session:016x}",
+            self.kernel,
+            1.0,
+            2,
+            [info.n_columns for info in parties],
+        )
+        run.record(0, model.to_record())
+        log.info("model %s", model.number)
+        solver = kernel_moments.Solver(
+            self.target,
+            self.kernel,
+            self.test_fraction,
+            self.rows or n,
+            self.features,
+            None if self.bandwidth == "median" else float(self.bandwidth),
+            self.dealer,
+            16 if self.bits == 16 else 32,
+        )
+        metrics, model.kept = kernel_moments.train(parties, solver, test)
+        model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]
+        run.record(1, model.to_record(), metrics)
+        return model.to_record()
+
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the label holder's solver has converged."""
         if metrics.get("converged", 1.0):
@@ -410,6 +489,8 @@ class FDSKL(ProtocolStrategy):
 
     def scaled(self, share: float) -> Self:
         """Scale the blocks, down to the least that the solver takes."""
+        if self.solver == "moments":  # its messages have no blocks
+            return self
         direct = self.solver == "direct"
         M = (self.features or MOST_FEATURES) if direct else self.iterations * self.block
         least = (1 if direct else self.block) * M * self._bits // 8

@@ -16,7 +16,12 @@ from vfl_flower.typing import Array
 
 
 def roles_of(
-    parties: Parties, owners: Sequence[int], rows: Sequence[int], dealer: str
+    parties: Parties,
+    owners: Sequence[int],
+    rows: Sequence[int],
+    dealer: str,
+    holder: int | None = None,
+    **more: int,
 ) -> party.Roles:
     """Return who does what.
 
@@ -31,13 +36,17 @@ def roles_of(
         Numbers of columns of each party, and of rows of each Gram matrix.
     dealer : str
         "server", or the name of a party that neither computes nor holds labels.
+    holder : int, optional
+        Who opens what is computed; default: the label holder.
+    **more : int
+        Other numbers of :class:`vfl_flower.clients.moments.Roles`.
 
     Raises
     ------
     FederationError
         The dealer is no such party.
     """
-    holder = parties.label_holder
+    holder = parties.label_holder if holder is None else holder
     names = [info.name for info in parties]
     dealing = names.index(dealer) if dealer in names else None
     others = [j for j in range(len(parties)) if j not in (holder, dealing)]
@@ -46,7 +55,7 @@ def roles_of(
             f"dealer must be {SERVER!r} or the name of a party that does not hold the "
             f"labels, beside two that compute, got {dealer!r} among {', '.join(names)}"
         )
-    return party.Roles(holder, others[0], list(owners), list(rows), dealing)
+    return party.Roles(holder, others[0], list(owners), list(rows), dealing, **more)
 
 
 def deal(parties: Parties, roles: party.Roles) -> dict[str, Any]:

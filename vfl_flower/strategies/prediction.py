@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import KW_ONLY
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
+from vfl_flower.clients import kernel_moments as moments_party
 from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies import kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
     CircleBits,
@@ -25,6 +28,7 @@ from vfl_flower.strategies.angles import (
     Topology,
     check_topology,
 )
+from vfl_flower.strategies.moments import roles_of
 
 log = logging.getLogger("vfl_flower")
 
@@ -61,6 +65,11 @@ class FDSKLPrediction(ProtocolStrategy):
     model: str
     """The number of the model, which its training reported: ``result.model.model``."""
     _: KW_ONLY
+    solver: Literal["direct", "moments", "doubly-stochastic"] = "direct"
+    """The solver of training. With ``moments`` the scores are products of shares that
+    the label holder alone opens."""
+    dealer: str = "server"
+    """For moments: who deals correlated randomness; see :class:`FDSKL`."""
     bits: CircleBits = 16
     """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
@@ -76,8 +85,10 @@ class FDSKLPrediction(ProtocolStrategy):
 
     task = "predict"
     model_class = KernelModel
-    needs = ("angles",)
-    steps: ClassVar[Steps] = (party.part, party.answer, party.held_out_angles)
+    steps: ClassVar[Steps] = (
+        *(party.part, party.answer, party.held_out_angles, moments_party.deal),
+        *(moments_party.rows, moments_party.products, moments_party.scores),
+    )
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -88,6 +99,23 @@ class FDSKLPrediction(ProtocolStrategy):
         check_unused(self, ["seed"], "predictions, which draw nothing")
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
+        if self.solver == "moments":
+            unused = ["masking", "topology", "block_bytes", "allow_two_parties"]
+            check_unused(self, unused, "solver 'moments'")
+            if self.bits == 8:
+                raise ValueError("bits must be 16 or 32 with solver 'moments', got 8")
+        else:
+            check_unused(self, ["dealer"], f"solver {self.solver!r}")
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Products with the weights with ``moments``, and angles with the others."""
+        return ("moments",) if self.solver == "moments" else ("angles",)
+
+    @property
+    def dealt_by(self) -> str | None:
+        """With ``moments`` the dealer."""
+        return self.dealer if self.solver == "moments" else None
 
     @property
     def works_with(self) -> str:
@@ -96,22 +124,43 @@ class FDSKLPrediction(ProtocolStrategy):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
-        parties.refuse_two("FDSKL", self.allow_two_parties)
+        moments = self.solver == "moments"
+        if not moments:
+            parties.refuse_two("FDSKL", self.allow_two_parties)
         replies = parties.ask(party.part)
         self._check_parts(parties, replies)
         first = replies[0]
+        if ("local" in first) != moments:
+            raise FederationError(
+                f"solver must {'not ' * moments}be 'moments' for this model, got "
+                f"{self.solver!r}"
+            )
         holders, M = first["holders"], first["n_features"]
-        angles = Angles(
-            parties,
-            holders,
-            self.bits if self.masking == "circle" else 64,
-            self.topology,
-            kept=tuple(first["kept"]),
-            scale=max(replies[j]["scale"] for j in holders),
-        )
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
-        angles.answers(rows, M, columns, self.block_bytes, evaluate=False)
+        if moments:
+            kernel_moments.predict(
+                parties,
+                roles_of(
+                    parties,
+                    *([], [], self.dealer, holders[0]),
+                    joint=M,
+                    fraction=moments_party.FRACTION,
+                ),
+                replies.each("local"),
+                columns,
+                16 if self.bits == 16 else 32,
+            )
+        else:
+            angles = Angles(
+                parties,
+                holders,
+                self.bits if self.masking == "circle" else 64,
+                self.topology,
+                kept=tuple(first["kept"]),
+                scale=max(replies[j]["scale"] for j in holders),
+            )
+            angles.answers(rows, M, columns, self.block_bytes, evaluate=False)
         log.info(
             "%d predictions are at %r, in predictions-%s-%016x.csv of its state-dir",
             len(rows),

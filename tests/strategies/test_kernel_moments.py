@@ -1,0 +1,725 @@
+"""Kernel models from sums of products under shares: exact, hidden, refused if unsafe.
+
+Masks and dealt numbers come from the operating system, so a test of uniformity has no
+fixed seed: each chi-square has a false-alarm rate of 1e-9 on either side, and no test
+here makes more than 200 of them.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from scipy.stats import chi2
+from transcripts import Recorder, actual, patterns
+
+from vfl_flower import FDSKL, FederationError, Party, PartyFailed, simulate
+from vfl_flower.clients import kernel_moments as party
+from vfl_flower.clients.moments import Roles
+from vfl_flower.numerics.gram_fit import GramFit
+from vfl_flower.numerics.kernel_moments import (
+    decision_function,
+    joint_angles,
+    pairs,
+    unpack_local,
+)
+from vfl_flower.numerics.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.split import split_halves, split_rows
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.party import digest_ids
+from vfl_flower.secure_aggregation.angle_shares import cosine_error
+from vfl_flower.secure_aggregation.fixed_point import gram_error
+from vfl_flower.strategies import kernel_moments as server
+from vfl_flower.strategies.prediction import FDSKLPrediction
+
+N = 900
+
+
+def data(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 6)) * [1, 10, 0.1, 1, 1, 1] + [0, 5, 0, 0, 3, 0]
+    X[:, 4] = rng.integers(3, size=n)
+    X[:, 5] = np.exp(X[:, 5])
+    y = X[:, 0] ** 2 + np.sin(X[:, 3]) * X[:, 4] + 0.1 * X[:, 1]
+    return X, y + 0.3 * rng.normal(size=n)
+
+
+def parties(count=3, holder=None, X=None, y=None, labelled=True):
+    if X is None:
+        X, y = data()
+    holder = count - 1 if holder is None else holder
+    blocks = np.array_split(X, count, axis=1)
+    return [
+        Party(block, y if labelled and j == holder else None, name=f"p{j}")
+        for j, block in enumerate(blocks)
+    ]
+
+
+def strategy(**settings):
+    return FDSKL(**{"solver": "moments", "target": "continuous", **settings})
+
+
+# -- the model is that of pooled features ----------------------------------------------
+
+
+def pooled_features(parts, blocks):
+    """Return all local columns, and joint features, of rows in one place."""
+    columns, turns = [], 0
+    for part, X in zip(parts, blocks, strict=True):
+        fitted = unpack_local(part)
+        columns.append(local_columns(fitted, X))
+        turns = turns + joint_angles(
+            scaled_columns(fitted, X),
+            part["kernel"],
+            part["bandwidths"],
+            part["counts"],
+            part["density"],
+            int(part["seed"], 16),
+            64,
+        )
+    return np.hstack(columns), pairs(turns)
+
+
+def ridge(grams, blocks):
+    """Return the fit with one penalty that does not depend on the Gram matrices.
+
+    The best penalties are not determined to the precision of the features.
+    """
+    M, total = blocks[-1].stop, grams[0] + grams[1]
+    order = np.r_[0:M, len(total) - 1]
+    A = total[np.ix_(order, order)] + np.diag([3.0] * M + [0.0])
+    found = np.linalg.solve(A, total[order, M:-1])
+    nothing = np.zeros(found.shape[1])
+    return GramFit(found[:-1], found[-1], 3.0, nothing, nothing, nothing, nothing)
+
+
+@pytest.mark.parametrize(
+    ("count", "holder", "dealer"),
+    [(2, 0, "server"), (3, 1, "server"), (3, 2, "p1"), (5, 4, "server")],
+)
+@pytest.mark.parametrize("target", ["continuous", "binary", "multiclass"])
+def test_the_model_is_that_of_pooled_features(
+    monkeypatch, count, holder, dealer, target
+):
+    """Gram matrices to the fixed-point bound, and so the model and the scores."""
+    X, y = data()
+    if target != "continuous":
+        y = np.digitize(y, np.quantile(y, [0.5] if target == "binary" else [0.3, 0.7]))
+    opened = []
+
+    def look(grams, blocks, kind):
+        opened.append((grams, blocks, kind))
+        return ridge(grams, blocks)
+
+    monkeypatch.setattr(party, "fit_grams", look)
+    result = simulate(
+        strategy(target=target, features=24, test_fraction=0.2, dealer=dealer),
+        parties(count, holder, X, y),
+        seed=3,
+    )
+    blocks = np.array_split(X, count, axis=1)
+    local, joint = pooled_features(result.model.parts, blocks)
+    assert joint.shape[1] == 24
+    order = np.r_[0:9, 12:21, 9:12, 21:24]  # pairs of each bandwidth together
+    ones = np.ones((N, 1))
+    Y = y[:, None].astype(float)
+    if target == "binary":
+        Y = np.where(Y == 1, 1.0, -1.0)
+    elif target == "multiclass":
+        Y = np.where(Y == [0, 1, 2], 1.0, -1.0)
+    halves = split_halves(N, 0.2, 720, 3)
+    if target == "continuous":
+        train = np.concatenate(halves)
+        Y = (Y - Y[train].mean()) / Y[train].std()
+    F = np.hstack([local, joint[:, order], Y, ones])
+    exact = [F[rows].T @ F[rows] for rows in halves]
+    ((grams, sizes, _),) = opened
+    M = local.shape[1]
+    features = slice(0, F.shape[1] - Y.shape[1] - 1)
+    for gram, true in zip(grams, exact, strict=True):
+        bound = gram_error(360, 1.0, cosine_error(count, 16))
+        assert np.abs(gram - true)[features, features].max() < bound
+        assert np.abs(gram - true)[:M, :M].max() < 360 * 2.0**-15
+        assert gram[-1, -1] == 360
+    one = ridge(exact, sizes)
+    scores = decision_function(result.model.parts, blocks)
+    expected = F[:, features] @ one.weights + one.intercept
+    if target == "continuous":
+        expected = expected * y[train].std() + y[train].mean()
+    assert np.abs(scores - expected).max() < 0.02 * expected.std()
+    _check_metrics(result, blocks, y, target)
+
+
+def _check_metrics(result, blocks, y, target):
+    test = split_rows(N, 0.2, 3)[1]
+    answered = result.model.predict([block[test] for block in blocks])
+    assert result.metrics["test_rows"] == len(test)
+    if target == "continuous":
+        loss = ((answered - y[test]) ** 2).mean()
+        assert result.metrics["test_loss"] == pytest.approx(loss, rel=1e-2)
+        assert loss < 0.5 * y.var()
+    else:
+        error = (answered != y[test]).mean()
+        assert abs(result.metrics["test_error"] - error) <= 2 / len(test)
+        assert error < (0.35 if target == "binary" else 0.5)
+
+
+def test_round_trips_and_bytes():
+    """What a party sends for each feature and row: 16 bytes at most."""
+    plain = simulate(strategy(features=24), parties(), seed=0)
+    assert plain.ledger.round_trips == 6
+    tested = strategy(features=24, test_fraction=0.2)
+    assert simulate(tested, parties(), seed=0).ledger.round_trips == 9
+    dealt = simulate(tested.replace(dealer="p0"), parties(), seed=0)
+    assert dealt.ledger.round_trips == 10
+    local, rows = plain.metrics["local_columns"], N
+    sent = sum(
+        plain.ledger.of(f"kernel_moments_{name}").bytes_up
+        for name in ("columns", "joint")
+    )
+    # Columns: 6 bytes for both that compute, of 2 more at the label holder, and 40 to
+    # check the triples at both; joint ones of these two; angles of 2 bytes for both.
+    expected = rows * (12 * (local + 2 + 24) + 2 * 6 * 40 + 3 * 2 * 2 * 12)
+    assert expected < sent < expected + 15_000
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a result, the state-dirs of its parties, and the seed."""
+    folder = tmp_path_factory.mktemp("parts")
+    X, y = data()
+    federation = parties(3, 2, X, (y > 1) + 1.0)
+    for one in federation:
+        one.state_dir = folder / one.name
+    result = simulate(strategy(target="binary", features=24), federation, seed=1)
+    assert result.model.kept
+    return result, folder
+
+
+def new_parties(folder, X):
+    federation = parties(3, None, X, None, labelled=False)
+    for one in federation:
+        one.state_dir = folder / one.name
+    return federation
+
+
+def rows_of(folder):
+    (file,) = (folder / "p2").glob("predictions-*.csv")
+    header, *lines = file.read_text().splitlines()
+    file.unlink()
+    return header, np.array([line.split(",") for line in lines], dtype=float)
+
+
+@pytest.mark.parametrize("dealer", ["server", "p1"])
+def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
+    result, folder = trained
+    X, _ = data(100, seed=5)
+    predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
+    grid = RealParties(new_parties(folder, X))
+    found = predicting.start(grid)
+    assert found.ledger.round_trips == (5 if dealer == "server" else 6)
+    header, table = rows_of(folder)
+    assert header == "row,prediction,score,probability"
+    blocks = np.array_split(X, 3, axis=1)
+    scores = result.model.decision_function(blocks)[:, 0]
+    assert np.abs(table[:, 2] - scores).max() < 0.02
+    assert np.array_equal(table[:, 1], 1.0 + (table[:, 2] > 0))
+    assert ((table[:, 3] > 0) & (table[:, 3] < 1)).all()
+    assert np.corrcoef(table[:, 2], table[:, 3])[0, 1] > 0.9
+    assert not list((folder / "p0").glob("predictions-*"))
+
+
+def test_rows_are_predicted_in_blocks(trained, monkeypatch):
+    result, folder = trained
+    X, _ = data(100, seed=5)
+    monkeypatch.setattr(server, "ROW_NUMBERS", 6000)
+    found = FDSKLPrediction(result.model.model, solver="moments").start(
+        RealParties(new_parties(folder, X))
+    )
+    assert found.ledger.round_trips > 5
+    _, table = rows_of(folder)
+    scores = result.model.decision_function(np.array_split(X, 3, axis=1))[:, 0]
+    assert np.abs(table[:, 2] - scores).max() < 0.02
+
+
+@pytest.mark.parametrize("solver", ["direct", "moments"])
+def test_the_solver_of_training_is_named(trained, tmp_path, solver):
+    _, folder = trained
+    if solver == "moments":
+        folder, federation = tmp_path, parties()
+        for one in federation:
+            one.state_dir = folder / one.name
+        direct = FDSKL(loss="square", target="continuous", features=8)
+        number = simulate(direct, federation, seed=0).model.model
+    else:
+        number = trained[0].model.model
+    with pytest.raises(FederationError, match="solver must"):
+        FDSKLPrediction(number, solver=solver).start(
+            RealParties(new_parties(folder, data(50)[0]))
+        )
+
+
+# -- what is seen ----------------------------------------------------------------------
+
+
+def uniform(data):
+    counts = np.bincount(np.ascontiguousarray(data).view("u1").ravel(), minlength=256)
+    expected = counts.sum() / 256
+    assert expected > 20
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255)
+
+
+CLEAR = {
+    "kernel_moments_prepare": {"columns", "outputs"},
+    "kernel_moments_fit": {"kept", "regularization", "cv_score"},
+    "kernel_moments_scores": {"test_loss", "test_rows"},
+}
+"""What parties send in the clear: the last two steps only the label holder."""
+
+SUMMED = {"kernel_moments_prepare": {"distances"}}
+
+
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer):
+    X, y = data()
+    grid = Recorder(parties(4, 3, X, y))
+    strategy(features=32, test_fraction=0.2, dealer=dealer, seed=0).start(grid)
+    wanted = patterns(np.column_stack([X[:, :4], y])[:20]) | patterns(X.mean(axis=0))
+    assert not actual(wanted, grid.transcript)
+    checked = 0
+    for entry in grid.transcript:
+        if entry.action == "hello" or not entry.up:
+            continue
+        public = CLEAR.get(entry.action, set()) | SUMMED.get(entry.action, set())
+        for name, value in entry.values.items():
+            if name in public:
+                assert entry.party == 3 or name in ("columns", "distances", "kept")
+                continue
+            assert value.dtype in (np.uint8, np.uint16), name
+            if value.nbytes > 6000:
+                checked += 1
+                assert uniform(value), name
+    assert checked > 15
+
+
+PRIVATE_NAMES = ("own_openings", "triple_checks", "joint", "weights", "hidden")
+
+
+class Listening:
+    """Keeps what the two that compute open of what others have sent."""
+
+    def __init__(self, monkeypatch):
+        self.angles, self.elements = [], []
+        for name in ("joint", "gram", "products", "scores"):
+            self._listen(monkeypatch, getattr(party, name))
+
+    def _listen(self, monkeypatch, step):
+        original = step.function
+
+        def listen(who, **told):
+            for name in PRIVATE_NAMES:
+                for sender, packed in (told.get(name) or {}).items():
+                    if sender != who.index and len(packed):
+                        self.elements.append((step.action, name, packed))
+            if told.get("angles") is not None:
+                self.angles.append(told["angles"])
+            return original(who, **told)
+
+        monkeypatch.setattr(step, "function", listen)
+
+
+def test_parties_that_compute_see_uniform_numbers(monkeypatch):
+    """Of columns that are far from uniform, and the same in half of the rows."""
+    listening = Listening(monkeypatch)
+    X = np.tile(np.arange(2.0), (6, N // 2)).T + 1e-3 * data()[0]
+    simulate(
+        strategy(features=32, test_fraction=0.4), parties(4, 3, X, data()[1]), seed=0
+    )
+    # Of both, for training twice, and for test rows.
+    assert len(listening.angles) == 6
+    assert all(uniform(angles) for angles in listening.angles)
+    seen = set()
+    for action, name, packed in listening.elements:
+        if len(packed) > 6000:
+            seen.add((action, name))
+            assert uniform(packed), (action, name)
+    assert {name for _, name in seen} >= {
+        "own_openings",
+        "triple_checks",
+        "joint",
+        "hidden",
+    }
+
+
+def test_the_same_rows_look_like_others_each_time(monkeypatch):
+    """No mask is used for two values: neither in two turns nor in two runs."""
+    listening = Listening(monkeypatch)
+    for _ in range(2):
+        simulate(strategy(features=32, test_fraction=0.4), parties(), seed=0)
+    n = len(listening.angles) // 2
+    for first, second in zip(listening.angles[:n], listening.angles[n:], strict=True):
+        assert uniform(first - second)
+
+
+# -- what the label holder makes of it -------------------------------------------------
+
+
+def left_singular(values, d):
+    """Return the best linear guess of columns from values of some known rows."""
+    U, s, _ = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
+    return U[:, :d] * s[:d]
+
+
+def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
+    """Rank-d factors of the angles, and a map from rows that the attacker knows.
+
+    It reads the columns of others to 0.1 sd from what ``direct`` gives a label holder
+    (the sums of angles, here without whole turns), and nothing from what it has now.
+    """
+    listening = Listening(monkeypatch)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, 6))
+    y = X.sum(axis=1) > 0
+    federation = parties(3, 2, X, y)
+    bandwidth = 6.0  # no angle passes a turn
+    result = simulate(
+        strategy(target="binary", features=48, bandwidth=bandwidth), federation, seed=7
+    )
+    rows = np.concatenate(split_halves(N, 0.0, N, 7))
+    others, known = X[rows, :4], np.arange(200)
+
+    def guess(values, d=4):
+        factors = np.column_stack([left_singular(values, d), np.ones(len(rows))])
+        map_ = np.linalg.lstsq(factors[known], others[known], rcond=None)[0]
+        off = factors @ map_ - others
+        rest = np.delete(off, known, axis=0)
+        return np.sqrt((rest**2).mean(axis=0)) / others.std(axis=0)
+
+    angles = []
+    for part, block in zip(result.model.parts[:2], (X[:, :2], X[:, 2:4]), strict=True):
+        fitted = unpack_local(part)
+        scaled = scaled_columns(fitted, block[rows])
+        settings = (part[k] for k in ("bandwidths", "counts", "density"))
+        seed = int(part["seed"], 16)
+        angles.append(joint_angles(scaled, "gaussian", *settings, seed, 64))
+    turns = (sum(angles) - sum(angles).mean(axis=0) + 0.5) % 1.0
+    assert guess(turns).max() < 0.1
+    seen = listening.angles[-1].reshape(len(rows), -1) / 2.0**16
+    assert guess(seen).min() > 0.97
+    assert guess(np.cos(2 * np.pi * seen)).min() > 0.97
+
+
+def test_a_label_holder_that_deviates_reads_the_rows_of_its_own_columns():
+    """Nobody can check its columns: consent counts all columns that are opened."""
+    X, _ = data()
+    chosen = np.zeros((N, 2))
+    chosen[[4, 9], range(2)] = 1.0
+    both = np.column_stack([chosen, X])
+    np.testing.assert_array_equal((both.T @ both)[:2, 2:], X[[4, 9]])
+
+
+# -- what a party refuses --------------------------------------------------------------
+
+ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, party.FRACTION)
+JOINT = party.Joint([1.0], [4], 1.0, 16)
+TASK = party.Task("continuous", "gaussian", 0.0, N, 5)
+
+
+def one(index=1, labels=False):
+    X, y = data()
+    made = Party(X[:, :2], y if labels else None, name="p", index=index)
+    made.n_parties, made.session, made.run_secret = 3, 5, bytes(32)
+    made.agree = lambda other: bytes(32)
+    return made
+
+
+def prepared(**task):
+    made = one()
+    reply = party.prepare(made, task=dataclasses.replace(TASK, **task))
+    return made, sum(reply["columns"])
+
+
+def asked(made, roles, **changes):
+    dealt, _ = party.deal_turn(5, bytes(32), roles, 16)
+    values = {"counted": 2 * roles.columns, "joint": JOINT, "dealt": dealt[1]}
+    return party.columns(made, roles=roles, **values | changes)
+
+
+@pytest.mark.parametrize(
+    ("roles", "values", "reason"),
+    [
+        ({}, {"counted": 3}, "counted and rows must be those"),
+        ({"rows": [450, 449]}, {}, "counted and rows must be those"),
+        ({"rows": [450, 450, 20]}, {}, "counted and rows must be those"),
+        ({"turn": 1}, {}, "turn must be the next one, 0"),
+        ({"joint": 10}, {}, "a cosine and a sine for each angle"),
+        ({"fraction": 14}, {}, "fraction must be 16"),
+        ({"dealer": 0}, {}, "must be different parties"),
+        ({"first": 1}, {}, "the party with the labels"),
+        ({"second": 1}, {}, "the second party must be the one at place 0"),
+        ({"owners": [5, 9, 7]}, {}, "columns of this party"),
+        ({"owners": [500, None, 8]}, {}, "must be of at least 2080 rows"),
+        ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),
+    ],
+)
+def test_a_turn_that_a_party_refuses(roles, values, reason):
+    made, width = prepared()
+    roles = {"owners": [5, width, 7]} | roles
+    owners = [width if size is None else size for size in roles["owners"]]
+    roles["owners"] = owners
+    with pytest.raises(PartyError, match=reason):
+        asked(made, dataclasses.replace(ROLES, **roles), **values)
+
+
+def test_a_party_takes_two_turns_and_each_once():
+    made, width = prepared()
+    for turn in range(2):
+        roles = dataclasses.replace(ROLES, owners=[5, width, 7], turn=turn)
+        asked(made, roles)
+        with pytest.raises(PartyError, match="turn must be the next one"):
+            asked(made, roles)
+    with pytest.raises(PartyError, match="turn must be the next one, 2, and below 2"):
+        asked(made, dataclasses.replace(roles, turn=2))
+
+
+def test_a_pilot_may_go_before(monkeypatch):
+    """Three more round trips, of fewer features here."""
+    original = server.gram_matrices
+
+    def twice(federation, roles, joint, dealing):
+        few = dataclasses.replace(joint, bandwidths=[1.0], counts=[4])
+        pilot = dataclasses.replace(roles, joint=8)
+        made = server.Dealing.of(federation, 16, 1, pilot)
+        assert original(federation, pilot, few, made)
+        roles = dataclasses.replace(roles, turn=1)
+        made = server.Dealing.of(federation, 16, 1, roles)
+        return original(federation, roles, joint, made)
+
+    monkeypatch.setattr(server, "gram_matrices", twice)
+    result = simulate(strategy(features=24), parties(), seed=0)
+    assert result.ledger.round_trips == 9
+    X, y = data()
+    off = result.model.predict(np.array_split(X, 3, axis=1)) - y
+    assert (off**2).mean() < 0.4 * y.var()
+
+
+def test_what_was_dealt_for_another_turn_is_refused():
+    """So that a server cannot have two sets of angles under the same random ones."""
+    made, width = prepared()
+    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+    later = dataclasses.replace(roles, turn=1)
+    for other in (dataclasses.replace(roles, owners=[6, width, 6]), later):
+        dealt, _ = party.deal_turn(5, bytes(32), other, 16)
+        with pytest.raises(PartyError, match="of this use and unchanged"):
+            asked(made, roles, dealt=dealt[1])
+    dealt, _ = party.deal_turn(6, bytes(32), roles, 16)
+    with pytest.raises(PartyError, match="of this use and unchanged"):
+        asked(made, roles, dealt=dealt[1])
+
+
+@pytest.mark.parametrize("name", ["columns", "rows"])
+def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
+    """A server that deals would read them together with any other party."""
+    original = server._sums
+
+    def astray(roles, bits):
+        sums = original(roles, bits)
+        return sums | {
+            server._name(roles.first): dataclasses.replace(
+                sums[server._name(roles.first)], to=1
+            )
+        }
+
+    times = iter([original, astray] if name == "rows" else [astray])
+    monkeypatch.setattr(server, "_sums", lambda *args: next(times)(*args))
+    grid = RealParties(parties(4))
+    with pytest.raises(PartyFailed, match="'angles_3' must be for that party alone"):
+        strategy(features=16, test_fraction=0.2, seed=0).start(grid)
+
+
+def test_errors_are_told_once_a_session(monkeypatch):
+    """Those of rows and of all but one would tell whether that one is right."""
+    original = server.score_rows
+
+    def twice(federation, roles, rows, dealing, **how):
+        original(federation, roles, rows, dealing, **how)
+        roles = dataclasses.replace(roles, turn=1, rows=[len(rows) - 1])
+        dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
+        return original(federation, roles, rows[1:], dealing, **how)
+
+    monkeypatch.setattr(server, "score_rows", twice)
+    with pytest.raises(PartyFailed, match="tells the errors of its answers once"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def test_few_test_rows_have_no_error():
+    result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
+    assert result.metrics["test_rows"] == 0
+    assert "test_loss" not in result.metrics
+
+
+def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
+    monkeypatch.setattr(server, "_BOUND", 1.0)
+    result = simulate(strategy(features=24), parties(), seed=0)
+    assert result.ledger.round_trips == 7
+
+
+def test_steps_follow_each_other():
+    made, width = prepared()
+    for step in (party.joint, party.gram):
+        with pytest.raises(PartyError, match="the step must follow"):
+            step(made)
+    asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+    with pytest.raises(PartyError, match="angles must be for the two"):
+        party.joint(made, angles=np.zeros((N, 4), "u2"))
+
+
+def test_a_label_of_few_rows_is_refused():
+    X, _ = data()
+    with pytest.raises(PartyFailed, match="labels must differ from the most frequent"):
+        simulate(strategy(target="binary"), parties(3, 2, X, np.arange(N) < 25), seed=0)
+
+
+def test_features_leave_four_rows_each():
+    with pytest.raises(FederationError, match="features must leave 4 rows"):
+        simulate(strategy(features=112), parties(), seed=0)
+    result = simulate(strategy(), parties(), seed=0)
+    columns = result.metrics["features"] + result.metrics["local_columns"] + 2
+    assert columns <= N // 2 // 4
+
+
+def spoiled(monkeypatch, name, place, change):
+    """Let the server deal something else to a party."""
+    original = getattr(party, name)
+
+    def deal(*args):
+        dealt, cosines = original(*args)
+        dealt[place] = change(dealt[place])
+        return dealt, cosines
+
+    monkeypatch.setattr(party, name, deal)
+
+
+def flipped(data):
+    return np.append(data[:-1], data[-1:] ^ 1)
+
+
+@pytest.mark.parametrize("name", ["deal_turn", "deal_rows"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("change", [lambda d: d[:-1], flipped], ids=["short", "other"])
+def test_what_is_dealt_must_be_whole(monkeypatch, name, place, change):
+    spoiled(monkeypatch, name, place, change)
+    with pytest.raises(PartyFailed, match="must"):
+        simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
+
+
+def test_a_wrong_triple_of_scores_is_found(monkeypatch):
+    """With a right tag: the products are others than those of what was dealt."""
+    original = party.deal_predictions
+
+    def wrong(deal, root):
+        first, second = original(deal, root)
+        changed = second.correction.copy()
+        changed[0] ^= 1
+        return first, party.Dealt.of(deal, 1, second.seed, changed)
+
+    monkeypatch.setattr(party, "deal_predictions", wrong)
+    with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
+        simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
+
+
+# -- consent ---------------------------------------------------------------------------
+
+
+def real(folder, count, X=None, labelled=True, **changes):
+    """Return parties as on SuperNodes, each with a consent that pins the others."""
+    X = data()[0] if X is None else X
+    federation = parties(count, None, X, data()[1] if labelled else None, labelled)
+    for member in federation:
+        member.state_dir, member.ids = folder / member.name, np.arange(len(X))
+        member.ids_digest = digest_ids(member.ids)
+    peers = {member.name: public_identity(member.state_dir) for member in federation}
+    given = {"two_parties": count == 2, "leaves": {"moments": Limit()}, "peers": peers}
+    for member in federation:
+        member.consent = Consent(**given | changes)
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("count", "dealer", "accepted"),
+    [(2, "server", ["server"]), (3, "server", None), (3, "p0", ["p0"])],
+)
+def test_strict_parties_train_and_predict_with_one_kind(
+    tmp_path, count, dealer, accepted
+):
+    """Neither angles nor rows nor predictions of single rows need to be let go."""
+    training = strategy(features=16, test_fraction=0.1, dealer=dealer)
+    result = training.start(RealParties(real(tmp_path, count, dealers=accepted)))
+    assert result.metrics["test_loss"] < 0.6 * data()[1].var()
+    X, _ = data(60, seed=4)
+    predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
+    predicting.start(
+        RealParties(real(tmp_path, count, X, labelled=False, dealers=accepted))
+    )
+    (file,) = (tmp_path / f"p{count - 1}").glob("predictions-*.csv")
+    assert len(file.read_text().splitlines()) == 61
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "lacks"),
+    [
+        (3, {"leaves": {}}, "moments = true"),
+        (2, {}, "dealers = ..server"),
+        (3, {"dealers": ["p0"]}, "dealers = ..server"),
+        (2, {"two_parties": False, "dealers": ["server"]}, "two-parties = true"),
+    ],
+)
+def test_strict_parties_refuse(tmp_path, count, changes, lacks):
+    with pytest.raises(FederationError, match=lacks):
+        strategy(features=16).start(RealParties(real(tmp_path, count, **changes)))
+
+
+def test_consent_counts_columns_and_scores(tmp_path):
+    """Of both Gram matrices, and one for each score that is opened of rows."""
+    training = strategy(features=16, test_fraction=0.1, seed=0)
+    seeded = {"allow_seed": True}
+    result = training.start(RealParties(real(tmp_path / "a", 3, **seeded)))
+    columns = 2 * (result.metrics["local_columns"] + 2 + 16)
+    for most, passes in ((columns, False), (columns + 1, True)):
+        leaves = {"moments": Limit(life=most)}
+        federation = real(tmp_path / str(most), 3, leaves=leaves, **seeded)
+        if passes:
+            training.start(RealParties(federation))
+        else:
+            with pytest.raises(PartyFailed, match=f"leave it {most} times for the li"):
+                training.start(RealParties(federation))
+
+
+# -- settings --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"budget": 10}, "budget has no effect with solver 'moments'"),
+        ({"regularization": 0.1}, "regularization has no effect"),
+        ({"loss": "smooth_hinge"}, "loss must be 'square'"),
+        ({"bits": 8}, "16 or 32 bits"),
+        ({"masking": "plain"}, "takes masking 'circle'"),
+        ({"topology": "ring"}, "topology has no effect"),
+        ({"solver": "direct", "dealer": "p0", "loss": "square"}, "dealer has no effe"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        strategy(**settings)
+
+
+def test_32_bits_and_a_given_bandwidth():
+    settings = {"bits": 32, "bandwidth": 2.0, "features": 16, "test_fraction": 0.2}
+    result = simulate(strategy(**settings), parties(), seed=0)
+    assert result.metrics["bandwidth"] == 2.0
+    assert result.metrics["test_loss"] < 0.6 * data()[1].var()

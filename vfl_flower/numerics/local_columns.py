@@ -1,0 +1,388 @@
+r"""Columns that a party makes of its own columns alone, for a Gram matrix.
+
+Who opens a Gram matrix reads a row where a column, or a combination of columns that it
+knows, is nonzero in that row alone. So each column here has a *support*: at least
+`least` rows of each half differ from its most frequent value. Real columns are clipped
+at values that `REACHED` rows of each half reach on either side, and at 8 standard
+deviations, so new rows are not far beyond those of training. No row has a leverage
+above a bound (:func:`bounded_in_halves`, which the party calls on all columns that it
+lets go).
+
+The columns are of three kinds:
+
+1. *values*: each column about its median, in units of 8 standard deviations;
+2. *intervals*: 1 where a value is between two quantiles, so the levels of 0/1 columns
+   and of columns of few values as well; rare ones are merged with a neighbour;
+3. *waves*: cosine and sine of random angles of the party's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vfl_flower.numerics.gram_fit import Block
+from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.typing import Array
+
+__all__ = [
+    "CLIP",
+    "LocalColumns",
+    "bounded_in_halves",
+    "fit_local_columns",
+    "local_columns",
+    "scaled_columns",
+]
+
+CLIP = 8.0
+"""Largest distance from the median, in standard deviations."""
+
+WAVE_BANDWIDTH = 0.5
+"""Bandwidth of the waves, in the median distance of two rows over sqrt 2."""
+
+REACHED = 5
+"""Rows of each half that are at or beyond either end of a column, once clipped."""
+
+PAIRS = 2000
+"""Pairs of rows whose distances give the median."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LocalColumns:
+    """How a party makes its columns: arrays alone.
+
+    Attributes
+    ----------
+    center, scale : Array, shape (d,)
+        Median and standard deviation of each source column, once clipped; a scale of 0
+        makes the column 0.
+    lowest, highest : Array, shape (d,)
+        Where values are clipped.
+    values : Array of int, shape (v,)
+        Source columns whose values are columns.
+    gaps : Array of int, shape (g,)
+        Source columns with an indicator of missing values.
+    interval_columns : Array of int, shape (b,)
+        The source column of each interval.
+    lows, highs : Array, shape (b,)
+        An interval is ``low < x <= high``, in the unit of the source column.
+    frequencies : Array, shape (d, m)
+        Of the waves, in radians per unit of the scaled columns.
+    """
+
+    center: Array
+    scale: Array
+    lowest: Array
+    highest: Array
+    values: Array
+    gaps: Array
+    interval_columns: Array
+    lows: Array
+    highs: Array
+    frequencies: Array
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns that they make."""
+        return self.blocks[-1].stop
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The kinds of columns, one after another; some may be empty."""
+        sizes = (
+            len(self.values),
+            len(self.gaps) + len(self.lows),
+            2 * self.frequencies.shape[1],
+        )
+        stops = np.cumsum(sizes).tolist()
+        return [
+            Block(name, stop - size, stop)
+            for name, size, stop in zip(
+                ("values", "intervals", "waves"), sizes, stops, strict=True
+            )
+        ]
+
+
+def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
+    """Return the columns in robust units, whose random features are taken.
+
+    Parameters
+    ----------
+    fitted : LocalColumns
+        From :func:`fit_local_columns`.
+    X : Array, shape (rows, d)
+        Rows, missing values NaN.
+
+    Returns
+    -------
+    Array of float64, shape (rows, d)
+        Distances from the median in standard deviations, at most `CLIP` in size;
+        missing values are 0.
+    """
+    X = np.clip(np.asarray(X, dtype=np.float64), fitted.lowest, fitted.highest)
+    away = X - fitted.center
+    scale = np.where(fitted.scale > 0, fitted.scale, 1.0)
+    Z = np.clip(away / scale, -CLIP, CLIP) * (fitted.scale > 0)
+    return np.asarray(np.nan_to_num(Z, copy=False, nan=0.0))
+
+
+def local_columns(fitted: LocalColumns, X: Array) -> Array:
+    """Return the columns of rows.
+
+    Parameters
+    ----------
+    fitted : LocalColumns
+        From :func:`fit_local_columns`.
+    X : Array, shape (rows, d)
+        Rows, missing values NaN.
+
+    Returns
+    -------
+    Array of float64, shape (rows, n_columns)
+        None above 1 in size.
+    """
+    X = np.asarray(X, dtype=np.float64)
+    Z = scaled_columns(fitted, X)
+    at = X[:, fitted.interval_columns]
+    angles = Z @ fitted.frequencies
+    return np.hstack(
+        [
+            Z[:, fitted.values] / CLIP,
+            np.isnan(X[:, fitted.gaps]),
+            (at > fitted.lows) & (at <= fitted.highs),
+            np.cos(angles),
+            np.sin(angles),
+        ]
+    )
+
+
+def fit_local_columns(
+    X: Array,
+    halves: Array,
+    *,
+    most: int,
+    least: int = 20,
+    bins: int = 16,
+    waves: int = 32,
+    most_leverage: float = 0.5,
+    rng: np.random.Generator,
+) -> LocalColumns:
+    """Choose the columns by the training rows of a party.
+
+    Parameters
+    ----------
+    X : Array, shape (n, d)
+        Training rows, missing values NaN.
+    halves : Array of int, shape (n,)
+        The half of each row.
+    most : int
+        Largest number of columns. Values come first, then intervals, as many for each
+        source column as there is room for, then waves.
+    least : int
+        Fewest rows of each half that differ from the most frequent value of a column.
+    bins : int
+        Most intervals of a source column.
+    waves : int
+        Most frequencies, each of two columns.
+    most_leverage : float
+        Largest leverage of a row in the columns of each half.
+    rng : numpy.random.Generator
+        Draws the frequencies, and the pairs of rows for their bandwidth.
+
+    Returns
+    -------
+    LocalColumns
+        Its columns have the support and the leverage.
+
+    Raises
+    ------
+    ValueError
+        `X` is not a matrix of finite or missing values, `halves` has another length,
+        or `most` is negative.
+    """
+    X = np.asarray(X, dtype=np.float64)
+    if X.ndim != 2 or np.isinf(X).any():
+        raise ValueError(
+            f"X must be a matrix without infinite values, got shape {X.shape}"
+        )
+    if np.shape(halves) != (len(X),):
+        raise ValueError(
+            f"halves must have {len(X)} numbers, got shape {np.shape(halves)}"
+        )
+    if most < 0:
+        raise ValueError(f"most must be at least 0, got {most}")
+    parts = [np.flatnonzero(halves == half) for half in np.unique(halves)]
+    ordered = [
+        [np.sort(x[~np.isnan(x)]) for x in (column, *(column[part] for part in parts))]
+        for column in X.T
+    ]
+    known, d = ~np.isnan(X), X.shape[1]
+    units = np.array([_unit(rows) for rows in ordered]).reshape(d, 4).T.copy()
+    nothing = np.zeros(0, dtype=np.int64)
+    center, scale, lowest, highest = units
+    fitted = LocalColumns(
+        *(center, scale, lowest, highest),
+        *(nothing, nothing, nothing),
+        *(np.zeros(0), np.zeros(0), np.zeros((d, 0))),
+    )
+    Z = scaled_columns(fitted, X)
+    supported = np.array([_supported(z, parts, least) for z in Z.T], dtype=bool)
+    Z[:, ~supported] = 0.0
+    fitted.scale[~supported] = 0.0
+    values = np.flatnonzero(supported)[:most]
+    gaps = np.flatnonzero([_supported(k, parts, least) for k in known.T])
+    gaps = gaps[: most - len(values)]
+    room = most - len(values) - len(gaps)
+    for count in range(bins, 1, -1):
+        found = [
+            (column, low, high)
+            for column in range(d)
+            for low, high in _intervals(ordered[column], least, count)
+        ]
+        if len(found) <= room:
+            break
+    else:
+        found = []
+    columns, lows, highs = zip(*found, strict=True) if found else ((), (), ())
+    room -= len(found)
+    n_waves = min(waves, room // 2) if fitted.scale.any() else 0
+    fitted = replace(
+        fitted,
+        values=values,
+        gaps=gaps,
+        interval_columns=np.array(columns, dtype=np.int64),
+        lows=np.array(lows, dtype=np.float64),
+        highs=np.array(highs, dtype=np.float64),
+        frequencies=rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
+    )
+    kept = bounded_in_halves(
+        local_columns(fitted, X), halves, least=least, most_leverage=most_leverage
+    )
+    return _kept(fitted, kept)
+
+
+def bounded_in_halves(
+    columns: Array,
+    halves: Array,
+    *,
+    least: int,
+    most_leverage: float,
+) -> Array:
+    """Return which columns point to no single row of a half.
+
+    An honest party lets no others go, its labels included.
+
+    Parameters
+    ----------
+    columns : Array, shape (n, m)
+        All columns of the party.
+    halves : Array of int, shape (n,)
+        The half of each row.
+    least : int
+        Fewest rows of each half that differ from the most frequent value of a column.
+    most_leverage : float
+        Largest leverage score of a row of a half, about the means.
+
+    Returns
+    -------
+    Array of bool, shape (m,)
+        See :func:`vfl_flower.numerics.moments.bounded_columns`.
+    """
+    F = np.asarray(columns, dtype=np.float64)
+    kept = np.ones(F.shape[1], dtype=bool)
+    for half in np.unique(halves):
+        rows = F[halves == half][:, kept]
+        stays = bounded_columns(rows, rows - rows.mean(axis=0), least, most_leverage)
+        kept[np.flatnonzero(kept)[~stays]] = False
+    return kept
+
+
+def _unit(ordered: Sequence[Array]) -> tuple[float, float, float, float]:
+    """Return center, scale, lowest and highest of a source column; zeros if constant.
+
+    Parameters
+    ----------
+    ordered : sequence of Array
+        The known values of all rows in order, then those of each half.
+    """
+    every, *parts = ordered
+    if min(map(len, parts), default=0) < REACHED:
+        return 0.0, 0.0, 0.0, 0.0
+    low = float(max(part[REACHED - 1] for part in parts))
+    high = float(min(part[-REACHED] for part in parts))
+    center = float(np.median(every))
+    sd = float(np.std(np.clip(every, low, high))) if low < high else 0.0
+    if not sd > 0:
+        return 0.0, 0.0, 0.0, 0.0
+    return center, sd, low, high
+
+
+def _supported(x: Array, parts: Sequence[Array], least: int) -> bool:
+    """Return whether enough rows of each half differ from the most frequent value."""
+    return all(
+        len(part) - np.unique(x[part], return_counts=True)[1].max(initial=0) >= least
+        for part in parts
+    )
+
+
+def _intervals(ordered: Sequence[Array], least: int, count: int) -> list[Interval]:
+    """Return intervals of about as many rows each, and at least `least` of each half.
+
+    A value that many rows have takes one, and the others share the rest. The last one
+    is left out, since it follows from the others and the ones; so 0/1 columns have
+    none: their values are one.
+
+    Parameters
+    ----------
+    ordered : sequence of Array
+        The known values of all rows in order, then those of each half.
+    count : int
+        Most intervals.
+    """
+    every, *parts = ordered
+    if not len(every) or np.searchsorted(every, every[0], "right") == np.searchsorted(
+        every, every[-1]
+    ):
+        return []
+    found: list[Interval] = []
+    low, start, begun = -np.inf, 0, [0] * len(parts)
+    for left in range(count, 0, -1):
+        if start == len(every):
+            break
+        edge = float(every[start - 1 + -(-(len(every) - start) // left)])
+        start = int(np.searchsorted(every, edge, "right"))
+        ends = [int(np.searchsorted(part, edge, "right")) for part in parts]
+        if min(np.subtract(ends, begun), default=0) >= least:
+            found.append((low, edge))
+            low, begun = edge, ends
+    return found[:-1]
+
+
+def _bandwidth(Z: Array, rng: np.random.Generator) -> float:
+    """Return the bandwidth of the waves, from distances of pairs of rows."""
+    first, second = rng.integers(0, max(len(Z), 1), (2, PAIRS)) if len(Z) else ([], [])
+    squares = ((Z[first] - Z[second]) ** 2).sum(axis=1)
+    squares = squares[squares > 0]
+    return (
+        WAVE_BANDWIDTH * float(np.sqrt(np.median(squares) / 2)) if len(squares) else 1.0
+    )
+
+
+def _kept(fitted: LocalColumns, kept: Array) -> LocalColumns:
+    """Return the columns that are kept; of a wave, both or none."""
+    v, g, b = len(fitted.values), len(fitted.gaps), len(fitted.lows)
+    values, gaps, intervals, waves = np.split(kept, np.cumsum([v, g, b]))
+    both = np.logical_and(*np.split(waves, 2))
+    return replace(
+        fitted,
+        values=fitted.values[values],
+        gaps=fitted.gaps[gaps],
+        interval_columns=fitted.interval_columns[intervals],
+        lows=fitted.lows[intervals],
+        highs=fitted.highs[intervals],
+        frequencies=fitted.frequencies[:, both],
+    )

@@ -1,0 +1,373 @@
+"""The server's side of a kernel model that is solved from sums of products alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from vfl_flower.clients import kernel_moments as party
+from vfl_flower.clients.moments import (
+    MOST_COLUMNS,
+    ROWS_PER_COLUMN,
+    Roles,
+)
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.numerics.kernel_moments import median_of
+from vfl_flower.numerics.random_features import Kernel, median_bandwidth
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.secure_aggregation.shares import SEED_BYTES
+from vfl_flower.strategies.moments import roles_of, secret
+from vfl_flower.typing import Array
+
+T = TypeVar("T")
+
+NARROW = 0.75
+"""Share of the joint features that have half of the bandwidth of the median distance;
+the others have that one."""
+
+DENSITY, LEAST_COLUMNS = 0.3, 4
+"""Probability with which an angle has a column, if that makes so many columns."""
+
+MOST_FEATURES = 1024
+"""Most joint features where their number is chosen."""
+
+TARGETS = 16
+"""Columns that are kept free for targets and ones, where joint features are given."""
+
+MOST_LOCAL = 512
+"""Most local columns of a party."""
+
+MOST_NUMBERS = 2**25 + 2**24
+"""Most numbers in the columns of all training rows: so many that no message has more
+than a few hundred megabytes."""
+
+ROW_NUMBERS = 2**25
+"""Most numbers in the columns of the rows that are predicted together."""
+
+_BOUND = 2.0**40
+"""Largest cumulant of a party's distances that is not clipped at first."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How a model is trained.
+
+    Attributes
+    ----------
+    target, kernel, test_fraction : str, str, float
+        As settings of the strategy.
+    rows : int
+        Most rows to train on.
+    features : int
+        Number of joint features; 0: as many as the rows allow, up to `MOST_FEATURES`.
+    bandwidth : float or None
+        The one bandwidth, in the unit of the scaled columns; None: several.
+    dealer : str
+        "server", or the name of a party.
+    bits : {16, 32}
+        Of an angle.
+    """
+
+    target: Target
+    kernel: Kernel
+    test_fraction: float
+    rows: int
+    features: int
+    bandwidth: float | None
+    dealer: str
+    bits: party.AngleBits
+
+
+def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
+    """Train, and measure the error on the rows that are held out.
+
+    Parameters
+    ----------
+    parties : Parties
+        One of them holds the labels.
+    solver : Solver
+        How.
+    test : Array of int
+        Numbers of the rows that are held out.
+
+    Returns
+    -------
+    dict of str to number
+        Metrics.
+    bool
+        Whether all parties keep their parts of the model.
+    """
+    holder = parties.label_holder
+    task = _task(solver, len(parties))
+    prepared = parties.ask_exactly(party.prepare.summing(distances=_BOUND), task=task)
+    outputs = prepared[holder].get("outputs", 0)
+    if (outputs > 1) != (task.target == "multiclass") or not outputs:
+        raise prepared.failure(holder, f"its reply must have outputs of {task.target}")
+    kinds = prepared.each("columns")
+    local = [sum(of_party) for of_party in kinds]
+    owners = [width + (outputs + 1) * (j == holder) for j, width in enumerate(local)]
+    median = median_of(prepared.sums["distances"])
+    columns = sum(info.n_columns for info in parties)
+    density = min(1.0, max(DENSITY, LEAST_COLUMNS / columns))
+    joint = _joint(solver, task, median, density, sum(owners))
+    sizes = [-(-task.rows // 2), task.rows // 2]
+    roles = roles_of(
+        parties,
+        *(owners, sizes, solver.dealer),
+        joint=2 * joint.angles,
+        fraction=party.FRACTION,
+    )
+    of_rows = row_roles(roles, local, len(test)) if len(test) else None
+    dealing = Dealing.of(parties, solver.bits, outputs, roles, of_rows)
+    shares = gram_matrices(parties, roles, joint, dealing)
+    fitted = parties.ask(
+        party.fit,
+        kinds=[size for of_party in kinds for size in of_party],
+        gram_shares=_only(parties, holder, shares),
+    )
+    metrics: dict[str, Any] = {
+        "features": roles.joint,
+        "local_columns": sum(local),
+        "rows": task.rows,
+        "bandwidth": max(joint.bandwidths),
+    }
+    for name in ("regularization", "cv_score"):
+        if name not in fitted[holder]:
+            raise fitted.failure(holder, f"its reply lacks {name!r}")
+        metrics[name] = fitted[holder][name]
+    if of_rows is not None:
+        reply = score_rows(parties, of_rows, test, dealing, evaluate=True)
+        metrics |= reply
+    return metrics, all(fitted.each("kept"))
+
+
+def _task(solver: Solver, count: int) -> party.Task:
+    """Return what is learned of which rows: so many that no message is too large.
+
+    Local columns have what joint ones leave of those that the rows allow, or half.
+    """
+    columns = 2 * (solver.features or MOST_FEATURES)
+    rows = min(solver.rows, MOST_NUMBERS // columns)
+    room = rows // 2 // ROWS_PER_COLUMN
+    left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
+    most = min(MOST_LOCAL, left // count)
+    return party.Task(solver.target, solver.kernel, solver.test_fraction, rows, most)
+
+
+def _joint(
+    solver: Solver, task: party.Task, median: float, density: float, others: int
+) -> party.Joint:
+    """Return the joint features: as many as the rows of a half allow."""
+    half = task.rows // 2
+    room = min(half // ROWS_PER_COLUMN, MOST_COLUMNS, MOST_NUMBERS // task.rows)
+    count = solver.features // 2 or min(MOST_FEATURES, room - others) // 2
+    if others + 2 * count > room or count < 1:
+        raise FederationError(
+            f"features must leave {ROWS_PER_COLUMN} rows in each half of {half} rows "
+            f"for each of the {others} other columns and of {max(2, 2 * count)} joint "
+            "ones: take fewer features, or more rows"
+        )
+    if solver.bandwidth is not None:
+        return party.Joint([solver.bandwidth], [count], density, solver.bits)
+    try:
+        middle = median_bandwidth(np.array([median]), task.kernel)
+    except ValueError as error:
+        raise FederationError(str(error)) from None
+    few = min(count - 1, round(NARROW * count))
+    counts = {0.5 * middle: few, middle: count - few}
+    given = {bandwidth: size for bandwidth, size in counts.items() if size}
+    return party.Joint([*given], [*given.values()], density, solver.bits)
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """What a dealer gives for Gram matrices and for rows, as arguments of the steps.
+
+    Attributes
+    ----------
+    bits : {16, 32}
+        Of an angle.
+    outputs : int
+        K, the number of scores of a row.
+    columns, joint, rows, products : dict
+        For the steps of these names.
+    """
+
+    bits: party.AngleBits
+    outputs: int
+    columns: dict[str, Any]
+    joint: dict[str, Any]
+    rows: dict[str, Any]
+    products: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        parties: Parties,
+        bits: party.AngleBits,
+        outputs: int,
+        roles: Roles | None = None,
+        of_rows: Roles | None = None,
+    ) -> Self:
+        """Deal; a party needs a round trip for it, and the server none."""
+        session, root = parties.session, parties.checkpoint.token(SEED_BYTES)
+        known = roles or of_rows
+        assert known is not None
+        if known.dealer is not None:
+            replies = parties.ask(
+                party.deal, bits=bits, roles=roles, row_roles=of_rows, outputs=outputs
+            )
+            names = ("turn_parts", "turn_cosines", "row_parts", "row_cosines")
+            return cls(bits, outputs, *({n: _told(parties, replies, n)} for n in names))
+        given: list[dict[str, Any]] = [{}, {}, {}, {}]
+        if roles is not None:
+            dealt, cosines = party.deal_turn(session, root, roles, bits)
+            given[0] = {"dealt": each(dealt)}
+            given[1] = {"cosines": _only(parties, roles.second, cosines)}
+        if of_rows is not None:
+            dealt, cosines = party.deal_rows(session, root, of_rows, outputs, bits)
+            given[2] = {"dealt": each(dealt)}
+            given[3] = {"cosines": _only(parties, of_rows.second, cosines)}
+        return cls(bits, outputs, *given)
+
+
+def gram_matrices(
+    parties: Parties, roles: Roles, joint: party.Joint, dealing: Dealing
+) -> dict[int, Array]:
+    """Return the shares of the Gram matrices that the label holder opens.
+
+    One turn: three round trips. For another one, raise ``roles.turn``.
+    """
+    computing = roles.first, roles.second
+    hidden = parties.ask(
+        party.columns.summing(**_sums(roles, joint.bits)),
+        roles=roles,
+        counted=2 * roles.columns,
+        joint=joint,
+        **dealing.columns,
+    )
+    angles = each(
+        [
+            opened(hidden.sealed[_name(j)]) if j in computing else None
+            for j in range(len(parties))
+        ]
+    )
+    made = parties.ask(party.joint, angles=angles, **dealing.joint)
+    replies = parties.ask(
+        party.gram,
+        own_openings=_told(parties, hidden, "own_openings"),
+        triple_checks=_told(parties, hidden, "triple_checks"),
+        joint=_told(parties, made, "joint"),
+        angles=angles,
+        **dealing.joint,
+    )
+    return secret(replies, "gram_shares", len(parties))[roles.first]
+
+
+def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
+    """Return who does what for the scores of some rows.
+
+    The label holder adds what its own local columns give by itself.
+    """
+    owners = [0 if j == roles.first else width for j, width in enumerate(local)]
+    return replace(roles, owners=owners, rows=[rows], turn=turn)
+
+
+def score_rows(
+    parties: Parties, roles: Roles, rows: Array, dealing: Dealing, **how: bool
+) -> party.Scored:
+    """Let the label holder open the scores of rows: three round trips.
+
+    Parameters
+    ----------
+    parties, roles : Parties, Roles
+        Who does what.
+    rows : Array of int, shape (m,)
+        Numbers of the rows.
+    dealing : Dealing
+        What is dealt for them.
+    **how : bool
+        `evaluate` and `last`, as :func:`vfl_flower.clients.kernel_moments.scores` has
+        them.
+    """
+    first, bits, outputs = roles.first, dealing.bits, dealing.outputs
+    hidden = parties.ask(
+        party.rows.summing(**_sums(roles, bits)),
+        roles=roles,
+        outputs=outputs,
+        bits=bits,
+        numbers=rows.astype(np.uint32),
+        **dealing.rows,
+    )
+    made = parties.ask(
+        party.products,
+        outputs=outputs,
+        bits=bits,
+        angles=_only(parties, roles.second, opened(hidden.sealed[_name(roles.second)])),
+        weights=_told(parties, hidden, "weights"),
+        **dealing.products,
+    )
+    return parties.ask_one(
+        first,
+        party.scores,
+        angles=opened(hidden.sealed[_name(first)]),
+        bits=bits,
+        products=secret(made, "products", len(parties))[first],
+        hidden=secret(hidden, "hidden", len(parties))[first],
+        **how,
+    )
+
+
+def predict(
+    parties: Parties,
+    roles: Roles,
+    local: Sequence[int],
+    outputs: int,
+    bits: party.AngleBits,
+) -> None:
+    """Let the label holder open the scores of all rows, in blocks.
+
+    Parameters
+    ----------
+    parties, roles : Parties, Roles
+        Who does what, with the joint features of the model.
+    local : sequence of int
+        Local columns of each party.
+    outputs : int
+        K.
+    bits : {16, 32}
+        Of an angle.
+    """
+    rows, columns = np.arange(parties.n_rows), sum(local) + roles.joint
+    count = max(1, -(-len(rows) * columns // ROW_NUMBERS))
+    for turn, block in enumerate(np.array_split(rows, count)):
+        of_rows = row_roles(roles, local, len(block), turn)
+        dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
+        score_rows(parties, of_rows, block, dealing, last=turn == count - 1)
+
+
+def _name(receiver: int) -> str:
+    return f"angles_{receiver}"
+
+
+def _sums(roles: Roles, bits: int) -> dict[str, Sum]:
+    """Return the sums of angles, one for each party that computes."""
+    return {
+        _name(j): Sum(1.0, f"circle{bits}", to=j) for j in (roles.first, roles.second)
+    }
+
+
+def _only(parties: Parties, place: int, value: T) -> T:
+    """Give one party a value of a parameter, and the others none."""
+    return each([value if j == place else None for j in range(len(parties))])
+
+
+def _told(parties: Parties, replies: Replies[Any], name: str) -> dict[int, Array]:
+    """Give each party what others have sent it under a name."""
+    return each([sent or None for sent in secret(replies, name, len(parties))])
