@@ -708,9 +708,9 @@ class Matrix:
                 number == other and (name == party or kind not in PARTYS)
                 for other, name in later
             )
-            late = number not in hit if kind == "ClientApp" else not asks
-            if complete and late:
-                print(f"| {run.trial.name} | {who} | too late |", flush=True)
+            met = number in hit if kind == "ClientApp" else asks and number in steps
+            if complete and not met:
+                print(f"| {run.trial.name} | {who} | not met |", flush=True)
                 continue
             run.trial.hits += 1
             seconds = followed.ended - killed
