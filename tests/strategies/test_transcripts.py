@@ -10,6 +10,7 @@ from transcripts import Recorder, actual, is_uniform, leaving, our_steps, patter
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
+from vfl_flower.clients.evaluation import NAMES as TOLD
 from vfl_flower.clients.fdskl import PAIRS
 from vfl_flower.clients.kernel_kmeans import expand
 from vfl_flower.numerics.blocks import RowBlocks
@@ -405,7 +406,7 @@ FDSKL_UP = {
     "fdskl_enough": names("features"),
     "fdskl_fit": names("columns regularization converged cv_score"),
     "fdskl_start": names("rows columns scale"),
-    "fdskl_answer": names("test_error test_loss test_rows"),
+    "fdskl_answer": set(TOLD),
 }
 """What a label holder sends in the clear; the other parties send nothing."""
 
@@ -535,7 +536,7 @@ def test_messages_of_several_label_holders(topology, target):
     assert bounds == {2.0**16 * largest}
     assert picked[1].values == {}
     last = [e for e in transcript if e.up and e.action == "fdskl_answer"][-3:]
-    told = [set(e.values) & names("test_error test_loss test_rows") for e in last]
+    told = [set(e.values) & set(TOLD) for e in last]
     # The first holder alone, and of few labels no error.
     assert told == [{"test_rows"}, set(), set()]
 
