@@ -203,7 +203,7 @@ def test_only_the_registry_names_an_algorithm():
     names |= {kind.__name__ for kind in classes if kind.__module__ in MODULES}
     names |= {stem_of(module) for module in MODULES if of_an_algorithm(module)}
     # Words, not only names.
-    names -= {"linear", "angles", "sampling", "prediction", "moments"}
+    names -= {"linear", "angles", "sampling", "prediction", "moments", "evaluation"}
     names -= {"align", "alignment", "Alignment"}
     pattern = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, names))})", re.I)
     naming = {
