@@ -38,7 +38,7 @@ class GivenUp(MUFC):
         return record
 
 
-_regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
+_regression = {"size": 12, "test_fraction": 0.25, "seed": 3, "solver": "central"}
 _enough = {"solver": "moments", "size": 80}
 _two = {"allow_two_parties": True}
 _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
@@ -62,9 +62,11 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "paper": CoresetVRLR(**_regression, rounds="paper"),
     "uniform": CoresetVRLR(**_regression, sampling="uniform"),
     "full": CoresetVRLR(**_regression, sampling="full"),
-    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2, **_two),
-    "proximal": CoresetVRLR(**_regression, **_lasso),
-    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1, **_two),
+    "cg": CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}, **_two),
+    "proximal": CoresetVRLR(**_regression | _lasso),
+    "saga": CoresetVRLR(
+        **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}, **_two
+    ),
     "moments": CoresetVRLR(**_regression | _enough, evaluate="full"),
     "moments full": CoresetVRLR(**_regression | _enough, sampling="full"),
     "moments lasso": CoresetVRLR(

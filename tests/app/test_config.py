@@ -247,6 +247,7 @@ def test_the_servers_state_is_in_the_output_dir_by_default(tmp_path):
 
 def test_strategies_that_are_compared():
     config = {"compare": True, "coreset-vrlr.check-size": 40}
+    config["coreset-vrlr.solver"] = "central"
     compared = make_strategies(check_run_config(config))
     assert {name: s.sampling for name, s in compared.items()} == {
         name: name for name in ("coreset", "uniform", "full")

@@ -65,12 +65,12 @@ def replies(transcript, action, name):
 
 
 STRATEGIES = {
-    "central": lambda: CoresetVRLR(40),
-    "central, checked": lambda: CoresetVRLR(40, check_size=20),
-    "central, paper": lambda: CoresetVRLR(40, rounds="paper", test_fraction=0.2),
-    "central, uniform": lambda: CoresetVRLR(40, sampling="uniform"),
-    "central, full": lambda: CoresetVRLR(sampling="full"),
-    "cg": lambda: CoresetVRLR(40, solver="cg", test_fraction=0.2, evaluate="full"),
+    "central": lambda: CoresetVRLR(40, solver="central"),
+    "central, checked": lambda: CoresetVRLR(40, check_size=20, solver="central"),
+    "central, paper": lambda: CoresetVRLR(40, rounds="paper", solver="central"),
+    "central, uniform": lambda: CoresetVRLR(40, sampling="uniform", solver="central"),
+    "central, full": lambda: CoresetVRLR(sampling="full", solver="central"),
+    "cg": lambda: CoresetVRLR(40, solver="cg"),
     "cg, paper": lambda: CoresetVRLR(40, solver="cg", rounds="paper"),
     "cg, uniform": lambda: CoresetVRLR(40, solver="cg", sampling="uniform"),
     "cg, full": lambda: CoresetVRLR(solver="cg", sampling="full"),
@@ -121,7 +121,6 @@ def names(text=""):
 
 START = "n l2 intercept test_fraction method"
 GREETING = "partition plan.kinds plan.seeded plan.parties"
-RANGE = "test test_fraction start stop trained intercept"
 COMMON = "size test_fraction"
 CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
 CORESET = names("coreset.rows coreset.weights")
@@ -134,7 +133,6 @@ DOWN: dict[str, set[str]] = {
     "linear_proximal": names("residual l1 momentum"),
     "linear_saga": names("batch change step_size l1"),
     "linear_coefficients": names(),
-    "linear_residuals": names(RANGE),
     "coresets_local_clusters": names("n_clusters local_clustering test_fraction"),
     "coresets_distances": names("centers test_fraction start stop"),
 }
@@ -150,7 +148,6 @@ UP: dict[str, set[str]] = {
     "linear_saga": names("residual"),
     "linear_start": names("residual norms"),
     "linear_coefficients": names("coefficients shift"),
-    "linear_residuals": names("residual"),
     "coresets_local_clusters": names("centers labels"),
     "coresets_distances": names("distances"),
 }
@@ -161,7 +158,6 @@ MASKED = {
     "linear_proximal": names("residual energies"),
     "linear_saga": names("residual"),
     "linear_coefficients": names("shift"),
-    "linear_residuals": names("residual"),
     "coresets_distances": names("distances"),
 }
 FRAME = names("session seed private_draws masking round previous parties index digest")
@@ -186,8 +182,6 @@ def down(entry, strategy):
         return names(COMMON) | names("intercept" if regression else CLUSTERING)
     if entry.action == "coresets_pooled_rows":
         return names("test_fraction labels") | names("start stop" if full else "rows")
-    if entry.action == "linear_residuals" and strategy.solver == "central":
-        return DOWN[entry.action] | names("coefficients")
     if entry.action in ("linear_start", "coresets_local_clusters"):
         return DOWN[entry.action] | (set() if full else CORESET)
     return DOWN[entry.action]
@@ -798,7 +792,7 @@ def scored():
     Masks come from the operating system, not from a seed.
     """
     X, y = data(600)
-    _, transcript = record(CoresetVRLR(4000), parties(X, y))
+    _, transcript = record(CoresetVRLR(4000, solver="central"), parties(X, y))
     (request,) = [
         e
         for e in transcript
@@ -841,7 +835,9 @@ def test_only_the_sum_of_all_scores_is_right(scored):
 
 def test_the_checks_see_scores_without_masks():
     """With masking="plain" each of them must fail, or they would show nothing."""
-    _, transcript = record(CoresetVRLR(4000, masking="plain"), parties(*data(600)))
+    _, transcript = record(
+        CoresetVRLR(4000, masking="plain", solver="central"), parties(*data(600))
+    )
     plain = replies(transcript, "coresets_scores", "scores")[0]
     assert plain.dtype == np.float64
     encoded, _ = group("ring", 2.0, 3).encode(plain)
@@ -868,7 +864,6 @@ def test_the_checks_see_scores_without_masks():
             "linear_start",
             "norms",
         ),
-        (lambda: CoresetVRLR(50, evaluate="full"), "linear_residuals", "residual"),
         (
             lambda: CoresetVKMC(4, size=50, evaluate="full"),
             "coresets_distances",
@@ -1038,7 +1033,7 @@ def test_addends_without_masks_are_refused_outside_tests():
     grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
     grid._keep = lambda *args, **kwargs: None
     with pytest.raises(PartyFailed, match="sends its addends only under masks"):
-        CoresetVRLR(40, masking="plain").start(grid)
+        CoresetVRLR(40, masking="plain", solver="central").start(grid)
 
 
 def test_first_residuals_of_saga_are_not_the_labels():

@@ -39,6 +39,7 @@ from vfl_flower.clients.moments import (
     opened,
 )
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.evaluation import explained
 from vfl_flower.numerics.leverage import leverage_factor
 from vfl_flower.numerics.linear import Penalty, constant_noise
 from vfl_flower.numerics.moments import (
@@ -86,8 +87,9 @@ class Columns(TypedDict):
 class Solved(TypedDict):
     """Reply of :func:`solve`: of all columns in party order, and numbers of the whole.
 
-    ``losses`` are those of the coreset and of the other rows; ``left_out`` counts the
-    columns that their parties have left out of one of these.
+    ``losses`` are those of the coreset and of the other rows, ``explained`` is R^2 on
+    the rows held out, and ``left_out`` counts the columns that their parties have left
+    out of one of these.
     """
 
     coefficients: Annotated[Array, Reals("d")]
@@ -95,6 +97,7 @@ class Solved(TypedDict):
     losses: Annotated[Array, Reals("halves")]
     sigma_min: Annotated[float, Ge(0), Le(1)]
     left_out: Annotated[int, Ge(0)]
+    explained: NotRequired[Annotated[float, Le(1)]]
 
 
 def _halves(
@@ -241,6 +244,8 @@ def solve(
     shares: Annotated[dict[int, Array], Bytes, PRIVATE],
     l1: Strength,
     l2: Strength,
+    test_fraction: Fraction,
+    evaluated: Evaluated,
 ) -> Solved:
     """Open the Gram matrices and solve, at the label holder.
 
@@ -252,6 +257,8 @@ def solve(
         What all parties, and the second one, have sent for this one.
     l1, l2 : float
         Of the penalty.
+    test_fraction, evaluated : float, Evaluated
+        As of :func:`columns`.
     """
     state = party.recall(MomentsState)
     roles, (scale, *y_sizes) = state.roles, state.y_sizes.tolist()
@@ -280,13 +287,17 @@ def solve(
         losses.append(max(0.0, float(v @ other[np.ix_(order, order)] @ v)))
     blocks = [np.arange(a, b) for a, b in pairwise(starts)]
     blocks[roles.first] = np.append(blocks[roles.first], len(mean))
-    return {
+    reply: Solved = {
         "coefficients": theta,
         "intercept": state.y_mean - float(mean @ theta),
         "losses": np.array(losses),
         "sigma_min": sigma_min_of_moments(gram, blocks),
         "left_out": sum(unit[2] for unit in told),
     }
+    if evaluated.test and len(losses) > 1 and party.y is not None:
+        held_out = split_rows(party.n_rows, test_fraction, party.seed)[1]
+        reply["explained"] = explained(losses[1], float(party.y[held_out].var()))
+    return reply
 
 
 def _units(

@@ -74,8 +74,7 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
     -------
     dict of str to float
         ``loss``, the mean squared error; ``mae``, the mean absolute one; ``r2``, the
-        share of the variance that is explained, unless all labels are equal. An error
-        that overflows is infinite.
+        share of the variance that is explained. An error that overflows is infinite.
     """
     with np.errstate(all="ignore"):
         residual = np.asarray(predicted - y, dtype=np.float64)
@@ -84,10 +83,22 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
         mae, mae_se = mean_and_error(np.abs(residual))
         unit = float(np.square(size))
         told = {"loss": loss * unit, "loss_se": loss_se * unit if loss_se else 0.0}
-        r2 = float(1 - np.float64(told["loss"]) / y.var())
-    if np.isfinite(r2):
-        told["r2"] = r2
+        told["r2"] = explained(told["loss"], float(y.var()))
     return told | {"mae": mae, "mae_se": mae_se}
+
+
+def explained(loss: float, variance: float) -> float:
+    """Return R^2, the share of the variance of the labels that is explained, or 0.
+
+    Parameters
+    ----------
+    loss, variance : float
+        Mean squared error, and variance of the labels of the same rows; where that is
+        0, as where the error is far above it, there is nothing to explain.
+    """
+    with np.errstate(all="ignore"):
+        r2 = float(1 - np.float64(loss) / np.float64(variance))
+    return r2 if np.isfinite(r2) else 0.0
 
 
 def wrong(y: Array, predicted: Array) -> dict[str, float]:
