@@ -75,6 +75,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "moments dealer": CoresetVRLR(
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
+    "moments of errors": CoresetVRLR(**_regression, evaluate="full"),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),

@@ -316,7 +316,8 @@ SAID = {
         "saga": "predictions masked",
         "coefficients": "theta_j masked",
         "local_clusters": "centres cluster",
-        "residuals": "masked",
+        "parts": "column masks length encrypted",
+        "losses": "errors",
         "distances": "distances masked",
     },
     "fdskl": {
