@@ -104,6 +104,8 @@ def test_large_numbers_are_infinite_and_explain_nothing():
         ({"test_error": 0.2, "test_base_error": 0.2}, ["base rate"]),
         ({"test_error": 0.2}, []),
         ({"test_r2": 0.01}, []),
+        ({"explained": 0.3, "smallest_cluster": 4}, []),
+        ({"explained": -0.3, "smallest_cluster": 0}, ["than one", "no row"]),
         ({"test_r2": -0.5}, ["mean of the labels"]),
         (
             {

@@ -222,6 +222,10 @@ def test_full_cost_of_k_means(solver, sampling):
     assert actual.metrics["full_cost"] == pytest.approx(squares.mean(), rel=1e-9)
     if sampling == "full" and solver == "central":
         assert actual.metrics["cost"] == pytest.approx(squares.mean(), rel=1e-9)
+        explained = 1 - squares.mean() / X.var(axis=0).sum()
+        assert actual.metrics["explained"] == pytest.approx(explained)
+        sizes = np.bincount(assign(X, np.hstack(actual.model.cluster_centers_))[0])
+        assert actual.metrics["smallest_cluster"] == sizes.min()
 
 
 # -- the two protocols --------------------------------------------------------------

@@ -39,7 +39,7 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Fraction, Natural, Positive
+from vfl_flower.protocol.settings import Fraction, Natural
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.typing import Array
 
@@ -145,7 +145,7 @@ def losses(
     party: Party,
     units: Annotated[dict[int, Array], Bytes, PRIVATE],
     shares: Annotated[dict[int, Array], Bytes, PRIVATE],
-    scale: Positive,
+    scale: Annotated[float, Ge(1e-50), Le(1e50)],
 ) -> Losses:
     """Open the Gram matrices, at the label holder, and tell the errors.
 

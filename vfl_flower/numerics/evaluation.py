@@ -168,12 +168,14 @@ def two_classes(
 
 
 def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
-    """Return where a model does no better than a constant on the rows held out.
+    """Return where a model does no better than a constant, or than one cluster.
 
     Parameters
     ----------
     metrics : mapping
-        Numbers of this module, by names that begin with ``test_``.
+        Numbers of this module, by names that begin with ``test_``; of a clustering
+        ``explained``, 1 - cost / cost with one cluster, and ``smallest_cluster``, a
+        number of rows.
 
     Returns
     -------
@@ -200,4 +202,11 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
             "the model is no better than the mean of the labels: on the rows held out "
             f"its R^2 is {metrics['test_r2']:.3g}"
         )
+    if metrics.get("explained", 1.0) <= 0:
+        told.append(
+            "the clusters are no better than one: they explain "
+            f"{metrics['explained']:.3g} of its cost"
+        )
+    if not metrics.get("smallest_cluster", 1):
+        told.append("a cluster has no row: there are fewer than n_clusters")
     return told

@@ -406,10 +406,12 @@ class CoresetVKMC(CoresetStrategy):
 
     Notes
     -----
-    The metrics of the result, all per row: ``cost`` (on the coreset), ``weight_sum``,
-    ``tau`` (Assumption 5.1, an estimate on pooled rows), and where asked
-    ``full_cost`` and ``check_cost``. Labels are not needed and not used. Standardise
-    columns of different units first (``standardize=true`` in the node config).
+    The metrics of the result: per row ``cost`` (on the coreset) and where asked
+    ``full_cost`` and ``check_cost``; ``weight_sum``; and on pooled rows ``explained``
+    (1 - cost / cost with one cluster), how many rows the ``smallest_cluster`` and the
+    ``largest_cluster`` stand for, and ``tau`` (Assumption 5.1, an estimate). Labels are
+    not needed and not used. Standardise columns of different units first
+    (``standardize=true`` in the node config).
 
     With ``evaluate="full"`` the server learns how far each row is from each centre,
     which says much of the row: it is refused with more centres than columns, where
@@ -468,6 +470,10 @@ class CoresetVKMC(CoresetStrategy):
             kinds -= {"row-sums"}
         return in_order(kinds)
 
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the clusters are any better than one."""
+        return evaluation.shortfalls(metrics)
+
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, cluster it, evaluate."""
         k, widths = self.n_clusters, [party.n_columns for party in parties]
@@ -490,8 +496,13 @@ class CoresetVKMC(CoresetStrategy):
         w, rng = coreset.weights, run.rng("cluster")
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None:
-            C, cost = weighted_kmeans(np.hstack(coreset.X), k, w, rng, self.n_init)
+            X = np.hstack(coreset.X)
+            C, cost = weighted_kmeans(X, k, w, rng, self.n_init)
             metrics["cost"] = cost / n
+            if (one := float(w @ (center(X, w) ** 2).sum(axis=1))) > 0:
+                metrics["explained"] = 1 - cost / one
+            sizes = np.bincount(assign(X, C)[0], weights=w, minlength=k)
+            metrics |= {"smallest_cluster": sizes.min(), "largest_cluster": sizes.max()}
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
                 metrics |= _estimate("check_cost", losses, check.weights, n)
