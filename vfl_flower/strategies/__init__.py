@@ -5,6 +5,10 @@ from importlib.metadata import entry_points
 
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
+from vfl_flower.strategies.coreset_predictions import (
+    CoresetEvaluation,
+    CoresetPrediction,
+)
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
@@ -17,8 +21,8 @@ from vfl_flower.strategies.removal import MUFCRemoval, Removal
 Tasks = tuple[type[ProtocolStrategy], ...]
 
 ALGORITHMS: dict[str, Tasks] = {
-    "coreset-vrlr": (CoresetVRLR,),
-    "coreset-vkmc": (CoresetVKMC,),
+    "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
+    "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
     "fdskl": (FDSKL, FDSKLPrediction, Removal),
     "fk-kmeans": (FKKMeans, Removal),
     "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus, MUFCRemoval),
@@ -68,6 +72,8 @@ __all__ = [
     "FDSKL",
     "MUFC",
     "Alignment",
+    "CoresetEvaluation",
+    "CoresetPrediction",
     "CoresetVKMC",
     "CoresetVRLR",
     "FDSKLPrediction",

@@ -15,6 +15,7 @@ from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 from pydantic import Field
 
+from vfl_flower.clients import coreset_predictions as predictions_party
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
 from vfl_flower.clients import linear_losses, linear_moments
@@ -37,6 +38,7 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies.coreset_predictions import keep_parts
 from vfl_flower.strategies.linear import Problem, solve
 from vfl_flower.strategies.linear_losses import TEST, TRAIN, enough_rows, squared_errors
 from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
@@ -166,6 +168,7 @@ class CoresetVRLR(CoresetStrategy):
         *(linear_party.saga, linear_party.coefficients),
         *(moments_party.deal, linear_moments.columns, linear_losses.parts),
         *(moments_party.gram, linear_moments.solve, linear_losses.losses),
+        predictions_party.keep,
     )
 
     def __post_init__(self) -> None:
@@ -293,7 +296,9 @@ class CoresetVRLR(CoresetStrategy):
                 test_fraction=self.test_fraction,
                 dealer=self.dealer,
             )
-        arrays = LinearModel(theta_j, intercept).to_record()
+        rows = [theta[None] for theta in theta_j]
+        number = keep_parts(parties, "linear", rows, intercept, holder)
+        arrays = LinearModel(theta_j, intercept, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
 
@@ -450,6 +455,7 @@ class CoresetVKMC(CoresetStrategy):
         *CoresetStrategy.steps,
         party.local_clusters,
         party.distances,
+        predictions_party.keep,
     )
     evaluation_steps = (party.distances,)
 
@@ -522,7 +528,8 @@ class CoresetVKMC(CoresetStrategy):
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
-        arrays = KMeansModel(C_j).to_record()
+        number = keep_parts(parties, "k-means", C_j, 0.0, 0)
+        arrays = KMeansModel(C_j, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
 

@@ -31,7 +31,6 @@ from vfl_flower.clients.mufc_state import (
 )
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.mufc import Box, Quantizer, server_centroids, server_points
 from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
@@ -177,8 +176,6 @@ class MUFCTask(ProtocolStrategy):
             "clients": sum(info.name not in leaving for info in parties),
             "rows": n_rows,
             "inertia": model.inertia_,
-            "smallest_cluster": int(model.sizes_.min()),
-            "largest_cluster": int(model.sizes_.max()),
         }
         run.record(1, record, counted | metrics)
         return record
@@ -205,9 +202,9 @@ class ClusterTraining(MUFCTask):
         parse_box(self.box)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether there are enough bins for the clusters, and all have rows."""
+        """Return whether there are enough bins for the clusters."""
         if not 0 < metrics["bins"] < self.n_clusters:
-            return evaluation.shortfalls(metrics)
+            return []
         return [
             f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
             "some of which get no rows: if the parties have few rows, lower "
