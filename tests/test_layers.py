@@ -182,7 +182,7 @@ def test_experiments_are_not_part_of_the_package(module):
 ROOMS = ("clients", "strategies", "models")
 """Layers with a module, or several, for each algorithm."""
 
-SHARED = {"__init__", "base"}
+SHARED = {"__init__", "base", "evaluation", "no_model"}
 """Modules of these layers that belong to no algorithm."""
 
 REGISTRY = "vfl_flower.strategies"
@@ -203,7 +203,7 @@ def test_only_the_registry_names_an_algorithm():
     names |= {kind.__name__ for kind in classes if kind.__module__ in MODULES}
     names |= {stem_of(module) for module in MODULES if of_an_algorithm(module)}
     # Words, not only names.
-    names -= {"linear", "angles", "sampling", "prediction", "moments", "evaluation"}
+    names -= {"linear", "angles", "sampling", "prediction", "moments"}
     names -= {"align", "alignment", "Alignment"}
     pattern = re.compile(rf"(?<![a-z])({'|'.join(map(re.escape, names))})", re.I)
     naming = {

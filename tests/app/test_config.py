@@ -213,8 +213,14 @@ def test_ids_to_forget_are_in_no_file():
     ("config", "rule"),
     [
         ({"strategy": "x"}, "strategy must be one of coreset-vrlr, .*, got 'x'"),
-        ({"task": "x"}, "task must be one of train for strategy 'coreset-vrlr', got"),
-        ({"strategy": "fdskl", "task": "x"}, "one of train, predict, remove for"),
+        (
+            {"task": "x"},
+            "task must be one of train, predict, evaluate, remove for strategy 'coreset-vrlr'",
+        ),
+        (
+            {"strategy": "fdskl", "task": "x"},
+            "one of train, predict, evaluate, remove for",
+        ),
         ({"strategy": "fdskl", "compare": True}, "compare must be false"),
         ({"strategy": "fdskl", "task": "predict"}, "model must be the number"),
         ({"coreset-vrlr.size": 0}, "size must be .*1.*, got 0"),

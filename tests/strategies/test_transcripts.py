@@ -318,6 +318,10 @@ SAID = {
         "local_clusters": "centres cluster",
         "parts": "column masks length encrypted",
         "losses": "errors",
+        "keep": "keeps",
+        "part": "size places",
+        "addends": "masked receiver",
+        "answer": "errors numbers",
         "distances": "distances masked",
     },
     "fdskl": {

@@ -15,7 +15,7 @@ from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.strategies.level_union import LevelUnion
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import MUFCForgetClient, MUFCStatus, MUFCUnlearn
-from vfl_flower.strategies.prediction import FDSKLPrediction
+from vfl_flower.strategies.prediction import FDSKLEvaluation, FDSKLPrediction
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
 Tasks = tuple[type[ProtocolStrategy], ...]
@@ -23,7 +23,7 @@ Tasks = tuple[type[ProtocolStrategy], ...]
 ALGORITHMS: dict[str, Tasks] = {
     "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
     "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
-    "fdskl": (FDSKL, FDSKLPrediction, Removal),
+    "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
     "fk-kmeans": (FKKMeans, Removal),
     "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus, MUFCRemoval),
     "align": (Alignment,),
@@ -76,6 +76,7 @@ __all__ = [
     "CoresetPrediction",
     "CoresetVKMC",
     "CoresetVRLR",
+    "FDSKLEvaluation",
     "FDSKLPrediction",
     "FKKMeans",
     "LevelUnion",
