@@ -173,6 +173,7 @@ def keeping_parties(count: int = 2) -> list[Party]:
     made = parties(count)
     for party in made:
         party.state_dir = folder / str(party.name)
+        party.state_dir.mkdir(mode=0o700, exist_ok=True)
     return made
 
 

@@ -1,6 +1,7 @@
 """A step is a plain function, and what the server asks for."""
 
 import pickle
+from itertools import combinations
 from typing import Annotated, TypedDict
 
 import numpy as np
@@ -13,6 +14,7 @@ from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.contract import IN_SUM, SEALED, Reals
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import STEPS, Each, Step, Sum, each, opened, step
+from vfl_flower.strategies import algorithms
 from vfl_flower.typing import Array
 
 
@@ -129,3 +131,23 @@ def test_angles_are_for_a_party_and_never_for_the_server():
     assert len(sealed) >= 3
     for action, names in sealed.items():
         assert "angles" in names, action
+
+
+ALTERNATIVES = {frozenset({"linear_moments_columns", "linear_losses_parts"})}
+"""Steps that are never asked for in one run."""
+
+
+def test_no_two_steps_of_a_run_have_one_private_name():
+    """What a party is sent under a name could else be opened as what another step sent.
+
+    Keys depend on the step as well; a strategy that mixes two up fails, and reads none.
+    """
+    shared, seen = [], set()
+    for strategy in {kind for kinds in algorithms().values() for kind in kinds}:
+        for one, other in combinations(strategy.steps, 2):
+            names = leaving(one, "private") & leaving(other, "private")
+            seen |= leaving(one, "private")
+            if names and frozenset({one.action, other.action}) not in ALTERNATIVES:
+                shared.append((strategy.__name__, one.action, other.action, names))
+    assert shared == []
+    assert {"openings", "shares", "delivered"} <= seen

@@ -132,8 +132,8 @@ def keep(
 
 
 def _part(party: Party) -> Part:
-    if not party.part:
-        raise PartyError("this run has no model")
+    if "weights" not in party.part:
+        raise PartyError("this run has no model of the parties' blocks")
     return cast(Part, party.part)
 
 

@@ -106,7 +106,7 @@ def parts(
             spreads.append(y.std())
         mean = part.mean()
         column = (part - mean)[:, None] / np.sqrt(len(rows))
-        kept = bounded_columns(part[:, None], column, LEAST_ROWS, MOST_LEVERAGE)
+        kept = bounded_columns([part], column, LEAST_ROWS, MOST_LEVERAGE)
         stands_out = column.any() and not kept[0]
         if stands_out:
             column[:] = mean = 0.0

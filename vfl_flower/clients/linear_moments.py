@@ -180,13 +180,14 @@ def columns(
         if half == 0 and intercept:
             mean = w @ X / w.sum()
             y_mean = 0.0 if y is None else float(w @ y / w.sum())
-        centered = X - mean
-        A = root[:, None] * centered
+        A = np.subtract(X, mean)
+        A *= root[:, None]
         if half == 0:
-            spread = np.sqrt((A**2).sum(axis=0) / (root @ root))
+            spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
             A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
         t = None if y is None else root * (y - y_mean)
         stays = _bounded(X, A, y, t)
+        del X
         if half == 0:
             left_out, kept = A.any(axis=0) & ~stays, stays
             A[:, ~kept] = 0.0
@@ -197,13 +198,16 @@ def columns(
             left_out |= A.any(axis=0) & ~stays
             A[:, ~stays] = 0.0
             sizes = np.linalg.norm(A, axis=0)
-            part = np.divide(A, sizes, out=np.zeros_like(A), where=sizes > 0)
+            A /= np.where(sizes > 0, sizes, 1.0)
+            part = A
             units.append(sizes)
+        del A
         if t is not None:
             size = float(np.linalg.norm(t))
             y_sizes.append(size)
             part = np.column_stack([part, t / (size or 1.0)])
-        blocks.append(NORM * part)
+        part *= NORM
+        blocks.append(part)
     told = np.concatenate([*units, [np.count_nonzero(left_out)]])
     if not np.abs([*told, *y_sizes]).max() <= LARGEST:
         raise PartyError("numbers of this party's columns are too large")
@@ -223,10 +227,9 @@ def columns(
 def _bounded(X: Array, A: Array, y: Array | None, t: Array | None) -> Array:
     """Return which columns point to no single row; the labels must not, either."""
     if y is None or t is None:
-        return bounded_columns(X, A, LEAST_ROWS, MOST_LEVERAGE)
-    kept = bounded_columns(
-        np.column_stack([X, y]), np.column_stack([A, t]), LEAST_ROWS, MOST_LEVERAGE
-    )
+        return bounded_columns(X.T, A, LEAST_ROWS, MOST_LEVERAGE)
+    with_labels = np.column_stack([A, t])
+    kept = bounded_columns([*X.T, y], with_labels, LEAST_ROWS, MOST_LEVERAGE)
     if not kept[-1] and t.any():
         raise PartyError(
             f"the labels must have at least {LEAST_ROWS} rows other than the most "
