@@ -25,7 +25,7 @@ from vfl_flower.protocol.journal import FILE as JOURNAL
 from vfl_flower.protocol.journal import Journal
 
 CASES = {
-    "coreset-vrlr": CoresetVRLR(size=2000, test_fraction=0.0),
+    "coreset-vrlr": CoresetVRLR(size=2000, test_fraction=0.0, solver="central"),
     "coreset-vrlr, cg": CoresetVRLR(size=2000, solver="cg", max_iter=20),
     "fdskl": FDSKL(loss="square", target="continuous", budget=16_000_000),
     "fk-kmeans": FKKMeans(5, n_components=10, iterations=3),

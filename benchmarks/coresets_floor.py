@@ -81,7 +81,7 @@ def through_simulate(blocks: list[Array], y: Array, m: int, intercept: bool) -> 
     """Return the coefficients, computed by the package."""
     *others, last = blocks
     parties = [*map(Party, others), Party(last, y=y)]  # `Party` checks for NaN
-    strategy = CoresetVRLR(size=m, fit_intercept=intercept)
+    strategy = CoresetVRLR(size=m, fit_intercept=intercept, solver="central")
     return np.concatenate(simulate(strategy, parties, seed=1).model.coef_)
 
 

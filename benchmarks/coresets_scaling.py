@@ -34,11 +34,15 @@ def main() -> None:
     args = parser.parse_args()
     logging.getLogger("vfl_flower").setLevel(logging.ERROR)  # cg is cut short below
     strategies = {
-        "regression, fused": CoresetVRLR(size=args.size),
-        "regression, paper": CoresetVRLR(size=args.size, rounds="paper"),
+        "regression, fused": CoresetVRLR(size=args.size, solver="central"),
+        "regression, paper": CoresetVRLR(
+            size=args.size, rounds="paper", solver="central"
+        ),
         # A fixed number of iterations, which would otherwise vary with the data.
         "regression, cg": CoresetVRLR(size=args.size, solver="cg", max_iter=5, tol=0),
-        "regression, uniform": CoresetVRLR(size=args.size, sampling="uniform"),
+        "regression, uniform": CoresetVRLR(
+            size=args.size, sampling="uniform", solver="central"
+        ),
         "k-means, fused": CoresetVKMC(
             n_clusters=10, size=args.size, local_clustering="seeding"
         ),

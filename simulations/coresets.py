@@ -67,7 +67,7 @@ QUICK_SIZES, QUICK_REPEATS, QUICK_ROWS = (200, 600), 2, 20_000
 
 # The solvers of [1], and two of this package: CG, and k-means++ seeding alone.
 REGRESSION = {
-    "CENTRAL": Solver(),
+    "CENTRAL": Solver({"solver": "central"}),
     "CG": Solver({"solver": "cg", "allow_two_parties": True}, repeats=3),
 }
 SAGA = Solver(
@@ -293,7 +293,7 @@ def _generated(folder: Path | None, quick: bool) -> Iterator[Experiment]:
         data = Columns(X[:n], (90 // T,) * T, y[:n], test=test)
         for name, arguments in _PENALTIES.items():
             # CG gives the model of CENTRAL, however many parties: once is enough.
-            solvers = dict(REGRESSION if T == 3 else {"CENTRAL": Solver()})
+            solvers = dict(REGRESSION if T == 3 else {"CENTRAL": REGRESSION["CENTRAL"]})
             if T == 3 and name == "ridge":
                 solvers["SAGA"] = SAGA
             yield Experiment(

@@ -57,7 +57,10 @@ PAGES = {
 """Every document by its path."""
 
 PAPERS = {
-    "coresets": {"coresets", "linear", "linear_moments", "moments"},
+    "coresets": {
+        *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
+        "coreset_predictions",
+    },
     "fdskl": {"fdskl", "kernel_moments"},
     "kernel_kmeans": {"kernel_kmeans"},
     "mufc": {"mufc"},

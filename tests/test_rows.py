@@ -298,7 +298,11 @@ Y = COLUMNS[0][:, 0] - COLUMNS[2][:, 1] + RNG.standard_normal(n) / 10
 BOXED = [np.clip(part / 8, -0.5, 0.5) for part in np.split(RNG.normal(size=(n, 3)), 3)]
 
 RUNS = {
-    "pooled": (vf.CoresetVRLR(size=40, test_fraction=0.2), COLUMNS, True),
+    "pooled": (
+        vf.CoresetVRLR(size=40, test_fraction=0.2, solver="central"),
+        COLUMNS,
+        True,
+    ),
     "cg": (
         vf.CoresetVRLR(size=40, solver="cg", regularizer="ridge", alpha=0.1),
         COLUMNS,

@@ -42,7 +42,7 @@ def test_is_a_grid(grid):
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_parties(three, count):
     with pytest.raises(ValueError, match=f"needs at least 2 parties, got {count}"):
-        simulate(CoresetVRLR(size=4), three[:count])
+        simulate(CoresetVRLR(size=4, solver="central"), three[:count])
 
 
 @pytest.mark.parametrize("wrong", ["coreset-vrlr", CoresetVRLR])
@@ -145,7 +145,7 @@ def test_parties_stay_as_they_were(three):
 # -- simulate --------------------------------------------------------------------------
 
 STRATEGIES = [
-    CoresetVRLR(size=12, test_fraction=0.25),
+    CoresetVRLR(size=12, test_fraction=0.25, solver="central"),
     CoresetVRLR(size=12, solver="cg"),
     CoresetVRLR(size=12, solver="saga", max_iter=2, batch_size=4),
     CoresetVKMC(n_clusters=2, size=12, evaluate="full"),
@@ -162,7 +162,7 @@ def test_a_seed_repeats_the_run(three, strategy):
 
 
 def test_seed_stands_in_for_that_of_the_strategy(three):
-    strategy = CoresetVRLR(size=12, seed=1)
+    strategy = CoresetVRLR(size=12, seed=1, solver="central")
     assert simulate(strategy, three).seed == 1
     assert simulate(strategy, three, seed=0).seed == 0
     assert strategy.seed == 1
@@ -172,7 +172,7 @@ def test_seed_stands_in_for_that_of_the_strategy(three):
 def test_wrong_seed_is_said_before_any_message(three, seed, monkeypatch):
     monkeypatch.setattr(InProcessGrid, "push_messages", None)
     with pytest.raises(ValueError, match=r"^seed must be") as caught:
-        simulate(CoresetVRLR(size=12), three, seed=seed)
+        simulate(CoresetVRLR(size=12, solver="central"), three, seed=seed)
     assert str(caught.value).endswith(f"got {seed}")
 
 
@@ -190,14 +190,17 @@ def test_masks_do_not_change_the_result(three):
 
 def test_two_runs_at_once_do_not_meet(three):
     grids = [InProcessGrid(three), InProcessGrid(three)]
-    alone = [simulate(CoresetVRLR(size=12), three, seed=seed) for seed in (1, 2)]
+    alone = [
+        simulate(CoresetVRLR(size=12, solver="central"), three, seed=seed)
+        for seed in (1, 2)
+    ]
 
     class Inner(CoresetVRLR):
         def protocol(self, parties, run):
-            self.inner = CoresetVRLR(size=12, seed=2).start(grids[1])
+            self.inner = CoresetVRLR(size=12, seed=2, solver="central").start(grids[1])
             return super().protocol(parties, run)
 
-    outer = Inner(size=12, seed=1)
+    outer = Inner(size=12, seed=1, solver="central")
     result = outer.start(grids[0])
     assert result.arrays.object_id == alone[0].arrays.object_id
     assert outer.inner.arrays.object_id == alone[1].arrays.object_id
@@ -205,13 +208,15 @@ def test_two_runs_at_once_do_not_meet(three):
 
 def test_a_grid_serves_one_run_after_the_other(three):
     grid = InProcessGrid(three)
-    results = [CoresetVRLR(size=12, seed=1).start(grid) for _ in range(2)]
+    results = [
+        CoresetVRLR(size=12, seed=1, solver="central").start(grid) for _ in range(2)
+    ]
     assert results[0].arrays.object_id == results[1].arrays.object_id
     assert results[1].ledger.round_trips == 3
 
 
 def test_ledger_without_extras(three):
-    ledger = simulate(CoresetVRLR(size=12), three, seed=0).ledger
+    ledger = simulate(CoresetVRLR(size=12, solver="central"), three, seed=0).ledger
     assert list(ledger.waits) == ["hello", "coresets_totals", "coresets_scores"]
     assert ledger.messages == 9
     # G_j and 12 rows each; the 12 rows to each; scores, 2 columns each and 12 labels.
@@ -258,7 +263,7 @@ def test_the_server_has_no_part(three):
 
 def test_a_run_without_parts_leaves_none(three):
     grid = InProcessGrid(three)
-    CoresetVRLR(size=12).start(grid)
+    CoresetVRLR(size=12, solver="central").start(grid)
     assert parts(grid) == [{}, {}, {}]
 
 
@@ -269,7 +274,7 @@ def test_parts_are_those_of_the_last_run(three):
     kernel().start(grid)
     seeds = {part["seed"] for part in [*first, *parts(grid)]}
     assert len(seeds) == 6
-    CoresetVRLR(size=12).start(grid)
+    CoresetVRLR(size=12, solver="central").start(grid)
     assert parts(grid) == [{}, {}, {}]
 
 
@@ -296,4 +301,4 @@ def test_what_is_no_party():
 @pytest.mark.parametrize("parties", [None, Party(np.ones((3, 1))), {"a": 1}, iter(())])
 def test_parties_that_are_no_list(parties):
     with pytest.raises(ValueError, match="parties must be a list of parties, got"):
-        simulate(CoresetVRLR(size=5), parties)
+        simulate(CoresetVRLR(size=5, solver="central"), parties)

@@ -16,6 +16,7 @@ from vfl_flower.strategies import (
     FDSKL,
     MUFC,
     Alignment,
+    CoresetPrediction,
     CoresetVKMC,
     CoresetVRLR,
     FDSKLPrediction,
@@ -38,7 +39,7 @@ class GivenUp(MUFC):
         return record
 
 
-_regression = {"size": 12, "test_fraction": 0.25, "seed": 3}
+_regression = {"size": 12, "test_fraction": 0.25, "seed": 3, "solver": "central"}
 _enough = {"solver": "moments", "size": 80}
 _two = {"allow_two_parties": True}
 _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
@@ -63,9 +64,11 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "paper": CoresetVRLR(**_regression, rounds="paper"),
     "uniform": CoresetVRLR(**_regression, sampling="uniform"),
     "full": CoresetVRLR(**_regression, sampling="full"),
-    "cg": CoresetVRLR(**_regression, solver="cg", max_iter=2, **_two),
-    "proximal": CoresetVRLR(**_regression, **_lasso),
-    "saga": CoresetVRLR(**_regression, solver="saga", batch_size=6, max_iter=1, **_two),
+    "cg": CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}, **_two),
+    "proximal": CoresetVRLR(**_regression | _lasso),
+    "saga": CoresetVRLR(
+        **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}, **_two
+    ),
     "moments": CoresetVRLR(**_regression | _enough, evaluate="full"),
     "moments full": CoresetVRLR(**_regression | _enough, sampling="full"),
     "moments lasso": CoresetVRLR(
@@ -74,6 +77,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "moments dealer": CoresetVRLR(
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
+    "moments of errors": CoresetVRLR(**_regression, evaluate="full"),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),
@@ -91,6 +95,8 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
+    "k-means kept": CoresetVKMC(**_clusters),
+    "blocks predict": CoresetPrediction(MODEL, **_two),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
     "fkk sums": FKKMeans(**_summed),
     "fkk rows": FKKMeans(**_embedded),
@@ -161,6 +167,32 @@ def folder_of(function: str, count: int) -> Path:
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     FOLDERS.append(folder)
     return Path(folder.name)
+
+
+@cache
+def keeping_parties(count: int = 2) -> list[Party]:
+    """Return the parties with places for their parts of a model."""
+    folder = folder_of("keeping_parties", count)
+    made = parties(count)
+    for party in made:
+        party.state_dir = folder / str(party.name)
+        party.state_dir.mkdir(mode=0o700, exist_ok=True)
+    return made
+
+
+@cache
+def parties_with_blocks(count: int = 2) -> list[Party]:
+    """Return the parties with their blocks of a linear model, and without labels."""
+    folder, made = folder_of("parties_with_blocks", count), []
+    for index, party in enumerate(parties(count)):
+        settings = {"kind": "linear", "intercept": 0.0, "receiver": count - 1}
+        settings |= {"index": index, "n_parties": count, "columns": []}
+        settings["encoding"] = party.encoding
+        weights = {"weights": np.ones((1, party.X.shape[1]))}
+        state_dir = folder / str(party.name)
+        save_part(state_dir, ModelPart(MODEL, "coreset_predictions", settings, weights))
+        made.append(Party(party.X, name=party.name, state_dir=state_dir))
+    return made
 
 
 @cache
@@ -238,6 +270,7 @@ def text_parties(count: int = 2) -> list[Party]:
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
+    made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
     made |= {"remove": removing_parties, "unite": text_parties}
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]

@@ -142,7 +142,7 @@ def limited_grid(run, kind=InProcessGrid):
 def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
     """Each row once: what is drawn twice, or again by the second draw, counts once."""
     grid = limited_grid(40, Recorder)
-    CoresetVRLR(**arguments, seed=4).start(grid)
+    CoresetVRLR(**arguments, solver="central", seed=4).start(grid)
     sent = [
         entry.values["X"]
         for entry in grid.transcript
@@ -152,9 +152,11 @@ def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
     asked = len(np.unique(rows, axis=0))
     assert len(rows) == drawn
     assert (asked < drawn) == ("size" in arguments and "sampling" not in arguments)
-    CoresetVRLR(**arguments, seed=4).start(limited_grid(asked))
+    CoresetVRLR(**arguments, solver="central", seed=4).start(limited_grid(asked))
     with pytest.raises(PartyFailed, match="consent") as caught:
-        CoresetVRLR(**arguments, seed=4).start(limited_grid(asked - 1))
+        CoresetVRLR(**arguments, solver="central", seed=4).start(
+            limited_grid(asked - 1)
+        )
     for count in (asked - 1, asked):
         assert f" {count}" in caught.value.reason
 
@@ -162,7 +164,7 @@ def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
 def test_blocks_of_rows_are_added_up(monkeypatch):
     monkeypatch.setattr(sampling, "MESSAGE_NUMBERS", 40)
     with pytest.raises(PartyFailed, match=r"lets 39 rows leave it .* asks for 40"):
-        CoresetVRLR(sampling="full").start(limited_grid(39))
+        CoresetVRLR(sampling="full", solver="central").start(limited_grid(39))
 
 
 def test_solvers_without_rows_share_row_sums():

@@ -213,8 +213,14 @@ def test_ids_to_forget_are_in_no_file():
     ("config", "rule"),
     [
         ({"strategy": "x"}, "strategy must be one of coreset-vrlr, .*, got 'x'"),
-        ({"task": "x"}, "task must be one of train for strategy 'coreset-vrlr', got"),
-        ({"strategy": "fdskl", "task": "x"}, "one of train, predict, remove for"),
+        (
+            {"task": "x"},
+            "one of train, predict, evaluate, remove for strategy 'coreset-vrlr'",
+        ),
+        (
+            {"strategy": "fdskl", "task": "x"},
+            "one of train, predict, evaluate, remove for",
+        ),
         ({"strategy": "fdskl", "compare": True}, "compare must be false"),
         ({"strategy": "fdskl", "task": "predict"}, "model must be the number"),
         ({"coreset-vrlr.size": 0}, "size must be .*1.*, got 0"),
@@ -247,6 +253,7 @@ def test_the_servers_state_is_in_the_output_dir_by_default(tmp_path):
 
 def test_strategies_that_are_compared():
     config = {"compare": True, "coreset-vrlr.check-size": 40}
+    config["coreset-vrlr.solver"] = "central"
     compared = make_strategies(check_run_config(config))
     assert {name: s.sampling for name, s in compared.items()} == {
         name: name for name in ("coreset", "uniform", "full")

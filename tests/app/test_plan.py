@@ -75,8 +75,13 @@ def check_alike(planned, ran):
         (MUFC(5), UNEQUAL),
         (FDSKL(**KERNEL, budget=100_000, block_bytes=30_000), SHAPES),
         (FDSKL(**KERNEL, solver="doubly-stochastic", iterations=3), SHAPES),
-        (CoresetVRLR(size=60, sampling="uniform", test_fraction=0.2), SHAPES),
-        (CoresetVRLR(sampling="full"), SHAPES),
+        (
+            CoresetVRLR(
+                size=60, sampling="uniform", test_fraction=0.2, solver="central"
+            ),
+            SHAPES,
+        ),
+        (CoresetVRLR(sampling="full", solver="central"), SHAPES),
         (FKKMeans(**CLUSTERS, partition="vertical", block_bytes=9000), SHAPES),
     ],
 )
@@ -89,7 +94,7 @@ def test_a_plan_costs_what_the_run_costs(strategy, shapes):
 @pytest.mark.parametrize(
     ("strategy", "shapes"),
     [
-        (CoresetVRLR(size=60, seed=3), SHAPES),
+        (CoresetVRLR(size=60, seed=3, solver="central"), SHAPES),
         (CoresetVKMC(3, size=40, rounds="paper", seed=3), SHAPES),
         (FKKMeans(**CLUSTERS), UNEQUAL),
     ],
@@ -109,8 +114,8 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
 @pytest.mark.parametrize(
     ("strategy", "horizontal"),
     [
-        (CoresetVRLR(size=100, test_fraction=0.2, seed=3), False),
-        (CoresetVRLR(sampling="full"), False),
+        (CoresetVRLR(size=100, test_fraction=0.2, seed=3, solver="central"), False),
+        (CoresetVRLR(sampling="full", solver="central"), False),
         (FKKMeans(**CLUSTERS, clustering="coreset", coreset_size=100), True),
         (FKKMeans(**CLUSTERS, partition="vertical", block_bytes=150_000), False),
         (
@@ -145,7 +150,10 @@ def test_messages_are_no_larger_than_they_can_be(monkeypatch):
     """Where few rows need one message each step, all rows may need several."""
     monkeypatch.setattr(plans, "MOST_ROWS", 1000)
     monkeypatch.setattr(plans, "MESSAGE_BYTES", 50_000)
-    planned = plan(CoresetVRLR(sampling="full"), [Shape(8000, 2, 8000), Shape(8000, 2)])
+    planned = plan(
+        CoresetVRLR(sampling="full", solver="central"),
+        [Shape(8000, 2, 8000), Shape(8000, 2)],
+    )
     most = max(e.bytes_up for e in planned.ledger.entries.values())
     assert len(planned.ledger.waits["coresets_pooled_rows"]) == -(-most // 50_000) > 2
 
@@ -180,7 +188,9 @@ def test_a_budget_that_is_used_up_costs_no_more():
 
 def test_a_wide_table_is_rehearsed_on_fewer_rows(monkeypatch):
     monkeypatch.setattr(plans, "MOST_NUMBERS", 4000)
-    planned = plan(CoresetVRLR(size=50), [Shape(2000, 10, 2000), Shape(2000, 10)])
+    planned = plan(
+        CoresetVRLR(size=50, solver="central"), [Shape(2000, 10, 2000), Shape(2000, 10)]
+    )
     assert planned.rows == 200
 
 
@@ -284,14 +294,18 @@ def test_random_rows_suit_the_settings(strategy, shapes):
 def test_a_plan_needs_all_parties():
     """It would wait for the others otherwise."""
     with pytest.raises(ValueError, match=r"shapes must be of the 2 .* least, got 1"):
-        plan(CoresetVRLR(size=40), SHAPES[:1])
+        plan(CoresetVRLR(size=40, solver="central"), SHAPES[:1])
     with pytest.raises(ValueError, match=r"shapes must be of the 4 .* got 3"):
-        plan(CoresetVRLR(size=40, n_parties=4), SHAPES)
+        plan(CoresetVRLR(size=40, n_parties=4, solver="central"), SHAPES)
 
 
 def test_a_plan_warns_of_sums_that_hide_nothing():
-    assert "knows the other's part" in str(plan(CoresetVRLR(size=40), SHAPES[:2]))
-    assert "each addend" in str(plan(CoresetVRLR(size=40, masking="plain"), SHAPES))
+    assert "knows the other's part" in str(
+        plan(CoresetVRLR(size=40, solver="central"), SHAPES[:2])
+    )
+    assert "each addend" in str(
+        plan(CoresetVRLR(size=40, masking="plain", solver="central"), SHAPES)
+    )
 
 
 def test_a_plan_leaves_the_run_around_it_alone():
@@ -363,11 +377,13 @@ def test_a_plan_shows_the_kinds_of_its_requests():
         rows = plan(CoresetVRLR(size=40, **settings), SHAPES).learned
         return {kind for row in rows for kind in row.kinds}
 
-    assert kinds() == {"totals", "rows"}
-    greeting = plan(CoresetVRLR(size=40), SHAPES).learned[0]
+    kinds_of_sums = {"totals", "row-sums", "coefficients"}
+    assert kinds() == kinds_of_sums | {"moments"}
+    assert kinds(solver="central") == {"totals", "rows"}
+    greeting = plan(CoresetVRLR(size=40, solver="central"), SHAPES).learned[0]
     assert greeting.step == "hello"
     assert "signature" in greeting.values  # which rehearsed parties do not send
-    assert kinds(solver="cg") == {"totals", "row-sums", "coefficients"}
+    assert kinds(solver="cg") == kinds_of_sums
 
 
 def test_the_table_of_all_strategies_repeats():
@@ -386,7 +402,10 @@ def test_the_table_of_all_strategies_repeats():
 
 
 def test_a_dry_run_sends_only_hello():
-    strategies = {"a": CoresetVRLR(size=40), "b": CoresetVRLR(sampling="full")}
+    strategies = {
+        "a": CoresetVRLR(size=40, solver="central"),
+        "b": CoresetVRLR(sampling="full", solver="central"),
+    }
     grid = Recorder(parties_of(SHAPES))
     text = dry_run(grid, strategies, 60)
     assert {entry.action for entry in grid.transcript} == {hello.action}
@@ -400,5 +419,5 @@ def test_a_dry_run_shows_refusals(tmp_path):
     parties[0].consent, parties[0].state_dir = Consent(), tmp_path
     grid = Recorder(parties)
     with pytest.raises(FederationError, match=r"1 of 3 parties refuse.*rows = true"):
-        dry_run(grid, {"a": CoresetVRLR(size=40)}, 60)
+        dry_run(grid, {"a": CoresetVRLR(size=40, solver="central")}, 60)
     assert {entry.action for entry in grid.transcript} == {hello.action}

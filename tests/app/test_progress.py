@@ -39,7 +39,7 @@ def test_share_and_time_left():
 
 def test_a_run_says_how_far_it_is():
     lines = []
-    strategy = CoresetVRLR(size=10).watched_by(Reporter(lines.append))
+    strategy = CoresetVRLR(size=10, solver="central").watched_by(Reporter(lines.append))
     ledger = strategy.start(InProcessGrid(parties())).ledger
     read = [Progress.parse(line) for line in lines]
     assert [line.step for line in read] == list(ledger.waits)
@@ -59,11 +59,14 @@ def test_a_step_that_is_asked_often_has_few_lines(monkeypatch):
 
 
 def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
-    assert planned_trips(CoresetVRLR(size=20), SHAPES) == 2
-    assert planned_trips(CoresetVRLR(size=20), [Shape(400, 3, 0)] * 2) == 0  # it fails
+    assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 2
+    assert (
+        planned_trips(CoresetVRLR(size=20, solver="central"), [Shape(400, 3, 0)] * 2)
+        == 0
+    )  # it fails
     with monkeypatch.context() as patch:
         patch.setattr(progress, "PATIENCE", -1.0)
-        assert planned_trips(CoresetVRLR(size=20), SHAPES) == 0
+        assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
 
     def rehearse(strategy, shapes, rows, clusters, grid):
         ledger = Ledger(waits={"hello": [0.0], "x": [0.0] * (3 + clusters)})
@@ -71,7 +74,7 @@ def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
 
     # As of a solver that stops when it has converged.
     monkeypatch.setattr(progress, "rehearse", rehearse)
-    assert planned_trips(CoresetVRLR(size=20), SHAPES) == 0
+    assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
 
 
 def test_a_model_that_has_not_converged_says_so(caplog):

@@ -80,19 +80,24 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 def test_summary(results):
     header, rows = summary_rows(results)
-    table = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows}
-    assert list(table) == ["coreset", "full"]
-    assert table["coreset"] == {
-        "train loss": "1.25",
-        "sigma min": "0.5",
-        "round trips": "3",
-        "bytes up": "2,310",
-        "evaluation bytes up": "300",
-        "bytes down": "4,620",
-        "units": "346",
-        "seconds": "1.50",
+    assert header == ["", "coreset", "full"]
+    table = {name: cells for name, *cells in rows}
+    assert table == {
+        "train loss": ["1.25", "1"],
+        "sigma min": ["0.5", ""],
+        "round trips": ["3", "3"],
+        "bytes up": ["2,310", "2,310"],
+        "evaluation bytes up": ["300", "300"],
+        "bytes down": ["4,620", "4,620"],
+        "units": ["346", "346"],
+        "seconds": ["1.50", "1.50"],
     }
-    assert table["full"]["sigma min"] == ""
+
+
+def test_a_standard_error_stands_beside_its_number():
+    rows = summary_rows({"a": result(1.0, test_loss=2.0, test_loss_se=0.1234)})[1]
+    assert rows[:2] == [["train loss", "1"], ["test loss", "2 +- 0.12"]]
+    assert not any("se" in row[0].split() for row in rows)
 
 
 def test_text_and_report(tmp_path, results):

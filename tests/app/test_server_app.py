@@ -50,7 +50,7 @@ def context(**config):
 
 def test_a_run_writes_its_report(tmp_path, capsys):
     config = {"compare": True, "output-dir": str(tmp_path), "seed": 1}
-    config |= {"coreset-vrlr.size": 20}
+    config |= {"coreset-vrlr.size": 20, "coreset-vrlr.solver": "central"}
     main(InProcessGrid(parties()), context(**config))
     (folder,) = tmp_path.iterdir()
     assert folder.name.endswith("-77")
@@ -59,8 +59,8 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     assert actual["run_config"] == check_run_config(config)
     out = capsys.readouterr().out
     assert f"results in {folder}" in out
-    assert "| coreset |" in out
-    assert "test loss" in out
+    assert "coreset |" in out
+    assert "train loss |" in out
 
 
 def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
@@ -80,7 +80,11 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
         made = zip(parties(), folders, strict=True)
         return kind([replace(party, state_dir=own) for party, own in made])
 
-    config = {"output-dir": str(tmp_path / "runs"), "coreset-vrlr.size": 20}
+    config = {
+        "output-dir": str(tmp_path / "runs"),
+        "coreset-vrlr.size": 20,
+        "coreset-vrlr.solver": "central",
+    }
     with pytest.raises(KeyboardInterrupt):
         main(grid(Failing), context(**config))
     (folder,) = (tmp_path / "runs").iterdir()
@@ -102,7 +106,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
 
 def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
     config = {"dry-run": True, "compare": True, "output-dir": str(tmp_path / "runs")}
-    config |= {"coreset-vrlr.size": 20}
+    config |= {"coreset-vrlr.size": 20, "coreset-vrlr.solver": "central"}
     grid = Recorder(parties())
     main(grid, context(**config))
     assert {entry.action for entry in grid.transcript} == {"hello"}

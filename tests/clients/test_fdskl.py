@@ -609,7 +609,12 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
         np.mean((scores > 0)[[0, *range(2, 8)]] != (y[[0, *range(2, 8)]] == 7))
     )
     reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
-    assert reply == {"test_error": pytest.approx(wrong), "test_rows": 7}
+    spread = math.sqrt(wrong * (1 - wrong) / 6)
+    assert reply == {
+        "test_error": pytest.approx(wrong),
+        "test_error_se": pytest.approx(spread),
+        "test_rows": 7,
+    }
     assert party.predictions is None
     party.remember(FDSKLState())
     done = np.array([1], dtype=np.uint32)
@@ -622,7 +627,10 @@ def test_a_mean_squared_error_by_hand():
     done = np.arange(6, dtype=np.uint32)
     scores = party.y[:6] + np.array([0.5, 2.0, 0.0, 0.0, 0.0, 0.0])
     reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
-    assert reply == {"test_loss": pytest.approx((0.25 + 4) / 6), "test_rows": 6}
+    assert reply["test_rows"] == 6
+    assert reply["test_loss"] == pytest.approx((0.25 + 4) / 6)
+    assert reply["test_mae"] == pytest.approx(2.5 / 6)
+    assert reply["test_r2"] == pytest.approx(1 - (4.25 / 6) / party.y[:6].var())
 
 
 def test_the_error_of_one_answer_is_not_told():

@@ -49,7 +49,7 @@ class Dying(RealParties):
         return super()._push(message)
 
 
-STRATEGY = CoresetVRLR(size=10)
+STRATEGY = CoresetVRLR(size=10, solver="central")
 
 
 def die(folder, left=4, **settings):
@@ -100,7 +100,7 @@ def test_another_version_is_refused(tmp_path, monkeypatch):
 def test_other_requests_are_refused(tmp_path):
     path = die(tmp_path, 2 * COUNT)
     with pytest.raises(FederationError, match="its round trip 2 asked"):
-        CoresetVRLR(size=11).start(
+        CoresetVRLR(size=11, solver="central").start(
             RealParties(parties(tmp_path)), checkpoint=Checkpoint(path)
         )
 

@@ -134,10 +134,10 @@ def test_result(grid):
 
 
 def test_metrics_of_a_strategy(three):
-    result = simulate(CoresetVRLR(size=12, test_fraction=0.25, seed=1), three)
+    result = simulate(CoresetVRLR(size=12, seed=1, solver="central"), three)
     assert list(result.train_metrics_clientapp) == [1]
     assert set(result.metrics) == {
-        *("weight_sum", "train_loss", "sigma_min", "objective", "test_loss"),
+        *("weight_sum", "train_loss", "sigma_min", "objective"),
     }
     model = LinearModel.from_arrays(result.arrays)
     X = [party.X for party in three]
@@ -145,7 +145,7 @@ def test_metrics_of_a_strategy(three):
 
 
 def test_what_only_evaluates_is_counted_apart(three):
-    result = simulate(CoresetVRLR(size=12, test_fraction=0.25, seed=1), three)
+    result = simulate(CoresetVKMC(2, size=12, evaluate="full", seed=1), three)
     assert 0 < result.evaluation.round_trips < result.ledger.round_trips
     assert 0 < result.evaluation.bytes_up < result.ledger.bytes_up
 
@@ -171,7 +171,7 @@ def test_evaluate_fn_is_called_for_each_recorded_iteration(grid, answer):
 @pytest.mark.parametrize(
     "strategy",
     [
-        CoresetVRLR(size=12),
+        CoresetVRLR(size=12, solver="central"),
         CoresetVRLR(size=12, solver="cg"),
         CoresetVKMC(n_clusters=2, size=12),
     ],
@@ -302,7 +302,7 @@ class Told(InProcessGrid):
 def test_without_a_seed_each_party_draws_from_a_secret_of_its_own(three, monkeypatch):
     """And so it does although the server draws the same public seed again."""
     monkeypatch.setattr(Checkpoint, "number", lambda self: 7)
-    strategy = CoresetVRLR(size=12)
+    strategy = CoresetVRLR(size=12, solver="central")
     grids = [Told(three), Told(three)]
     results = [strategy.start(grid) for grid in grids]
     assert [result.seed for result in results] == [None, None]
@@ -315,13 +315,15 @@ def test_without_a_seed_each_party_draws_from_a_secret_of_its_own(three, monkeyp
         assert first != second
     assert results[0].arrays.object_id != results[1].arrays.object_id
     seeded = Told(three)
-    CoresetVRLR(size=12, seed=7).start(seeded)
+    CoresetVRLR(size=12, seed=7, solver="central").start(seeded)
     assert all(rows not in seeded.rows for grid in grids for rows in grid.rows)
 
 
 def test_with_a_seed_the_parties_draw_the_same(three):
     grids = [Told(three), Told(three)]
-    results = [CoresetVRLR(size=12, seed=7).start(grid) for grid in grids]
+    results = [
+        CoresetVRLR(size=12, seed=7, solver="central").start(grid) for grid in grids
+    ]
     for grid in grids:
         assert [frame["seed"] for frame in grid.frames[3:]] == [7] * 6
         assert [frame["private_draws"] for frame in grid.frames[3:]] == [False] * 6
@@ -334,7 +336,7 @@ def test_server_draws_a_new_seed_where_none_is_given(three):
     seeds = set()
     for _ in range(2):
         grid = Told(three)
-        CoresetVRLR(size=12).start(grid)
+        CoresetVRLR(size=12, solver="central").start(grid)
         seeds |= {frame["seed"] for frame in grid.frames[3:]}
     assert len(seeds) == 2
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -378,11 +380,11 @@ def test_a_masking_of_its_own_is_the_strategys_own_matter(three, masking):
         """How sums are hidden."""
 
     grid = Told(three)
-    Odd(size=12, masking=masking).start(grid)
+    Odd(size=12, masking=masking, solver="central").start(grid)
     told = "plain" if masking == "plain" else "ring"
     assert {frame["masking"] for frame in grid.frames[3:]} == {told}
     with pytest.raises(ValueError, match=r"^masking must be one of 'ring', 'plain'"):
-        CoresetVRLR(size=12, masking="odd")
+        CoresetVRLR(size=12, masking="odd", solver="central")
 
 
 # -- the log ---------------------------------------------------------------------------

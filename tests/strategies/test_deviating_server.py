@@ -12,7 +12,7 @@ from consents import limited
 from deviating import RealParties, sums_of
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
-from vfl_flower.clients import coresets, fdskl, linear
+from vfl_flower.clients import coresets, fdskl
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
@@ -108,20 +108,17 @@ def test_a_sum_of_one_question_is_the_sum(attack):
         assert error_of(array, truth[name]) < 1e-4
 
 
-def residuals(asked, blocks=None):
-    """Ask for residuals of the first row; return their sum."""
+def distances(asked, blocks=None):
+    """Ask for distances of the first rows; return their sum."""
     if blocks is not None:
         asked._blocks = blocks
     return asked.secure_sum(
-        linear.residuals.summing(residual=16.0),
-        coefficients=each([np.ones(party.n_columns) for party in asked]),
-        intercept=0.0,
+        coresets.distances.summing(distances=2.0**20),
+        centers=each([np.zeros((1, party.n_columns)) for party in asked]),
         test_fraction=0.0,
-        test=False,
-        trained=False,
         start=0,
         stop=20,
-    )["residual"]
+    )["distances"]
 
 
 def test_a_party_checks_its_own_digest():
@@ -135,12 +132,12 @@ def test_a_party_checks_its_own_digest():
         return replace(blocks, digests=digests)
 
     with pytest.raises(PartyFailed, match="the digest of what this party is told"):
-        residuals(asked, forged)
+        distances(asked, forged)
 
 
 def test_lists_of_digests_that_differ_give_noise(monkeypatch):
     """Each party finds its own inputs in the list, but the lists are not one."""
-    truth = residuals(Parties(RealParties(columns()), Ledger(), seed=0))
+    truth = distances(Parties(RealParties(columns()), Ledger(), seed=0))
     pack = Frame.pack
 
     def apart(self):
@@ -151,19 +148,26 @@ def test_lists_of_digests_that_differ_give_noise(monkeypatch):
 
     monkeypatch.setattr(Frame, "pack", apart)
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
-    seen = residuals(Parties(RealParties(columns()), Ledger(), seed=0))
+    seen = distances(Parties(RealParties(columns()), Ledger(), seed=0))
     assert np.abs(seen - truth).min() > 1e-6
 
 
 @pytest.mark.parametrize("solver", ["central", "cg"])
-def test_rows_of_residuals_count_as_rows_that_leave(solver):
-    """All columns and labels followed to 2e-16, and no row was counted."""
+def test_test_losses_are_of_no_row(solver):
+    """All columns and labels followed to 2e-16 from residuals, and no row was counted.
+
+    Now one column of each party is counted, and the server sees no residual.
+    """
     parties = columns()
-    parties[VICTIM].consent = limited(20)
+    leaves = limited(20).leaves
+    two, three = (leaves | {"moments": Limit(run=times)} for times in (2, 3))
+    parties[VICTIM].consent = replace(limited(20), leaves=two)
     strategy = CoresetVRLR(size=20, solver=solver, test_fraction=0.5, seed=0)
-    with pytest.raises(PartyFailed, match="consent lets 20 rows") as caught:
+    with pytest.raises(PartyFailed, match="moments leave it 2 times") as caught:
         strategy.start(RealParties(parties))
     assert caught.value.party == f"party-{VICTIM}"
+    parties[VICTIM].consent = replace(limited(20), leaves=three)
+    assert strategy.start(RealParties(parties)).metrics["test_loss"] > 0
 
 
 def test_rows_of_distances_count_as_rows_that_leave():
@@ -208,22 +212,19 @@ def test_bounds_of_sums_do_not_find_an_addend():
             return super()._clipped(step, replies)
 
     asked = Watching(RealParties(parties), Ledger(), seed=0)
-    coefficients = [np.ones(party.X.shape[1]) for party in parties]
-    low, high = 0.0, 16.0
+    centers = [np.zeros((1, party.X.shape[1])) for party in parties]
+    low, high = 0.0, 64.0
     for _ in range(40):
         bound = (low + high) / 2
         asked.ask(
-            linear.residuals.summing(residual=bound),
-            coefficients=each(coefficients),
-            intercept=0.0,
+            coresets.distances.summing(distances=bound),
+            centers=each(centers),
             test_fraction=0.0,
-            test=False,
-            trained=False,
             start=0,
             stop=1,
         )
         low, high = (bound, high) if told[-1] else (low, bound)
-    truth = abs(float(parties[VICTIM].X[0].sum()))
+    truth = float((parties[VICTIM].X[0] ** 2).sum())
     assert abs(low - truth) / truth > 0.5
     assert len(set(told)) == 40  # 64 random bits each
 

@@ -10,7 +10,7 @@ from consents import limited
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import fdskl
-from vfl_flower.numerics.kernel_model import partial_angles
+from vfl_flower.numerics.kernel_model import partial_angles, probabilities
 from vfl_flower.numerics.kernel_solvers import fit
 from vfl_flower.numerics.random_features import (
     RandomFeatures,
@@ -561,6 +561,73 @@ def test_test_error_is_that_of_the_model_in_process(masking, solver):
     assert result.metrics["test_error"] == np.mean(wrong)
     assert result.metrics["test_rows"] == len(test)
     assert 0 < result.metrics["test_error"] < 0.45
+
+
+TARGETS = {
+    "binary": ("logistic", "base_error auc auc_se log_loss brier true_positives"),
+    "multiclass": ("logistic", "base_error log_loss"),
+    "continuous": ("square", "loss loss_se r2 mae mae_se"),
+}
+"""What is told of each kind of labels, in part."""
+
+
+@pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_model_says_of_itself(target, solver):
+    """Beside scikit-learn, on the answers and scores of the whole model."""
+    from sklearn import metrics
+
+    loss, names = TARGETS[target]
+    X, real = data()
+    y = {"binary": labels(real), "multiclass": classes_of(real, 3)}.get(target, real)
+    given = {"features": 64} if solver == "direct" else {"iterations": 8, "block": 16}
+    result, _, _ = run(
+        parties(y), test_fraction=0.5, solver=solver, target=target, loss=loss, **given
+    )
+    told = result.metrics
+    assert {f"test_{name}" for name in names.split()} <= set(told)
+    test = split_rows(N, 0.5, 1)[1]
+    blocks, y = split(X[test]), y[test]
+    predicted = result.model.predict(blocks)
+    scores = result.model.decision_function(blocks)
+    if target == "continuous":
+        near = functools.partial(pytest.approx, rel=1e-3)
+        assert told["test_mae"] == near(metrics.mean_absolute_error(y, predicted))
+        assert told["test_r2"] == near(metrics.r2_score(y, predicted))
+        return
+    near = functools.partial(pytest.approx, abs=1e-3)
+    chances = probabilities(scores)
+    assert told["test_log_loss"] == near(metrics.log_loss(y, chances))
+    if target == "multiclass":
+        return
+    positive = y == CLASSES[1]
+    assert told["test_auc"] == near(metrics.roc_auc_score(positive, scores[:, 0]))
+    assert told["test_brier"] == near(metrics.brier_score_loss(positive, chances[:, 1]))
+    assert told["test_base_error"] == near(min(positive.mean(), 1 - positive.mean()))
+    kinds = ["true_negatives", "false_positives", "false_negatives", "true_positives"]
+    counts = metrics.confusion_matrix(y, predicted).ravel().tolist()
+    assert [told[f"test_{kind}"] for kind in kinds] == counts
+
+
+def test_a_model_that_predicts_nothing_positive_says_so():
+    """One label in ten is positive at random, so no row is likely to be."""
+    n = 800
+    y = np.random.default_rng(5).permutation(np.arange(n) % 10 == 0).astype(float)
+    result, _, _ = run(parties(y, n=n), features=16, test_fraction=0.5)
+    assert result.metrics["test_true_positives"] == 0
+    assert [w.partition(":")[0] for w in result.warnings] == [
+        "the model is no better than the base rate",
+        "the model predicts no row held out to be of the second class, the positive "
+        "one, of which 30 are",
+    ]
+
+
+def test_a_model_that_is_worse_than_the_mean_says_so():
+    y = np.random.default_rng(5).normal(size=N)
+    given = {"target": "continuous", "loss": "square", "regularization": 1e-6}
+    result, _, _ = run(parties(y), features=64, test_fraction=0.5, **given)
+    assert len(result.warnings) == 1
+    assert "no better than the mean of the labels" in result.warnings[0]
 
 
 def test_evaluation_has_a_quarter_of_the_budget_and_rows_at_random():

@@ -12,7 +12,7 @@ from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation import group
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import FDSKL, FDSKLPrediction
+from vfl_flower.strategies import FDSKL, FDSKLEvaluation, FDSKLPrediction
 
 N, NEW = 150, 40
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
@@ -564,3 +564,22 @@ def test_a_model_without_its_parts_says_where_they_are(tmp_path):
     actual = simulate(FDSKLPrediction(result.model.model), parties)
     with pytest.raises(ValueError, match=f"parts of model {actual.model.model} lie at"):
         actual.model.predict(blocks)
+
+
+def test_what_a_model_is_worth_on_new_rows(tmp_path):
+    """Of the rows whose labels its receiver has; and no predictions are written."""
+    result = train(tmp_path)
+    result = result[0] if isinstance(result, tuple) else result
+    X, real = data(NEW, seed=1)
+    y = np.where(real > 0, 5.0, 2.0)
+    y[:5] = np.nan
+    new = [
+        Party(block, y if j == 2 else None, state_dir=folder)
+        for j, (block, folder) in enumerate(
+            zip(split(X)[3], sorted(p for p in tmp_path.iterdir()), strict=True)
+        )
+    ]
+    told = FDSKLEvaluation(result.model.number).start(InProcessGrid(new)).metrics
+    assert told["test_rows"] == NEW - 5
+    assert 0 <= told["test_error"] < 0.5
+    assert not list(tmp_path.glob("*/predictions*"))

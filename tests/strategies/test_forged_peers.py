@@ -13,7 +13,7 @@ import pytest
 from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients import coresets, linear
+from vfl_flower.clients import coresets
 from vfl_flower.protocol import answering
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
@@ -67,18 +67,15 @@ def greet(parties, *, seeded=False):
     return Parties(RealParties(parties), Ledger(), seed=0, private_draws=not seeded)
 
 
-def residuals(asked, start=0):
-    """Ask for the sums of the columns of the first rows, under masks."""
+def distances(asked, start=0):
+    """Ask for the sums of squares of the first rows, under masks."""
     return asked.secure_sum(
-        linear.residuals.summing(residual=16.0),
-        coefficients=each([np.ones(2)] * len(asked)),
-        intercept=0.0,
+        coresets.distances.summing(distances=2.0**20),
+        centers=each([np.zeros((1, 2))] * len(asked)),
         test_fraction=0.0,
-        test=False,
-        trained=False,
         start=start,
         stop=start + 20,
-    )["residual"]
+    )["distances"][:, 0]
 
 
 def kept(asked, place=VICTIM):
@@ -103,7 +100,7 @@ def computing(monkeypatch):
 def refused(asked, computing, reason):
     """Check that the victim refuses, has computed nothing and keeps no keys."""
     with pytest.raises(PartyFailed, match=reason) as caught:
-        residuals(asked)
+        distances(asked)
     assert caught.value.party == "b"
     assert VICTIM not in computing
     assert {"peers", "seed"}.isdisjoint(kept(asked)["session"])
@@ -124,8 +121,8 @@ def played(tmp_path, victim, n_parties):
 def test_a_server_that_plays_the_peers_has_the_addend(honest, tmp_path, n_parties):
     """Without consent nobody is checked: the error is that of the fixed point."""
     victim = honest[VICTIM]
-    seen = residuals(greet(played(tmp_path, victim, n_parties)))
-    truth = victim.X[:20].sum(axis=1)
+    seen = distances(greet(played(tmp_path, victim, n_parties)))
+    truth = (victim.X[:20] ** 2).sum(axis=1)
     assert np.abs(seen - truth).max() / np.abs(truth).max() < 1e-9
 
 
@@ -142,9 +139,9 @@ def test_pinned_peers_are_accepted(honest):
     for one in honest:
         one.consent = consent(honest)
     asked = greet(honest)
-    truth = sum(one.X.sum(axis=1) for one in honest)
-    np.testing.assert_allclose(residuals(asked), truth[:20], atol=1e-9)
-    np.testing.assert_allclose(residuals(asked, 20), truth[20:], atol=1e-9)
+    truth = sum((one.X**2).sum(axis=1) for one in honest)
+    np.testing.assert_allclose(distances(asked), truth[:20], atol=1e-9)
+    np.testing.assert_allclose(distances(asked, 20), truth[20:], atol=1e-9)
 
 
 # -- what the server alters on the way -------------------------------------------------
@@ -275,7 +272,7 @@ def test_two_parties(honest, computing):
     honest[VICTIM].consent = consent(honest)
     refused(greet(honest[:2]), computing, "at least 3 parties .* this one has 2")
     honest[VICTIM].consent = consent(honest, two_parties=True)
-    assert len(residuals(greet(honest[:2]))) == 20
+    assert len(distances(greet(honest[:2]))) == 20
 
 
 # -- later messages --------------------------------------------------------------------
@@ -285,13 +282,13 @@ def test_peers_of_a_later_message_are_refused(honest, computing):
     """Signed or not: the keys of a run stay."""
     honest[VICTIM].consent = consent(honest)
     asked = greet(honest)
-    residuals(asked)
+    distances(asked)
     computing.clear()
     asked._last[VICTIM] = 0
     first = asked._peers
     asked._peers = public_key(new_private_key()) + first[KEY_BYTES:]
     with pytest.raises(PartyFailed, match="public keys changed during the run"):
-        residuals(asked)
+        distances(asked)
     assert VICTIM not in computing
     assert kept(asked)["session"]["peers"] == first
 
@@ -314,7 +311,7 @@ def test_a_seed_is_refused(honest, computing):
     honest[VICTIM].consent = consent(honest)
     refused(greet(honest, seeded=True), computing, "a run with a seed is refused")
     honest[VICTIM].consent = consent(honest, allow_seed=True)
-    assert len(residuals(greet(honest, seeded=True))) == 20
+    assert len(distances(greet(honest, seeded=True))) == 20
 
 
 @pytest.mark.parametrize("change", [{"_seed": 1}, {"_private_draws": False}], ids=str)
@@ -322,11 +319,11 @@ def test_another_seed_in_a_later_message_is_refused(honest, computing, change):
     """Rows are split by it: with two seeds the server had two splits of one party."""
     honest[VICTIM].consent = consent(honest, allow_seed=True)
     asked = greet(honest)
-    residuals(asked)
+    distances(asked)
     computing.clear()
     vars(asked).update(change)
     with pytest.raises(PartyFailed, match="the seed changed during the run"):
-        residuals(asked)
+        distances(asked)
     assert computing == []
 
 
@@ -342,9 +339,9 @@ def test_a_key_that_is_trusted_on_first_use_stays(honest, tmp_path, computing):
     victim = honest[VICTIM]
     victim.consent = consent(honest, peers={}, trust_on_first_use=True)
     first = {one.name: text_of(one.state_dir) for one in honest if one is not victim}
-    residuals(greet(honest))
+    distances(greet(honest))
     assert trusted(victim) == first
-    residuals(greet(honest))
+    distances(greet(honest))
     computing.clear()
     honest[0] = party(tmp_path / "server", "a", 0)
     refused(greet(honest), computing, "'a' must be the one that is trusted on first us")
@@ -354,7 +351,7 @@ def test_a_key_that_is_trusted_on_first_use_stays(honest, tmp_path, computing):
 def test_without_the_flag_nobody_is_trusted_on_first_use(honest, computing):
     victim = honest[VICTIM]
     victim.consent = consent(honest, peers={}, trust_on_first_use=True)
-    residuals(greet(honest))
+    distances(greet(honest))
     computing.clear()
     victim.consent = consent(honest, peers={})
     refused(greet(honest), computing, "party 'a' must be pinned")
@@ -368,7 +365,7 @@ def test_a_refused_message_trusts_nobody(honest):
     victim.consent = replace(victim.consent, leaves=few)
     asked = greet(honest)
     with pytest.raises(PartyFailed, match="consent lets 5 rows"):
-        residuals(asked)
+        distances(asked)
     assert trusted(victim) == {}
     assert "peers" not in kept(asked)["session"]
 
@@ -380,7 +377,7 @@ def test_a_journal_of_before_there_were_peers(honest):
     trusted(victim)
     with sqlite3.connect(victim.state_dir / FILE) as db:
         db.execute("DROP TABLE peers")
-    residuals(greet(honest))
+    distances(greet(honest))
     assert set(trusted(victim)) == {"a", "c"}
 
 

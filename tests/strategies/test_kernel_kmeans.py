@@ -1521,3 +1521,18 @@ def test_too_many_rows_without_the_mechanism(monkeypatch):
     monkeypatch.setattr(limit, N - 1)
     sentence, _ = refusal(by_rows(), **WITHOUT)
     assert sentence.startswith("cem must be true for more than 119 rows")
+
+
+# -- what a clustering says of itself --------------------------------------------------
+
+
+@pytest.mark.parametrize("clustering", ["sums", "coreset"])
+def test_the_cost_beside_that_of_one_cluster(clustering):
+    """Of two clouds far apart the two clusters explain most, and have their sizes."""
+    X = np.random.default_rng(0).normal(size=(240, 3))
+    X[:90] += 6.0
+    parties = [Party(rows) for rows in np.array_split(X, 3)]
+    strategy = FKKMeans(2, gamma=0.05, n_components=8, clustering=clustering)
+    metrics = simulate(strategy, parties, seed=0).metrics
+    assert 0.5 < metrics["explained"] < 1
+    assert (metrics["smallest_cluster"], metrics["largest_cluster"]) == (90, 150)

@@ -11,9 +11,10 @@ from scipy.stats import chi2
 from transcripts import Recorder, actual, our_steps, patterns
 
 from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed, simulate
-from vfl_flower.clients import linear_moments
+from vfl_flower.clients import linear_losses, linear_moments
 from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
+from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
@@ -73,6 +74,8 @@ def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
         assert abs(shared.metrics[name] - pooled.metrics[name]) < tolerance, name
     gamma = pooled.metrics["sigma_min"]
     assert shared.metrics["sigma_min"] == pytest.approx(gamma, rel=1e-3)
+    r2 = pooled.metrics["test_r2"]
+    assert shared.metrics["test_r2"] == pytest.approx(r2, abs=1e-7)
     assert shared.metrics["left_out"] == 0
     assert shared.warnings == ()
 
@@ -108,7 +111,42 @@ HIDDEN = {
     "moments_gram": {"shares"},
     "linear_moments_solve": set(),
 }
-CLEAR = {"linear_moments_solve": {*linear_moments.Solved.__annotations__}}
+EVALUATED = {
+    "coresets_pooled_rows": set(),
+    "linear_losses_parts": {"openings", "units", "checks"},
+    "moments_deal": {"delivered"},
+    "moments_gram": {"shares"},
+    "linear_losses_losses": set(),
+}
+CLEAR = {
+    "linear_moments_solve": {*linear_moments.Solved.__annotations__},
+    "linear_losses_losses": {*linear_losses.Losses.__annotations__},
+}
+
+
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_the_server_sees_uniform_bytes_and_the_error(dealer):
+    """Where it has the rows of the sample, it sees no residual of those held out."""
+    X, y = data()
+    grid = Recorder(parties(4))
+    strategy = CoresetVRLR(
+        20, sampling="uniform", solver="central", dealer=dealer, test_fraction=0.5
+    )
+    result = strategy.replace(seed=0).start(grid)
+    held_out = split_rows(N, 0.5, 0)[1]
+    residual = result.model.predict(np.array_split(X, 4, axis=1)) - y
+    seen = [e for e in grid.transcript if e.action.startswith(("linear", "moments"))]
+    assert not actual(patterns(residual[held_out]) | patterns(y[held_out]), seen)
+    for entry in seen:
+        for name, value in entry.values.items() if entry.up else ():
+            if name.rpartition("_")[0] in EVALUATED[entry.action]:
+                assert value.dtype == np.uint8
+                assert value.size < 6000 or uniform(value)
+            else:
+                assert name in CLEAR[entry.action], name
+    steps = {e.action for e in grid.transcript if e.up} - {"hello"}
+    assert steps == set(EVALUATED) - ({"moments_deal"} if dealer == "server" else set())
+    assert set(our_steps("linear_losses")) <= set(EVALUATED)
 
 
 @pytest.mark.parametrize("dealer", ["server", "p0"])

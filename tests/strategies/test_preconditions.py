@@ -65,10 +65,20 @@ def test_one_party_must_hold_all_labels(solver, labels, words, clock):
             3,
             ("n_clusters", "columns", "4 for 3", "check_size"),
         ),
+        (CoresetVRLR(size=3), 2, ("size", "20", "3 columns", "got 3")),
         (CoresetVRLR(size=3, solver="cg"), 2, ("'cg'", "at least three parties")),
         (CoresetVRLR(size=3, solver="saga"), 2, ("'saga'", "at least three parties")),
     ],
-    ids=["uniform", "uniform, test rows", "k", "no rows", "full", "cg", "saga"],
+    ids=[
+        "uniform",
+        "uniform, test rows",
+        "k",
+        "no rows",
+        "full",
+        "moments",
+        "cg",
+        "saga",
+    ],
 )
 def test_what_the_data_forbid(strategy, count, words, clock):
     y = [*[None] * (count - 1), X[:, 0]]
@@ -85,7 +95,7 @@ def test_what_the_data_forbid(strategy, count, words, clock):
         (CoresetVRLR(size=3, solver="cg", allow_two_parties=True), 2),
         (CoresetVRLR(size=3, solver="saga", allow_two_parties=True, max_iter=1), 2),
         (CoresetVRLR(size=3, solver="cg"), 3),
-        (CoresetVRLR(size=3), 2),
+        (CoresetVRLR(size=3, solver="central"), 2),
     ],
 )
 def test_what_the_data_just_allow(strategy, count, clock):

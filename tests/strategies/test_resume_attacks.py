@@ -19,7 +19,7 @@ from flwr.common.serde import recorddict_from_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients import coresets, linear
+from vfl_flower.clients import coresets
 from vfl_flower.protocol import journal
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.exchange import Exchange
@@ -87,8 +87,8 @@ def pool(parties, rows):
     return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
 
 
-def hidden(parties, coefficient=1.0):
-    """Ask for residuals of ten rows; return what the victim sends under its mask."""
+def hidden(parties, center=1.0):
+    """Ask for distances of ten rows; return what the victim sends under its mask."""
     seen = {}
     checked = parties._checked
 
@@ -98,16 +98,13 @@ def hidden(parties, coefficient=1.0):
 
     parties._checked = keep
     parties.secure_sum(
-        linear.residuals.summing(residual=16.0),
-        coefficients=each([np.full(p.n_columns, coefficient) for p in parties]),
-        intercept=0.0,
+        coresets.distances.summing(distances=2.0**20),
+        centers=each([np.full((1, p.n_columns), center) for p in parties]),
         test_fraction=0.0,
-        test=False,
-        trained=False,
         start=0,
         stop=LIMIT,
     )
-    return seen[VICTIM].hidden["residual"]
+    return seen[VICTIM].hidden["distances"]
 
 
 def test_the_same_question_gets_the_same_reply(tmp_path):
@@ -130,7 +127,7 @@ def test_another_question_under_the_same_mask_is_refused(tmp_path):
         hidden(again, 2.0)
     again._round, again._last = first._round, list(first._last)
     again._sum_request = lambda spec, number: first._sum_request(spec, 1)  # mask 1
-    with pytest.raises(PartyFailed, match="masks of residual 1 have been used"):
+    with pytest.raises(PartyFailed, match="masks of distances 1 have been used"):
         hidden(again, 2.0)
 
 

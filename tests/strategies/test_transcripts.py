@@ -10,6 +10,7 @@ from transcripts import Recorder, actual, is_uniform, leaving, our_steps, patter
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
+from vfl_flower.clients.evaluation import NAMES as TOLD
 from vfl_flower.clients.fdskl import PAIRS
 from vfl_flower.clients.kernel_kmeans import expand
 from vfl_flower.numerics.blocks import RowBlocks
@@ -64,12 +65,12 @@ def replies(transcript, action, name):
 
 
 STRATEGIES = {
-    "central": lambda: CoresetVRLR(40),
-    "central, checked": lambda: CoresetVRLR(40, check_size=20),
-    "central, paper": lambda: CoresetVRLR(40, rounds="paper", test_fraction=0.2),
-    "central, uniform": lambda: CoresetVRLR(40, sampling="uniform"),
-    "central, full": lambda: CoresetVRLR(sampling="full"),
-    "cg": lambda: CoresetVRLR(40, solver="cg", test_fraction=0.2, evaluate="full"),
+    "central": lambda: CoresetVRLR(40, solver="central"),
+    "central, checked": lambda: CoresetVRLR(40, check_size=20, solver="central"),
+    "central, paper": lambda: CoresetVRLR(40, rounds="paper", solver="central"),
+    "central, uniform": lambda: CoresetVRLR(40, sampling="uniform", solver="central"),
+    "central, full": lambda: CoresetVRLR(sampling="full", solver="central"),
+    "cg": lambda: CoresetVRLR(40, solver="cg"),
     "cg, paper": lambda: CoresetVRLR(40, solver="cg", rounds="paper"),
     "cg, uniform": lambda: CoresetVRLR(40, solver="cg", sampling="uniform"),
     "cg, full": lambda: CoresetVRLR(solver="cg", sampling="full"),
@@ -120,7 +121,6 @@ def names(text=""):
 
 START = "n l2 intercept test_fraction method"
 GREETING = "partition plan.kinds plan.seeded plan.parties"
-RANGE = "test test_fraction start stop trained intercept"
 COMMON = "size test_fraction"
 CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
 CORESET = names("coreset.rows coreset.weights")
@@ -133,7 +133,6 @@ DOWN: dict[str, set[str]] = {
     "linear_proximal": names("residual l1 momentum"),
     "linear_saga": names("batch change step_size l1"),
     "linear_coefficients": names(),
-    "linear_residuals": names(RANGE),
     "coresets_local_clusters": names("n_clusters local_clustering test_fraction"),
     "coresets_distances": names("centers test_fraction start stop"),
 }
@@ -149,7 +148,6 @@ UP: dict[str, set[str]] = {
     "linear_saga": names("residual"),
     "linear_start": names("residual norms"),
     "linear_coefficients": names("coefficients shift"),
-    "linear_residuals": names("residual"),
     "coresets_local_clusters": names("centers labels"),
     "coresets_distances": names("distances"),
 }
@@ -160,7 +158,6 @@ MASKED = {
     "linear_proximal": names("residual energies"),
     "linear_saga": names("residual"),
     "linear_coefficients": names("shift"),
-    "linear_residuals": names("residual"),
     "coresets_distances": names("distances"),
 }
 FRAME = names("session seed private_draws masking round previous parties index digest")
@@ -185,8 +182,6 @@ def down(entry, strategy):
         return names(COMMON) | names("intercept" if regression else CLUSTERING)
     if entry.action == "coresets_pooled_rows":
         return names("test_fraction labels") | names("start stop" if full else "rows")
-    if entry.action == "linear_residuals" and strategy.solver == "central":
-        return DOWN[entry.action] | names("coefficients")
     if entry.action in ("linear_start", "coresets_local_clusters"):
         return DOWN[entry.action] | (set() if full else CORESET)
     return DOWN[entry.action]
@@ -321,7 +316,12 @@ SAID = {
         "saga": "predictions masked",
         "coefficients": "theta_j masked",
         "local_clusters": "centres cluster",
-        "residuals": "masked",
+        "parts": "column masks length encrypted",
+        "losses": "errors",
+        "keep": "keeps",
+        "part": "size places",
+        "addends": "masked receiver",
+        "answer": "errors numbers",
         "distances": "distances masked",
     },
     "fdskl": {
@@ -413,7 +413,7 @@ FDSKL_UP = {
     "fdskl_enough": names("features"),
     "fdskl_fit": names("columns regularization converged cv_score"),
     "fdskl_start": names("rows columns scale"),
-    "fdskl_answer": names("test_error test_loss test_rows"),
+    "fdskl_answer": set(TOLD),
 }
 """What a label holder sends in the clear; the other parties send nothing."""
 
@@ -543,7 +543,7 @@ def test_messages_of_several_label_holders(topology, target):
     assert bounds == {2.0**16 * largest}
     assert picked[1].values == {}
     last = [e for e in transcript if e.up and e.action == "fdskl_answer"][-3:]
-    told = [set(e.values) & names("test_error test_loss test_rows") for e in last]
+    told = [set(e.values) & set(TOLD) for e in last]
     # The first holder alone, and of few labels no error.
     assert told == [{"test_rows"}, set(), set()]
 
@@ -805,7 +805,7 @@ def scored():
     Masks come from the operating system, not from a seed.
     """
     X, y = data(600)
-    _, transcript = record(CoresetVRLR(4000), parties(X, y))
+    _, transcript = record(CoresetVRLR(4000, solver="central"), parties(X, y))
     (request,) = [
         e
         for e in transcript
@@ -848,7 +848,9 @@ def test_only_the_sum_of_all_scores_is_right(scored):
 
 def test_the_checks_see_scores_without_masks():
     """With masking="plain" each of them must fail, or they would show nothing."""
-    _, transcript = record(CoresetVRLR(4000, masking="plain"), parties(*data(600)))
+    _, transcript = record(
+        CoresetVRLR(4000, masking="plain", solver="central"), parties(*data(600))
+    )
     plain = replies(transcript, "coresets_scores", "scores")[0]
     assert plain.dtype == np.float64
     encoded, _ = group("ring", 2.0, 3).encode(plain)
@@ -875,7 +877,6 @@ def test_the_checks_see_scores_without_masks():
             "linear_start",
             "norms",
         ),
-        (lambda: CoresetVRLR(50, evaluate="full"), "linear_residuals", "residual"),
         (
             lambda: CoresetVKMC(4, size=50, evaluate="full"),
             "coresets_distances",
@@ -1045,7 +1046,7 @@ def test_addends_without_masks_are_refused_outside_tests():
     grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
     grid._keep = lambda *args, **kwargs: None
     with pytest.raises(PartyFailed, match="sends its addends only under masks"):
-        CoresetVRLR(40, masking="plain").start(grid)
+        CoresetVRLR(40, masking="plain", solver="central").start(grid)
 
 
 def test_first_residuals_of_saga_are_not_the_labels():

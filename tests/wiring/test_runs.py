@@ -30,7 +30,8 @@ def start(
     organisations: Organisations, folder: Path, *given: str
 ) -> subprocess.Popen[str]:
     """Start ``vfl-flower run``."""
-    common = ["size=10", "n-parties=3", "timeout=60", f"output-dir={folder}"]
+    common = ["size=10", "solver=central", "test-fraction=0.0", "n-parties=3"]
+    common += ["timeout=60", f"output-dir={folder}"]
     options = [word for item in [*common, *given] for word in ("--set", item)]
     options += ["--connection", CONNECTION]
     return subprocess.Popen(

@@ -159,7 +159,7 @@ def test_flowers_own_supernode_runs_the_bundle_of_a_checkout(
     the bundle, and have started their SuperNodes as docs/deploy.md advises.
     """
     assert pinned != installed_bundle()[1]
-    organisations.consent("rows", "totals")
+    organisations.consent("row-sums", "totals", "coefficients", "moments")
     write_numbers(organisations)
     deployment, name = organisations.deployment, NAMES[-1]
     config = organisations.configs[-1]
@@ -250,7 +250,7 @@ def test_no_strategy_runs_without_consent(strategy, app, tmp_path, organisations
 def test_no_seed_and_no_stranger_without_consent(app, tmp_path, organisations):
     """One party alone has pinned another key of another one."""
     write_numbers(organisations)
-    organisations.consent("rows", "totals")
+    organisations.consent("row-sums", "totals", "coefficients", "moments")
     config = {"strategy": "coreset-vrlr", "seed": 1}
     lacking(organisations.run(app, tmp_path, config), "allow-seed = true")
 

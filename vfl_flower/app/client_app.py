@@ -70,7 +70,7 @@ def _encoding(source: PartySource, run_config: Mapping[str, Any], real: bool) ->
             "state-dir must be set in the node config: there the party notes what it "
             "has answered, so that no mask serves twice"
         )
-    if run_config.get("task") != "predict":
+    if run_config.get("task") not in ("predict", "evaluate"):
         return None
     if source.state_dir is None:
         raise PartyError("it has no state-dir, so it keeps no part of a model")

@@ -16,6 +16,9 @@ from rich.table import Table
 from vfl_flower.files import write_whole
 from vfl_flower.protocol.strategy import ProtocolResult
 
+SPREAD = "_se"
+"""How the name of a standard error ends: it stands beside the number that it is of."""
+
 
 def write_report(
     folder: Path, results: Mapping[str, ProtocolResult], settings: Mapping[str, Any]
@@ -90,27 +93,33 @@ def _number(value: Any) -> Any:
 def summary_rows(
     results: Mapping[str, ProtocolResult],
 ) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of results, a row for each."""
-    metrics = list(dict.fromkeys(name for r in results.values() for name in r.metrics))
-    costs = ["round trips", "bytes up", "evaluation bytes up", "bytes down", "units"]
-    header = ["", *metrics, *costs, "seconds"]
-    rows = []
-    for name, result in results.items():
-        ledger = result.ledger
-        values = [result.metrics.get(metric) for metric in metrics]
-        rows.append(
-            [
-                name,
-                *("" if value is None else f"{value:.6g}" for value in values),
-                f"{ledger.round_trips}",
-                f"{ledger.bytes_up:,}",
-                f"{result.evaluation.bytes_up:,}",
-                f"{ledger.bytes_down:,}",
-                f"{ledger.units:,}",
-                f"{ledger.seconds_waited:.2f}",
-            ]
-        )
-    return [name.replace("_", " ") for name in header], rows
+    """Return header and rows of the table of results, a column for each."""
+    names = dict.fromkeys(
+        name for result in results.values() for name in result.metrics
+    )
+    rows = [
+        [name, *(_cell(result.metrics, name) for result in results.values())]
+        for name in names
+        if not (name.endswith(SPREAD) and name.removesuffix(SPREAD) in names)
+    ]
+    costs = {
+        "round trips": lambda result: f"{result.ledger.round_trips}",
+        "bytes up": lambda result: f"{result.ledger.bytes_up:,}",
+        "evaluation bytes up": lambda result: f"{result.evaluation.bytes_up:,}",
+        "bytes down": lambda result: f"{result.ledger.bytes_down:,}",
+        "units": lambda result: f"{result.ledger.units:,}",
+        "seconds": lambda result: f"{result.ledger.seconds_waited:.2f}",
+    }
+    rows += [[cost, *map(of, results.values())] for cost, of in costs.items()]
+    return ["", *results], [[row[0].replace("_", " "), *row[1:]] for row in rows]
+
+
+def _cell(metrics: Mapping[str, Any], name: str) -> str:
+    """Return a metric, with its standard error where it has one."""
+    if (value := metrics.get(name)) is None:
+        return ""
+    spread = metrics.get(f"{name}{SPREAD}")
+    return f"{value:.6g}" + ("" if spread is None else f" +- {spread:.2g}")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -189,7 +189,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
     encoding = None
     if source.state_dir is not None:
         check_folder(source.state_dir)
-        if config.get("task") == "predict":
+        if config.get("task") in ("predict", "evaluate"):
             part = load_part(source.state_dir, str(config.get("model", "")))
             encoding = part.settings["encoding"]
     party = load_party(as_trained(source, dict(config)), encoding=encoding)

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
+from vfl_flower.clients.evaluation import Told, least_rows, told
 from vfl_flower.numerics.fdskl import dsg_update
 from vfl_flower.numerics.kernel_model import (
     Part,
@@ -26,8 +27,9 @@ from vfl_flower.numerics.kernel_model import (
     own_features,
     owned,
     partial_angles,
+    probabilities,
 )
-from vfl_flower.numerics.kernel_solvers import LOSSES, LossName
+from vfl_flower.numerics.kernel_solvers import LOSSES, LossName, sigmoid
 from vfl_flower.numerics.kernel_solvers import fit as fit_angles
 from vfl_flower.numerics.random_features import (
     DTYPES,
@@ -228,6 +230,9 @@ class FDSKLState:
         None in a run that only predicts.
     answers : Array, shape (n,)
         At the receiver of the scores, its answers so far.
+    sure : Array, shape (n,)
+        Where these are evaluated, for two classes f(x), for more the probability of
+        the label.
     rows : Array of int, shape (n,)
         The rows that the answers are for.
     evaluated : bool
@@ -236,6 +241,7 @@ class FDSKLState:
 
     training: Training | None = None
     answers: Array = field(default_factory=lambda: np.zeros(0))
+    sure: Array = field(default_factory=lambda: np.zeros(0))
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
     evaluated: bool = False
 
@@ -344,6 +350,7 @@ def _keep(
     coef: Array | None = None,
     intercept: Array | None = None,
     features: int | None = None,
+    loss: LossName | None = None,
 ) -> bool:
     """Set the party's part of the model; return whether it outlives the run.
 
@@ -356,6 +363,8 @@ def _keep(
         part["coef"] = coef
         part["intercept"] = np.zeros(coef.shape[1]) if intercept is None else intercept
         part["target"], part["classes"] = training.setup.target, training.classes
+        if loss is not None:
+            part["loss"] = loss
     party.part = dict(part)
     return party.state_dir is not None
 
@@ -813,7 +822,8 @@ def fit(
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        kept = _keep(party, training, np.zeros((M, Y.shape[1])), Y[0], features)
+        constant_coef = np.zeros((M, Y.shape[1]))
+        kept = _keep(party, training, constant_coef, Y[0], features)
         constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
         constant["regularization"] = problem.regularization or 1.0
         return constant
@@ -828,7 +838,9 @@ def fit(
     )
     coef = solution.coef / np.sqrt(features or setup.n_features)
     reply: Fitted = {
-        "kept": _keep(party, training, coef, solution.intercept, features),
+        "kept": _keep(
+            party, training, coef, solution.intercept, features, problem.loss
+        ),
         "columns": Y.shape[1],
         "regularization": solution.regularization,
         "converged": float(solution.converged),
@@ -971,7 +983,7 @@ def iterate(
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if keep:
-        reply["kept"] = _keep(party, training, training.alpha)
+        reply["kept"] = _keep(party, training, training.alpha, loss=loss)
     return reply
 
 
@@ -1043,14 +1055,11 @@ class PartInfo(TypedDict):
     local: NotRequired[Count]
 
 
-class Answered(TypedDict):
+class Answered(Told):
     """Reply of :func:`answer`."""
 
     scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
-    test_error: NotRequired[Annotated[float, Ge(0), Le(1)]]
-    test_loss: NotRequired[NotNegative]
-    test_rows: NotRequired[Count]
 
 
 @step
@@ -1124,8 +1133,8 @@ def answer(
     request : AngleRequest, optional
         The angles of the block after.
     evaluate : bool
-        Report at the end the mean error on the rows whose labels the receiver knows;
-        otherwise the receiver keeps its answers as predictions.
+        Report at the end what the answers are worth for the rows whose labels the
+        receiver knows; otherwise the receiver keeps its answers as predictions.
     last : bool
         Whether the receiver now has all answers.
     """
@@ -1154,7 +1163,7 @@ def answer(
         party.afford("size", size, columns)
         reply["scores"] = np.zeros((size, columns))
     if scores is not None and done is not None:
-        _answer(state, model_part, scores, done)
+        _answer(state, model_part, scores, done, party.y if evaluate else None)
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if last and len(state.rows):
@@ -1174,39 +1183,52 @@ def _coefficients(model_part: Part) -> tuple[Array, Array]:
     return model_part["coef"], model_part["intercept"]
 
 
-def _answer(state: FDSKLState, model_part: Part, scores: Array, done: Array) -> None:
-    """Turn the summed scores of rows into answers, and keep them."""
+def _answer(
+    state: FDSKLState, model_part: Part, scores: Array, done: Array, y: Array | None
+) -> None:
+    """Turn the summed scores of rows into answers, and keep them.
+
+    With labels it keeps for classes how sure the answers are.
+    """
     shape = len(done), len(_coefficients(model_part)[1])
     if scores.size != math.prod(shape):
         raise PartyError(
             f"scores must be {math.prod(shape)} numbers, got {scores.size}"
         )
-    new_answers = answers(
-        scores.reshape(shape), model_part["target"], model_part["classes"]
-    )
+    scores, classes = scores.reshape(shape), model_part["classes"]
+    new_answers = answers(scores, model_part["target"], classes)
     state.answers = np.concatenate([state.answers, new_answers])
     state.rows = np.concatenate([state.rows, done]).astype(np.uint32)
+    if y is not None and model_part["target"] != "continuous":
+        sure = scores[:, 0]
+        if shape[1] > 1:
+            own = y[done.astype(np.intp), None] == classes
+            sure = (probabilities(scores) * own).sum(axis=1)
+        state.sure = np.concatenate([state.sure, sure])
 
 
 def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
-    """Return the error of the answers for rows whose labels this party knows."""
+    """Return what the answers are worth for rows whose labels this party knows."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[state.rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
-    y, answered = y[known], state.answers[known]
-    if not len(y):
+    if not known.any():
         return {"test_rows": 0}
     if state.evaluated:
         raise PartyError("this party tells the errors of its answers once a session")
     state.evaluated = True
-    if len(np.unique(state.rows[known])) < min(LEAST_ROWS, party.n_labels // 2):
+    if len(np.unique(state.rows[known])) < least_rows(party):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
-    if model_part["target"] != "continuous":
-        return {"test_rows": len(y), "test_error": float(np.mean(answered != y))}
-    with np.errstate(over="ignore"):
-        loss = float(np.mean((answered - y) ** 2))
-    if not math.isfinite(loss):
-        raise PartyError("the mean squared error is not finite: steps are too large")
-    return {"test_rows": len(y), "test_loss": loss}
+    y, target, classes = y[known], model_part["target"], model_part["classes"]
+    scores = probability = None
+    if target == "binary":
+        scores = state.sure[known]
+        probability = sigmoid(np.where(y == classes[1], scores, -scores))
+    elif target == "multiclass":
+        probability = state.sure[known]
+    if model_part.get("loss") != "logistic":
+        probability = None
+    numbers = told(party, y, state.answers[known], target, classes, scores, probability)
+    return cast(Answered, numbers)

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from annotated_types import Gt, Le, MaxLen, MinLen
 
+from vfl_flower.clients.evaluation import Told, least_rows, told
 from vfl_flower.clients.fdskl import Columns, Rows, classes_of, signs_of
 from vfl_flower.clients.moments import (
     MOST_LEVERAGE,
@@ -845,14 +845,6 @@ class Products(TypedDict):
     products: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
-class Scored(TypedDict):
-    """Reply of :func:`scores`; of the label holder alone."""
-
-    test_error: NotRequired[Annotated[float, Ge(0), Le(1)]]
-    test_loss: NotRequired[NotNegative]
-    test_rows: NotRequired[Count]
-
-
 def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
     """Return the party's part, its columns of rows, and how local ones are made."""
     if "local" not in party.part:
@@ -1022,7 +1014,7 @@ def scores(
     hidden: Annotated[dict[int, Array], Bytes, PRIVATE],
     evaluate: bool = False,
     last: bool = True,
-) -> Scored:
+) -> Told:
     """Open the scores of rows, at the label holder.
 
     Parameters
@@ -1093,16 +1085,16 @@ def scores(
     state.scored = np.concatenate([state.scored, of_rows.rows]).astype(np.uint32)
     if not last:
         return {}
-    answered = answers(state.scores, part["target"], part["classes"])
-    more = {}
+    opened_scores, state.scores = state.scores, scores[:0]
+    answered = answers(opened_scores, part["target"], part["classes"])
+    chances, more = None, {}
     if "slope" in part:
-        chances = probabilities(part, state.scores)
-        best = state.scores.argmax(axis=1)[:, None]
+        chances = probabilities(part, opened_scores)
+        best = opened_scores.argmax(axis=1)[:, None]
         more = {
             name: np.take_along_axis(values, best, axis=1)[:, 0]
-            for name, values in (("score", state.scores), ("probability", chances))
+            for name, values in (("score", opened_scores), ("probability", chances))
         }
-    state.scores = scores[:0]
     numbers, state.scored = state.scored, state.scored[:0]
     if evaluate:
         if state.evaluated:
@@ -1110,7 +1102,7 @@ def scores(
                 "this party tells the errors of its answers once a session"
             )
         state.evaluated = True
-        return _errors(party, part["target"], answered, numbers)
+        return _told(party, part, answered, numbers, opened_scores, chances)
     everything = np.array_equal(numbers, np.arange(party.n_rows))
     party.predictions = Predictions(
         answered, None if everything else numbers, more=more
@@ -1118,19 +1110,27 @@ def scores(
     return {}
 
 
-def _errors(party: Party, target: str, answered: Array, rows: Array) -> Scored:
-    """Return the error of the answers, unless it tells of too few rows."""
+def _told(
+    party: Party,
+    part: dict[str, Any],
+    answered: Array,
+    rows: Array,
+    scores: Array,
+    chances: Array | None,
+) -> Told:
+    """Return what the answers are worth, unless it tells of too few rows."""
     if party.y is None:
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
-    y, answered = y[known], answered[known]
-    if len(np.unique(rows[known])) < LEAST_ROWS:
+    if len(np.unique(rows[known])) < max(1, least_rows(party)):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
-    if target != "continuous":
-        return {"test_rows": len(y), "test_error": float(np.mean(answered != y))}
-    loss = float(np.mean((answered - y) ** 2))
-    if not math.isfinite(loss):
-        raise PartyError("the mean squared error must be finite")
-    return {"test_rows": len(y), "test_loss": loss}
+    y, classes, probability = y[known], part["classes"], None
+    if chances is not None:
+        chances = chances[known]
+        if chances.shape[1] == 1:
+            chances = np.hstack([1 - chances, chances])
+        probability = (chances * (y[:, None] == classes)).sum(axis=1)
+    two = scores[known, 0] if part["target"] == "binary" else None
+    return told(party, y, answered[known], part["target"], classes, two, probability)

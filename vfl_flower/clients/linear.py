@@ -33,11 +33,10 @@ from vfl_flower.numerics.linear import (
     soft_threshold,
     whiten,
 )
-from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
-from vfl_flower.protocol.contract import IN_SUM, OWN, Leaves, Reals, Whole
+from vfl_flower.protocol.contract import IN_SUM, Leaves, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
+from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.typing import Array
 
@@ -145,12 +144,6 @@ class Coefficients(TypedDict):
 
     coefficients: Annotated[Array, Reals("n_columns")]
     shift: Annotated[Array, Reals("1"), IN_SUM]
-
-
-class Residuals(TypedDict):
-    """Reply of :func:`residuals`."""
-
-    residual: Annotated[Array, Reals("*"), IN_SUM]
 
 
 class Block:
@@ -426,13 +419,13 @@ def coefficients(party: Party) -> Coefficients:
     The intercept at the origin is the mean of y less the sum of all mean_j theta_j.
     """
     state = party.recall(LinearState)
-    theta = _solution(state)
+    theta = solution_of(state)
     mean = _given(state.mean, np.zeros(len(theta)))
     shift = state.y_mean / state.scale - float(mean @ theta)
     return {"coefficients": theta, "shift": np.array([shift])}
 
 
-def _solution(state: LinearState) -> Array:
+def solution_of(state: LinearState) -> Array:
     """Return theta_j, shape (d,), in units of the label scale."""
     if state.phi is not None:
         theta = _needed(state.F) @ state.phi
@@ -440,40 +433,3 @@ def _solution(state: LinearState) -> Array:
         x = _needed(state.x)
         theta = x / _given(state.D, np.ones(len(x)))
     return np.asarray(theta * _given(state.used, np.ones(len(theta))))
-
-
-@step
-@reveals("row-sums", "trained")
-@reveals("rows", "not trained")
-def residuals(
-    party: Party,
-    intercept: float,
-    test_fraction: Fraction,
-    test: bool,
-    start: Count,
-    stop: Count,
-    trained: bool,
-    coefficients: Annotated[Array | None, Reals("n_columns"), OWN] = None,
-) -> Residuals:
-    """Send X_j theta_j, less y at the label holder, for some test or training rows.
-
-    Where the parties have `trained` the model, each takes its own theta_j, in units of
-    the label scale. Otherwise the server chooses the `coefficients`: with those of a
-    single column, or with others for one party than before, two sums differ by that
-    party's values. So these rows count as rows that leave the party.
-    """
-    train, held_out = split_rows(party.n_rows, test_fraction, party.seed)
-    chosen = held_out if test else train
-    rows = np.arange(party.n_rows)[start:stop] if chosen is None else chosen[start:stop]
-    if trained == (coefficients is not None):
-        raise PartyError("coefficients must be given unless the parties have trained")
-    scale = 1.0
-    if coefficients is None:
-        state = party.recall(LinearState)
-        coefficients = _solution(state)
-        scale = state.scale
-    party.share(rows, "row-sums" if trained else "rows")
-    residual = party.rows.take(rows) @ coefficients
-    if party.y is not None:
-        residual = residual + intercept - party.y[rows].astype(np.float64) / scale
-    return {"residual": residual}

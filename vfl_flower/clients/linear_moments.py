@@ -40,6 +40,7 @@ from vfl_flower.clients.moments import (
     opened,
 )
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.evaluation import explained
 from vfl_flower.numerics.leverage import leverage_factor
 from vfl_flower.numerics.linear import Penalty, constant_noise
 from vfl_flower.numerics.moments import (
@@ -87,8 +88,9 @@ class Columns(TypedDict):
 class Solved(TypedDict):
     """Reply of :func:`solve`: of all columns in party order, and numbers of the whole.
 
-    ``losses`` are those of the coreset and of the other rows; ``left_out`` counts the
-    columns that their parties have left out of one of these.
+    ``losses`` are those of the coreset and of the other rows, ``explained`` is R^2 on
+    the rows held out, and ``left_out`` counts the columns that their parties have left
+    out of one of these.
     """
 
     coefficients: Annotated[Array, Reals("d")]
@@ -96,6 +98,7 @@ class Solved(TypedDict):
     losses: Annotated[Array, Reals("halves")]
     sigma_min: Annotated[float, Ge(0), Le(1)]
     left_out: Annotated[int, Ge(0)]
+    explained: NotRequired[Annotated[float, Le(1)]]
 
 
 def _halves(
@@ -178,13 +181,14 @@ def columns(
         if half == 0 and intercept:
             mean = w @ X / w.sum()
             y_mean = 0.0 if y is None else float(w @ y / w.sum())
-        centered = X - mean
-        A = root[:, None] * centered
+        A = np.subtract(X, mean)
+        A *= root[:, None]
         if half == 0:
-            spread = np.sqrt((A**2).sum(axis=0) / (root @ root))
+            spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
             A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
         t = None if y is None else root * (y - y_mean)
         stays = _bounded(X, A, y, t)
+        del X
         if half == 0:
             left_out, kept = A.any(axis=0) & ~stays, stays
             A[:, ~kept] = 0.0
@@ -195,13 +199,16 @@ def columns(
             left_out |= A.any(axis=0) & ~stays
             A[:, ~stays] = 0.0
             sizes = np.linalg.norm(A, axis=0)
-            part = np.divide(A, sizes, out=np.zeros_like(A), where=sizes > 0)
+            A /= np.where(sizes > 0, sizes, 1.0)
+            part = A
             units.append(sizes)
+        del A
         if t is not None:
             size = float(np.linalg.norm(t))
             y_sizes.append(size)
             part = np.column_stack([part, t / (size or 1.0)])
-        blocks.append(NORM * part)
+        part *= NORM
+        blocks.append(part)
     told = np.concatenate([*units, [np.count_nonzero(left_out)]])
     if not np.abs([*told, *y_sizes]).max() <= LARGEST:
         raise PartyError("numbers of this party's columns are too large")
@@ -221,10 +228,9 @@ def columns(
 def _bounded(X: Array, A: Array, y: Array | None, t: Array | None) -> Array:
     """Return which columns point to no single row; the labels must not, either."""
     if y is None or t is None:
-        return bounded_columns(X, A, LEAST_ROWS, MOST_LEVERAGE)
-    kept = bounded_columns(
-        np.column_stack([X, y]), np.column_stack([A, t]), LEAST_ROWS, MOST_LEVERAGE
-    )
+        return bounded_columns(X.T, A, LEAST_ROWS, MOST_LEVERAGE)
+    with_labels = np.column_stack([A, t])
+    kept = bounded_columns([*X.T, y], with_labels, LEAST_ROWS, MOST_LEVERAGE)
     if not kept[-1] and t.any():
         raise PartyError(
             f"the labels must have at least {LEAST_ROWS} rows other than the most "
@@ -242,6 +248,8 @@ def solve(
     shares: Annotated[dict[int, Array], Bytes, PRIVATE],
     l1: Strength,
     l2: Strength,
+    test_fraction: Fraction,
+    evaluated: Evaluated,
 ) -> Solved:
     """Open the Gram matrices and solve, at the label holder.
 
@@ -253,6 +261,8 @@ def solve(
         What all parties, and the second one, have sent for this one.
     l1, l2 : float
         Of the penalty.
+    test_fraction, evaluated : float, Evaluated
+        As of :func:`columns`.
     """
     state = party.recall(MomentsState)
     roles, (scale, *y_sizes) = state.roles, state.y_sizes.tolist()
@@ -281,13 +291,17 @@ def solve(
         losses.append(max(0.0, float(v @ other[np.ix_(order, order)] @ v)))
     blocks = [np.arange(a, b) for a, b in pairwise(starts)]
     blocks[roles.first] = np.append(blocks[roles.first], len(mean))
-    return {
+    reply: Solved = {
         "coefficients": theta,
         "intercept": state.y_mean - float(mean @ theta),
         "losses": np.array(losses),
         "sigma_min": sigma_min_of_moments(gram, blocks),
         "left_out": sum(unit[2] for unit in told),
     }
+    if evaluated.test and len(losses) > 1 and party.y is not None:
+        held_out = split_rows(party.n_rows, test_fraction, party.seed)[1]
+        reply["explained"] = explained(losses[1], float(party.y[held_out].var()))
+    return reply
 
 
 def _units(

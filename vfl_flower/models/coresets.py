@@ -13,8 +13,29 @@ from vfl_flower.models.base import Model, check_blocks, plain
 from vfl_flower.typing import Array, Arrays
 
 
+class _InBlocks(Model):
+    """A model of which each party may keep a block, by which it then predicts."""
+
+    model: str
+
+    @property
+    def number(self) -> str | None:
+        """Number under which parties keep their blocks; None: they keep none."""
+        return self.model or None
+
+    @property
+    def note(self) -> str:
+        """Say where the blocks are."""
+        if not self.model:
+            return ""
+        return f"model {self.model}: its parts are in the parties' state-dirs"
+
+    def _numbered(self) -> Arrays:
+        return {"model": np.array(self.model)} if self.model else {}
+
+
 @dataclass
-class LinearModel(Model):
+class LinearModel(_InBlocks):
     """A linear model whose columns are split over parties.
 
     Attributes
@@ -24,12 +45,15 @@ class LinearModel(Model):
         column.
     intercept_ : float
         Prediction at the origin, in the unit of y.
+    model : str
+        Number under which the parties keep their blocks; "" where they do not.
     """
 
     kind: ClassVar[str] = "linear"
 
     coef_: list[Array]
     intercept_: float = 0.0
+    model: str = ""
 
     def predict(self, blocks: Sequence[Array]) -> Array:
         """Return the predictions for new rows.
@@ -56,29 +80,34 @@ class LinearModel(Model):
     def arrays(self) -> Arrays:
         """Return ``coef_0 .. coef_<T-1>`` and ``intercept``."""
         named = {f"coef_{j}": coef for j, coef in enumerate(self.coef_)}
-        return named | {"intercept": np.array(self.intercept_, dtype=np.float64)}
+        named |= {"intercept": np.array(self.intercept_, dtype=np.float64)}
+        return named | self._numbered()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         named = plain(arrays)
+        number = str(named.pop("model", ""))
         intercept = float(named.pop("intercept"))
-        return cls([named[f"coef_{j}"] for j in range(len(named))], intercept)
+        return cls([named[f"coef_{j}"] for j in range(len(named))], intercept, number)
 
 
 @dataclass
-class KMeansModel(Model):
+class KMeansModel(_InBlocks):
     """Cluster centres whose columns are split over parties.
 
     Attributes
     ----------
     cluster_centers_ : list of Array, shape (k, d_j)
         The columns of party j of the k centres, in the unit of the columns.
+    model : str
+        Number under which the parties keep their blocks; "" where they do not.
     """
 
     kind: ClassVar[str] = "k-means"
 
     cluster_centers_: list[Array]
+    model: str = ""
 
     def predict(self, blocks: Sequence[Array]) -> Array:
         """Return the nearest centre of each new row.
@@ -106,10 +135,12 @@ class KMeansModel(Model):
 
     def arrays(self) -> Arrays:
         """Return ``centers_0 .. centers_<T-1>``."""
-        return {f"centers_{j}": c for j, c in enumerate(self.cluster_centers_)}
+        named = {f"centers_{j}": c for j, c in enumerate(self.cluster_centers_)}
+        return named | self._numbered()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         named = plain(arrays)
-        return cls([named[f"centers_{j}"] for j in range(len(named))])
+        number = str(named.pop("model", ""))
+        return cls([named[f"centers_{j}"] for j in range(len(named))], number)

@@ -1,4 +1,4 @@
-"""What a run leaves that has removed a model: the number of it."""
+"""What a run leaves that has used or removed a model: the number of it."""
 
 from __future__ import annotations
 
@@ -40,3 +40,21 @@ class RemovedModel(Model):
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model of that number."""
         return cls(str(plain(arrays)["model"]))
+
+
+@dataclass
+class UsedModel(RemovedModel):
+    """The number of a model whose parts the parties have predicted with.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model.
+    """
+
+    kind: ClassVar[str] = "used"
+
+    @property
+    def note(self) -> str:
+        """Say where the model is."""
+        return f"model {self.model}: its parts are in the parties' state-dirs"

@@ -7,6 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from vfl_flower.numerics.kernel_solvers import LossName, sigmoid
 from vfl_flower.numerics.random_features import Kernel, RandomFeatures, features
 from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
@@ -60,6 +61,8 @@ class Part(TypedDict):
     local : int
         Only where sums of products were solved: number of the party's local columns;
         see :mod:`vfl_flower.numerics.kernel_moments`.
+    loss : str
+        Only at a label holder: the loss that was minimised.
     """
 
     kernel: Kernel
@@ -82,6 +85,7 @@ class Part(TypedDict):
     target: NotRequired[Target]
     classes: NotRequired[Array]
     local: NotRequired[int]
+    loss: NotRequired[LossName]
 
 
 def own_features(part: Part) -> RandomFeatures:
@@ -235,3 +239,22 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
     if target == "binary":
         return np.asarray(classes[(scores[:, 0] > 0).astype(int)])
     return np.asarray(classes[scores.argmax(axis=1)])
+
+
+def probabilities(scores: Array) -> Array:
+    """Return what the logistic loss takes for the probabilities of the classes.
+
+    Parameters
+    ----------
+    scores : Array, shape (n, C)
+        f(x); with one column, of the second of two classes.
+
+    Returns
+    -------
+    Array, shape (n, C) or (n, 2)
+        They sum to 1: those of each class against the rest are divided by their sum.
+    """
+    if scores.shape[1] == 1:
+        return np.asarray(sigmoid(np.hstack([-scores, scores])))
+    each = np.maximum(sigmoid(scores), np.finfo(np.float64).tiny)
+    return np.asarray(each / each.sum(axis=1, keepdims=True))

@@ -84,7 +84,7 @@ class Loss:
     binary: bool
 
 
-def _sigmoid(z: Array) -> Array:
+def sigmoid(z: Array) -> Array:
     """Return 1 / (1 + exp(-z)) without overflow and with all digits at both ends."""
     tail = np.exp(-np.abs(z))
     return np.asarray(np.where(z < 0, tail, 1.0) / (1 + tail))
@@ -110,8 +110,8 @@ LOSSES = {
     ),
     "logistic": Loss(
         value=lambda u, y: np.logaddexp(0, -y * u),
-        derivative=lambda u, y: -y * _sigmoid(-y * u),
-        second=lambda u, y: _sigmoid(u) * _sigmoid(-u),
+        derivative=lambda u, y: -y * sigmoid(-y * u),
+        second=lambda u, y: sigmoid(u) * sigmoid(-u),
         slope=1.0,
         curvature=0.25,
         binary=True,

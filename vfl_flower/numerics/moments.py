@@ -13,7 +13,7 @@ errors that would spoil a Gram matrix of the columns themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from vfl_flower.typing import Array
 TOLERANCE = 1e-9
 """Eigenvalues of U^T U below this, times the number of columns, count as 0: ten times
 what rounding to 31 fraction bits makes of a 0."""
+
+BLOCK_ROWS = 2**15
+"""Rows of a block, so that no second copy of the columns is made."""
 
 
 def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
@@ -46,7 +49,7 @@ def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
     U = np.zeros_like(A)
     if r := F.shape[1]:
         largest = np.abs(F).argmax(axis=0)
-        U[:, :r] = A @ (F * np.sign(F[largest, np.arange(r)]))
+        np.matmul(A, F * np.sign(F[largest, np.arange(r)]), out=U[:, :r])
     return U, U.T @ A
 
 
@@ -132,7 +135,9 @@ def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
     return float(np.sqrt(min(1.0, kept.min(initial=1.0))))
 
 
-def bounded_columns(X: Array, A: Array, least_rows: int, most_leverage: float) -> Array:
+def bounded_columns(
+    columns: Iterable[Array], A: Array, least_rows: int, most_leverage: float
+) -> Array:
     """Return which columns point to no single row.
 
     A column that is nonzero in one row only reads that row of all other columns from a
@@ -142,8 +147,8 @@ def bounded_columns(X: Array, A: Array, least_rows: int, most_leverage: float) -
 
     Parameters
     ----------
-    X : Array, shape (m, d)
-        The columns, different rows.
+    columns : iterable of Array, shape (m,)
+        The d columns, of different rows.
     A : Array, shape (m, d)
         The same with means taken off and rows multiplied by roots of their weights.
     least_rows : int
@@ -157,17 +162,26 @@ def bounded_columns(X: Array, A: Array, least_rows: int, most_leverage: float) -
     Array of bool, shape (d,)
         The columns that stay. Of those that do not, rare levels count with the rest.
     """
-    support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in X.T]
+    support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
     kept = (np.array(support) >= least_rows) & (norms > 0)
     while kept.any():
-        scaled = A[:, kept] / norms[kept]
-        W = whiten(scaled.T @ scaled, np.zeros(kept.sum()))
-        U = scaled @ W
-        leverages = np.einsum("ij,ij->i", U, U)
-        row = leverages.argmax()
-        if leverages[row] <= most_leverage:
+        gram = sum(B.T @ B for B in _scaled(A, norms, kept))
+        W = whiten(np.asarray(gram), np.zeros(kept.sum()))
+        rows, leverages = [], []
+        for block in _scaled(A, norms, kept):
+            U = block @ W
+            lengths = np.einsum("ij,ij->i", U, U)
+            rows.append(U[largest := lengths.argmax()])
+            leverages.append(lengths[largest])
+        if max(leverages) <= most_leverage:
             break
-        pointing = np.abs(W @ U[row])
+        pointing = np.abs(W @ rows[int(np.argmax(leverages))])
         kept[np.flatnonzero(kept)[pointing.argmax()]] = False
     return np.asarray(kept)
+
+
+def _scaled(A: Array, norms: Array, kept: Array) -> Iterator[Array]:
+    """Yield the columns that are kept, of length 1, in blocks of rows."""
+    for start in range(0, len(A), BLOCK_ROWS):
+        yield A[start : start + BLOCK_ROWS, kept] / norms[kept]

@@ -92,6 +92,7 @@ class Hello(TypedDict):
     identity: NotRequired[Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]]
     signature: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
     state_key: NotRequired[StateKey]
+    keeps: NotRequired[bool]
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _hello(
     if partition == "vertical" and party.gaps:
         raise PartyError("a missing value must be filled where parties hold columns")
     told = declared(party) if partition == "horizontal" else NO_COLUMNS
-    return {
+    reply: Hello = {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
         "n_parties": party.n_parties,
@@ -149,6 +150,9 @@ def _hello(
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,
     }
+    if party.state_dir is not None:
+        reply["keeps"] = True
+    return reply
 
 
 hello = Step(_hello, "hello")

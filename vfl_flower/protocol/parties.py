@@ -766,6 +766,7 @@ class Parties(Sequence[PartyInfo]):
                 replies[node]["n_rows"],
                 replies[node]["n_columns"],
                 replies[node]["n_labels"],
+                replies[node].get("keeps", False),
             )
             for node in order
         ]

@@ -32,6 +32,8 @@ class PartyInfo:
         Size of its data.
     n_labels : int
         Number of rows whose label it knows.
+    keeps : bool
+        Whether it has a place for its parts of models.
     """
 
     node_id: int
@@ -39,6 +41,7 @@ class PartyInfo:
     n_rows: int
     n_columns: int
     n_labels: int
+    keeps: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,25 @@ from importlib.metadata import entry_points
 
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
+from vfl_flower.strategies.coreset_predictions import (
+    CoresetEvaluation,
+    CoresetPrediction,
+)
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.strategies.level_union import LevelUnion
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import MUFCForgetClient, MUFCStatus, MUFCUnlearn
-from vfl_flower.strategies.prediction import FDSKLPrediction
+from vfl_flower.strategies.prediction import FDSKLEvaluation, FDSKLPrediction
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
 Tasks = tuple[type[ProtocolStrategy], ...]
 
 ALGORITHMS: dict[str, Tasks] = {
-    "coreset-vrlr": (CoresetVRLR,),
-    "coreset-vkmc": (CoresetVKMC,),
-    "fdskl": (FDSKL, FDSKLPrediction, Removal),
+    "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
+    "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
+    "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
     "fk-kmeans": (FKKMeans, Removal),
     "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus, MUFCRemoval),
     "align": (Alignment,),
@@ -68,8 +72,11 @@ __all__ = [
     "FDSKL",
     "MUFC",
     "Alignment",
+    "CoresetEvaluation",
+    "CoresetPrediction",
     "CoresetVKMC",
     "CoresetVRLR",
+    "FDSKLEvaluation",
     "FDSKLPrediction",
     "FKKMeans",
     "LevelUnion",

@@ -15,11 +15,13 @@ from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 from pydantic import Field
 
+from vfl_flower.clients import coreset_predictions as predictions_party
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
-from vfl_flower.clients import linear_moments
+from vfl_flower.clients import linear_losses, linear_moments
 from vfl_flower.clients import moments as moments_party
 from vfl_flower.models.coresets import KMeansModel, LinearModel
+from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
@@ -36,7 +38,9 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
-from vfl_flower.strategies.linear import Problem, mean_squared_residual, solve
+from vfl_flower.strategies.coreset_predictions import keep_parts
+from vfl_flower.strategies.linear import Problem, solve
+from vfl_flower.strategies.linear_losses import TEST, TRAIN, enough_rows, squared_errors
 from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
 from vfl_flower.strategies.sampling import (
     MESSAGE_NUMBERS,
@@ -74,9 +78,12 @@ class CoresetVRLR(CoresetStrategy):
     coefficients   theta_j (``cg``, ``saga``)             the model
     columns        a basis of A_j under masks, for two    nothing (``moments``)
                    parties that compute
-    gram           a share of the sums of products, for   nothing (``moments``)
+    gram           a share of the sums of products, for   nothing
                    the label holder
-    solve          the label holder alone: theta          the model (``moments``)
+    solve          the label holder alone: theta, losses  the model (``moments``)
+    parts          X_j theta_j of rows held out under     nothing (all other solvers)
+                   masks, for two parties that compute
+    losses         the label holder alone: the losses     the losses
     =============  =====================================  ==========================
 
     Notes
@@ -94,8 +101,10 @@ class CoresetVRLR(CoresetStrategy):
     The metrics of the result: ``train_loss`` (mean squared error weighted on the
     coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
     coreset, labels included: the nearer to 1, the less the columns of parties overlap;
-    near 0 the coreset has no guarantee), and where asked ``test_loss``,
-    ``full_train_loss`` and ``check_loss``. The other solvers give ``converged``,
+    near 0 the coreset has no guarantee), and where asked ``test_loss`` and ``test_r2``
+    (R^2) on rows held out, ``full_train_loss`` and ``check_loss``. Nobody has the
+    residuals of these rows, so there is no absolute error and no standard error. The
+    other solvers give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
     labels. ``moments`` gives ``left_out``, how many columns their
     parties have left out because they point to single rows, and needs no further round
@@ -123,15 +132,16 @@ class CoresetVRLR(CoresetStrategy):
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
-    solver: Literal["central", "moments", "cg", "saga"] = "central"
-    """"central": the rows of the coreset are pooled at the server. The others ask
-    for sums, and for no row; of the labels the server sees residuals. "cg": conjugate
-    gradients on secure sums (proximal steps with an l1 part), one round trip per step;
-    "saga": the paper's baseline. "moments" asks for scores and for no other number of a
-    row: the label holder solves from sums of products that two parties compute."""
+    solver: Literal["moments", "central", "cg", "saga"] = "moments"
+    """"moments": the label holder solves from sums of products that two parties
+    compute; of a row nothing leaves but its score. "central": the rows of the coreset
+    are pooled at the server, as in the paper. The others ask for sums for each row, of
+    which the server sees residuals. "cg": conjugate gradients on secure sums (proximal
+    steps with an l1 part), one round trip per step; "saga": the paper's baseline."""
     dealer: str = "server"
-    """For moments: who deals correlated randomness, "server" or the name of a party,
-    which costs a round trip more. It must not work with a party that computes."""
+    """For moments, and to evaluate the other solvers: who deals correlated randomness,
+    "server" or the name of a party, which costs a round trip more. It must not work
+    with a party that computes."""
     fit_intercept: bool = True
     """Fit b. Its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
@@ -143,8 +153,9 @@ class CoresetVRLR(CoresetStrategy):
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
-    """Share of the rows held out. A secure sum gives their mean squared error, in one
-    more round trip for each million rows."""
+    """Share of the rows held out. The label holder gets their mean squared error from
+    products under shares and tells it the server: with moments in the same messages,
+    otherwise in three more round trips."""
     allow_two_parties: bool = False
     """Let cg and saga run between two parties, each of which then learns the other's
     part of the predictions from the residuals."""
@@ -154,11 +165,11 @@ class CoresetVRLR(CoresetStrategy):
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
-        *(linear_party.saga, linear_party.coefficients, linear_party.residuals),
-        *(moments_party.deal, linear_moments.columns),
-        *(moments_party.gram, linear_moments.solve),
+        *(linear_party.saga, linear_party.coefficients),
+        *(moments_party.deal, linear_moments.columns, linear_losses.parts),
+        *(moments_party.gram, linear_moments.solve, linear_losses.losses),
+        predictions_party.keep,
     )
-    evaluation_steps = (linear_party.residuals,)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -172,44 +183,59 @@ class CoresetVRLR(CoresetStrategy):
 
     @property
     def needs(self) -> tuple[Kind, ...]:
-        """Also the coefficients, unless rows are pooled; with ``moments`` these."""
-        kinds = super().needs
-        if self.pools:
-            return kinds
-        more: set[Kind] = {"coefficients"}
-        if self.solver == "moments":
-            more.add("moments")
-            if self.sampling != "coreset":  # then no number of a row leaves
-                kinds = ()
-        return in_order({*kinds, *more})
+        """Also coefficients, unless rows are pooled, and what is dealt for: moments."""
+        kinds = {*super().needs}
+        if self.solver == "moments" and self.sampling != "coreset":
+            kinds = set()  # no number of a row leaves
+        if not self.pools:
+            kinds.add("coefficients")
+        if self.dealt_by:
+            kinds.add("moments")
+        return in_order(kinds)
 
     @property
     def dealt_by(self) -> str | None:
-        """With ``moments`` the dealer."""
-        return self.dealer if self.solver == "moments" else None
+        """The dealer: with ``moments``, and where other solvers are evaluated."""
+        evaluated = self.test_fraction > 0 or self.evaluate == "full"
+        return self.dealer if self.solver == "moments" or evaluated else None
 
     @property
     def needs_less(self) -> str:
         """With ``central`` the server asks for rows."""
         if not self.pools:
             return ""
-        kinds = self.replace(solver="cg", check_size=0).needs
-        instead = ", ".join(kinds)
-        return f"With solver='cg' the run asks for no rows, and instead for {instead}"
+        kinds = ", ".join(self.replace(solver="moments", check_size=0).needs)
+        return (
+            f"With solver='moments' the run asks for no rows, and instead for {kinds}"
+        )
+
+    @property
+    def evaluation_steps(self) -> Steps:  # type: ignore[override]
+        """With ``moments`` none: the model is evaluated in the messages of training."""
+        if self.solver == "moments":
+            return ()
+        steps = linear_losses.parts, linear_losses.losses
+        return moments_party.deal, *steps, moments_party.gram
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the solver has reached its tolerance, and left nothing out."""
+        """Return whether the solver has converged, left nothing out, and is any use."""
+        told = []
         if count := metrics.get("left_out"):
-            return [
+            told.append(
                 f"{count} columns were left out, at least of one loss: too few rows "
                 "differ from their most frequent value, or one row stands out"
-            ]
-        if metrics.get("converged", 1.0):
-            return []
-        return [
-            f"{self.solver} stopped after {metrics['iterations']} iterations, before "
-            f"it reached tol {self.tol:g}: raise max-iter or tol"
-        ]
+            )
+        if metrics.get("standing_out"):
+            told.append(
+                "the error of the model is not told: it would be nearly that of one "
+                "row, which stands out in what a party adds to the predictions"
+            )
+        if not metrics.get("converged", 1.0):
+            told.append(
+                f"{self.solver} stopped after {metrics['iterations']} iterations, "
+                f"before it reached tol {self.tol:g}: raise max-iter or tol"
+            )
+        return told + evaluation.shortfalls(metrics)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
@@ -217,6 +243,8 @@ class CoresetVRLR(CoresetStrategy):
         holder, n = parties.label_holder, self.n_train(parties)
         if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
+        if self.solver == "moments":
+            self._check_size(n, sum(widths) + 1)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
@@ -258,26 +286,39 @@ class CoresetVRLR(CoresetStrategy):
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
-        if self.solver == "moments":
-            arrays = LinearModel(theta_j, intercept).to_record()
-            run.record(1, arrays, metrics)
-            return arrays
-        wanted = [("test_loss", True, self.n_test(parties))]
-        wanted += [("full_train_loss", False, n)] if self.evaluate == "full" else []
-        for name, test, rows in wanted:
-            if rows:
-                metrics[name] = mean_squared_residual(
-                    parties,
-                    (theta_j, intercept),
-                    rows,
-                    test=test,
-                    test_fraction=self.test_fraction,
-                    scale=scale or 1.0,
-                    trained=not self.pools,
-                )
-        arrays = LinearModel(theta_j, intercept).to_record()
+        if self.solver != "moments":
+            metrics |= squared_errors(
+                parties,
+                self._evaluated(parties, n),
+                coefficients=theta_j if self.pools else None,
+                intercept=intercept,
+                scale=scale or 1.0,
+                test_fraction=self.test_fraction,
+                dealer=self.dealer,
+            )
+        rows = [theta[None] for theta in theta_j]
+        number = keep_parts(parties, "linear", rows, intercept, holder)
+        arrays = LinearModel(theta_j, intercept, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
+
+    def _check_size(self, n: int, columns: int) -> None:
+        """Raise before any row is drawn where there are too few for the columns."""
+        least = max(LEAST_ROWS, moments_party.ROWS_PER_COLUMN * columns)
+        size = n if self.sampling == "full" else min(self.size, n)
+        if size < least:
+            raise FederationError(
+                f"size must be at least {least} with solver 'moments' and {columns} "
+                f"columns, the labels among them, got {size}: a Gram matrix of few "
+                "rows tells them"
+            )
+
+    def _evaluated(self, parties: Parties, n: int) -> dict[str, int]:
+        """Return of how many rows the errors are that are asked for, by their names."""
+        return {
+            TEST: self.n_test(parties),
+            TRAIN: n if self.evaluate == "full" else 0,
+        }
 
     def _solve_moments(
         self, parties: Parties, coreset: Coreset, penalty: Penalty
@@ -289,20 +330,12 @@ class CoresetVRLR(CoresetStrategy):
             coreset.rows is None,
         )
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
-        least = max(LEAST_ROWS, moments_party.ROWS_PER_COLUMN * sum(owners))
-        n_test = self.n_test(parties)
-        if 0 < n_test < least:
-            log.warning(
-                "there is no test_loss: a Gram matrix of %d columns must be of at "
-                "least %d rows, %d are held out",
-                *(sum(owners), least, n_test),
-            )
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
-        halves = {"train_loss": drawn}
-        if n_test >= least:
-            halves["test_loss"] = n_test
-        if self.evaluate == "full" and not full:
-            halves["full_train_loss"] = n
+        wanted = self._evaluated(parties, n)
+        if full:  # the rows are those of the coreset
+            wanted[TRAIN] = 0
+        halves = {"train_loss": drawn} | enough_rows(wanted, sum(owners))
+        evaluated = linear_moments.Evaluated(TEST in halves, TRAIN in halves)
         roles = roles_of(parties, owners, list(halves.values()), self.dealer)
         opened = parties.ask(
             linear_moments.columns,
@@ -311,9 +344,7 @@ class CoresetVRLR(CoresetStrategy):
             n=n,
             intercept=self.fit_intercept,
             test_fraction=self.test_fraction,
-            evaluated=linear_moments.Evaluated(
-                "test_loss" in halves, "full_train_loss" in halves
-            ),
+            evaluated=evaluated,
             coreset=coreset.weighted,
             **deal(parties, roles),
         )
@@ -325,6 +356,8 @@ class CoresetVRLR(CoresetStrategy):
             shares=shares,
             l1=penalty.l1,
             l2=penalty.l2,
+            test_fraction=self.test_fraction,
+            evaluated=evaluated,
         )
         widths = [info.n_columns for info in parties]
         theta, losses = solved["coefficients"], solved["losses"]
@@ -337,7 +370,9 @@ class CoresetVRLR(CoresetStrategy):
             )
         metrics: dict[str, Any] = dict(zip(halves, losses.tolist(), strict=True))
         if self.evaluate == "full" and full:
-            metrics["full_train_loss"] = metrics["train_loss"]
+            metrics[TRAIN] = metrics["train_loss"]
+        if "explained" in solved:
+            metrics["test_r2"] = solved["explained"]
         if not full:
             metrics["sigma_min"] = solved["sigma_min"]
         metrics["left_out"] = solved["left_out"]
@@ -376,10 +411,12 @@ class CoresetVKMC(CoresetStrategy):
 
     Notes
     -----
-    The metrics of the result, all per row: ``cost`` (on the coreset), ``weight_sum``,
-    ``tau`` (Assumption 5.1, an estimate on pooled rows), and where asked
-    ``full_cost`` and ``check_cost``. Labels are not needed and not used. Standardise
-    columns of different units first (``standardize=true`` in the node config).
+    The metrics of the result: per row ``cost`` (on the coreset) and where asked
+    ``full_cost`` and ``check_cost``; ``weight_sum``; and on pooled rows ``explained``
+    (1 - cost / cost with one cluster), how many rows the ``smallest_cluster`` and the
+    ``largest_cluster`` stand for, and ``tau`` (Assumption 5.1, an estimate). Labels are
+    not needed and not used. Standardise columns of different units first
+    (``standardize=true`` in the node config).
 
     With ``evaluate="full"`` the server learns how far each row is from each centre,
     which says much of the row: it is refused with more centres than columns, where
@@ -418,6 +455,7 @@ class CoresetVKMC(CoresetStrategy):
         *CoresetStrategy.steps,
         party.local_clusters,
         party.distances,
+        predictions_party.keep,
     )
     evaluation_steps = (party.distances,)
 
@@ -437,6 +475,10 @@ class CoresetVKMC(CoresetStrategy):
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
         return in_order(kinds)
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the clusters are any better than one."""
+        return evaluation.shortfalls(metrics)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, cluster it, evaluate."""
@@ -460,8 +502,13 @@ class CoresetVKMC(CoresetStrategy):
         w, rng = coreset.weights, run.rng("cluster")
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None:
-            C, cost = weighted_kmeans(np.hstack(coreset.X), k, w, rng, self.n_init)
+            X = np.hstack(coreset.X)
+            C, cost = weighted_kmeans(X, k, w, rng, self.n_init)
             metrics["cost"] = cost / n
+            if (one := float(w @ (center(X, w) ** 2).sum(axis=1))) > 0:
+                metrics["explained"] = 1 - cost / one
+            sizes = np.bincount(assign(X, C)[0], weights=w, minlength=k)
+            metrics |= {"smallest_cluster": sizes.min(), "largest_cluster": sizes.max()}
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
                 metrics |= _estimate("check_cost", losses, check.weights, n)
@@ -481,7 +528,8 @@ class CoresetVKMC(CoresetStrategy):
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
-        arrays = KMeansModel(C_j).to_record()
+        number = keep_parts(parties, "k-means", C_j, 0.0, 0)
+        arrays = KMeansModel(C_j, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
 

@@ -22,8 +22,10 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_moments as moments_party
+from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.fdskl import Schedule, step_sizes
 from vfl_flower.numerics.kernel_model import Part, Target
 from vfl_flower.numerics.kernel_solvers import LossName
@@ -424,12 +426,14 @@ class FDSKL(ProtocolStrategy):
         return model.to_record()
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the label holder's solver has converged."""
+        """Return whether the solver has converged, and whether the model is any use."""
+        told = evaluation.shortfalls(metrics)
         if metrics.get("converged", 1.0):
-            return []
+            return told
         return [
             "the label holder's solver did not converge, or the labels of the rows to "
-            "train on are equal: the model is not the optimum"
+            "train on are equal: the model is not the optimum",
+            *told,
         ]
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
@@ -796,19 +800,17 @@ class FDSKL(ProtocolStrategy):
 
     def _evaluate(
         self, angles: Angles, test: Array, M: int, columns: int
-    ) -> dict[str, float]:
-        """Return the error on the rows held out, and the number of them used."""
+    ) -> dict[str, Any]:
+        """Return what the model is worth on the rows held out."""
         parties, receiver = angles.parties, angles.holders[0]
         rows = test.astype(np.uint32)
         reply = angles.answers(rows, M, columns, self.block_bytes, evaluate=True)
-        error: Literal["test_loss", "test_error"] = (
-            "test_loss" if self.target == "continuous" else "test_error"
-        )
+        least = "test_loss" if self.target == "continuous" else "test_error"
         count = reply.get("test_rows")
-        if count is None or (count and error not in reply):
-            reason = f"its reply lacks test_rows or {error}"
+        if count is None or (count and least not in reply):
+            reason = f"its reply lacks test_rows or {least}"
             raise parties.failure(receiver, party.answer, reason)
-        return {"test_rows": count} | ({error: reply[error]} if count else {})
+        return {name: number for name, number in reply.items() if name in NAMES}
 
     def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
         """Raise unless label holder j gives these values and as many columns as fit."""

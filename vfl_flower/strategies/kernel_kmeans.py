@@ -22,6 +22,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.models.base import Model
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
+from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.distributed_kmeans import (
     combine,
     first_of_equals,
@@ -317,14 +318,16 @@ class FKKMeans(ProtocolStrategy):
         return train(parties, run)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the subspace has come to rest."""
+        """Return whether the clusters are better than one, and the subspace at rest."""
+        told = evaluation.shortfalls(metrics)
         moved = float(metrics["moved"])
         if not self.cem or not self.subspace_tol or moved < self.subspace_tol:
-            return []
+            return told
         return [
+            *told,
             f"the subspace still moved by {moved:.2g} in the last of "
             f"{metrics['iterations']} iterations, and subspace-tol is "
-            f"{self.subspace_tol:g}: raise iterations, and compare the inertia"
+            f"{self.subspace_tol:g}: raise iterations, and compare the inertia",
         ]
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
@@ -413,8 +416,13 @@ class FKKMeans(ProtocolStrategy):
         space: Subspace,
         sizes: Array,
         more: dict[str, Any],
+        sum_h: Array,
     ) -> ArrayRecord:
         record = model.to_record()
+        # The squares of all rows of H add up to its eigenvalues.
+        one = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
+        if one > 0:
+            more = {"explained": float(1 - model.inertia_ / one)} | more
         metrics: dict[str, Any] = {
             "inertia": model.inertia_,
             "iterations": space.t,
@@ -454,12 +462,12 @@ class FKKMeans(ProtocolStrategy):
             self._record(run, parties, space, gamma, products)
         # Lines 16 to 19.
         cluster = self._by_sums if self._sums else self._by_coreset
-        centers, metrics = cluster(parties, run, space, start.scale, H)
+        centers, sum_h, metrics = cluster(parties, run, space, start.scale, H)
         # Line 20.
         model = self._model(parties, run, space, gamma)
         model.cluster_centers_ = centers
         sizes = self._assign(parties, model, start.scale)
-        return self._finish(run, model, space, sizes, metrics)
+        return self._finish(run, model, space, sizes, metrics, sum_h)
 
     def _by_gram(
         self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
@@ -566,8 +574,11 @@ class FKKMeans(ProtocolStrategy):
         space: Subspace,
         scale: float,
         H: Array | None,
-    ) -> tuple[Array, dict[str, Any]]:
-        """Lines 16 to 19 on sums over the parties; return the centres and metrics."""
+    ) -> tuple[Array, Array, dict[str, Any]]:
+        """Lines 16 to 19 on sums over the parties.
+
+        Return the centres, the sum of the rows of H, and metrics.
+        """
         N, values = parties.n_rows, space.eigenvalues
         s, mass = len(values), float(values.sum())
         # The squares of all rows of H add up to its eigenvalues.
@@ -606,7 +617,7 @@ class FKKMeans(ProtocolStrategy):
             self.passes,
         )
         metrics = {"passes": clusters.passes, "small_share": clusters.small}
-        return first_of_equals(clusters.centers), metrics
+        return first_of_equals(clusters.centers), sum_h, metrics
 
     def _by_coreset(
         self,
@@ -615,8 +626,11 @@ class FKKMeans(ProtocolStrategy):
         space: Subspace,
         scale: float,
         H: Array | None,
-    ) -> tuple[Array, dict[str, Any]]:
-        """Lines 16 to 19 as in [1]; return the centres, and no metrics."""
+    ) -> tuple[Array, Array, dict[str, Any]]:
+        """Lines 16 to 19 as in [1].
+
+        Return the centres, the sum of the rows of H by the points, and no metrics.
+        """
         # Lines 16 and 17.
         replies = parties.ask(
             party.local,
@@ -628,7 +642,8 @@ class FKKMeans(ProtocolStrategy):
         shares = split_budget(np.array(replies.each("cost")), self.coreset_size)
         points, weights = self._sample(parties, space, shares)
         rng = run.rng("k-means")
-        return combine(points, weights, self.n_clusters, rng, self.n_init), {}
+        centers = combine(points, weights, self.n_clusters, rng, self.n_init)
+        return centers, weights @ points, {}
 
     def _sample(
         self, parties: Parties, space: Subspace, shares: Array
@@ -716,7 +731,7 @@ class FKKMeans(ProtocolStrategy):
         model.cluster_centers_, model.inertia_ = centers, inertia
         model.kept = all(kept)
         sizes = np.bincount(labels, minlength=self.n_clusters)
-        return self._finish(run, model, space, sizes, {})
+        return self._finish(run, model, space, sizes, {}, H.sum(axis=0))
 
 
 def split_rows(parties: Parties, rows: Array) -> list[Array]:

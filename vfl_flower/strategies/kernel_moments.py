@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from vfl_flower.clients import kernel_moments as party
+from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.moments import (
     MOST_COLUMNS,
     ROWS_PER_COLUMN,
@@ -281,7 +282,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
 
 def score_rows(
     parties: Parties, roles: Roles, rows: Array, dealing: Dealing, **how: bool
-) -> party.Scored:
+) -> Told:
     """Let the label holder open the scores of rows: three round trips.
 
     Parameters
@@ -330,7 +331,8 @@ def predict(
     local: Sequence[int],
     outputs: int,
     bits: party.AngleBits,
-) -> None:
+    evaluate: bool = False,
+) -> Told:
     """Let the label holder open the scores of all rows, in blocks.
 
     Parameters
@@ -343,13 +345,23 @@ def predict(
         K.
     bits : {16, 32}
         Of an angle.
+    evaluate : bool
+        Whether the label holder judges its answers, and does not keep them.
+
+    Returns
+    -------
+    dict of str to number
+        What it tells of them.
     """
+    reply: Told = {}
     rows, columns = np.arange(parties.n_rows), sum(local) + roles.joint
     count = max(1, -(-len(rows) * columns // ROW_NUMBERS))
     for turn, block in enumerate(np.array_split(rows, count)):
         of_rows = row_roles(roles, local, len(block), turn)
         dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
-        score_rows(parties, of_rows, block, dealing, last=turn == count - 1)
+        how = {"evaluate": evaluate, "last": turn == count - 1}
+        reply = score_rows(parties, of_rows, block, dealing, **how)
+    return reply
 
 
 def _name(receiver: int) -> str:

@@ -17,14 +17,11 @@ from vfl_flower.clients import linear as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.linear import Penalty, momentum
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.steps import Step, each
+from vfl_flower.protocol.steps import Step
 from vfl_flower.strategies.sampling import check_sum
 from vfl_flower.typing import Array, Arrays
 
 log = logging.getLogger("vfl_flower")
-
-# Rows that one round trip evaluates.
-_BLOCK_ROWS = 2**20
 
 
 @dataclass(frozen=True)
@@ -275,52 +272,3 @@ def _saga(
         if moved <= tol**2:
             return trips, {"converged": 1.0}
     return trips, {"converged": 0.0}
-
-
-def mean_squared_residual(
-    parties: Parties,
-    solution: tuple[list[Array], float],
-    n_rows: int,
-    *,
-    test: bool,
-    test_fraction: float,
-    scale: float,
-    trained: bool,
-) -> float:
-    """Return the mean squared error over all test (or training) rows.
-
-    The server learns the residual of each row, and no party's own part of it. Parties
-    that have `trained` the model use their own coefficients.
-
-    Parameters
-    ----------
-    parties : Parties
-        One of them holds the labels.
-    solution : (list of Array, float)
-        Coefficients of each party, and the intercept.
-    n_rows : int
-        Number of these rows.
-    test, test_fraction : bool, float
-        Which rows.
-    scale : float
-        Size of a usual label; it sets the resolution.
-    trained : bool
-        Whether the parties have solved for the coefficients in this run.
-    """
-    coefficients, intercept = solution
-    unit = scale if trained else 1.0
-    total = 0.0
-    for start in range(0, n_rows, _BLOCK_ROWS):
-        replies = parties.ask_exactly(
-            party.residuals.summing(residual=2.0**20 * scale / unit),
-            coefficients=None if trained else each(coefficients),
-            trained=trained,
-            intercept=intercept / unit,
-            test=test,
-            test_fraction=test_fraction,
-            start=start,
-            stop=min(start + _BLOCK_ROWS, n_rows),
-        )
-        residual = unit * replies.sums["residual"]
-        total += float(residual @ residual)
-    return total / n_rows

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -12,7 +13,9 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_moments as moments_party
+from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
@@ -84,6 +87,8 @@ class FDSKLPrediction(ProtocolStrategy):
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
     task = "predict"
+    evaluates: ClassVar[bool] = False
+    """Whether the answers are judged, and not kept."""
     model_class = KernelModel
     steps: ClassVar[Steps] = (
         *(party.part, party.answer, party.held_out_angles, moments_party.deal),
@@ -122,6 +127,10 @@ class FDSKLPrediction(ProtocolStrategy):
         """Number of the model whose parts the parties load."""
         return self.model
 
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the model is any use on these rows."""
+        return evaluation.shortfalls(metrics)
+
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
         moments = self.solver == "moments"
@@ -139,7 +148,7 @@ class FDSKLPrediction(ProtocolStrategy):
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
         if moments:
-            kernel_moments.predict(
+            reply: Mapping[str, Any] = kernel_moments.predict(
                 parties,
                 roles_of(
                     parties,
@@ -150,6 +159,7 @@ class FDSKLPrediction(ProtocolStrategy):
                 replies.each("local"),
                 columns,
                 16 if self.bits == 16 else 32,
+                self.evaluates,
             )
         else:
             angles = Angles(
@@ -160,14 +170,16 @@ class FDSKLPrediction(ProtocolStrategy):
                 kept=tuple(first["kept"]),
                 scale=max(replies[j]["scale"] for j in holders),
             )
-            angles.answers(rows, M, columns, self.block_bytes, evaluate=False)
-        log.info(
-            "%d predictions are at %r, in predictions-%s-%016x.csv of its state-dir",
-            len(rows),
-            parties[holders[0]].name,
-            self.model,
-            parties.session,
-        )
+            reply = angles.answers(rows, M, columns, self.block_bytes, self.evaluates)
+        metrics: dict[str, Any] = {"rows": parties.n_rows}
+        if self.evaluates:
+            metrics |= {name: told for name, told in reply.items() if name in NAMES}
+        else:
+            log.info(
+                "%d predictions are at %r, in predictions-%s-%016x.csv of its "
+                "state-dir",
+                *(len(rows), parties[holders[0]].name, self.model, parties.session),
+            )
         model = KernelModel(
             self.model,
             first["kernel"],
@@ -176,7 +188,7 @@ class FDSKLPrediction(ProtocolStrategy):
             [info.n_columns for info in parties],
             kept=True,
         )
-        run.record(1, model.to_record(), {"rows": parties.n_rows})
+        run.record(1, model.to_record(), metrics)
         return model.to_record()
 
     def _check_parts(self, parties: Parties, replies: Replies[party.PartInfo]) -> None:
@@ -219,3 +231,17 @@ class FDSKLPrediction(ProtocolStrategy):
                 f"masking must be {'paper' if kept else 'circle or plain'} as in "
                 f"training, got {self.masking!r}"
             )
+
+
+@settings
+class FDSKLEvaluation(FDSKLPrediction):
+    """What a model whose parts stay with the parties is worth on new rows.
+
+    The same messages as of :class:`FDSKLPrediction`. The first label holder of training
+    has the labels of the new rows, of at least 20, and writes no predictions: it tells
+    the server their error and the other metrics of the rows held out in training, once
+    a session.
+    """
+
+    task = "evaluate"
+    evaluates = True

@@ -1,0 +1,61 @@
+"""What a party with labels tells of a model, and of how few rows it tells nothing."""
+
+import numpy as np
+import pytest
+
+from vfl_flower import Party
+from vfl_flower.clients.evaluation import NAMES, told
+from vfl_flower.protocol.party import PartyError
+
+N = 200
+
+
+def classes_of(positives):
+    """Return a party, its labels 7 and 3, of which the second class has so many."""
+    y = np.where(np.arange(N) < positives, 7.0, 3.0)
+    return Party(np.zeros((N, 1)), y=y), y
+
+
+def test_numbers_of_two_classes():
+    party, y = classes_of(60)
+    scores = np.linspace(1, -1, N)
+    answer = np.where(scores > 0, 7.0, 3.0)
+    own = np.where(y == 7, 0.75, 0.5)
+    actual = told(party, y, answer, "binary", np.array([3.0, 7.0]), scores, own)
+    assert set(actual) <= set(NAMES)
+    assert actual["test_rows"] == N
+    assert actual["test_error"] == pytest.approx(0.2)  # 100 taken for 60
+    assert actual["test_base_error"] == pytest.approx(0.3)
+    assert actual["test_auc"] == 1.0
+    assert actual["test_true_positives"] == 60
+    assert actual["test_false_positives"] == 40
+    expected = 0.3 * np.log(4 / 3) + 0.7 * np.log(2)
+    assert actual["test_log_loss"] == pytest.approx(expected)
+    assert actual["test_brier"] == pytest.approx(0.3 / 16 + 0.7 / 4)
+
+
+@pytest.mark.parametrize(("positives", "named"), [(0, False), (19, False), (20, True)])
+def test_a_class_of_few_rows_is_not_counted(positives, named):
+    """Counts of a class of few rows say of known members what the model says."""
+    party, y = classes_of(positives)
+    known = np.array([3.0, 7.0])
+    actual = told(party, y, y, "binary", known, np.zeros(N), np.ones(N))
+    of_classes = {n for n in actual if "positives" in n or "auc" in n or "base" in n}
+    assert bool(of_classes) is named
+    assert actual["test_error"] == actual["test_log_loss"] == 0.0
+
+
+def test_several_classes_have_no_positive_one():
+    y = np.repeat([0.0, 1.0, 2.0], [60, 70, 70])
+    party = Party(np.zeros((N, 1)), y=y)
+    actual = told(party, y, np.ones(N), "multiclass", np.arange(3.0))
+    assert set(actual) == {
+        *("test_rows", "test_error", "test_error_se", "test_base_error"),
+    }
+    assert actual["test_error"] == actual["test_base_error"] == pytest.approx(0.65)
+
+
+def test_an_error_that_overflows():
+    party, y = classes_of(60)
+    with pytest.raises(PartyError, match="mean squared error is not finite"):
+        told(party, y, np.full(N, 1e200), "continuous", np.zeros(0))

@@ -1,0 +1,134 @@
+"""What a model is worth, beside scikit-learn and worked examples."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from vfl_flower.numerics import evaluation
+from vfl_flower.numerics.kernel_model import probabilities
+
+RNG = np.random.default_rng(7)
+N = 400
+POSITIVE = RNG.random(N) < 0.3
+SCORES = np.round(RNG.normal(size=N) + POSITIVE, 1)  # with ties
+PROBABILITY = 1 / (1 + np.exp(-SCORES))
+
+
+def test_two_classes_beside_scikit_learn():
+    predicted = SCORES > 0
+    told = evaluation.two_classes(POSITIVE, predicted, SCORES, PROBABILITY)
+    assert told["auc"] == pytest.approx(metrics.roc_auc_score(POSITIVE, SCORES))
+    brier = metrics.brier_score_loss(POSITIVE, PROBABILITY)
+    assert told["brier"] == pytest.approx(brier)
+    tn, fp, fn, tp = metrics.confusion_matrix(POSITIVE, predicted).ravel()
+    assert told["true_negatives"] == tn
+    assert told["false_positives"] == fp
+    assert told["false_negatives"] == fn
+    assert told["true_positives"] == tp
+    error = evaluation.wrong(POSITIVE, predicted)["error"]
+    assert error == pytest.approx(metrics.zero_one_loss(POSITIVE, predicted))
+
+
+def test_log_losses_beside_scikit_learn():
+    own = np.where(POSITIVE, PROBABILITY, 1 - PROBABILITY)
+    expected = metrics.log_loss(POSITIVE, PROBABILITY)
+    assert evaluation.log_loss(own)["log_loss"] == pytest.approx(expected)
+    assert math.isfinite(evaluation.log_loss(np.zeros(2))["log_loss"])
+
+
+def test_regression_beside_scikit_learn():
+    y = RNG.normal(3, 2, size=N)
+    predicted = y + RNG.normal(size=N)
+    told = evaluation.regression(y, predicted)
+    assert told["loss"] == pytest.approx(metrics.mean_squared_error(y, predicted))
+    assert told["mae"] == pytest.approx(metrics.mean_absolute_error(y, predicted))
+    assert told["r2"] == pytest.approx(metrics.r2_score(y, predicted))
+    squares = (y - predicted) ** 2
+    assert told["loss_se"] == pytest.approx(squares.std(ddof=1) / math.sqrt(N))
+
+
+def test_probabilities_of_one_against_the_rest_beside_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+
+    X, y = RNG.normal(size=(60, 2)), np.arange(60) % 3
+    model = OneVsRestClassifier(LogisticRegression()).fit(X, y)
+    scores = model.decision_function(X)
+    np.testing.assert_allclose(probabilities(scores), model.predict_proba(X))
+    two = probabilities(np.array([[-800.0], [0.0]]))
+    np.testing.assert_array_equal(two, [[1.0, 0.0], [0.5, 0.5]])
+
+
+def test_the_area_by_hand():
+    """Of the pairs (3, 1), (3, 2), (2, 1), (2, 2) three are right and one is a tie.
+
+    The positive rows are above 1 and 3/4 of the negative ones, the negative rows below
+    1 and 3/4 of the positive ones: each variance is 1/32, and of its mean 1/64.
+    """
+    scores = np.array([3.0, 2.0, 1.0, 2.0])
+    positive = np.array([True, True, False, False])
+    area, error = evaluation.area_under_curve(scores, positive)
+    assert area == 7 / 8
+    assert error == pytest.approx(math.sqrt(2 / 64))
+
+
+def test_the_standard_error_of_the_area_is_that_of_repeated_draws():
+    """300 draws with 60 rows each: the spread is known to 4 %, to 5 sd 20 %."""
+    rng = np.random.default_rng(3)
+    areas, errors = [], []
+    for _ in range(300):
+        positive = np.arange(60) < 20
+        scores = rng.normal(size=60) + positive
+        area, error = evaluation.area_under_curve(scores, positive)
+        areas.append(area)
+        errors.append(error)
+    assert np.mean(errors) == pytest.approx(np.std(areas), rel=0.2)
+
+
+def test_large_numbers_are_infinite_and_explain_nothing():
+    with np.errstate(over="ignore"):
+        told = evaluation.regression(np.zeros(3), np.array([1e200, 0.0, 0.0]))
+    assert told["loss"] == math.inf
+    assert told["mae"] == pytest.approx(1e200 / 3)
+    assert told["r2"] == 0.0
+    fine = evaluation.regression(np.array([0.0, 1.0]), np.array([1e100, 1e100]))
+    assert fine["loss_se"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"test_error": 0.1, "test_base_error": 0.2}, []),
+        ({"test_error": 0.2, "test_base_error": 0.2}, ["base rate"]),
+        ({"test_error": 0.2}, []),
+        ({"test_r2": 0.01}, []),
+        ({"explained": 0.3, "smallest_cluster": 4}, []),
+        ({"explained": -0.3, "smallest_cluster": 0}, ["than one", "no row"]),
+        ({"test_r2": -0.5}, ["mean of the labels"]),
+        (
+            {
+                "test_error": 0.07,
+                "test_base_error": 0.07,
+                "test_true_positives": 0,
+                "test_false_positives": 0,
+                "test_false_negatives": 70,
+            },
+            ["base rate", "of which 70 are"],
+        ),
+        (
+            {
+                "test_true_positives": 0,
+                "test_false_positives": 3,
+                "test_false_negatives": 70,
+            },
+            [],
+        ),
+    ],
+)
+def test_what_is_no_better_than_a_constant(metrics, words):
+    told = evaluation.shortfalls(metrics)
+    assert len(told) == len(words)
+    for sentence, word in zip(told, words, strict=True):
+        assert word in sentence

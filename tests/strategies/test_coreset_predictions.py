@@ -1,0 +1,176 @@
+"""Predictions by blocks of a model that the parties keep, against the whole model."""
+
+import csv
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from transcripts import Recorder, actual, patterns
+
+from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
+from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.protocol.party import PartyError
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction
+
+N, HOLDER = 200, 2
+
+
+def data(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 6)) + 3 * rng.integers(3, size=(n, 1))
+    return X, X @ np.arange(6.0) + 2 + rng.normal(size=n)
+
+
+def parties(folder, X, y, count=3):
+    blocks = np.array_split(X, count, axis=1)
+    return [
+        Party(block, y if j == count - 1 else None, state_dir=folder / str(j))
+        for j, block in enumerate(blocks)
+    ]
+
+
+MODELS = {
+    "moments": CoresetVRLR(sampling="full"),
+    "central": CoresetVRLR(100, solver="central"),
+    "cg": CoresetVRLR(100, solver="cg", fit_intercept=False),
+    "k-means": CoresetVKMC(3, size=100),
+}
+
+
+def trained(folder, name, count=3):
+    """Return the model, whose parts are in the folders of the parties."""
+    settings = {"allow_two_parties": True} if name == "cg" else {}
+    strategy = MODELS[name].replace(seed=1, **settings)
+    return strategy.start(InProcessGrid(parties(folder, *data(), count))).model
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_are_those_of_the_whole_model(name, count, tmp_path, monkeypatch):
+    """In blocks of 30 rows; the receiver has them, by the numbers of the rows."""
+    monkeypatch.setattr(party, "MOST_SUMS", 90)
+    model = trained(tmp_path, name, count)
+    X, y = data(70, seed=3)
+    grid = InProcessGrid(parties(tmp_path, X, y, count))
+    result = CoresetPrediction(model.number, allow_two_parties=True).start(grid)
+    assert result.metrics == {"rows": 70}
+    receiver = 0 if name == "k-means" else count - 1
+    (path,) = (tmp_path / str(receiver)).glob("predictions-*.csv")
+    with path.open() as file:
+        told = [float(row["prediction"]) for row in csv.DictReader(file)]
+    expected = model.predict(np.array_split(X, count, axis=1))
+    np.testing.assert_allclose(told, expected, rtol=1e-9, atol=1e-9)
+    for other in set(range(count)) - {receiver}:
+        assert not list((tmp_path / str(other)).glob("*.csv"))
+
+
+def test_what_a_regression_is_worth_on_new_rows(tmp_path):
+    model = trained(tmp_path, "moments")
+    X, y = data(90, seed=3)
+    y[:20] = np.nan
+    grid = InProcessGrid(parties(tmp_path, X, y))
+    result = CoresetEvaluation(model.number).start(grid)
+    told, predicted = result.metrics, model.predict(np.array_split(X, 3, axis=1))[20:]
+    near = functools.partial(pytest.approx, rel=1e-6)
+    assert told["test_rows"] == 70
+    assert told["test_loss"] == near(mean_squared_error(y[20:], predicted))
+    assert told["test_mae"] == near(mean_absolute_error(y[20:], predicted))
+    assert told["test_r2"] == near(r2_score(y[20:], predicted))
+    spread = ((y[20:] - predicted) ** 2).std(ddof=1) / math.sqrt(70)
+    assert told["test_loss_se"] == near(spread)
+    assert result.ledger.round_trips == 4
+    assert not list((tmp_path / "2").glob("*.csv"))
+
+
+def test_what_clusters_are_worth_on_new_rows(tmp_path):
+    model = trained(tmp_path, "k-means")
+    X, _ = data(90, seed=3)
+    grid = InProcessGrid(parties(tmp_path, X, None))
+    told = CoresetEvaluation(model.number).start(grid).metrics
+    centers = np.hstack(model.cluster_centers_)
+    squares = ((X[:, None] - centers) ** 2).sum(axis=2).min(axis=1)
+    assert told["test_loss"] == pytest.approx(squares.mean())
+
+
+@pytest.mark.parametrize(("labels", "told"), [(19, 0), (20, 20)])
+def test_of_few_labels_nothing_is_told(labels, told, tmp_path):
+    """The error of one row would be nearly its label."""
+    model = trained(tmp_path, "moments")
+    X, y = data(90, seed=3)
+    y[labels:] = np.nan
+    grid = InProcessGrid(parties(tmp_path, X, y))
+    metrics = CoresetEvaluation(model.number).start(grid).metrics
+    assert metrics["test_rows"] == told
+    assert ("test_loss" in metrics) == (told > 0)
+
+
+def test_sums_are_of_all_rows_and_told_once(tmp_path):
+    model = trained(tmp_path, "moments")
+    (receiver,) = parties(tmp_path, *data(60))[2:]
+    kept = np.load(tmp_path / "2" / f"{model.number}.npz")
+    assert kept["array_0"].shape == (1, 2)
+    receiver.index = 2
+    receiver.part = {"kind": "linear", "weights": kept["array_0"], "receiver": 2}
+    answer = functools.partial(party.answer, receiver, evaluate=True, last=True)
+    with pytest.raises(PartyError, match="sums must be of all 60 rows"):
+        answer(np.zeros(59))
+    receiver.remember(party.PredictionState(np.zeros(0), np.zeros(0)))
+    assert answer(np.zeros(60))["test_rows"] == 60
+    receiver.recall(party.PredictionState).values = np.zeros(0)
+    with pytest.raises(PartyError, match="once a session"):
+        answer(np.zeros(60))
+
+
+def test_the_server_sees_no_prediction_and_no_block(tmp_path):
+    model = trained(tmp_path, "moments")
+    X, y = data(70, seed=3)
+    grid = Recorder(parties(tmp_path, X, y))
+    CoresetPrediction(model.number).start(grid)
+    whole = model.predict(np.array_split(X, 3, axis=1))
+    addends = [
+        X_j @ coef
+        for X_j, coef in zip(np.array_split(X, 3, axis=1), model.coef_, strict=True)
+    ]
+    values = np.concatenate([whole, *addends, y, *model.coef_])
+    assert not actual(patterns(values), grid.transcript)
+    for entry in grid.transcript:
+        if entry.up and entry.action == "coreset_predictions_addends":
+            assert set(entry.values) == {"sums"}
+            assert entry.values["sums"].dtype == np.uint64
+
+
+def test_two_parties_only_where_it_is_allowed(tmp_path):
+    model = trained(tmp_path, "central", 2)
+    grid = InProcessGrid(parties(tmp_path, *data(40), 2))
+    with pytest.raises(FederationError, match="at least three parties"):
+        CoresetPrediction(model.number).start(grid)
+
+
+def test_other_parties_or_columns_than_in_training(tmp_path):
+    model = trained(tmp_path, "central")
+    new = parties(tmp_path, *data(40))
+    predict = CoresetPrediction(model.number)
+    swapped = [
+        dataclasses.replace(new[j], state_dir=new[k].state_dir)
+        for j, k in ((0, 1), (1, 0), (2, 2))
+    ]
+    with pytest.raises(FederationError, match="must have the place of training"):
+        predict.start(InProcessGrid(swapped))
+    wider = [Party(np.zeros((40, 3)), state_dir=new[0].state_dir), *new[1:]]
+    with pytest.raises(PartyFailed, match="must have the 2 columns of training"):
+        predict.start(InProcessGrid(wider))
+    with pytest.raises(PartyFailed, match="no part of model"):
+        CoresetPrediction("0123456789abcdef").start(InProcessGrid(new))
+
+
+def test_without_a_state_dir_nothing_is_kept(tmp_path):
+    X, y = data()
+    federation = parties(tmp_path, X, y)
+    federation[1].state_dir = None
+    result = MODELS["moments"].start(InProcessGrid(federation))
+    assert result.model.number is None
+    assert not list(tmp_path.glob("*/*.npz"))

@@ -1,0 +1,241 @@
+"""A party's side of predictions by a model that adds up over columns.
+
+A linear model is a sum over the parties of X_j theta_j, and the squared distance of a
+row to a centre one of those on their columns. Each party keeps its own block of the
+model, with the encoding of its columns, and gives its addend under masks; one party,
+the receiver, opens the sums.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Annotated, Literal, NotRequired, TypedDict, cast
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.clients.evaluation import Told, told
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.evaluation import mean_and_error
+from vfl_flower.numerics.kmeans import partial_distances
+from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.contract import OWN, SEALED, Reals
+from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+MOST_SUMS = 2**22
+"""Most numbers in one message."""
+
+Additive = Literal["linear", "k-means"]
+Outputs = Annotated[int, Ge(1), Le(2**10)]
+
+
+class Part(TypedDict):
+    """What a party keeps of the model.
+
+    Attributes
+    ----------
+    kind : str
+        What adds up: parts of predictions, or of squared distances to centres.
+    weights : Array, shape (k, d)
+        The coefficients of its columns, k = 1, or its columns of the k centres.
+    intercept : float
+        Of a linear model, at the receiver; otherwise 0.
+    receiver, index, n_parties : int
+        Places of the receiver and of the party in training, and how many parties.
+    columns : list of str
+        Names of its columns; none where they have none.
+    """
+
+    kind: Additive
+    weights: Array
+    intercept: float
+    receiver: int
+    index: int
+    n_parties: int
+    columns: list[str]
+
+
+@dataclass
+class PredictionState:
+    """What the receiver keeps between blocks of rows.
+
+    Attributes
+    ----------
+    values : Array, shape (n,)
+        Predictions, or numbers of clusters, so far.
+    costs : Array, shape (n,)
+        Of a clustering, the squared distances to these.
+    told : bool
+        Whether it has told what the predictions are worth, once a session.
+    """
+
+    values: Array
+    costs: Array
+    told: bool = False
+
+
+class Kept(TypedDict):
+    """Reply of :func:`keep`."""
+
+    kept: bool
+
+
+class PartInfo(TypedDict):
+    """Reply of :func:`part`."""
+
+    kind: Additive
+    outputs: Outputs
+    receiver: Count
+    index: Count
+    parties: Natural
+
+
+class Addends(TypedDict):
+    """Reply of :func:`addends`."""
+
+    sums: Annotated[Array, Reals("*"), SEALED]
+
+
+class Answered(Told):
+    """Reply of :func:`answer`."""
+
+    done: NotRequired[bool]
+
+
+@step
+@once
+def keep(
+    party: Party,
+    kind: Additive,
+    weights: Annotated[Array, Reals("k n_columns"), OWN],
+    intercept: float,
+    receiver: Count,
+) -> Kept:
+    """Keep the party's block of the model that the run has trained."""
+    part: Part = {
+        "kind": kind,
+        "weights": np.asarray(weights, dtype=np.float64),
+        "intercept": intercept if party.index == receiver else 0.0,
+        "receiver": receiver,
+        "index": party.index or 0,
+        "n_parties": party.n_parties,
+        "columns": list(party.columns or ()),
+    }
+    party.part = dict(part)
+    return {"kept": party.state_dir is not None}
+
+
+def _part(party: Party) -> Part:
+    if "weights" not in party.part:
+        raise PartyError("this run has no model of the parties' blocks")
+    return cast(Part, party.part)
+
+
+@step
+def part(party: Party) -> PartInfo:
+    """Check the new rows against the part of the model, and describe that part."""
+    own = _part(party)
+    trained, now = list(own["columns"]), list(party.columns or ())
+    outputs, width = own["weights"].shape
+    if width != party.rows.shape[1] or (trained and now and trained != now):
+        raise PartyError(
+            f"new rows must have the {width} columns of training, in their order, got "
+            f"{party.rows.shape[1]}"
+        )
+    return {
+        "kind": own["kind"],
+        "outputs": outputs,
+        "receiver": own["receiver"],
+        "index": own["index"],
+        "parties": own["n_parties"],
+    }
+
+
+@step
+@reveals("predictions")
+def addends(party: Party, start: Count, stop: Natural) -> Addends:
+    """Give the party's addends for rows `start` to `stop` - 1, of all outputs."""
+    own = _part(party)
+    weights = own["weights"]
+    rows = np.arange(party.n_rows)[start:stop]
+    if len(rows) * len(weights) > max(MOST_SUMS, len(weights)):
+        raise PartyError(f"one message must have at most {MOST_SUMS} numbers")
+    party.share(rows, "predictions")
+    parts = [
+        X @ weights.T if own["kind"] == "linear" else partial_distances(X, weights)
+        for X in RowBlocks(party.rows, rows=rows)
+    ]
+    total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))
+    return {"sums": (total + own["intercept"]).ravel()}
+
+
+@step
+def answer(
+    party: Party,
+    sums: Annotated[Array, Reals("*"), SEALED],
+    evaluate: bool,
+    last: bool,
+) -> Answered:
+    """Turn sums into predictions, at the receiver; with the last, keep or judge all.
+
+    Parameters
+    ----------
+    sums : Array, shape (n k,)
+        Sums of the addends of the next rows.
+    evaluate : bool
+        Tell what the predictions are worth, and keep none: for numbers of rows whose
+        labels this party knows, for clusters the mean squared distance.
+    last : bool
+        Whether these are the last rows.
+    """
+    own = _part(party)
+    if party.index != own["receiver"] or sums.size % len(own["weights"]):
+        raise PartyError("sums must be those of the receiver's model, and sent to it")
+    state = PredictionState(np.zeros(0), np.zeros(0))
+    if party.remembered():
+        state = party.recall(PredictionState)
+    table = sums.reshape(-1, len(own["weights"]))
+    if own["kind"] == "linear":
+        values, costs = table[:, 0], np.zeros(0)
+    else:
+        values, costs = table.argmin(axis=1).astype(np.float64), table.min(axis=1)
+    state.values = np.concatenate([state.values, values])
+    state.costs = np.concatenate([state.costs, np.maximum(costs, 0)])
+    party.remember(state)
+    if not last:
+        return {}
+    if len(state.values) != party.n_rows:
+        raise PartyError(f"sums must be of all {party.n_rows} rows, each once")
+    if evaluate:
+        return cast(Answered, _worth(party, own, state))
+    clusters = own["kind"] == "k-means"
+    given = state.values.astype(np.int64) if clusters else state.values
+    party.predictions = Predictions(given)
+    return {"done": True}
+
+
+def _worth(party: Party, own: Part, state: PredictionState) -> Told:
+    """Return what the predictions are worth, once a session."""
+    if state.told:
+        raise PartyError("this party tells the errors of its answers once a session")
+    state.told = True
+    if own["kind"] == "k-means":
+        known = np.ones(party.n_rows, dtype=bool)
+    elif party.y is None:
+        raise PartyError("this party holds no labels")
+    else:
+        known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
+    if known.sum() < LEAST_ROWS:
+        log.warning("too few rows for their mean error to hide each: it is not told")
+        return {"test_rows": 0}
+    if party.y is not None and own["kind"] == "linear":
+        y = np.asarray(party.y[known], dtype=np.float64)
+        return told(party, y, state.values[known], "continuous", np.zeros(0))
+    cost, cost_se = mean_and_error(state.costs)
+    return {"test_rows": party.n_rows, "test_loss": cost, "test_loss_se": cost_se}

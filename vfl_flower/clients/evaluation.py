@@ -1,0 +1,114 @@
+"""What a party with labels tells of a model: a few numbers, and none of a row."""
+
+from __future__ import annotations
+
+from typing import Annotated, NotRequired, TypedDict, cast
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.numerics import evaluation
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Count, NotNegative
+from vfl_flower.typing import Array
+
+Share = Annotated[float, Ge(0), Le(1)]
+
+
+class Told(TypedDict):
+    """What a party tells of the answers for rows held out; see ``docs/simulate.md``."""
+
+    test_rows: NotRequired[Count]
+    test_error: NotRequired[Share]
+    test_error_se: NotRequired[Share]
+    test_base_error: NotRequired[Share]
+    test_auc: NotRequired[Share]
+    test_auc_se: NotRequired[Share]
+    test_log_loss: NotRequired[NotNegative]
+    test_log_loss_se: NotRequired[NotNegative]
+    test_brier: NotRequired[Share]
+    test_brier_se: NotRequired[Share]
+    test_true_positives: NotRequired[Count]
+    test_false_positives: NotRequired[Count]
+    test_false_negatives: NotRequired[Count]
+    test_true_negatives: NotRequired[Count]
+    test_loss: NotRequired[NotNegative]
+    test_loss_se: NotRequired[NotNegative]
+    test_r2: NotRequired[Annotated[float, Le(1)]]
+    test_mae: NotRequired[NotNegative]
+    test_mae_se: NotRequired[NotNegative]
+
+
+NAMES = tuple(Told.__annotations__)
+"""The names of these numbers."""
+
+
+def least_rows(party: Party) -> int:
+    """Return the fewest rows, and rows of a class, of which a party tells a number.
+
+    Twenty, or in tests and examples of few rows half of those with labels.
+    """
+    return min(LEAST_ROWS, party.n_labels // 2)
+
+
+def told(
+    party: Party,
+    y: Array,
+    predicted: Array,
+    target: Target,
+    classes: Array,
+    scores: Array | None = None,
+    probability: Array | None = None,
+) -> Told:
+    """Return what a party tells of the answers for rows whose labels it knows.
+
+    Numbers of two classes are told only where there are as many rows of each as
+    :func:`least_rows` says, and the base rate only where as many are not of the most
+    frequent class: what they say of few rows, they say of each.
+
+    Parameters
+    ----------
+    party : Party
+        The party that has the labels.
+    y, predicted : Array, shape (n,)
+        Labels and answers.
+    target : {"binary", "multiclass", "continuous"}
+        What the labels are.
+    classes : Array, shape (C,)
+        The classes that the model knows; of two, the second is the positive one.
+    scores : Array, shape (n,), optional
+        With two classes: by which the model ranks the rows.
+    probability : Array, shape (n,), optional
+        What the model gives the class that a row has.
+
+    Raises
+    ------
+    PartyError
+        The mean squared error is not finite.
+    """
+    if target == "continuous":
+        numbers = evaluation.regression(y, predicted)
+        if not np.isfinite(numbers["loss"] + numbers["loss_se"]):
+            raise PartyError(
+                "the mean squared error is not finite: steps are too large"
+            )
+    else:
+        numbers = evaluation.wrong(y, predicted)
+        counts = np.unique(y, return_counts=True)[1]
+        least = max(2, least_rows(party))
+        if len(y) - counts.max() >= least:
+            numbers["base_error"] = evaluation.base_error(counts)
+        if probability is not None:
+            numbers |= evaluation.log_loss(probability)
+        two = target == "binary" and len(counts) == 2 and counts.min() >= least
+        if two and scores is not None:
+            positive = y == classes[1]
+            if probability is not None:
+                probability = np.where(positive, probability, 1 - probability)
+            numbers |= evaluation.two_classes(
+                positive, predicted == classes[1], scores, probability
+            )
+    named = {f"test_{name}": number for name, number in numbers.items()}
+    return cast(Told, {"test_rows": len(y), **named})

@@ -1,0 +1,192 @@
+"""A party's side of the mean squared error of a linear model on rows held out.
+
+Each party has one column, its part of the residuals: -X_j theta_j, and the label holder
+y - b - X_j theta_j. The label holder opens the Gram matrix of these columns about their
+means (:mod:`vfl_flower.clients.moments`) and gets their lengths and means: the mean
+square of all residuals follows from them, and no residual of a row. The server learns
+the errors alone.
+
+Absolute errors and standard errors need the residuals of rows, which nobody has: the
+party that gets the predictions computes them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.clients.coresets import check_labels, training_rows
+from vfl_flower.clients.linear import LinearState, solution_of
+from vfl_flower.clients.linear_moments import LARGEST, Columns, Evaluated
+from vfl_flower.clients.moments import (
+    MOST_LEVERAGE,
+    NORM,
+    Bytes,
+    MomentsState,
+    Portion,
+    Roles,
+    check_roles,
+    check_rows,
+    dealt_to,
+    hide,
+    opened,
+)
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.evaluation import explained
+from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Fraction, Natural
+from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.typing import Array
+
+_NUMBERS = 3
+"""What is told of a column: its mean, its length, and whether one row stands out."""
+
+
+class Losses(TypedDict):
+    """Reply of :func:`losses`: of each set of rows, the mean squared error and R^2."""
+
+    losses: NotRequired[Annotated[Array, Reals("halves")]]
+    explained: NotRequired[Annotated[Array, Reals("halves")]]
+    standing_out: Annotated[int, Ge(0), Le(2**20)]
+
+
+@step
+@once
+@reveals("moments", times="counted")
+def parts(
+    party: Party,
+    roles: Roles,
+    counted: Natural,
+    test_fraction: Fraction,
+    evaluated: Evaluated,
+    intercept: float,
+    coefficients: Annotated[Array | None, Reals("n_columns"), OWN] = None,
+    dealt: Annotated[Array | None, Bytes, OWN] = None,
+    delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Columns:
+    """Open the party's part of the predictions under the masks.
+
+    Parameters
+    ----------
+    roles : Roles
+        Who does what.
+    counted : int
+        Number of columns of all Gram matrices together, as consent counts them.
+    evaluated : Evaluated
+        On which rows.
+    intercept : float
+        b, in the unit of the coefficients.
+    coefficients : Array, shape (d,), optional
+        theta_j, in the unit of y; default: those that the party has solved for in this
+        run, in the unit of the label scale.
+    dealt, delivered : Array of uint8, dict of int to Array of uint8
+        What the dealer sends: the server, or a party.
+    """
+    check_labels(party)
+    check_roles(party, roles, 1)
+    scale = 1.0
+    if coefficients is None:
+        state = party.recall(LinearState)
+        coefficients, scale = solution_of(state), state.scale
+    sets = _rows(party, test_fraction, evaluated)
+    if counted != len(sets) * roles.columns or roles.rows != list(map(len, sets)):
+        raise PartyError("counted and rows must be those of the Gram matrices")
+    blocks, told, spreads = [], [], []
+    for rows in sets:
+        check_rows(None, len(rows), roles.columns)
+        part = RowBlocks(party.rows, rows=rows).per_row(lambda X: -X @ coefficients)
+        if party.y is not None:
+            y = party.y[rows].astype(np.float64) / scale
+            part += y - intercept
+            spreads.append(y.std())
+        mean = part.mean()
+        column = (part - mean)[:, None] / np.sqrt(len(rows))
+        kept = bounded_columns([part], column, LEAST_ROWS, MOST_LEVERAGE)
+        stands_out = column.any() and not kept[0]
+        if stands_out:
+            column[:] = mean = 0.0
+        size = np.linalg.norm(column)
+        told += [mean, size, stands_out]
+        blocks.append(NORM * column / (size or 1.0))
+    if not np.abs([*told, *spreads]).max() <= LARGEST:
+        raise PartyError("numbers of this party's predictions are too large")
+    given = dealt_to(dealt, delivered, roles)
+    openings, check = hide(party, roles, blocks, Portion(given))
+    reply: Columns = {
+        "openings": {roles.first: openings, roles.second: openings},
+        "units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},
+    }
+    if check is not None:
+        other = roles.second if party.index == roles.first else roles.first
+        reply["checks"] = {other: check}
+        party.remember(MomentsState(roles, given, y_sizes=np.array(spreads)))
+    return reply
+
+
+def _rows(party: Party, test_fraction: float, evaluated: Evaluated) -> list[Array]:
+    """Return the numbers of the rows of each Gram matrix."""
+    sets = []
+    if evaluated.test:
+        sets.append(split_rows(party.n_rows, test_fraction, party.seed)[1])
+    if evaluated.train:
+        train = training_rows(party, test_fraction)
+        sets.append(np.arange(party.n_rows) if train is None else train)
+    return sets
+
+
+@step
+@once
+def losses(
+    party: Party,
+    units: Annotated[dict[int, Array], Bytes, PRIVATE],
+    shares: Annotated[dict[int, Array], Bytes, PRIVATE],
+    scale: Annotated[float, Ge(1e-50), Le(1e50)],
+) -> Losses:
+    """Open the Gram matrices, at the label holder, and tell the errors.
+
+    Where one row stands out in a column, its party has put zeros in its place, and no
+    error is told: it would be that of the row.
+
+    Parameters
+    ----------
+    units, shares : dict of int to Array of uint8
+        What all parties, and the second one, have sent for this one.
+    scale : float
+        What the unit of the coefficients is in the unit of y.
+    """
+    state = party.recall(MomentsState)
+    grams = [gram / NORM**2 for gram in opened(party, state, shares)]
+    spreads = state.y_sizes
+    told = np.array([_told(units, j, len(grams)) for j in range(party.n_parties)])
+    if standing_out := int(np.count_nonzero(told[:, :, 2])):
+        return {"standing_out": standing_out}
+    means, sizes = told[:, :, 0].sum(axis=0), told[:, :, 1].T
+    errors = np.array(
+        [
+            mean**2 + max(0.0, float(size @ gram @ size))
+            for gram, mean, size in zip(grams, means, sizes, strict=True)
+        ]
+    )
+    r2 = [explained(*pair) for pair in zip(errors, spreads**2, strict=True)]
+    return {
+        "losses": scale**2 * errors,
+        "explained": np.array(r2),
+        "standing_out": 0,
+    }
+
+
+def _told(units: dict[int, Array], owner: int, halves: int) -> Array:
+    """Return what a party has told of its columns, shape (halves, 3)."""
+    data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
+    if len(data) != 8 * halves * _NUMBERS:
+        raise PartyError(f"units must be of the columns of the party at place {owner}")
+    told = np.frombuffer(data, "<f8").reshape(halves, _NUMBERS)
+    if not np.abs(told).max(initial=0.0) <= LARGEST:
+        raise PartyError(f"units must be numbers of at most {LARGEST:g} in size")
+    return told

@@ -1,0 +1,212 @@
+"""What a model is worth on rows held out, in a few numbers.
+
+Each mean over rows comes with its standard error, whose name ends in ``_se``: the mean
+over all rows that could have been held out is within two of them, nineteen times in
+twenty.
+
+[1] E. DeLong, D. DeLong, D. Clarke-Pearson, "Comparing the Areas under Two or More
+    Correlated Receiver Operating Characteristic Curves", Biometrics 44, 1988.
+[2] X. Sun, W. Xu, "Fast Implementation of DeLong's Algorithm", IEEE Signal Processing
+    Letters 21, 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+LEAST_PROBABILITY = 2.0**-52
+"""A probability below counts as this in a log loss, which is infinite at 0."""
+
+
+def mean_and_error(losses: Array) -> tuple[float, float]:
+    """Return the mean of the losses of rows drawn at random, and its standard error.
+
+    Parameters
+    ----------
+    losses : Array, shape (n,)
+        At least one. Neither they nor their squares overflow by their size alone.
+    """
+    size = float(np.abs(losses).max()) or 1.0
+    scaled = losses / size
+    error = scaled.std() / np.sqrt(max(1, len(losses) - 1))
+    return size * float(scaled.mean()), size * float(error)
+
+
+def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
+    """Return the area under the ROC curve, and its standard error [1] by ranks [2].
+
+    Parameters
+    ----------
+    scores : Array, shape (n,)
+        The larger, the more a row is taken for a positive one; ties count half.
+    positive : Array of bool, shape (n,)
+        Which rows are; at least two are, and at least two are not.
+    """
+    X, Y = scores[positive], scores[~positive]
+    m, n = len(X), len(Y)
+    ranks = _midranks(scores)
+    of_positive = (ranks[positive] - _midranks(X)) / n  # V_10 of [1], shape (m,)
+    of_negative = 1 - (ranks[~positive] - _midranks(Y)) / m  # V_01, shape (n,)
+    variance = of_positive.var(ddof=1) / m + of_negative.var(ddof=1) / n
+    return float(of_positive.mean()), float(np.sqrt(variance))
+
+
+def _midranks(values: Array) -> Array:
+    """Return the ranks of numbers from 1, and the mean rank of equal ones."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray(np.cumsum(counts)[place] - (counts[place] - 1) / 2)
+
+
+def regression(y: Array, predicted: Array) -> dict[str, float]:
+    """Return what predicted numbers are worth.
+
+    Parameters
+    ----------
+    y, predicted : Array, shape (n,)
+        Labels and predictions, in the unit of y.
+
+    Returns
+    -------
+    dict of str to float
+        ``loss``, the mean squared error; ``mae``, the mean absolute one; ``r2``, the
+        share of the variance that is explained. An error that overflows is infinite.
+    """
+    with np.errstate(all="ignore"):
+        residual = np.asarray(predicted - y, dtype=np.float64)
+        size = float(np.abs(residual).max()) or 1.0
+        loss, loss_se = mean_and_error((residual / size) ** 2)
+        mae, mae_se = mean_and_error(np.abs(residual))
+        unit = float(np.square(size))
+        told = {"loss": loss * unit, "loss_se": loss_se * unit if loss_se else 0.0}
+        told["r2"] = explained(told["loss"], float(y.var()))
+    return told | {"mae": mae, "mae_se": mae_se}
+
+
+def explained(loss: float, variance: float) -> float:
+    """Return R^2, the share of the variance of the labels that is explained, or 0.
+
+    Parameters
+    ----------
+    loss, variance : float
+        Mean squared error, and variance of the labels of the same rows; where that is
+        0, as where the error is far above it, there is nothing to explain.
+    """
+    with np.errstate(all="ignore"):
+        r2 = float(1 - np.float64(loss) / np.float64(variance))
+    return r2 if np.isfinite(r2) else 0.0
+
+
+def wrong(y: Array, predicted: Array) -> dict[str, float]:
+    """Return the share of wrong classes, ``error``."""
+    error, error_se = mean_and_error((predicted != y).astype(float))
+    return {"error": error, "error_se": error_se}
+
+
+def base_error(counts: Array) -> float:
+    """Return the error of naming the most frequent class for each row.
+
+    Parameters
+    ----------
+    counts : Array of int, shape (C,)
+        Number of rows of each class.
+    """
+    return float(1 - counts.max() / counts.sum())
+
+
+def log_loss(probability: Array) -> dict[str, float]:
+    """Return ``log_loss``, -log p on the mean.
+
+    Parameters
+    ----------
+    probability : Array, shape (n,)
+        What the model gives the class that a row has.
+    """
+    losses = -np.log(np.clip(probability, LEAST_PROBABILITY, 1))
+    loss, loss_se = mean_and_error(losses)
+    return {"log_loss": loss, "log_loss_se": loss_se}
+
+
+def two_classes(
+    positive: Array, predicted: Array, scores: Array, probability: Array | None = None
+) -> dict[str, float]:
+    """Return what the answers of a model with two classes are worth.
+
+    Parameters
+    ----------
+    positive, predicted : Array of bool, shape (n,)
+        Which rows are of the second class, and which the model takes for such.
+    scores : Array, shape (n,)
+        By which it ranks them.
+    probability : Array, shape (n,), optional
+        What it takes for the probability of the second class.
+
+    Returns
+    -------
+    dict of str to float
+        ``auc``; ``true_positives``, ``false_positives``, ``false_negatives`` and
+        ``true_negatives``, numbers of rows; with a probability ``brier``, the mean
+        squared difference to what is, which says how well it is calibrated.
+    """
+    auc, auc_se = area_under_curve(scores, positive)
+    told: dict[str, float] = {
+        "auc": auc,
+        "auc_se": auc_se,
+        "true_positives": int((positive & predicted).sum()),
+        "false_positives": int((~positive & predicted).sum()),
+        "false_negatives": int((positive & ~predicted).sum()),
+        "true_negatives": int((~positive & ~predicted).sum()),
+    }
+    if probability is not None:
+        brier, brier_se = mean_and_error((probability - positive) ** 2)
+        told |= {"brier": brier, "brier_se": brier_se}
+    return told
+
+
+def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
+    """Return where a model does no better than a constant, or than one cluster.
+
+    Parameters
+    ----------
+    metrics : mapping
+        Numbers of this module, by names that begin with ``test_``; of a clustering
+        ``explained``, 1 - cost / cost with one cluster, and ``smallest_cluster``, a
+        number of rows.
+
+    Returns
+    -------
+    list of str
+        A sentence for each.
+    """
+    told = []
+    error, base = metrics.get("test_error"), metrics.get("test_base_error")
+    if error is not None and base is not None and error >= base:
+        told.append(
+            f"the model is no better than the base rate: {error:.3g} of the rows held "
+            f"out are wrong, and {base:.3g} would be with the most frequent class for "
+            "each"
+        )
+    if (found := metrics.get("test_true_positives")) is not None:
+        positives = found + metrics["test_false_negatives"]
+        if not found + metrics["test_false_positives"]:
+            told.append(
+                "the model predicts no row held out to be of the second class, the "
+                f"positive one, of which {positives} are"
+            )
+    if metrics.get("test_r2", 1.0) <= 0:
+        told.append(
+            "the model is no better than the mean of the labels: on the rows held out "
+            f"its R^2 is {metrics['test_r2']:.3g}"
+        )
+    if metrics.get("explained", 1.0) <= 0:
+        told.append(
+            "the clusters are no better than one: they explain "
+            f"{metrics['explained']:.3g} of its cost"
+        )
+    if not metrics.get("smallest_cluster", 1):
+        told.append("a cluster has no row: there are fewer than n_clusters")
+    return told

@@ -1,0 +1,188 @@
+"""Predictions for new rows by a linear model or cluster centres of a coreset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.models.no_model import UsedModel
+from vfl_flower.numerics import evaluation
+from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.steps import Steps, Sum, each, opened
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+_COMMON = ("kind", "outputs", "receiver", "parties")
+"""What is the same in all parts of a model."""
+
+_BOUND = 2.0**24
+"""First guess of the largest addend; see :meth:`Parties.ask_exactly`."""
+
+
+def keep_parts(
+    parties: Parties,
+    kind: party.Additive,
+    weights: list[Array],
+    intercept: float,
+    receiver: int,
+) -> str:
+    """Let each party keep its block of the model, if all have a place for it.
+
+    Returns
+    -------
+    str
+        Number of the model; "" where nothing is kept.
+    """
+    if not all(info.keeps for info in parties):
+        return ""
+    parties.ask(
+        party.keep,
+        kind=kind,
+        weights=each(weights),
+        intercept=intercept,
+        receiver=receiver,
+    )
+    return f"{parties.session:016x}"
+
+
+@settings
+class CoresetPrediction(ProtocolStrategy):
+    """Predictions for new rows by a model whose blocks the parties keep.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, key                       all of it
+    part           place, kind and size of the model      all of it
+    addends        its part of the prediction of each     nothing: only the receiver
+                   row, masked                            can open the sum
+    answer         the receiver alone: nothing            nothing
+    =============  =====================================  ==========================
+
+    The receiver, the label holder of training or for k-means the first party, writes
+    the predictions to a file in its ``state-dir``. It learns f(x) of each row, or the
+    distance to each centre; with two parties, so the other's part of it.
+
+    Raises
+    ------
+    FederationError
+        A party is in another place than in training, or does not take part.
+    PartyFailed
+        A party has no part of this model, a part that does not fit the others, or other
+        columns than in training.
+    """
+
+    model: str
+    """The number of the model, which its training reported."""
+    _: KW_ONLY
+    allow_two_parties: bool = False
+    """Allow two parties, although the receiver then learns the other's part."""
+
+    task = "predict"
+    evaluates: ClassVar[bool] = False
+    """Whether the predictions are judged, and not kept."""
+    model_class = UsedModel
+    needs: ClassVar[tuple[Kind, ...]] = ("predictions",)
+    steps: ClassVar[Steps] = (party.part, party.addends, party.answer)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if not self.model:
+            raise ValueError("model must be the number of a trained model, got none")
+        check_unused(self, ["seed"], "predictions, which draw nothing")
+
+    @property
+    def works_with(self) -> str:
+        """Number of the model whose parts the parties load."""
+        return self.model
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the model is any use on these rows."""
+        return evaluation.shortfalls(metrics)
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Check the parts, then predict all rows in blocks."""
+        parties.refuse_two(f"task {self.task!r}", self.allow_two_parties)
+        replies = parties.ask(party.part)
+        for j, reply in enumerate(replies):
+            if reply["index"] != j:
+                raise FederationError(
+                    f"{parties[j].name!r} must have the place of training, "
+                    f"{reply['index']}, got {j}: set partition-id"
+                )
+        for name in _COMMON:
+            values = replies.each(name)
+            for j, value in enumerate(values):
+                if value != values[0]:
+                    reason = f"its part must have the {name} of {parties[0].name!r}"
+                    raise replies.failure(j, reason)
+        first = replies[0]
+        if first["parties"] != len(parties) or first["receiver"] >= len(parties):
+            raise FederationError(
+                f"the {first['parties']} parties of training must take part, "
+                f"{len(parties)} do"
+            )
+        n, receiver = parties.n_rows, first["receiver"]
+        block, told = max(1, party.MOST_SUMS // first["outputs"]), party.Answered()
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            sealed = parties.ask_exactly(
+                party.addends.summing(sums=Sum(_BOUND, to=receiver)),
+                start=start,
+                stop=stop,
+            ).sealed["sums"]
+            told = parties.ask_one(
+                receiver,
+                party.answer,
+                sums=opened(sealed),
+                evaluate=self.evaluates,
+                last=stop == n,
+            )
+        metrics: dict[str, Any] = {"rows": n}
+        if self.evaluates:
+            metrics |= {name: told[name] for name in NAMES if name in told}  # type: ignore[literal-required]
+        else:
+            log.info(
+                "%d predictions are at %r, in predictions-%s-%016x.csv of its "
+                "state-dir",
+                *(n, parties[receiver].name, self.model, parties.session),
+            )
+        record = UsedModel(self.model).to_record()
+        run.record(1, record, metrics)
+        return record
+
+
+@settings
+class CoresetEvaluation(CoresetPrediction):
+    """What a model whose blocks the parties keep is worth on new rows.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, key                       all of it
+    part           place, kind and size of the model      all of it
+    addends        its part of the prediction of each     nothing: only the receiver
+                   row, masked                            can open the sum
+    answer         the receiver alone: errors of all      all of it
+                   predictions, with standard errors
+    =============  =====================================  ==========================
+
+    Of a regression the mean squared error, the mean absolute error and R^2 on the rows
+    whose labels the receiver has; of k-means ``test_loss``, the mean squared distance
+    to the nearest centre. See :class:`CoresetPrediction`.
+    """
+
+    task = "evaluate"
+    evaluates = True

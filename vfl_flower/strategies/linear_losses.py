@@ -1,0 +1,107 @@
+"""The server's side of the mean squared error of a linear model, which it learns."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.clients import linear_losses as party
+from vfl_flower.clients.linear_moments import Evaluated
+from vfl_flower.clients.moments import ROWS_PER_COLUMN
+from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.steps import each
+from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+TEST, TRAIN = "test_loss", "full_train_loss"
+"""Names of the errors on the rows held out and on all training rows."""
+
+
+def enough_rows(sets: dict[str, int], columns: int) -> dict[str, int]:
+    """Return the sets of rows of which a Gram matrix may be opened; tell of others.
+
+    Parameters
+    ----------
+    sets : dict of str to int
+        Numbers of rows by the names of the errors; of no row: nobody asks for it.
+    columns : int
+        Number of columns of the Gram matrix.
+    """
+    least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
+    for name, rows in sets.items():
+        if 0 < rows < least:
+            log.warning(
+                "there is no %s: a Gram matrix of %d columns must be of at least %d "
+                "rows, there are %d",
+                *(name, columns, least, rows),
+            )
+    return {name: rows for name, rows in sets.items() if rows >= least}
+
+
+def squared_errors(
+    parties: Parties,
+    sets: dict[str, int],
+    *,
+    coefficients: list[Array] | None,
+    intercept: float,
+    scale: float,
+    test_fraction: float,
+    dealer: str,
+) -> dict[str, Any]:
+    """Return the mean squared errors by name, and R^2 on the rows held out.
+
+    Parameters
+    ----------
+    parties : Parties
+        One of them holds the labels.
+    sets : dict of str to int
+        Numbers of rows, by the names `TEST` and `TRAIN`.
+    coefficients : list of Array or None
+        Those of each party; None: each has solved for its own in this run.
+    intercept : float
+        In the unit of y.
+    scale : float
+        With own coefficients their unit, in the unit of y.
+    test_fraction : float
+        Share of the rows that is held out.
+    dealer : str
+        Who deals correlated randomness.
+    """
+    sets = enough_rows(sets, len(parties))
+    if not sets:
+        return {}
+    unit = scale if coefficients is None else 1.0
+    roles = roles_of(parties, [1] * len(parties), list(sets.values()), dealer)
+    replies = parties.ask(
+        party.parts,
+        roles=roles,
+        counted=len(parties) * len(sets),
+        test_fraction=test_fraction,
+        evaluated=Evaluated(TEST in sets, TRAIN in sets),
+        intercept=intercept / unit,
+        coefficients=None if coefficients is None else each(coefficients),
+        **deal(parties, roles),
+    )
+    shares = multiply(parties, roles, replies)
+    told = parties.ask_one(
+        roles.first,
+        party.losses,
+        units=secret(replies, "units", len(parties))[roles.first],
+        shares=shares,
+        scale=unit,
+    )
+    if told["standing_out"]:
+        return {"standing_out": told["standing_out"]}
+    none = np.zeros(0)
+    errors, explained = told.get("losses", none), told.get("explained", none)
+    if not len(errors) == len(explained) == len(sets):
+        reason = f"its reply must have {len(sets)} losses and as many shares explained"
+        raise parties.failure(roles.first, party.losses, reason)
+    metrics = {name: float(e) for name, e in zip(sets, errors, strict=True)}
+    r2 = dict(zip(sets, explained, strict=True))
+    return metrics | ({"test_r2": float(r2[TEST])} if TEST in r2 else {})
