@@ -6,6 +6,7 @@ here makes more than 200 of them.
 """
 
 import dataclasses
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FDSKL, FederationError, Party, PartyFailed, simulate
 from vfl_flower.clients import kernel_moments as party
+from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.clients.moments import Roles
 from vfl_flower.numerics.gram_fit import GramFit
 from vfl_flower.numerics.kernel_moments import (
@@ -275,7 +277,7 @@ def uniform(data):
 CLEAR = {
     "kernel_moments_prepare": {"columns", "outputs"},
     "kernel_moments_fit": {"kept", "regularization", "cv_score"},
-    "kernel_moments_scores": {"test_loss", "test_rows"},
+    "kernel_moments_scores": set(NAMES),
 }
 """What parties send in the clear: the last two steps only the label holder."""
 
@@ -319,6 +321,7 @@ class Listening:
     def _listen(self, monkeypatch, step):
         original = step.function
 
+        @wraps(original)
         def listen(who, **told):
             for name in PRIVATE_NAMES:
                 for sender, packed in (told.get(name) or {}).items():
