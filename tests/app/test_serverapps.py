@@ -94,6 +94,7 @@ def test_the_superlink_is_told_of_a_killed_one(
             pass
 
     monkeypatch.setattr(serverapps, "HttpGrid", Grid)
+    preload()  # else the process that forks has a thread of Arrow's, for all tests
     process = serverapps.PROCESSES.Process(target=target, args=(argument,))
     process.start()
     tell_end(spec("0" * 64), process)

@@ -6,6 +6,7 @@ here makes more than 200 of them.
 """
 
 import dataclasses
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -319,6 +320,7 @@ class Listening:
     def _listen(self, monkeypatch, step):
         original = step.function
 
+        @wraps(original)
         def listen(who, **told):
             for name in PRIVATE_NAMES:
                 for sender, packed in (told.get(name) or {}).items():

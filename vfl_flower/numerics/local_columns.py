@@ -259,10 +259,14 @@ def fit_local_columns(
         highs=np.array(highs, dtype=np.float64),
         frequencies=rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
     )
-    kept = bounded_in_halves(
-        local_columns(fitted, X), halves, least=least, most_leverage=most_leverage
-    )
-    return _kept(fitted, kept)
+    # Without a column, directions that were too short to count may do so.
+    while not (
+        kept := bounded_in_halves(
+            local_columns(fitted, X), halves, least=least, most_leverage=most_leverage
+        )
+    ).all():
+        fitted = _kept(fitted, kept)
+    return fitted
 
 
 def bounded_in_halves(
