@@ -169,14 +169,14 @@ def folder_of(function: str, count: int) -> Path:
     return Path(folder.name)
 
 
-@cache
 def keeping_parties(count: int = 2) -> list[Party]:
-    """Return the parties with places for their parts of a model."""
-    folder = folder_of("keeping_parties", count)
-    made = parties(count)
-    for party in made:
-        party.state_dir = folder / str(party.name)
-        party.state_dir.mkdir(mode=0o700, exist_ok=True)
+    """Return the parties with new, empty places for their parts of a model."""
+    folder = Path(tempfile.mkdtemp(dir=folder_of("keeping_parties", count)))
+    made = []
+    for party in parties(count):
+        state_dir = folder / str(party.name)
+        state_dir.mkdir(mode=0o700)
+        made.append(Party(party.X, party.y, name=party.name, state_dir=state_dir))
     return made
 
 
