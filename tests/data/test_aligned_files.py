@@ -55,6 +55,7 @@ class FileGrid(InProcessGrid):
         (folder / "consent.toml").write_text(
             "trust-on-first-use = true\n[leaves]\nrows = true\ntotals = true\n"
             "coefficients = true\nrow-sums = true\npredictions = true\n"
+            "moments = true\n"
         )
         (folder / "consent.toml").chmod(0o600)
         for j, node in enumerate(list(self._contexts)):
@@ -84,7 +85,8 @@ def run(folder: Path, config, **node_config):
 
 
 ALIGN = {"strategy": "align", "alignment": "2026-q4"}
-TRAIN = {"strategy": "coreset-vrlr", "coreset-vrlr.size": 40, "alignment": "2026-q4"}
+TRAIN = {"strategy": "coreset-vrlr", "coreset-vrlr.sampling": "full"}
+TRAIN |= {"alignment": "2026-q4"}
 
 
 @pytest.fixture
@@ -235,7 +237,7 @@ def test_parties_in_memory():
     for party, own, rows in zip(taken, federation, model.rows_, strict=True):
         np.testing.assert_array_equal(party.X, own.X[rows])
         assert (party.name, party.cache is own.cache) == (own.name, False)
-    result = vf.simulate(CoresetVRLR(sampling="full"), taken)
+    result = vf.simulate(CoresetVRLR(sampling="full", solver="central"), taken)
     np.testing.assert_allclose(
         np.concatenate(result.model.coef_), np.ones(6), atol=1e-6
     )

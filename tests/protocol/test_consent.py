@@ -143,10 +143,11 @@ def test_a_file_of_another_user(tmp_path, monkeypatch):
 # -- what a run needs ------------------------------------------------------------------
 
 STRATEGIES = {
-    "central": CoresetVRLR(10),
-    "paper rounds": CoresetVRLR(10, rounds="paper"),
-    "uniform": CoresetVRLR(10, sampling="uniform"),
-    "held out": CoresetVRLR(10, test_fraction=0.2),
+    "moments": CoresetVRLR(120),
+    "central": CoresetVRLR(10, solver="central"),
+    "paper rounds": CoresetVRLR(10, solver="central", rounds="paper"),
+    "uniform": CoresetVRLR(10, solver="central", sampling="uniform"),
+    "held out": CoresetVRLR(10, solver="central", test_fraction=0.4),
     "cg": CoresetVRLR(120, solver="cg", test_fraction=0.2, evaluate="full"),
     "lasso": CoresetVRLR(120, solver="cg", regularizer="lasso", alpha=0.1),
     "saga": CoresetVRLR(120, solver="saga", max_iter=2),
@@ -187,10 +188,10 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     parties = made(tmp_path, [letting()] * 3)
     with pytest.raises(
         FederationError,
-        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='cg' the run asks for no rows, "
-        "and instead for row-sums, totals, coefficients",
+        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='moments' the run asks for no rows, "
+        "and instead for row-sums, totals, coefficients, moments",
     ):
-        CoresetVRLR(10).start(RealParties(parties))
+        CoresetVRLR(10, solver="central").start(RealParties(parties))
 
 
 def test_a_server_that_says_less_is_refused_by_the_step(tmp_path):
@@ -233,7 +234,7 @@ def test_rules_of_a_run(tmp_path, rules, refused):
     consent = letting("rows", "totals", **{"allow_seed": True} | rules)
     grid = RealParties(made(tmp_path, [FREE, consent, FREE]))
     with pytest.raises((FederationError, PartyFailed), match=refused):
-        CoresetVRLR(10, seed=1).start(grid)
+        CoresetVRLR(10, solver="central", seed=1).start(grid)
 
 
 def test_a_seed_that_the_server_did_not_announce(tmp_path):
@@ -245,7 +246,7 @@ def test_a_seed_that_the_server_did_not_announce(tmp_path):
 
 
 def test_two_parties_need_a_line(tmp_path):
-    strategy = CoresetVRLR(10)
+    strategy = CoresetVRLR(120)
     parties = made(tmp_path)[1:]
     for two in (False, True):
         for party in parties:
@@ -263,7 +264,7 @@ def test_a_party_of_a_loader_without_consent_is_strict(tmp_path):
     for party in grid._parties.values():
         party.consent = None
     with pytest.raises(FederationError, match=r"3 of 3 parties refuse .* rows = true"):
-        CoresetVRLR(10).start(grid)
+        CoresetVRLR(10, solver="central").start(grid)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +296,9 @@ UNDECLARED = {
     # The parties have consented in linear_moments_columns; a mean over many rows each.
     ("linear_moments_solve", "coefficients"),
     ("linear_moments_solve", "losses"),
+    # They have in linear_losses_parts; means over many rows too.
+    ("linear_losses_losses", "losses"),
+    ("linear_losses_losses", "explained"),
 }
 
 

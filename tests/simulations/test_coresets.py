@@ -100,7 +100,7 @@ def test_cost_of_clusters_is_a_row_s_squared_distance(data):
 def test_held_out_rows_give_the_test_loss(data):
     held_out = (data.X[:50] + 10, data.y[:50])
     split = Columns(data.X[50:], WIDTHS, data.y[50:], test=held_out)
-    tiny = experiment(split, "regression", {"CENTRAL": Solver()})
+    tiny = experiment(split, "regression", {"CENTRAL": Solver({"solver": "central"})})
     result = run_experiment(tiny, 1, 0)
     A = np.column_stack([split.X, np.ones(70)])
     theta = np.linalg.lstsq(A, split.y, rcond=None)[0]

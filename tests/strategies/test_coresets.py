@@ -785,7 +785,7 @@ BOTH = [
     ({"sampling": "all"}, "'coreset', 'uniform', 'full'"),
     ({"rounds": "fast"}, "'fused', 'paper'"),
     ({"evaluate": "test"}, "'coreset', 'full'"),
-    ({"check_size": 1}, "0 or at least 2"),
+    ({"check_size": 1, "solver": "central"}, "0 or at least 2"),
     ({"check_size": -2}, "at least 0"),
     ({"check_size": 9, "sampling": "uniform"}, "0 unless sampling is 'coreset'"),
     ({"masking": "none"}, "'ring', 'plain'"),
