@@ -188,8 +188,8 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     parties = made(tmp_path, [letting()] * 3)
     with pytest.raises(
         FederationError,
-        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='moments' the run asks for no rows, "
-        "and instead for row-sums, totals, coefficients, moments",
+        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='moments' the run asks for no "
+        "rows, and instead for row-sums, totals, coefficients, moments",
     ):
         CoresetVRLR(10, solver="central").start(RealParties(parties))
 
