@@ -45,7 +45,7 @@ def parties_of(shapes):
             rng.integers(2, size=n) * 2.0 - 1 if labels else None,
             name=name,
         )
-        for n, d, labels, name in shapes
+        for n, d, labels, name, _ in shapes
     ]
 
 

@@ -64,6 +64,9 @@ def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
         planned_trips(CoresetVRLR(size=20, solver="central"), [Shape(400, 3, 0)] * 2)
         == 0
     )  # it fails
+    # Parties that have a place for their parts of the model keep them at the end.
+    keeping = [shape._replace(keeps=True) for shape in SHAPES]
+    assert planned_trips(CoresetVRLR(size=20, solver="central"), keeping) == 3
     with monkeypatch.context() as patch:
         patch.setattr(progress, "PATIENCE", -1.0)
         assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0

@@ -412,7 +412,7 @@ def dry_run(
         strategy.check()
         ledger = Ledger()
         parties = strategy.greet(grid, ledger, seed=strategy.seed or 0, timeout=timeout)
-        shapes = [Shape(p.n_rows, p.n_columns, p.n_labels, p.name) for p in parties]
+        shapes = [Shape.of(info) for info in parties]
         met.append((strategy, shapes, ledger))
     plans = [str(plan(*greeting)) for greeting in met]
     sent = "This was a dry run: `hello` was sent to the parties, and nothing else."

@@ -117,7 +117,7 @@ class Reporter:
         self, strategy: ProtocolStrategy, parties: Parties, ledger: Ledger
     ) -> None:
         """Count the round trips that are to come."""
-        shapes = [Shape(p.n_rows, p.n_columns, p.n_labels, p.name) for p in parties]
+        shapes = [Shape.of(info) for info in parties]
         trips = planned_trips(strategy, shapes)
         self._planned = ledger.round_trips + trips if trips else 0
 

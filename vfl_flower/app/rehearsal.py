@@ -7,12 +7,14 @@ strategy, whichever package that comes from, and no data.
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -22,6 +24,7 @@ from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import Field
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid, apart
@@ -39,12 +42,20 @@ class Shape(NamedTuple):
         Numbers of rows and columns, and of rows whose label the party knows.
     name : str
         Default: ``party-<index>``.
+    keeps : bool
+        Whether it has a place for its part of a model.
     """
 
     n_rows: int
     n_columns: int
     n_labels: int = 0
     name: str = ""
+    keeps: bool = False
+
+    @classmethod
+    def of(cls, info: PartyInfo) -> Self:
+        """Return the size of the data of a party that has said hello."""
+        return cls(info.n_rows, info.n_columns, info.n_labels, info.name, info.keeps)
 
 
 @dataclass
@@ -162,9 +173,10 @@ def rehearse(
     labelled = any(shape.n_labels for shape in shapes)
     draws = _LABELS if labelled else _LABELS[:1]
     for last, draw in enumerate(draws, start=1 - len(draws)):
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         rng = np.random.default_rng(0)
         parties, known = [], 0
-        for shape in shapes:
+        for index, shape in enumerate(shapes):
             n = max(1, round(shape.n_rows * share))
             X = strategy.random_rows(rng, n, shape.n_columns)
             if clusters:
@@ -179,12 +191,13 @@ def rehearse(
                 y[np.arange(known, known + count) % n] = draw(rng, count)
                 known += count
             ids = np.arange(n) if strategy.partition == "either" else None
-            parties.append(Party(X, y, ids, shape.name or None))
+            place = Path(folder.name, f"{index}") if shape.keeps else None
+            parties.append(Party(X, y, ids, shape.name or None, state_dir=place))
             if strategy.unites:
                 levels = min(n, 10)
                 rows_of = {f"level {k}": n // levels for k in range(levels)}
                 parties[-1].texts = {"text": rows_of}
-        with apart():
+        with apart(), folder:
             watched = grid(parties)
             start = time.perf_counter()
             try:
