@@ -7,11 +7,14 @@ import math
 
 import numpy as np
 import pytest
+from deviating import RealParties
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction
@@ -123,6 +126,43 @@ def test_sums_are_of_all_rows_and_told_once(tmp_path):
     receiver.recall(party.PredictionState).values = np.zeros(0)
     with pytest.raises(PartyError, match="once a session"):
         answer(np.zeros(60))
+
+
+@pytest.mark.parametrize("most", [None, 5])
+def test_a_limit_ends_evaluations_of_models_that_the_server_chooses(most, tmp_path):
+    """Of the model b alone MAE(b) = mean |y - b|, which bends at each label."""
+    ages = np.repeat([1.0, 2.0, 4.0, 7.0], [3, 9, 2, 16])
+    federation = parties(tmp_path, np.zeros((30, 6)), ages)
+    leaves = {"predictions": Limit(), "moments": Limit(life=most)}
+    told: list[float] = []
+
+    def evaluate(b: float) -> float:
+        for j, organisation in enumerate(federation):
+            organisation.ids = np.arange(30)
+            organisation.consent = Consent(leaves=leaves, peers=None)
+            settings = {"kind": "linear", "intercept": b * (j == 2), "receiver": 2}
+            settings |= {"index": j, "n_parties": 3, "columns": []}
+            settings["encoding"] = organisation.encoding
+            kept = ModelPart(
+                "0123456789abcdef",
+                "coreset_predictions",
+                settings,
+                {"weights": np.zeros((1, 2))},
+            )
+            save_part(organisation.state_dir, kept)
+        grid = RealParties(federation)
+        metrics = CoresetEvaluation("0123456789abcdef").start(grid).metrics
+        told.append(metrics["test_mae"])
+        return told[-1]
+
+    if most is not None:
+        with pytest.raises(PartyFailed, match="lets moments leave it 5 times"):
+            [evaluate(b) for b in range(10)]
+        assert len(told) == most
+        return
+    errors = np.array([evaluate(b) for b in range(10)])
+    bends = np.diff(errors, 2) * len(ages) / 2
+    np.testing.assert_allclose(bends, [3, 9, 0, 2, 0, 0, 16, 0], atol=1e-6)
 
 
 def test_the_server_sees_no_prediction_and_no_block(tmp_path):

@@ -176,6 +176,7 @@ def addends(party: Party, start: Count, stop: Natural) -> Addends:
 
 
 @step
+@reveals("moments", when="evaluate")
 def answer(
     party: Party,
     sums: Annotated[Array, Reals("*"), SEALED],
@@ -189,8 +190,10 @@ def answer(
     sums : Array, shape (n k,)
         Sums of the addends of the next rows.
     evaluate : bool
-        Tell what the predictions are worth, and keep none: for numbers of rows whose
-        labels this party knows, for clusters the mean squared distance.
+        With the last: tell what the predictions are worth, and keep none: for numbers
+        of rows whose labels this party knows, for clusters the mean squared distance.
+        The model came from the server, so each such answer is a mean over rows of a
+        function that a server which deviates has chosen; consent bounds how many.
     last : bool
         Whether these are the last rows.
     """

@@ -147,7 +147,7 @@ class CoresetPrediction(ProtocolStrategy):
                 receiver,
                 party.answer,
                 sums=opened(sealed),
-                evaluate=self.evaluates,
+                evaluate=self.evaluates and stop == n,
                 last=stop == n,
             )
         metrics: dict[str, Any] = {"rows": n}
@@ -182,7 +182,14 @@ class CoresetEvaluation(CoresetPrediction):
     Of a regression the mean squared error, the mean absolute error and R^2 on the rows
     whose labels the receiver has; of k-means ``test_loss``, the mean squared distance
     to the nearest centre. See :class:`CoresetPrediction`.
+
+    Notes
+    -----
+    A server that deviates can give the parties another model before each evaluation.
+    The errors of many models tell the labels and rows, so the receiver counts each
+    evaluation as ``moments`` against the limit of its consent.
     """
 
     task = "evaluate"
     evaluates = True
+    needs = ("predictions", "moments")
