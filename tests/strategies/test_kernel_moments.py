@@ -15,9 +15,11 @@ from scipy.stats import chi2
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FDSKL, FederationError, Party, PartyFailed, simulate
+from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import NAMES
-from vfl_flower.clients.moments import Roles
+from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics.gram_fit import GramFit
 from vfl_flower.numerics.kernel_moments import (
     decision_function,
@@ -33,6 +35,7 @@ from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import gram_error
+from vfl_flower.secure_aggregation.shares import Dealt
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -92,9 +95,9 @@ def ridge(grams, blocks):
     M, total = blocks[-1].stop, grams[0] + grams[1]
     order = np.r_[0:M, len(total) - 1]
     A = total[np.ix_(order, order)] + np.diag([3.0] * M + [0.0])
-    found = np.linalg.solve(A, total[order, M:-1])
-    nothing = np.zeros(found.shape[1])
-    return GramFit(found[:-1], found[-1], 3.0, nothing, nothing, nothing, nothing)
+    weights = np.linalg.solve(A, total[order, M:-1])
+    nothing = np.zeros(weights.shape[1])
+    return GramFit(weights[:-1], weights[-1], 3.0, nothing, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +148,9 @@ def test_the_model_is_that_of_pooled_features(
         assert np.abs(gram - true)[features, features].max() < bound
         assert np.abs(gram - true)[:M, :M].max() < 360 * 2.0**-15
         assert gram[-1, -1] == 360
-    one = ridge(exact, sizes)
+    pooled = ridge(exact, sizes)
     scores = decision_function(result.model.parts, blocks)
-    expected = F[:, features] @ one.weights + one.intercept
+    expected = F[:, features] @ pooled.weights + pooled.intercept
     if target == "continuous":
         expected = expected * y[train].std() + y[train].mean()
     assert np.abs(scores - expected).max() < 0.02 * expected.std()
@@ -193,8 +196,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
     X, y = data()
     federation = parties(3, 2, X, (y > 1) + 1.0)
-    for one in federation:
-        one.state_dir = folder / one.name
+    for member in federation:
+        member.state_dir = folder / member.name
     result = simulate(strategy(target="binary", features=24), federation, seed=1)
     assert result.model.kept
     return result, folder
@@ -202,8 +205,8 @@ def trained(tmp_path_factory):
 
 def new_parties(folder, X):
     federation = parties(3, None, X, None, labelled=False)
-    for one in federation:
-        one.state_dir = folder / one.name
+    for member in federation:
+        member.state_dir = folder / member.name
     return federation
 
 
@@ -220,8 +223,8 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     X, _ = data(100, seed=5)
     predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
     grid = RealParties(new_parties(folder, X))
-    found = predicting.start(grid)
-    assert found.ledger.round_trips == (5 if dealer == "server" else 6)
+    predicted = predicting.start(grid)
+    assert predicted.ledger.round_trips == (5 if dealer == "server" else 6)
     header, table = rows_of(folder)
     assert header == "row,prediction,score,probability"
     blocks = np.array_split(X, 3, axis=1)
@@ -237,10 +240,10 @@ def test_rows_are_predicted_in_blocks(trained, monkeypatch):
     result, folder = trained
     X, _ = data(100, seed=5)
     monkeypatch.setattr(server, "ROW_NUMBERS", 6000)
-    found = FDSKLPrediction(result.model.model, solver="moments").start(
+    predicted = FDSKLPrediction(result.model.model, solver="moments").start(
         RealParties(new_parties(folder, X))
     )
-    assert found.ledger.round_trips > 5
+    assert predicted.ledger.round_trips > 5
     _, table = rows_of(folder)
     scores = result.model.decision_function(np.array_split(X, 3, axis=1))[:, 0]
     assert np.abs(table[:, 2] - scores).max() < 0.02
@@ -251,8 +254,8 @@ def test_the_solver_of_training_is_named(trained, tmp_path, solver):
     _, folder = trained
     if solver == "moments":
         folder, federation = tmp_path, parties()
-        for one in federation:
-            one.state_dir = folder / one.name
+        for member in federation:
+            member.state_dir = folder / member.name
         direct = FDSKL(loss="square", target="continuous", features=8)
         number = simulate(direct, federation, seed=0).model.model
     else:
@@ -277,7 +280,7 @@ def uniform(data):
 CLEAR = {
     "kernel_moments_prepare": {"columns", "outputs"},
     "kernel_moments_fit": {"kept", "regularization", "cv_score"},
-    "kernel_moments_scores": set(NAMES),
+    "kernel_scores_scores": set(NAMES),
 }
 """What parties send in the clear: the last two steps only the label holder."""
 
@@ -315,8 +318,9 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        for name in ("joint", "gram", "products", "scores"):
-            self._listen(monkeypatch, getattr(party, name))
+        computing = party.joint, party.gram
+        for step in (*computing, kernel_scores.products, kernel_scores.scores):
+            self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
         original = step.function
@@ -426,12 +430,12 @@ def test_a_label_holder_that_deviates_reads_the_rows_of_its_own_columns():
 
 # -- what a party refuses --------------------------------------------------------------
 
-ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, party.FRACTION)
+ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, FRACTION)
 JOINT = party.Joint([1.0], [4], 1.0, 16)
 TASK = party.Task("continuous", "gaussian", 0.0, N, 5)
 
 
-def one(index=1, labels=False):
+def lone(index=1, labels=False):
     X, y = data()
     made = Party(X[:, :2], y if labels else None, name="p", index=index)
     made.n_parties, made.session, made.run_secret = 3, 5, bytes(32)
@@ -440,13 +444,13 @@ def one(index=1, labels=False):
 
 
 def prepared(**task):
-    made = one()
+    made = lone()
     reply = party.prepare(made, task=dataclasses.replace(TASK, **task))
     return made, sum(reply["columns"])
 
 
 def asked(made, roles, **changes):
-    dealt, _ = party.deal_turn(5, bytes(32), roles, 16)
+    dealt, _ = kernel_dealing.deal_turn(5, bytes(32), roles, 16)
     values = {"counted": 2 * roles.columns, "joint": JOINT, "dealt": dealt[1]}
     return party.columns(made, roles=roles, **values | changes)
 
@@ -515,10 +519,10 @@ def test_what_was_dealt_for_another_turn_is_refused():
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
     later = dataclasses.replace(roles, turn=1)
     for other in (dataclasses.replace(roles, owners=[6, width, 6]), later):
-        dealt, _ = party.deal_turn(5, bytes(32), other, 16)
+        dealt, _ = kernel_dealing.deal_turn(5, bytes(32), other, 16)
         with pytest.raises(PartyError, match="of this use and unchanged"):
             asked(made, roles, dealt=dealt[1])
-    dealt, _ = party.deal_turn(6, bytes(32), roles, 16)
+    dealt, _ = kernel_dealing.deal_turn(6, bytes(32), roles, 16)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, dealt=dealt[1])
 
@@ -596,14 +600,14 @@ def test_features_leave_four_rows_each():
 
 def spoiled(monkeypatch, name, place, change):
     """Let the server deal something else to a party."""
-    original = getattr(party, name)
+    original = getattr(kernel_dealing, name)
 
     def deal(*args):
         dealt, cosines = original(*args)
         dealt[place] = change(dealt[place])
         return dealt, cosines
 
-    monkeypatch.setattr(party, name, deal)
+    monkeypatch.setattr(kernel_dealing, name, deal)
 
 
 def flipped(data):
@@ -621,15 +625,15 @@ def test_what_is_dealt_must_be_whole(monkeypatch, name, place, change):
 
 def test_a_wrong_triple_of_scores_is_found(monkeypatch):
     """With a right tag: the products are others than those of what was dealt."""
-    original = party.deal_predictions
+    original = kernel_dealing.deal_predictions
 
     def wrong(deal, root):
         first, second = original(deal, root)
         changed = second.correction.copy()
         changed[0] ^= 1
-        return first, party.Dealt.of(deal, 1, second.seed, changed)
+        return first, Dealt.of(deal, 1, second.seed, changed)
 
-    monkeypatch.setattr(party, "deal_predictions", wrong)
+    monkeypatch.setattr(kernel_dealing, "deal_predictions", wrong)
     with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
         simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
 

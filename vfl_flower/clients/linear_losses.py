@@ -21,17 +21,19 @@ from vfl_flower.clients.coresets import check_labels, training_rows
 from vfl_flower.clients.linear import LinearState, solution_of
 from vfl_flower.clients.linear_moments import LARGEST, Columns, Evaluated
 from vfl_flower.clients.moments import (
-    MOST_LEVERAGE,
-    NORM,
     Bytes,
     MomentsState,
     Portion,
-    Roles,
-    check_roles,
-    check_rows,
     dealt_to,
     hide,
     opened,
+)
+from vfl_flower.clients.moments_roles import (
+    MOST_LEVERAGE,
+    NORM,
+    Roles,
+    check_roles,
+    check_rows,
 )
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained

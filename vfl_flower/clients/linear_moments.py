@@ -27,17 +27,19 @@ from vfl_flower.clients.coresets import (
 )
 from vfl_flower.clients.linear import Strength
 from vfl_flower.clients.moments import (
-    MOST_LEVERAGE,
-    NORM,
     Bytes,
     MomentsState,
     Portion,
-    Roles,
-    check_roles,
-    check_rows,
     dealt_to,
     hide,
     opened,
+)
+from vfl_flower.clients.moments_roles import (
+    MOST_LEVERAGE,
+    NORM,
+    Roles,
+    check_roles,
+    check_rows,
 )
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained

@@ -8,9 +8,11 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.moments import (
+from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
+from vfl_flower.clients.moments_roles import (
     MOST_COLUMNS,
     ROWS_PER_COLUMN,
     Roles,
@@ -82,7 +84,7 @@ class Solver:
     features: int
     bandwidth: float | None
     dealer: str
-    bits: party.AngleBits
+    bits: AngleBits
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -122,7 +124,7 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         parties,
         *(owners, sizes, solver.dealer),
         joint=2 * joint.angles,
-        fraction=party.FRACTION,
+        fraction=FRACTION,
     )
     of_rows = row_roles(roles, local, len(test)) if len(test) else None
     dealing = Dealing.of(parties, solver.bits, outputs, roles, of_rows)
@@ -200,7 +202,7 @@ class Dealing:
         For the steps of these names.
     """
 
-    bits: party.AngleBits
+    bits: AngleBits
     outputs: int
     columns: dict[str, Any]
     joint: dict[str, Any]
@@ -211,7 +213,7 @@ class Dealing:
     def of(
         cls,
         parties: Parties,
-        bits: party.AngleBits,
+        bits: AngleBits,
         outputs: int,
         roles: Roles | None = None,
         of_rows: Roles | None = None,
@@ -222,17 +224,23 @@ class Dealing:
         assert known is not None
         if known.dealer is not None:
             replies = parties.ask(
-                party.deal, bits=bits, roles=roles, row_roles=of_rows, outputs=outputs
+                kernel_dealing.deal,
+                bits=bits,
+                roles=roles,
+                row_roles=of_rows,
+                outputs=outputs,
             )
             names = ("turn_parts", "turn_cosines", "row_parts", "row_cosines")
             return cls(bits, outputs, *({n: _told(parties, replies, n)} for n in names))
         given: list[dict[str, Any]] = [{}, {}, {}, {}]
         if roles is not None:
-            dealt, cosines = party.deal_turn(session, root, roles, bits)
+            dealt, cosines = kernel_dealing.deal_turn(session, root, roles, bits)
             given[0] = {"dealt": each(dealt)}
             given[1] = {"cosines": _only(parties, roles.second, cosines)}
         if of_rows is not None:
-            dealt, cosines = party.deal_rows(session, root, of_rows, outputs, bits)
+            dealt, cosines = kernel_dealing.deal_rows(
+                session, root, of_rows, outputs, bits
+            )
             given[2] = {"dealt": each(dealt)}
             given[3] = {"cosines": _only(parties, of_rows.second, cosines)}
         return cls(bits, outputs, *given)
@@ -294,12 +302,12 @@ def score_rows(
     dealing : Dealing
         What is dealt for them.
     **how : bool
-        `evaluate` and `last`, as :func:`vfl_flower.clients.kernel_moments.scores` has
+        `evaluate` and `last`, as :func:`vfl_flower.clients.kernel_scores.scores` has
         them.
     """
     first, bits, outputs = roles.first, dealing.bits, dealing.outputs
     hidden = parties.ask(
-        party.rows.summing(**_sums(roles, bits)),
+        kernel_scores.rows.summing(**_sums(roles, bits)),
         roles=roles,
         outputs=outputs,
         bits=bits,
@@ -307,7 +315,7 @@ def score_rows(
         **dealing.rows,
     )
     made = parties.ask(
-        party.products,
+        kernel_scores.products,
         outputs=outputs,
         bits=bits,
         angles=_only(parties, roles.second, opened(hidden.sealed[_name(roles.second)])),
@@ -316,7 +324,7 @@ def score_rows(
     )
     return parties.ask_one(
         first,
-        party.scores,
+        kernel_scores.scores,
         angles=opened(hidden.sealed[_name(first)]),
         bits=bits,
         products=secret(made, "products", len(parties))[first],
@@ -330,7 +338,7 @@ def predict(
     roles: Roles,
     local: Sequence[int],
     outputs: int,
-    bits: party.AngleBits,
+    bits: AngleBits,
     evaluate: bool = False,
 ) -> Told:
     """Let the label holder open the scores of all rows, in blocks.

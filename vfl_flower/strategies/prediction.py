@@ -12,8 +12,9 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
-from vfl_flower.clients import kernel_moments as moments_party
+from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
@@ -91,8 +92,8 @@ class FDSKLPrediction(ProtocolStrategy):
     """Whether the answers are judged, and not kept."""
     model_class = KernelModel
     steps: ClassVar[Steps] = (
-        *(party.part, party.answer, party.held_out_angles, moments_party.deal),
-        *(moments_party.rows, moments_party.products, moments_party.scores),
+        *(party.part, party.answer, party.held_out_angles, kernel_dealing.deal),
+        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
 
     def __post_init__(self) -> None:
@@ -154,7 +155,7 @@ class FDSKLPrediction(ProtocolStrategy):
                     parties,
                     *([], [], self.dealer, holders[0]),
                     joint=M,
-                    fraction=moments_party.FRACTION,
+                    fraction=FRACTION,
                 ),
                 replies.each("local"),
                 columns,
