@@ -527,6 +527,16 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
 
 
+def test_a_column_that_points_to_a_row_is_refused_at_its_own_party():
+    made, width = prepared()
+    task, fitted = made.cache["kernel_moments"]
+    X = np.zeros_like(fitted.X)
+    X[7] = 5.0
+    made.cache["kernel_moments"] = task, dataclasses.replace(fitted, X=X)
+    with pytest.raises(PartyError, match="must point to no single row"):
+        asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+
+
 def test_a_party_takes_two_turns_and_each_once():
     made, width = prepared()
     for turn in range(2):
@@ -608,6 +618,30 @@ def test_errors_are_told_once_a_session(monkeypatch):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
 
 
+def test_rows_of_one_turn_are_scored_once(monkeypatch):
+    """Others under the same masks would differ by what the masks hide."""
+    original = server.score_rows
+
+    def twice(federation, roles, rows, dealing, **how):
+        original(federation, roles, rows, dealing, **how)
+        return original(federation, roles, rows[::-1], dealing, evaluate=False)
+
+    monkeypatch.setattr(server, "score_rows", twice)
+    with pytest.raises(PartyFailed, match="turn must be 1, got 0"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
+    original = server.row_roles
+
+    def of_another(*args, **more):
+        return dataclasses.replace(original(*args, **more), first=0, second=1)
+
+    monkeypatch.setattr(server, "row_roles", of_another)
+    with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
 def test_few_test_rows_have_no_error():
     result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
     assert result.metrics["test_rows"] == 0
@@ -633,6 +667,8 @@ def test_trips_follow_each_other():
     for changed in (other, dataclasses.replace(roles, owners=[6, width, 6])):
         with pytest.raises(PartyError, match="with what was asked in the first"):
             asked(made, changed, dealt=None, trip=1, counted=0)
+    with pytest.raises(PartyError, match="counted must be the columns of both"):
+        asked(made, roles, dealt=None, trip=1)
     deltas = np.zeros((N, 4), "u2")
     with pytest.raises(PartyError, match="angles must be for the two"):
         asked(made, roles, dealt=None, trip=1, counted=0, angles=deltas)
