@@ -115,16 +115,16 @@ def roles(rows: int, features: int, count: int) -> None:
         f"NumPy {plain:.1f} s, {result.ledger.round_trips} round trips, {wall:.0f} s"
     )
     names = ["label holder", "second party", *["another party"] * (count - 2)]
-    found = dict(zip(names, grid.ended(), strict=True)) | {"server, dealing": server}
+    used = dict(zip(names, grid.ended(), strict=True)) | {"server, dealing": server}
     entries = result.ledger.entries.values()
-    for name, (seconds, megabytes) in found.items():
-        own = parties_of(name, names)
-        sent = sum(e.bytes_up for e in entries if e.party in own) / max(1, len(own))
-        each = sent / rows / (features + local)
+    for name, (seconds, megabytes) in used.items():
+        members = parties_of(name, names)
+        sent = sum(e.bytes_up for e in entries if e.party in members)
+        each = sent / max(1, len(members)) / rows / (features + local)
         print(
             f"  {name:<16}{seconds:>7.1f} s{seconds / plain:>6.1f} x"
             f"{megabytes - before:>7.0f} MB"
-            + (f"{each:>6.1f} bytes a feature and row" if own else "")
+            + (f"{each:>6.1f} bytes a feature and row" if members else "")
         )
 
 
@@ -164,9 +164,9 @@ def main() -> None:
         return
     fork = multiprocessing.get_context("fork")
     for size in SIZES[: 3 if options.quick else None]:
-        alone = fork.Process(target=roles, args=size)  # so the memory is that of one
-        alone.start()
-        alone.join()
+        run = fork.Process(target=roles, args=size)  # so the memory is of this run
+        run.start()
+        run.join()
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ PAPERS = {
         *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
         "coreset_predictions",
     },
-    "fdskl": {"fdskl", "kernel_moments"},
+    "fdskl": {"fdskl", "kernel_dealing", "kernel_moments", "kernel_scores"},
     "kernel_kmeans": {"kernel_kmeans"},
     "mufc": {"mufc"},
 }

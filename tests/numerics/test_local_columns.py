@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vfl_flower.numerics.local_columns import (
@@ -39,6 +39,7 @@ def support(column):
         max_size=4,
     ),
 )
+@example(seed=5590642, most=38, kinds=["normal"])
 @settings(max_examples=30, deadline=None)
 def test_no_column_points_to_a_row_of_a_half(seed, most, kinds):
     rng, n = np.random.default_rng(seed), 400

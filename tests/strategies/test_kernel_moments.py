@@ -15,9 +15,11 @@ from scipy.stats import chi2
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FDSKL, FederationError, Party, PartyFailed, simulate
+from vfl_flower.clients import kernel_dealing, kernel_scores, moments_roles
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import NAMES
-from vfl_flower.clients.moments import Roles
+from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics.gram_fit import GramFit
 from vfl_flower.numerics.kernel_moments import (
     decision_function,
@@ -33,6 +35,7 @@ from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import gram_error
+from vfl_flower.secure_aggregation.shares import Dealt
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -92,9 +95,9 @@ def ridge(grams, blocks):
     M, total = blocks[-1].stop, grams[0] + grams[1]
     order = np.r_[0:M, len(total) - 1]
     A = total[np.ix_(order, order)] + np.diag([3.0] * M + [0.0])
-    found = np.linalg.solve(A, total[order, M:-1])
-    nothing = np.zeros(found.shape[1])
-    return GramFit(found[:-1], found[-1], 3.0, nothing, nothing, nothing, nothing)
+    weights = np.linalg.solve(A, total[order, M:-1])
+    nothing = np.zeros(weights.shape[1])
+    return GramFit(weights[:-1], weights[-1], 3.0, nothing, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +148,9 @@ def test_the_model_is_that_of_pooled_features(
         assert np.abs(gram - true)[features, features].max() < bound
         assert np.abs(gram - true)[:M, :M].max() < 360 * 2.0**-15
         assert gram[-1, -1] == 360
-    one = ridge(exact, sizes)
+    pooled = ridge(exact, sizes)
     scores = decision_function(result.model.parts, blocks)
-    expected = F[:, features] @ one.weights + one.intercept
+    expected = F[:, features] @ pooled.weights + pooled.intercept
     if target == "continuous":
         expected = expected * y[train].std() + y[train].mean()
     assert np.abs(scores - expected).max() < 0.02 * expected.std()
@@ -177,14 +180,57 @@ def test_round_trips_and_bytes():
     dealt = simulate(tested.replace(dealer="p0"), parties(), seed=0)
     assert dealt.ledger.round_trips == 10
     local, rows = plain.metrics["local_columns"], N
-    sent = sum(
-        plain.ledger.of(f"kernel_moments_{name}").bytes_up
-        for name in ("columns", "joint")
-    )
+    sent = plain.ledger.of("kernel_moments_multiply").bytes_up
+    columns = local + 2 + 24
+    sent -= 8 * columns * (columns + 1)  # the shares of both Gram matrices
     # Columns: 6 bytes for both that compute, of 2 more at the label holder, and 40 to
     # check the triples at both; joint ones of these two; angles of 2 bytes for both.
-    expected = rows * (12 * (local + 2 + 24) + 2 * 6 * 40 + 3 * 2 * 2 * 12)
+    expected = rows * (12 * columns + 2 * 6 * 40 + 3 * 2 * 2 * 12)
     assert expected < sent < expected + 15_000
+
+
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
+    """A part takes a round trip more, and the Gram matrices are the same."""
+    opened = []
+
+    def look(grams, blocks, kind):
+        opened.append(grams)
+        return ridge(grams, blocks)
+
+    monkeypatch.setattr(party, "fit_grams", look)
+    X, y = data(2600)
+    monkeypatch.setattr(server, "MOST_LOCAL", 10)
+    training = strategy(features=8, dealer=dealer)
+    trips = []
+    for parts in (1, 2, 3):
+        if parts > 1:
+            numbers = 2600 * len(opened[0][0]) // parts + 1
+            monkeypatch.setattr(moments_roles, "PART_NUMBERS", numbers)
+        result = simulate(training, parties(4, 3, X, y), seed=2)
+        trips.append(result.ledger.round_trips - (dealer == "p0"))
+    assert trips == [6, 7, 8]
+    M = len(opened[0][0]) - 2 - 8
+    for grams in opened[1:]:
+        for gram, whole in zip(grams, opened[0], strict=True):
+            assert np.abs(gram - whole)[:M, :M].max() == 0
+            assert np.abs(gram - whole).max() < 4.0
+
+
+def test_parts_have_all_blocks_once():
+    for rows in ([450, 450], [2049, 1], [5000, 4999], [1, 1], [10_000]):
+        for joint in (8, 10_000, 200_000):
+            roles = dataclasses.replace(ROLES, rows=rows, joint=joint)
+            for half, whole in enumerate(roles.whole):
+                blocks = [block for part in roles.parts for block in part[half]]
+                assert blocks == list(whole)
+            sizes = [sum(map(len, part)) for part in roles.parts]
+            assert max(sizes) - min(sizes) <= 1
+            slices = map(roles.rows_of, roles.parts)
+            for size, of_half in zip(rows, zip(*slices, strict=True), strict=True):
+                taken = [row for part in of_half for row in range(size)[part]]
+                assert taken == list(range(size))
+                assert min(part.stop - part.start for part in of_half) >= 0
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +239,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
     X, y = data()
     federation = parties(3, 2, X, (y > 1) + 1.0)
-    for one in federation:
-        one.state_dir = folder / one.name
+    for member in federation:
+        member.state_dir = folder / member.name
     result = simulate(strategy(target="binary", features=24), federation, seed=1)
     assert result.model.kept
     return result, folder
@@ -202,8 +248,8 @@ def trained(tmp_path_factory):
 
 def new_parties(folder, X):
     federation = parties(3, None, X, None, labelled=False)
-    for one in federation:
-        one.state_dir = folder / one.name
+    for member in federation:
+        member.state_dir = folder / member.name
     return federation
 
 
@@ -220,8 +266,8 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     X, _ = data(100, seed=5)
     predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
     grid = RealParties(new_parties(folder, X))
-    found = predicting.start(grid)
-    assert found.ledger.round_trips == (5 if dealer == "server" else 6)
+    predicted = predicting.start(grid)
+    assert predicted.ledger.round_trips == 5
     header, table = rows_of(folder)
     assert header == "row,prediction,score,probability"
     blocks = np.array_split(X, 3, axis=1)
@@ -233,14 +279,15 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     assert not list((folder / "p0").glob("predictions-*"))
 
 
-def test_rows_are_predicted_in_blocks(trained, monkeypatch):
+@pytest.mark.parametrize(("dealer", "trips"), [("server", 8), ("p1", 9)])
+def test_rows_are_predicted_in_blocks(trained, monkeypatch, dealer, trips):
     result, folder = trained
     X, _ = data(100, seed=5)
-    monkeypatch.setattr(server, "ROW_NUMBERS", 6000)
-    found = FDSKLPrediction(result.model.model, solver="moments").start(
-        RealParties(new_parties(folder, X))
-    )
-    assert found.ledger.round_trips > 5
+    features = sum(part["local"] for part in result.model.parts) + 24
+    monkeypatch.setattr(kernel_dealing, "ROW_NUMBERS", 51 * features)
+    predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
+    predicted = predicting.start(RealParties(new_parties(folder, X)))
+    assert predicted.ledger.round_trips == trips
     _, table = rows_of(folder)
     scores = result.model.decision_function(np.array_split(X, 3, axis=1))[:, 0]
     assert np.abs(table[:, 2] - scores).max() < 0.02
@@ -251,8 +298,8 @@ def test_the_solver_of_training_is_named(trained, tmp_path, solver):
     _, folder = trained
     if solver == "moments":
         folder, federation = tmp_path, parties()
-        for one in federation:
-            one.state_dir = folder / one.name
+        for member in federation:
+            member.state_dir = folder / member.name
         direct = FDSKL(loss="square", target="continuous", features=8)
         number = simulate(direct, federation, seed=0).model.model
     else:
@@ -277,7 +324,7 @@ def uniform(data):
 CLEAR = {
     "kernel_moments_prepare": {"columns", "outputs"},
     "kernel_moments_fit": {"kept", "regularization", "cv_score"},
-    "kernel_moments_scores": set(NAMES),
+    "kernel_scores_scores": set(NAMES),
 }
 """What parties send in the clear: the last two steps only the label holder."""
 
@@ -307,7 +354,10 @@ def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer):
     assert checked > 15
 
 
-PRIVATE_NAMES = ("own_openings", "triple_checks", "joint", "weights", "hidden")
+PRIVATE_NAMES = (
+    *("own_openings", "triple_checks", "joint_openings"),
+    *("weights", "hidden"),
+)
 
 
 class Listening:
@@ -315,8 +365,8 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        for name in ("joint", "gram", "products", "scores"):
-            self._listen(monkeypatch, getattr(party, name))
+        for step in (party.multiply, kernel_scores.products, kernel_scores.scores):
+            self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
         original = step.function
@@ -341,8 +391,8 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
     simulate(
         strategy(features=32, test_fraction=0.4), parties(4, 3, X, data()[1]), seed=0
     )
-    # Of both, for training twice, and for test rows.
-    assert len(listening.angles) == 6
+    # Of both, for training and for test rows.
+    assert len(listening.angles) == 4
     assert all(uniform(angles) for angles in listening.angles)
     seen = set()
     for action, name, packed in listening.elements:
@@ -352,7 +402,7 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
     assert {name for _, name in seen} >= {
         "own_openings",
         "triple_checks",
-        "joint",
+        "joint_openings",
         "hidden",
     }
 
@@ -426,12 +476,12 @@ def test_a_label_holder_that_deviates_reads_the_rows_of_its_own_columns():
 
 # -- what a party refuses --------------------------------------------------------------
 
-ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, party.FRACTION)
+ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, FRACTION)
 JOINT = party.Joint([1.0], [4], 1.0, 16)
 TASK = party.Task("continuous", "gaussian", 0.0, N, 5)
 
 
-def one(index=1, labels=False):
+def lone(index=1, labels=False):
     X, y = data()
     made = Party(X[:, :2], y if labels else None, name="p", index=index)
     made.n_parties, made.session, made.run_secret = 3, 5, bytes(32)
@@ -440,23 +490,23 @@ def one(index=1, labels=False):
 
 
 def prepared(**task):
-    made = one()
+    made = lone()
     reply = party.prepare(made, task=dataclasses.replace(TASK, **task))
     return made, sum(reply["columns"])
 
 
 def asked(made, roles, **changes):
-    dealt, _ = party.deal_turn(5, bytes(32), roles, 16)
+    dealt = kernel_dealing.deal_turn(5, bytes(32), roles)
     values = {"counted": 2 * roles.columns, "joint": JOINT, "dealt": dealt[1]}
-    return party.columns(made, roles=roles, **values | changes)
+    return party.multiply(made, roles=roles, **values | {"trip": 0} | changes)
 
 
 @pytest.mark.parametrize(
     ("roles", "values", "reason"),
     [
-        ({}, {"counted": 3}, "counted and rows must be those"),
-        ({"rows": [450, 449]}, {}, "counted and rows must be those"),
-        ({"rows": [450, 450, 20]}, {}, "counted and rows must be those"),
+        ({}, {"counted": 3}, "counted must be the columns of both"),
+        ({"rows": [450, 449]}, {}, "rows must be those of the two halves"),
+        ({"rows": [450, 450, 20]}, {}, "rows must be those of the two halves"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         ({"fraction": 14}, {}, "fraction must be 16"),
@@ -475,6 +525,16 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
     roles["owners"] = owners
     with pytest.raises(PartyError, match=reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
+
+
+def test_a_column_that_points_to_a_row_is_refused_at_its_own_party():
+    made, width = prepared()
+    task, fitted = made.cache["kernel_moments"]
+    X = np.zeros_like(fitted.X)
+    X[7] = 5.0
+    made.cache["kernel_moments"] = task, dataclasses.replace(fitted, X=X)
+    with pytest.raises(PartyError, match="must point to no single row"):
+        asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
 
 
 def test_a_party_takes_two_turns_and_each_once():
@@ -515,10 +575,10 @@ def test_what_was_dealt_for_another_turn_is_refused():
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
     later = dataclasses.replace(roles, turn=1)
     for other in (dataclasses.replace(roles, owners=[6, width, 6]), later):
-        dealt, _ = party.deal_turn(5, bytes(32), other, 16)
+        dealt = kernel_dealing.deal_turn(5, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
             asked(made, roles, dealt=dealt[1])
-    dealt, _ = party.deal_turn(6, bytes(32), roles, 16)
+    dealt = kernel_dealing.deal_turn(6, bytes(32), roles)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, dealt=dealt[1])
 
@@ -558,6 +618,30 @@ def test_errors_are_told_once_a_session(monkeypatch):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
 
 
+def test_rows_of_one_turn_are_scored_once(monkeypatch):
+    """Others under the same masks would differ by what the masks hide."""
+    original = server.score_rows
+
+    def twice(federation, roles, rows, dealing, **how):
+        original(federation, roles, rows, dealing, **how)
+        return original(federation, roles, rows[::-1], dealing, evaluate=False)
+
+    monkeypatch.setattr(server, "score_rows", twice)
+    with pytest.raises(PartyFailed, match="turn must be 1, got 0"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
+    original = server.row_roles
+
+    def of_another(*args, **more):
+        return dataclasses.replace(original(*args, **more), first=0, second=1)
+
+    monkeypatch.setattr(server, "row_roles", of_another)
+    with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
 def test_few_test_rows_have_no_error():
     result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
     assert result.metrics["test_rows"] == 0
@@ -570,14 +654,24 @@ def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
     assert result.ledger.round_trips == 7
 
 
-def test_steps_follow_each_other():
+def test_trips_follow_each_other():
     made, width = prepared()
-    for step in (party.joint, party.gram):
-        with pytest.raises(PartyError, match="the step must follow"):
-            step(made)
-    asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+    for changes in ({"trip": 1, "counted": 0}, {"trip": 2, "counted": 0}):
+        with pytest.raises(PartyError, match="trip must be the next one"):
+            asked(made, roles, dealt=None, **changes)
+    with pytest.raises(PartyError, match="fit must follow the last trip"):
+        party.fit(made, kinds=[1] * 9)
+    asked(made, roles)
+    other = dataclasses.replace(roles, rows=[449, 451])
+    for changed in (other, dataclasses.replace(roles, owners=[6, width, 6])):
+        with pytest.raises(PartyError, match="with what was asked in the first"):
+            asked(made, changed, dealt=None, trip=1, counted=0)
+    with pytest.raises(PartyError, match="counted must be the columns of both"):
+        asked(made, roles, dealt=None, trip=1)
+    deltas = np.zeros((N, 4), "u2")
     with pytest.raises(PartyError, match="angles must be for the two"):
-        party.joint(made, angles=np.zeros((N, 4), "u2"))
+        asked(made, roles, dealt=None, trip=1, counted=0, angles=deltas)
 
 
 def test_a_label_of_few_rows_is_refused():
@@ -596,14 +690,14 @@ def test_features_leave_four_rows_each():
 
 def spoiled(monkeypatch, name, place, change):
     """Let the server deal something else to a party."""
-    original = getattr(party, name)
+    original = getattr(kernel_dealing, name)
 
     def deal(*args):
-        dealt, cosines = original(*args)
+        dealt = original(*args)
         dealt[place] = change(dealt[place])
-        return dealt, cosines
+        return dealt
 
-    monkeypatch.setattr(party, name, deal)
+    monkeypatch.setattr(kernel_dealing, name, deal)
 
 
 def flipped(data):
@@ -621,15 +715,15 @@ def test_what_is_dealt_must_be_whole(monkeypatch, name, place, change):
 
 def test_a_wrong_triple_of_scores_is_found(monkeypatch):
     """With a right tag: the products are others than those of what was dealt."""
-    original = party.deal_predictions
+    original = kernel_dealing.deal_predictions
 
     def wrong(deal, root):
         first, second = original(deal, root)
         changed = second.correction.copy()
         changed[0] ^= 1
-        return first, party.Dealt.of(deal, 1, second.seed, changed)
+        return first, Dealt.of(deal, 1, second.seed, changed)
 
-    monkeypatch.setattr(party, "deal_predictions", wrong)
+    monkeypatch.setattr(kernel_dealing, "deal_predictions", wrong)
     with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
         simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
 

@@ -1202,8 +1202,8 @@ def _answer(
     if y is not None and model_part["target"] != "continuous":
         sure = scores[:, 0]
         if shape[1] > 1:
-            own = y[done.astype(np.intp), None] == classes
-            sure = (probabilities(scores) * own).sum(axis=1)
+            right = y[done.astype(np.intp), None] == classes
+            sure = (probabilities(scores) * right).sum(axis=1)
         state.sure = np.concatenate([state.sure, sure])
 
 

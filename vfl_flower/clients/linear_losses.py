@@ -21,17 +21,19 @@ from vfl_flower.clients.coresets import check_labels, training_rows
 from vfl_flower.clients.linear import LinearState, solution_of
 from vfl_flower.clients.linear_moments import LARGEST, Columns, Evaluated
 from vfl_flower.clients.moments import (
-    MOST_LEVERAGE,
-    NORM,
     Bytes,
     MomentsState,
-    Portion,
-    Roles,
-    check_roles,
-    check_rows,
+    checks_of,
     dealt_to,
     hide,
     opened,
+)
+from vfl_flower.clients.moments_roles import (
+    MOST_LEVERAGE,
+    NORM,
+    Roles,
+    check_roles,
+    check_rows,
 )
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained
@@ -117,7 +119,8 @@ def parts(
     if not np.abs([*told, *spreads]).max() <= LARGEST:
         raise PartyError("numbers of this party's predictions are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings, check = hide(party, roles, blocks, Portion(given))
+    openings = hide(party, roles, blocks, given)
+    check = checks_of(party, roles, given)
     reply: Columns = {
         "openings": {roles.first: openings, roles.second: openings},
         "units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},

@@ -27,17 +27,19 @@ from vfl_flower.clients.coresets import (
 )
 from vfl_flower.clients.linear import Strength
 from vfl_flower.clients.moments import (
-    MOST_LEVERAGE,
-    NORM,
     Bytes,
     MomentsState,
-    Portion,
-    Roles,
-    check_roles,
-    check_rows,
+    checks_of,
     dealt_to,
     hide,
     opened,
+)
+from vfl_flower.clients.moments_roles import (
+    MOST_LEVERAGE,
+    NORM,
+    Roles,
+    check_roles,
+    check_rows,
 )
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained
@@ -213,7 +215,8 @@ def columns(
     if not np.abs([*told, *y_sizes]).max() <= LARGEST:
         raise PartyError("numbers of this party's columns are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings, check = hide(party, roles, blocks, Portion(given))
+    openings = hide(party, roles, blocks, given)
+    check = checks_of(party, roles, given)
     reply: Columns = {
         "openings": {roles.first: openings, roles.second: openings},
         "units": {roles.first: told.astype("<f8").view(np.uint8)},

@@ -38,7 +38,7 @@ import numpy as np
 
 from vfl_flower.typing import Array
 
-__all__ = ["Block", "GramFit", "Target", "fit_grams"]
+__all__ = ["Block", "GramFit", "Target", "fit_grams", "probabilities"]
 
 Target = Literal["continuous", "classes"]
 """Real targets, or -1 and +1."""
@@ -142,11 +142,24 @@ class GramFit:
         """
         if self.slope is None or self.offset is None:
             raise ValueError("probabilities must be of classes, and targets are real")
-        logits = scores @ self.slope + self.offset
-        if logits.shape[1] == 1:
-            return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+        return probabilities(scores, self.slope, self.offset)
+
+
+def probabilities(scores: Array, slope: Array, offset: Array) -> Array:
+    """Return the probability of each class, shape (rows, K); of one target, that of +1.
+
+    Parameters
+    ----------
+    scores : Array, shape (rows, K)
+        f.
+    slope, offset : Array, shape (K, K) and (K,)
+        Those of :class:`GramFit`.
+    """
+    logits = scores @ slope + offset
+    if logits.shape[1] == 1:
+        return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)

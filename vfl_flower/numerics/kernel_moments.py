@@ -131,23 +131,6 @@ def unpack_local(part: Mapping[str, Any]) -> LocalColumns:
     )
 
 
-def probabilities(part: Mapping[str, Any], scores: Array) -> Array:
-    """Return the probability of each class, shape (n, K); of one score, of the second.
-
-    Parameters
-    ----------
-    part : mapping
-        The label holder's part of a model of classes.
-    scores : Array, shape (n, K)
-        Of rows.
-    """
-    logits = scores @ part["slope"] + part["offset"]
-    if logits.shape[1] == 1:
-        return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
-
-
 def decision_function(
     parts: Sequence[Mapping[str, Any]], blocks: Sequence[Array]
 ) -> Array:

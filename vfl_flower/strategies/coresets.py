@@ -20,6 +20,7 @@ from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
 from vfl_flower.clients import linear_losses, linear_moments
 from vfl_flower.clients import moments as moments_party
+from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
@@ -304,7 +305,7 @@ class CoresetVRLR(CoresetStrategy):
 
     def _check_size(self, n: int, columns: int) -> None:
         """Raise before any row is drawn where there are too few for the columns."""
-        least = max(LEAST_ROWS, moments_party.ROWS_PER_COLUMN * columns)
+        least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
         size = n if self.sampling == "full" else min(self.size, n)
         if size < least:
             raise FederationError(

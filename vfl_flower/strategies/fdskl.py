@@ -21,6 +21,7 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
+from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients import kernel_moments as moments_party
 from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.models.base import Model
@@ -249,13 +250,13 @@ class FDSKL(ProtocolStrategy):
         *(party.distances, party.bandwidth, party.angles, party.enough, party.fit),
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
-        *(moments_party.prepare, moments_party.deal, moments_party.columns),
-        *(moments_party.joint, moments_party.gram, moments_party.fit),
-        *(moments_party.rows, moments_party.products, moments_party.scores),
+        *(moments_party.prepare, kernel_dealing.deal, moments_party.multiply),
+        moments_party.fit,
+        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
     evaluation_steps = (
         *(party.answer, party.held_out_angles),
-        *(moments_party.rows, moments_party.products, moments_party.scores),
+        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
 
     def __post_init__(self) -> None:

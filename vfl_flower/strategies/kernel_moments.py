@@ -8,10 +8,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.moments import (
+from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
+from vfl_flower.clients.moments_roles import (
     MOST_COLUMNS,
+    PART_NUMBERS,
     ROWS_PER_COLUMN,
     Roles,
 )
@@ -44,12 +47,8 @@ TARGETS = 16
 MOST_LOCAL = 512
 """Most local columns of a party."""
 
-MOST_NUMBERS = 2**25 + 2**24
-"""Most numbers in the columns of all training rows: so many that no message has more
-than a few hundred megabytes."""
-
-ROW_NUMBERS = 2**25
-"""Most numbers in the columns of the rows that are predicted together."""
+MOST_NUMBERS = 3 * PART_NUMBERS
+"""Most numbers in the columns of all training rows: each part takes a round trip."""
 
 _BOUND = 2.0**40
 """Largest cumulant of a party's distances that is not clipped at first."""
@@ -82,7 +81,7 @@ class Solver:
     features: int
     bandwidth: float | None
     dealer: str
-    bits: party.AngleBits
+    bits: AngleBits
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -122,7 +121,7 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         parties,
         *(owners, sizes, solver.dealer),
         joint=2 * joint.angles,
-        fraction=party.FRACTION,
+        fraction=FRACTION,
     )
     of_rows = row_roles(roles, local, len(test)) if len(test) else None
     dealing = Dealing.of(parties, solver.bits, outputs, roles, of_rows)
@@ -196,22 +195,23 @@ class Dealing:
         Of an angle.
     outputs : int
         K, the number of scores of a row.
-    columns, joint, rows, products : dict
-        For the steps of these names.
+    root : bytes
+        Secret of the server, where it deals.
+    turn, rows : dict
+        For the first step of each.
     """
 
-    bits: party.AngleBits
+    bits: AngleBits
     outputs: int
-    columns: dict[str, Any]
-    joint: dict[str, Any]
+    root: bytes
+    turn: dict[str, Any]
     rows: dict[str, Any]
-    products: dict[str, Any]
 
     @classmethod
     def of(
         cls,
         parties: Parties,
-        bits: party.AngleBits,
+        bits: AngleBits,
         outputs: int,
         roles: Roles | None = None,
         of_rows: Roles | None = None,
@@ -220,22 +220,41 @@ class Dealing:
         session, root = parties.session, parties.checkpoint.token(SEED_BYTES)
         known = roles or of_rows
         assert known is not None
+        turn: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         if known.dealer is not None:
             replies = parties.ask(
-                party.deal, bits=bits, roles=roles, row_roles=of_rows, outputs=outputs
+                kernel_dealing.deal, roles=roles, row_roles=of_rows, outputs=outputs
             )
-            names = ("turn_parts", "turn_cosines", "row_parts", "row_cosines")
-            return cls(bits, outputs, *({n: _told(parties, replies, n)} for n in names))
-        given: list[dict[str, Any]] = [{}, {}, {}, {}]
+            turn["turn_parts"] = _told(parties, replies, "turn_parts")
+            rows["row_parts"] = _told(parties, replies, "row_parts")
+            return cls(bits, outputs, root, turn, rows)
         if roles is not None:
-            dealt, cosines = party.deal_turn(session, root, roles, bits)
-            given[0] = {"dealt": each(dealt)}
-            given[1] = {"cosines": _only(parties, roles.second, cosines)}
+            turn["dealt"] = each(kernel_dealing.deal_turn(session, root, roles))
         if of_rows is not None:
-            dealt, cosines = party.deal_rows(session, root, of_rows, outputs, bits)
-            given[2] = {"dealt": each(dealt)}
-            given[3] = {"cosines": _only(parties, of_rows.second, cosines)}
-        return cls(bits, outputs, *given)
+            dealt = kernel_dealing.deal_rows(session, root, of_rows, outputs)
+            rows["dealt"] = each(dealt)
+        return cls(bits, outputs, root, turn, rows)
+
+    def turn_cosines(
+        self, parties: Parties, roles: Roles, number: int, hidden: Replies[Any]
+    ) -> dict[str, Any]:
+        """Return what the second party gets for the cosines of a part of the rows."""
+        if roles.dealer is not None:
+            return {"turn_cosines": _told(parties, hidden, "turn_cosines")}
+        session, bits = parties.session, self.bits
+        made = kernel_dealing.turn_cosines_of(session, self.root, roles, bits, number)
+        return {"cosines": _only(parties, roles.second, made)}
+
+    def row_cosines(
+        self, parties: Parties, roles: Roles, hidden: Replies[Any]
+    ) -> dict[str, Any]:
+        """Return what the second party gets for the cosines of rows."""
+        if roles.dealer is not None:
+            return {"row_cosines": _told(parties, hidden, "row_cosines")}
+        session, bits = parties.session, self.bits
+        made = kernel_dealing.row_cosines_of(session, self.root, roles, bits)
+        return {"cosines": _only(parties, roles.second, made)}
 
 
 def gram_matrices(
@@ -243,31 +262,36 @@ def gram_matrices(
 ) -> dict[int, Array]:
     """Return the shares of the Gram matrices that the label holder opens.
 
-    One turn: three round trips. For another one, raise ``roles.turn``.
+    One turn: a round trip for each part of the rows, and two. For another one, raise
+    ``roles.turn``.
     """
-    computing = roles.first, roles.second
-    hidden = parties.ask(
-        party.columns.summing(**_sums(roles, joint.bits)),
-        roles=roles,
-        counted=2 * roles.columns,
-        joint=joint,
-        **dealing.columns,
-    )
-    angles = each(
-        [
-            opened(hidden.sealed[_name(j)]) if j in computing else None
-            for j in range(len(parties))
-        ]
-    )
-    made = parties.ask(party.joint, angles=angles, **dealing.joint)
-    replies = parties.ask(
-        party.gram,
-        own_openings=_told(parties, hidden, "own_openings"),
-        triple_checks=_told(parties, hidden, "triple_checks"),
-        joint=_told(parties, made, "joint"),
-        angles=angles,
-        **dealing.joint,
-    )
+    computing, parts = (roles.first, roles.second), len(roles.parts)
+    sums = _sums(roles, joint.bits)
+    earlier: Replies[Any] | None = None
+    before: Replies[Any] | None = None
+    for trip in range(parts + 2):
+        told: dict[str, Any] = {} if trip else dict(dealing.turn)
+        if before is not None and trip <= parts:
+            angles = [
+                opened(before.sealed[_name(j)]) if j in computing else None
+                for j in range(len(parties))
+            ]
+            told["angles"] = each(angles)
+            told |= dealing.turn_cosines(parties, roles, trip - 1, before)
+        if before is not None and trip == 1:
+            told["triple_checks"] = _told(parties, before, "triple_checks")
+        if before is not None and earlier is not None:
+            told["own_openings"] = _told(parties, earlier, "own_openings")
+            told["joint_openings"] = _told(parties, before, "joint_openings")
+        replies = parties.ask(
+            party.multiply.summing(**sums) if trip < parts else party.multiply,
+            roles=roles,
+            counted=0 if trip else 2 * roles.columns,
+            joint=joint,
+            trip=trip,
+            **told,
+        )
+        earlier, before = before, replies
     return secret(replies, "gram_shares", len(parties))[roles.first]
 
 
@@ -294,12 +318,12 @@ def score_rows(
     dealing : Dealing
         What is dealt for them.
     **how : bool
-        `evaluate` and `last`, as :func:`vfl_flower.clients.kernel_moments.scores` has
+        `evaluate` and `last`, as :func:`vfl_flower.clients.kernel_scores.scores` has
         them.
     """
     first, bits, outputs = roles.first, dealing.bits, dealing.outputs
     hidden = parties.ask(
-        party.rows.summing(**_sums(roles, bits)),
+        kernel_scores.rows.summing(**_sums(roles, bits)),
         roles=roles,
         outputs=outputs,
         bits=bits,
@@ -307,16 +331,16 @@ def score_rows(
         **dealing.rows,
     )
     made = parties.ask(
-        party.products,
+        kernel_scores.products,
         outputs=outputs,
         bits=bits,
         angles=_only(parties, roles.second, opened(hidden.sealed[_name(roles.second)])),
         weights=_told(parties, hidden, "weights"),
-        **dealing.products,
+        **dealing.row_cosines(parties, roles, hidden),
     )
     return parties.ask_one(
         first,
-        party.scores,
+        kernel_scores.scores,
         angles=opened(hidden.sealed[_name(first)]),
         bits=bits,
         products=secret(made, "products", len(parties))[first],
@@ -330,8 +354,9 @@ def predict(
     roles: Roles,
     local: Sequence[int],
     outputs: int,
-    bits: party.AngleBits,
+    bits: AngleBits,
     evaluate: bool = False,
+    described: Replies[Any] | None = None,
 ) -> Told:
     """Let the label holder open the scores of all rows, in blocks.
 
@@ -347,6 +372,8 @@ def predict(
         Of an angle.
     evaluate : bool
         Whether the label holder judges its answers, and does not keep them.
+    described : Replies, optional
+        To the step in which a party has dealt for the first block.
 
     Returns
     -------
@@ -354,12 +381,15 @@ def predict(
         What it tells of them.
     """
     reply: Told = {}
-    rows, columns = np.arange(parties.n_rows), sum(local) + roles.joint
-    count = max(1, -(-len(rows) * columns // ROW_NUMBERS))
-    for turn, block in enumerate(np.array_split(rows, count)):
+    blocks = kernel_dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
+    for turn, block in enumerate(blocks):
         of_rows = row_roles(roles, local, len(block), turn)
-        dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
-        how = {"evaluate": evaluate, "last": turn == count - 1}
+        if described is not None and "first_rows" in described.secrets and not turn:
+            told = {"first_rows": _told(parties, described, "first_rows")}
+            dealing = Dealing(bits, outputs, b"", {}, told)
+        else:
+            dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
+        how = {"evaluate": evaluate, "last": turn == len(blocks) - 1}
         reply = score_rows(parties, of_rows, block, dealing, **how)
     return reply
 

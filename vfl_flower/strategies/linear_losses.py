@@ -9,7 +9,7 @@ import numpy as np
 
 from vfl_flower.clients import linear_losses as party
 from vfl_flower.clients.linear_moments import Evaluated
-from vfl_flower.clients.moments import ROWS_PER_COLUMN
+from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import each

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vfl_flower.clients import moments as party
+from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
@@ -22,7 +23,7 @@ def roles_of(
     dealer: str,
     holder: int | None = None,
     **more: int,
-) -> party.Roles:
+) -> Roles:
     """Return who does what.
 
     The label holder opens the Gram matrices; the first of the others, but the dealer,
@@ -39,7 +40,7 @@ def roles_of(
     holder : int, optional
         Who opens what is computed; default: the label holder.
     **more : int
-        Other numbers of :class:`vfl_flower.clients.moments.Roles`.
+        Other numbers of :class:`vfl_flower.clients.moments_roles.Roles`.
 
     Raises
     ------
@@ -55,10 +56,10 @@ def roles_of(
             f"dealer must be {SERVER!r} or the name of a party that does not hold the "
             f"labels, beside two that compute, got {dealer!r} among {', '.join(names)}"
         )
-    return party.Roles(holder, others[0], list(owners), list(rows), dealing, **more)
+    return Roles(holder, others[0], list(owners), list(rows), dealing, **more)
 
 
-def deal(parties: Parties, roles: party.Roles) -> dict[str, Any]:
+def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     """Return what is dealt, as arguments of the step that makes the columns.
 
     The server deals by itself; a party needs a round trip for it.
@@ -77,9 +78,7 @@ def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array
     return sent
 
 
-def multiply(
-    parties: Parties, roles: party.Roles, opened: Replies[Any]
-) -> dict[int, Array]:
+def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
     """Let the two parties compute, and return the shares that the first one opens.
 
     Parameters

@@ -12,8 +12,9 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
-from vfl_flower.clients import kernel_moments as moments_party
+from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
@@ -91,8 +92,9 @@ class FDSKLPrediction(ProtocolStrategy):
     """Whether the answers are judged, and not kept."""
     model_class = KernelModel
     steps: ClassVar[Steps] = (
-        *(party.part, party.answer, party.held_out_angles, moments_party.deal),
-        *(moments_party.rows, moments_party.products, moments_party.scores),
+        *(party.part, party.answer, party.held_out_angles, kernel_dealing.deal),
+        kernel_dealing.part,
+        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
 
     def __post_init__(self) -> None:
@@ -136,7 +138,13 @@ class FDSKLPrediction(ProtocolStrategy):
         moments = self.solver == "moments"
         if not moments:
             parties.refuse_two("FDSKL", self.allow_two_parties)
-        replies = parties.ask(party.part)
+        names = [info.name for info in parties]
+        deals = moments and self.dealer in names
+        replies: Replies[Any]
+        if deals:
+            replies = parties.ask(kernel_dealing.part, dealer=names.index(self.dealer))
+        else:
+            replies = parties.ask(party.part)
         self._check_parts(parties, replies)
         first = replies[0]
         if ("local" in first) != moments:
@@ -154,12 +162,13 @@ class FDSKLPrediction(ProtocolStrategy):
                     parties,
                     *([], [], self.dealer, holders[0]),
                     joint=M,
-                    fraction=moments_party.FRACTION,
+                    fraction=FRACTION,
                 ),
                 replies.each("local"),
                 columns,
                 16 if self.bits == 16 else 32,
                 self.evaluates,
+                replies,
             )
         else:
             angles = Angles(

@@ -1,0 +1,182 @@
+"""Joint features of rows under shares, as a party of a kernel model makes them.
+
+The angle of a joint feature is a sum over all parties. Each party adds random angles,
+of which a dealer gave it the seed, and sends the result for the two parties that
+compute. These two get the sums, which are uniform, and each makes its shares of the
+cosines and sines (:mod:`vfl_flower.secure_aggregation.angle_shares`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from vfl_flower.clients.moments import Portion, dealt_to, width_of
+from vfl_flower.clients.moments_roles import Roles
+from vfl_flower.protocol.contract import SEALED, Reals
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.secure_aggregation.angle_shares import cosine_shares, hide_angles
+from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal, Dealt
+from vfl_flower.typing import Array
+
+FRACTION = 16
+"""Fraction bits of a feature; those of its two factors are half of them."""
+
+HEAD = 64
+"""Bytes of what is dealt without a correction."""
+
+AngleBits = Literal[16, 32]
+
+OpenedAngles = Annotated[Array, Reals("*"), SEALED]
+"""Sums of all parties' angles, which this party alone can open, flattened."""
+
+
+def angle_deals(roles: Roles, session: int, name: str, bits: int) -> list[Deal]:
+    """Return the uses of dealt angles, one for each set of rows."""
+    return [
+        Deal(session, name, roles.turn, half, (rows, roles.joint // 2), bits)
+        for half, rows in enumerate(roles.rows)
+    ]
+
+
+def place_of(roles: Roles, party: int) -> int:
+    """Return the place of a party among those with angles: first, second, others."""
+    if party in (roles.first, roles.second):
+        return int(party == roles.second)
+    return 2 + [
+        j for j in range(len(roles.owners)) if j not in (roles.first, roles.second)
+    ].index(party)
+
+
+def hidden_angles(
+    party: Party,
+    roles: Roles,
+    deals: Sequence[Deal],
+    heads: Array,
+    angles: Array,
+    part: Sequence[range],
+) -> dict[int, Array]:
+    """Return angles plus the random ones that were dealt, for both that compute.
+
+    Parameters
+    ----------
+    party, roles : Party, Roles
+        This party, and who does what.
+    deals : sequence of Deal
+        From :func:`angle_deals`.
+    heads : Array of uint8
+        What the dealer has sent to this party for its angles.
+    angles : Array, shape (rows of the part, angles)
+        Of all sets of rows, one after another.
+    part : sequence of range
+        Which blocks of each set these are.
+
+    Raises
+    ------
+    PartyError
+        What was dealt is of another use, short or changed.
+    """
+    place, portion = place_of(roles, party.index or 0), Portion(heads)
+    hidden, start = np.empty_like(angles), 0
+    try:
+        for deal, blocks in zip(deals, part, strict=True):
+            dealt, rows = portion.take(), list(deal.blocks())
+            dealt.check(deal, place)
+            for block in blocks:
+                stop = start + rows[block].stop - rows[block].start
+                shown = hide_angles(deal, dealt.seed, angles[start:stop], block)
+                hidden[start:stop], start = shown, stop
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return {roles.first: hidden, roles.second: hidden}
+
+
+@dataclass(frozen=True)
+class AngleSums:
+    """The sums of all parties' angles, and what makes shares of features of them."""
+
+    party: int
+    deltas: Array
+    heads: Array
+    cosines: Array | None
+
+    def shares(
+        self, deals: Sequence[Deal], part: Sequence[range]
+    ) -> list[Iterator[Array]]:
+        """Return for each set of rows the blocks of this party's shares.
+
+        Parameters
+        ----------
+        deals : sequence of Deal
+            From :func:`angle_deals`.
+        part : sequence of range
+            Which blocks of each set the angles are of.
+        """
+        rows = [
+            [list(deal.blocks())[block] for block in blocks]
+            for deal, blocks in zip(deals, part, strict=True)
+        ]
+        sizes = [sum(s.stop - s.start for s in of_deal) for of_deal in rows]
+        if self.deltas.size != sum(sizes) * deals[0].shape[1]:
+            raise PartyError(f"angles must be of {sum(sizes)} rows, got others")
+        if (self.cosines is None) != (self.party == 0):
+            raise PartyError("the second party, and no other one, is dealt cosines")
+        deltas = np.split(self.deltas.reshape(sum(sizes), -1), np.cumsum(sizes)[:-1])
+        heads, cosines = Portion(self.heads), Portion(self.cosines)  # type: ignore[arg-type]
+        return [
+            self._blocks(deal, delta, heads.take(), cosines, blocks)
+            for deal, delta, blocks in zip(deals, deltas, part, strict=True)
+        ]
+
+    def _blocks(
+        self, deal: Deal, deltas: Array, head: Dealt, cosines: Portion, blocks: range
+    ) -> Iterator[Array]:
+        for place, block in enumerate(blocks):
+            delta = deltas[place * BLOCK_ROWS : (place + 1) * BLOCK_ROWS]
+            dealt = head
+            if self.party:
+                dealt = cosines.take(2 * delta.size * width_of(deal.bits))
+            yield cosine_shares(
+                deal, self.party, dealt, delta, block, FRACTION, sines=True
+            )
+
+
+def angle_sums(
+    party: Party,
+    roles: Roles,
+    angles: Array,
+    heads: Array,
+    cosines: Array | None,
+    delivered: dict[int, Array] | None,
+    joint_bits: int,
+) -> AngleSums:
+    """Return the sums of angles at one of the two parties that compute.
+
+    Parameters
+    ----------
+    party, roles : Party, Roles
+        This party, and who does what.
+    angles : Array
+        The sums, flattened.
+    heads : Array of uint8
+        What the dealer has sent to this party for its angles.
+    cosines, delivered : Array of uint8, dict of int to Array of uint8
+        What it has sent for cosines, to the second party: the server, or a party.
+    joint_bits : {16, 32}
+        Of an angle.
+
+    Raises
+    ------
+    PartyError
+        This party does not compute, or the dealer has not sent what it shall.
+    """
+    if party.index not in (roles.first, roles.second):
+        raise PartyError("angles must be for the two parties that compute")
+    if angles.dtype != np.dtype(f"u{joint_bits // 8}"):
+        raise PartyError(f"angles must have {joint_bits} bits")
+    second = party.index == roles.second
+    given = dealt_to(cosines, delivered, roles) if second else None
+    return AngleSums(int(second), angles, heads, given)

@@ -1,0 +1,417 @@
+"""Scores of rows by a kernel model that was solved from sums of products.
+
+New rows, and rows that were held out, have the same features as in training. The
+weights are the label holder's secret, a row's features nobody's, and the label holder
+alone opens the scores.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import numpy as np
+
+from vfl_flower.clients.evaluation import Told, least_rows, told
+from vfl_flower.clients.fdskl import Columns, Rows
+from vfl_flower.clients.kernel_angles import (
+    FRACTION,
+    HEAD,
+    AngleBits,
+    OpenedAngles,
+    angle_sums,
+    hidden_angles,
+)
+from vfl_flower.clients.kernel_dealing import (
+    NEW_ROWS,
+    root_of,
+    row_angle_deals,
+    row_cosines_of,
+    row_deal,
+)
+from vfl_flower.clients.moments import (
+    Bytes,
+    Elements,
+    Portion,
+    challenge_of,
+    dealt_to,
+    width_of,
+)
+from vfl_flower.clients.moments_roles import Roles, check_roles
+from vfl_flower.numerics.gram_fit import probabilities
+from vfl_flower.numerics.kernel_model import answers
+from vfl_flower.numerics.kernel_moments import joint_angles, unpack_local
+from vfl_flower.numerics.local_columns import (
+    LocalColumns,
+    local_columns,
+    scaled_columns,
+)
+from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
+from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.steps import parts_of, reveals, step
+from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
+from vfl_flower.secure_aggregation.shares import Deal, add, pack
+from vfl_flower.secure_aggregation.triples import (
+    SACRIFICED,
+    PredictionTriple,
+    hide_rows,
+)
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+
+@dataclass
+class RowsState:
+    """What a party keeps of rows that are being scored.
+
+    Attributes
+    ----------
+    roles : Roles
+        Who does what; their columns are those of other parties than the first one.
+    dealt : Array of uint8
+        What it was dealt.
+    rows : Array of int, shape (m,)
+        Numbers of the rows.
+    """
+
+    roles: Roles
+    dealt: Array
+    rows: Array
+
+
+@dataclass
+class ScoresState:
+    """What a party keeps between messages while rows are scored.
+
+    Attributes
+    ----------
+    turns : int
+        How many sets of rows were begun.
+    rows : RowsState or None
+        Of the rows that are being scored.
+    scores : Array, shape (m, K)
+        At the label holder the scores so far.
+    scored : Array of int, shape (m,)
+        Their rows.
+    evaluated : bool
+        Whether the label holder has told the errors of its answers, once a session.
+    """
+
+    turns: int = 0
+    rows: RowsState | None = None
+    scores: Array = field(default_factory=lambda: np.zeros((0, 1)))
+    scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    evaluated: bool = False
+
+
+class HiddenRows(TypedDict):
+    """Reply of :func:`rows`."""
+
+    angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
+    hidden: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    weights: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    row_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Products(TypedDict):
+    """Reply of :func:`products`: of the second party, for the first."""
+
+    products: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
+    """Return the party's part, its columns of rows, and how local ones are made."""
+    if "local" not in party.part:
+        raise PartyError("this run has no model of this kind")
+    X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
+    return party.part, X, unpack_local(party.part)
+
+
+@step
+@parts_of("fdskl")
+@reveals("moments", times="outputs")
+def rows(
+    party: Party,
+    roles: Roles,
+    outputs: Columns,
+    bits: AngleBits,
+    numbers: Rows,
+    dealt: Annotated[Array | None, Bytes, OWN] = None,
+    row_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    first_rows: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> HiddenRows:
+    """Send angles and local columns of rows, and the label holder's weights, hidden.
+
+    Parameters
+    ----------
+    roles : Roles
+        Who does what; the label holder has no columns in it.
+    outputs : int
+        K, the number of scores of a row; they count as columns.
+    bits : {16, 32}
+        Of an angle.
+    numbers : Array of int, shape (m,)
+        Numbers of the rows.
+    dealt, row_parts, first_rows : Array of uint8, dict of int to Array of uint8
+        What the dealer sends: the server, or a party, when it is asked to or before.
+    """
+    part, X, local = _features(party, numbers)
+    index, holder = party.index or 0, "coef" in part
+    width = 0 if holder else part["local"]
+    check_roles(party, roles, width, FRACTION, labels=False)
+    if [roles.first] != part["holders"] or holder != (index == roles.first):
+        raise PartyError("the party with the weights, and no other one, opens scores")
+    if roles.joint != part["n_features"] or roles.rows != [len(numbers)]:
+        raise PartyError("joint and rows must be those of the model and of the rows")
+    if holder and outputs != len(part["intercept"]):
+        raise PartyError(
+            f"outputs must be {len(part['intercept'])}, those of the model, got "
+            f"{outputs}"
+        )
+    try:
+        state = party.recall(ScoresState)
+    except PartyError:  # the first rows of a run
+        state = ScoresState()
+        party.remember(state)
+    if roles.turn != state.turns:
+        raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
+    state.turns += 1
+    given = dealt_to(dealt, row_parts or first_rows, roles)
+    angles = joint_angles(
+        scaled_columns(local, X),
+        part["kernel"],
+        part["bandwidths"].tolist(),
+        part["counts"].tolist(),
+        part["density"],
+        int(part["seed"], 16),
+        bits,
+    )
+    deals = row_angle_deals(roles, party.session)
+    reply: HiddenRows = {
+        "angles": hidden_angles(party, roles, deals, given[:HEAD], angles, roles.whole)
+    }
+    deal = row_deal(roles, party.session, outputs)
+    try:
+        portion = Portion(given[HEAD:])
+        of_owner = portion.take()
+        if holder:
+            triple = PredictionTriple(deal, 0, portion.take())
+            weights, _ = _weights(part, roles)
+            hidden = pack(triple.hidden_weights(weights), deal.bits)
+            reply["weights"] = {roles.second: hidden}
+        else:
+            elements, _ = NEW_ROWS.encode(local_columns(local, X))
+            opening = hide_rows(deal, index, of_owner, elements)
+            reply["hidden"] = {roles.first: pack(opening, deal.bits)}
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    if index == roles.dealer:
+        cosines = row_cosines_of(party.session, root_of(party), roles, bits)
+        reply["row_cosines"] = {roles.second: cosines}
+    if index in (roles.first, roles.second):
+        state.rows = RowsState(roles, given, numbers)
+    return reply
+
+
+def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
+    """Return the weights of the features that others have a part in, and their bits."""
+    start = sum(roles.owners[: roles.first])
+    w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
+    size = max(float(np.abs(w).sum(axis=0).max()), 1e-300)
+    largest = max(float(np.abs(w).max()), 1e-300)
+    numbers = weights_fixed_point(NEW_ROWS, len(w), size, largest)
+    return numbers.encode(w)[0], numbers.fraction
+
+
+def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
+    state = party.recall(ScoresState)
+    if state.rows is None:
+        raise PartyError("the step must follow rows, once")
+    return state, state.rows
+
+
+@step
+@parts_of("fdskl")
+def products(
+    party: Party,
+    outputs: Columns,
+    bits: AngleBits,
+    angles: OpenedAngles | None = None,
+    weights: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    cosines: Annotated[Array | None, Bytes, OWN] = None,
+    row_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Products:
+    """Open joint features of rows under a mask, and send a share of the scores."""
+    if angles is None:
+        return {}
+    state, of_rows = _rows_state(party)
+    roles, state.rows = of_rows.roles, None
+    if party.index != roles.second or list(weights or {}) != [roles.first]:
+        raise PartyError("products must have the weights that the first party has hid")
+    assert weights is not None
+    sums = angle_sums(
+        party, roles, angles, of_rows.dealt[:HEAD], cosines, row_cosines, bits
+    )
+    deals = row_angle_deals(roles, party.session)
+    deal = row_deal(roles, party.session, outputs)
+    try:
+        triple = _triple(deal, of_rows, 1)
+        read = Elements(weights[roles.first])
+        hidden = read.take(deal.bits, deal.shape[1:])
+        read.end()
+        openings, parts = [], []
+        for block, share in enumerate(sums.shares(deals, roles.whole)[0]):
+            opening = triple.opening(share, block, len(roles.owners))
+            openings.append(pack(opening, deal.bits))
+            parts.append(pack(triple.share_of_mask(hidden, block), deal.bits))
+        challenge = challenge_of(party, roles)
+        check = pack(triple.sacrifice(challenge), deal.bits)
+        proof = np.frombuffer(triple.proof(challenge), np.uint8)
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    sent = np.concatenate([proof, check, *parts, *openings])
+    return {"products": {roles.first: sent}}
+
+
+def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
+    portion = Portion(of_rows.dealt[HEAD:])
+    portion.take()
+    length = (deal.rows + SACRIFICED) * deal.shape[2] * width_of(deal.bits)
+    triple = PredictionTriple(deal, party, portion.take(party * length))
+    portion.end()
+    return triple
+
+
+@step
+@parts_of("fdskl")
+def scores(
+    party: Party,
+    angles: OpenedAngles,
+    bits: AngleBits,
+    products: Annotated[dict[int, Array], Bytes, PRIVATE],
+    hidden: Annotated[dict[int, Array], Bytes, PRIVATE],
+    evaluate: bool = False,
+    last: bool = True,
+) -> Told:
+    """Open the scores of rows, at the label holder.
+
+    Parameters
+    ----------
+    angles : Array
+        Sums of all parties' angles of the rows.
+    bits : {16, 32}
+        Of an angle.
+    products : dict of int to Array of uint8
+        What the second party has sent.
+    hidden : dict of int to Array of uint8
+        Local columns of the other parties.
+    evaluate : bool
+        Compare with the labels; otherwise the answers are kept as predictions.
+    last : bool
+        Whether these are the last rows.
+    """
+    state, of_rows = _rows_state(party)
+    roles, state.rows = of_rows.roles, None
+    others = [j for j in range(len(roles.owners)) if j != roles.first]
+    if list(products) != [roles.second] or sorted(hidden) != others:
+        raise PartyError("scores must have what all other parties have sent")
+    part, X, local = _features(party, of_rows.rows)
+    deal = row_deal(roles, party.session, len(part["intercept"]))
+    sums = angle_sums(party, roles, angles, of_rows.dealt[:HEAD], None, None, bits)
+    deals = row_angle_deals(roles, party.session)
+    opened = np.empty((deal.rows, deal.shape[2]), "<u8")
+    try:
+        weights, fraction = _weights(part, roles)
+        triple = _triple(deal, of_rows, 0)
+        proof, sent = np.split(products[roles.second], [32])
+        read = Elements(sent)
+        check = read.take(deal.bits, (SACRIFICED, deal.shape[1]))
+        challenge = challenge_of(party, roles)
+        if not hmac.compare_digest(triple.proof(challenge, check), proof.tobytes()):
+            raise PartyError(
+                "the triple of the dealer must be right, and is not: the scores would "
+                "be other ones"
+            )
+        theirs = read.take(deal.bits, opened.shape)
+        columns = {j: Elements(hidden[j]) for j in others}
+        blocks = zip(deal.blocks(), sums.shares(deals, roles.whole)[0], strict=True)
+        for block, (rows, share) in enumerate(blocks):
+            count = len(share)
+            known = [
+                columns[j].take(deal.bits, (count, width))
+                if j in columns
+                else np.zeros((count, 0), "<u8")
+                for j, width in enumerate(roles.owners)
+            ]
+            known.append(read.take(deal.bits, share.shape))
+            before = np.zeros((count, sum(roles.owners)), "<u8")
+            mine = triple.share_of_weights(
+                weights, np.hstack([before, share]), np.hstack(known), block
+            )
+            opened[rows] = add(mine, theirs[rows], bits=deal.bits)
+        for elements in (read, *columns.values()):
+            elements.end()
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    start = sum(roles.owners[: roles.first])
+    of_holder = part["coef"][start : start + part["local"]]
+    scores = decode(opened, deal.bits, FRACTION + fraction) + part["intercept"]
+    scores += local_columns(local, X) @ of_holder
+    if len(state.scores):
+        scores = np.concatenate([state.scores, scores])
+    state.scores = scores
+    state.scored = np.concatenate([state.scored, of_rows.rows]).astype(np.uint32)
+    if not last:
+        return {}
+    opened_scores, state.scores = state.scores, scores[:0]
+    answered = answers(opened_scores, part["target"], part["classes"])
+    chances, more = None, {}
+    if "slope" in part:
+        chances = probabilities(opened_scores, part["slope"], part["offset"])
+        best = opened_scores.argmax(axis=1)[:, None]
+        more = {
+            name: np.take_along_axis(values, best, axis=1)[:, 0]
+            for name, values in (("score", opened_scores), ("probability", chances))
+        }
+    numbers, state.scored = state.scored, state.scored[:0]
+    if evaluate:
+        if state.evaluated:
+            raise PartyError(
+                "this party tells the errors of its answers once a session"
+            )
+        state.evaluated = True
+        return _told(party, part, answered, numbers, opened_scores, chances)
+    everything = np.array_equal(numbers, np.arange(party.n_rows))
+    party.predictions = Predictions(
+        answered, None if everything else numbers, more=more
+    )
+    return {}
+
+
+def _told(
+    party: Party,
+    part: dict[str, Any],
+    answered: Array,
+    rows: Array,
+    scores: Array,
+    chances: Array | None,
+) -> Told:
+    """Return what the answers are worth, unless it tells of too few rows."""
+    if party.y is None:
+        raise PartyError("this party holds no labels")
+    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
+    known = ~np.isnan(y)
+    if len(np.unique(rows[known])) < max(1, least_rows(party)):
+        log.warning("too few labels for their mean error to hide each: it is not told")
+        return {"test_rows": 0}
+    y, classes, probability = y[known], part["classes"], None
+    if chances is not None:
+        chances = chances[known]
+        if chances.shape[1] == 1:
+            chances = np.hstack([1 - chances, chances])
+        probability = (chances * (y[:, None] == classes)).sum(axis=1)
+    two = scores[known, 0] if part["target"] == "binary" else None
+    return told(party, y, answered[known], part["target"], classes, two, probability)

@@ -1,0 +1,275 @@
+"""Who does what for Gram matrices under shares, and what a party refuses of it.
+
+One party opens the Gram matrices and a second one computes with it; a dealer, the
+server or a third party, gives them correlated randomness
+(:mod:`vfl_flower.clients.moments`). The server says who they are and how many columns
+and rows there are, and each party checks what it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Count
+from vfl_flower.secure_aggregation.fixed_point import (
+    FixedPoint,
+    finest_gram_fixed_point,
+    gram_fixed_point,
+)
+from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal
+from vfl_flower.typing import Array
+
+BITS = 63
+"""Width of the ring: 8 bytes an element."""
+
+NORM = 0.99
+"""Length of a column: the Gram matrix of unit columns, and so 31 fraction bits."""
+
+ROWS_PER_COLUMN = 4
+"""Fewest rows of a Gram matrix that is opened, for each of its columns."""
+
+MOST_LEVERAGE = 0.5
+"""Largest leverage score of a row in the columns of one party."""
+
+MOST_COLUMNS = 2**12
+"""Most columns of a Gram matrix: a triple of so many takes 64 MB."""
+
+MOST_GRAMS = 4
+"""Most Gram matrices of a run."""
+
+MOST_JOINT = 1.02
+"""Largest mean square of a column whose fraction bits are given."""
+
+LARGEST = 64.0
+"""Largest size of a number in such a column."""
+
+PART_NUMBERS = 2**25
+"""Most numbers in the columns of the rows that are multiplied together: so many that no
+message has more than some 300 MB."""
+
+Place = Annotated[int, Ge(0), Le(2**20)]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who does what for the Gram matrices of a run.
+
+    Attributes
+    ----------
+    first : int
+        Index of the party that holds the labels, computes, and opens them.
+    second : int
+        Index of the other party that computes.
+    owners : list of int
+        How many columns each party has in them, in party order.
+    rows : list of int
+        Number of rows of each Gram matrix.
+    dealer : int or None
+        Index of the party that deals; None: the server.
+    joint : int
+        How many joint columns there are, the last ones.
+    fraction : int
+        Fraction bits of a column whose mean square over the rows of all Gram matrices
+        together is at most `MOST_JOINT`; 0: columns have a length of at most `NORM`,
+        and as many fraction bits as fit.
+    turn : int
+        Which of the run's sets of Gram matrices these are.
+    """
+
+    first: Place
+    second: Place
+    owners: list[int]
+    rows: list[int]
+    dealer: Place | None = None
+    joint: Count = 0
+    fraction: Count = 0
+    turn: Count = 0
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of a Gram matrix."""
+        return sum(self.owners) + self.joint
+
+    def numbers(self, rows: int) -> FixedPoint:
+        """Return how columns of a Gram matrix of so many rows are encoded."""
+        if not self.fraction:
+            return encoding(rows)
+        total = sum(self.rows)
+        return gram_fixed_point(
+            total, LARGEST, self.fraction, square_sum=MOST_JOINT * total
+        )
+
+    @property
+    def whole(self) -> list[range]:
+        """Return the blocks of rows of each Gram matrix."""
+        return [range(-(-rows // BLOCK_ROWS)) for rows in self.rows]
+
+    @property
+    def parts(self) -> list[list[range]]:
+        """Return the blocks of rows of each Gram matrix that are multiplied together.
+
+        One part after another, as many as `PART_NUMBERS` asks for.
+        """
+        counts = list(map(len, self.whole))
+        total = sum(counts)
+        parts = min(total, -(-sum(self.rows) * self.columns // PART_NUMBERS))
+        ends = [total * k // parts for k in range(parts + 1)]
+        offsets = [sum(counts[:half]) for half in range(len(counts))]
+        return [
+            [
+                range(
+                    min(max(start - offset, 0), count),
+                    min(max(stop - offset, 0), count),
+                )
+                for offset, count in zip(offsets, counts, strict=True)
+            ]
+            for start, stop in pairwise(ends)
+        ]
+
+    def rows_of(self, part: Sequence[range]) -> list[slice]:
+        """Return the rows of each Gram matrix that a part of the blocks has."""
+        return [
+            slice(*(min(BLOCK_ROWS * end, rows) for end in (blocks.start, blocks.stop)))
+            for blocks, rows in zip(part, self.rows, strict=True)
+        ]
+
+    def deals(self, session: int) -> list[Deal]:
+        """Return the use of each triple."""
+        owners, columns = tuple(self.owners), self.columns
+        owners += (self.joint,) * bool(self.joint)
+        return [
+            Deal(
+                session,
+                "moments",
+                self.turn,
+                half,
+                (rows, columns),
+                self.numbers(rows).bits,
+                owners,
+            )
+            for half, rows in enumerate(self.rows)
+        ]
+
+
+def encoding(rows: int) -> FixedPoint:
+    """Return how columns of length `NORM` become elements of the ring."""
+    return finest_gram_fixed_point(rows, 1.0, BITS, square_sum=1.01 * NORM**2)
+
+
+def check_roles(
+    party: Party,
+    roles: Roles,
+    columns: int | None = None,
+    fraction: int = 0,
+    *,
+    labels: bool = True,
+) -> None:
+    """Refuse roles that this party's consent, its data or the protocol does not allow.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    roles : Roles
+        What the server says.
+    columns : int, optional
+        How many columns this party has; None: it is not asked for any.
+    fraction : int
+        Fraction bits of the protocol; 0: there are no joint columns.
+    labels : bool
+        Whether the first party is the one with labels.
+
+    Raises
+    ------
+    PartyError
+        The text names the rule.
+    """
+    places = [roles.first, roles.second]
+    if roles.dealer is not None:
+        places.append(roles.dealer)
+    if len(set(places)) < len(places) or max(places) >= party.n_parties:
+        raise PartyError(
+            "the first, the second and the dealing party must be different parties: a "
+            "dealer that computes reads the rows"
+        )
+    others = {*range(party.n_parties)} - {roles.first, roles.dealer}
+    if roles.second != min(others):
+        raise PartyError(
+            f"the second party must be the one at place {min(others)}, the first of "
+            f"the others but the dealer, got {roles.second}"
+        )
+    index = party.index or 0
+    if labels and (index == roles.first) != (party.y is not None):
+        raise PartyError(
+            "the party with the labels, and no other one, opens the Gram matrices"
+        )
+    if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
+        raise PartyError(f"owners must be {party.n_parties} numbers of columns")
+    if columns is not None and roles.owners[index] != columns:
+        raise PartyError(
+            f"owners must have {columns} columns of this party, got "
+            f"{roles.owners[index]}"
+        )
+    if roles.fraction != fraction or (roles.joint and not fraction):
+        raise PartyError(
+            f"fraction must be {fraction}, and joint columns have one, got "
+            f"{roles.fraction} and {roles.joint}"
+        )
+    if roles.columns > MOST_COLUMNS:
+        raise PartyError(
+            f"a Gram matrix must have at most {MOST_COLUMNS} columns, got "
+            f"{roles.columns}"
+        )
+    if not 1 <= len(roles.rows) <= MOST_GRAMS or not all(
+        1 <= rows <= party.n_rows for rows in roles.rows
+    ):
+        raise PartyError(
+            f"rows must be of 1 to {MOST_GRAMS} Gram matrices, each of 1 to "
+            f"{party.n_rows} rows"
+        )
+    name = SERVER
+    if roles.dealer is not None:
+        name = party.names[roles.dealer] if party.names else ""
+    consent = party.consent
+    if consent is not None and not consent.accepts_dealer(name, party.n_parties):
+        raise PartyError(
+            f"this party's consent lets {name or 'that party'} deal no correlated "
+            "randomness, from which it reads the rows if it colludes with a party that "
+            f"computes: add 'dealers = [\"{name}\"]' to its consent.toml"
+        )
+
+
+def check_rows(weights: Array | None, rows: int, columns: int) -> None:
+    """Refuse a Gram matrix of few rows.
+
+    Parameters
+    ----------
+    weights : Array, shape (m,), or None
+        Weights of the rows, each of which is there once; None: all alike.
+    rows, columns : int
+        Its numbers of rows and columns.
+
+    Raises
+    ------
+    PartyError
+        There are fewer than four rows a column, or than 20; of rows with weights their
+        effective number counts, (sum w)^2 / sum w^2 (Kish).
+    """
+    effective = float(rows)
+    if weights is not None and rows:
+        shares = weights / weights.sum()
+        effective = float(1 / (shares**2).sum())
+    least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
+    if effective < least:
+        raise PartyError(
+            f"a Gram matrix of {columns} columns must be of at least {least} rows, "
+            f"{ROWS_PER_COLUMN} a column and {LEAST_ROWS} in all, and one row must not "
+            f"have the weight of many; these count as {effective:.0f}"
+        )
