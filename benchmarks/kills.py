@@ -56,6 +56,7 @@ LABELS = NAMES[-1]
 KINDS = {
     "ClientApp": "the process of one message",
     "forkserver": "the process that forks one for each message",
+    "starter": "the process that forks one for each run",
     "ServerApp": "the process of one run",
     "SuperNode": "the SuperNode below vfl-flower party",
     "SuperLink": "flower-superlink below vfl-flower coordinator",
@@ -75,6 +76,9 @@ PARTYS = ("ClientApp", "forkserver", "SuperNode", "party", "announcing")
 START = 400.0
 """Seconds that a command may take to be ready."""
 
+LIFE = 0.6
+"""Seconds in which most processes of one message have ended."""
+
 HANGS = 150.0
 """Seconds after which a run that has not ended is stopped."""
 
@@ -89,9 +93,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "coreset-vrlr": Case(
-        "coreset-vrlr", "columns", ("solver=cg", "max-iter=3", "size=80")
-    ),
+    "coreset-vrlr": Case("coreset-vrlr", "columns", ("size=80",)),
     "coreset-vkmc": Case("coreset-vkmc", "columns", ("size=40",)),
     "fdskl": Case(
         "fdskl", "columns", ("features=64", "loss=square", "target=continuous")
@@ -319,9 +321,9 @@ class Site:
         if kind == "SuperLink":
             links = (p for p, _, w in table if named(w, "flower-superlink"))
             return [pid for pid in links if pid in started][:1]
-        above = servers["executor"] if kind == "ServerApp" else nodes
-        forks = forks_of(table, above)
-        if kind == "forkserver":
+        of_server = kind in ("ServerApp", "starter")
+        forks = forks_of(table, servers["executor"] if of_server else nodes)
+        if kind in ("forkserver", "starter"):
             return forks[:1]
         workers = [pid for pid, parent, _ in table if parent in forks]
         return workers if kind == "ServerApp" else workers[-1:]
@@ -664,7 +666,7 @@ class Matrix:
         party = self.dice.choice(NAMES)
         # Runs reach the message that is drawn for each of them at about one time, and
         # the kill waits for most of them.
-        drawn = [(t, self.dice.randrange(1, len(t.seconds))) for t in trials]
+        drawn = [(t, self.dice.randrange(len(t.seconds) - 1)) for t in trials]
         drawn.sort(key=lambda pair: -pair[0].seconds[pair[1]])
         last = drawn[0][0].seconds[drawn[0][1]]
         before = {name: len(site.asked(name)) for name in NAMES}
@@ -740,12 +742,25 @@ class Matrix:
         )
 
     def kill_reply(self, run: Started, party: str) -> bool:
-        """Kill the process that answers the next message of a run at a party."""
+        """Kill a process that answers a message of a run at a party.
+
+        It is killed at a random moment of its life; where that is too late, one of the
+        next message.
+        """
         count = len(self.site.asked(party))
         while run.process.poll() is None:
             new = self.site.asked(party)[count:]
             if new and new[-1][0] == run.number:
-                return self.kill_processes("ClientApp", party)
+                moment = time.monotonic() + self.dice.uniform(0, LIFE)
+                while not (targets := self.site.pids("ClientApp", party)):
+                    if time.monotonic() > moment + LIFE:
+                        break
+                time.sleep(max(0.0, moment - time.monotonic()))
+                for pid in targets:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        return True
+                count = len(self.site.asked(party))
             time.sleep(0.005)
         return False
 
