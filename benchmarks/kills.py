@@ -367,15 +367,16 @@ class Site:
                 check=False,
             )
 
-    def half_written(self) -> list[str]:
-        """Return files that no complete run leaves."""
-        endings = (".part", ".tmp", "-journal", "-wal")
+    def half_written(self, failed: bool) -> list[str]:
+        """Return files that no run leaves; one that failed has its checkpoint."""
+        endings = (".part", ".tmp", "-journal", "-wal", "checkpoint.sqlite")
+        in_use = ("superlink.", *(["checkpoint.sqlite"] if failed else []))
         return sorted(
-            path.name
+            str(path.relative_to(self.place))
             for path in self.place.rglob("*")
             if path.is_file()
-            and not path.name.startswith("superlink.")  # which is in use
-            and (path.name.endswith(endings) or path.name == "checkpoint.sqlite")
+            and path.name.endswith(endings)
+            and not path.name.startswith(in_use)
         )
 
     def holding(self, ids: Sequence[str]) -> set[str]:
@@ -805,8 +806,7 @@ class Matrix:
         deadline = time.monotonic() + 10
         while (left := self.site.passing()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        if not failed:
-            left += self.site.half_written()
+        left += self.site.half_written(bool(failed))
         complete = {self.model} | {
             number
             for out in self.site.place.glob("out-*/2*/result.json")
