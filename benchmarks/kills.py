@@ -76,7 +76,7 @@ PARTYS = ("ClientApp", "forkserver", "SuperNode", "party", "announcing")
 START = 400.0
 """Seconds that a command may take to be ready."""
 
-LIFE = 0.6
+LIFE = 0.2
 """Seconds in which most processes of one message have ended."""
 
 HANGS = 150.0
@@ -678,9 +678,9 @@ class Matrix:
             runs.append(self.run(trial))
         while 2 * self.reached(runs, [nth for _, nth in drawn], before) < len(runs):
             time.sleep(0.02)
-        hit = []
+        hit = set[str]()
         if kind == "ClientApp":
-            hit = [run.number for run in runs if self.kill_reply(run, party)]
+            hit = self.kill_replies(runs, party)
         else:
             self.kill_processes(kind, party)
         self.killed_at = time.monotonic()
@@ -742,28 +742,34 @@ class Matrix:
             for run, nth in zip(runs, drawn, strict=True)
         )
 
-    def kill_reply(self, run: Started, party: str) -> bool:
-        """Kill a process that answers a message of a run at a party.
+    def kill_replies(self, runs: Sequence[Started], party: str) -> set[str]:
+        """Kill a process of each run that answers a message at a party.
 
-        It is killed at a random moment of its life; where that is too late, one of the
-        next message.
+        It is killed at a random moment of its life; where that is too late, one of a
+        later message.
+
+        Returns
+        -------
+        set of str
+            The numbers of the runs of which one was killed.
         """
-        count = len(self.site.asked(party))
-        while run.process.poll() is None:
+        hit, count = set[str](), len(self.site.asked(party))
+        while any(run.process.poll() is None and run.number not in hit for run in runs):
             new = self.site.asked(party)[count:]
-            if new and new[-1][0] == run.number:
-                moment = time.monotonic() + self.dice.uniform(0, LIFE)
-                while not (targets := self.site.pids("ClientApp", party)):
-                    if time.monotonic() > moment + LIFE:
-                        break
-                time.sleep(max(0.0, moment - time.monotonic()))
-                for pid in targets:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                        return True
-                count = len(self.site.asked(party))
-            time.sleep(0.005)
-        return False
+            if not new or new[-1][0] in hit:
+                time.sleep(0.005)
+                continue
+            count += len(new)
+            deadline = time.monotonic() + 5
+            while not (targets := self.site.pids("ClientApp", party)):
+                if time.monotonic() > deadline or len(self.site.asked(party)) > count:
+                    break
+            time.sleep(self.dice.uniform(0, LIFE))
+            for pid in targets:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    hit.add(new[-1][0])
+        return hit
 
     def kill_processes(self, kind: str, party: str) -> bool:
         """Kill processes of a kind; return whether there was one."""
