@@ -866,6 +866,7 @@ def main() -> None:
     given = parser.parse_args()
     names = given.cases or SPLITS[given.split]
     print(f"moments of seed {given.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as base:
         site = Site(Path(base), given.split)
         matrix = Matrix(site, names, random.Random(given.seed))
