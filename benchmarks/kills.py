@@ -82,6 +82,9 @@ LIFE = 0.2
 HANGS = 150.0
 """Seconds after which a run that has not ended is stopped."""
 
+WAITS = 60.0, "waiting for 3 parties"
+"""Seconds after which a run is stopped that says so: it has not begun, and may wait."""
+
 
 class Case(NamedTuple):
     """A strategy, and how it runs."""
@@ -535,12 +538,13 @@ class Matrix:
             for place, run in enumerate(runs):
                 since = time.monotonic() - (self.killed_at or run.begun + START)
                 running = run.process.poll() is None
-                if place in ended or (running and since < HANGS):
-                    continue
                 text = run.log.read_text(errors="replace")
+                waits = since > WAITS[0] and WAITS[1] in text[-100:]
+                if place in ended or (running and since < HANGS and not waits):
+                    continue
                 status = f"exit {run.process.returncode}"
                 if running:
-                    status = "HANGS"
+                    status = "WAITS" if waits else "HANGS"
                     run.process.kill()
                     run.process.wait()
                     self.site.stop(text)
@@ -686,6 +690,7 @@ class Matrix:
         self.killed_at = time.monotonic()
         logs = {name: site.started[name].log for name in NAMES}
         steps = dict(site.asked(party)[before[party] :])
+        begun = {n for name in NAMES for n, _ in site.asked(name)[before[name] :]}
         asked = {name: len(site.asked(name)) for name in NAMES}
         helper = threading.Thread(target=self.supervise, args=(kind, party))
         if restart:
@@ -715,11 +720,11 @@ class Matrix:
             if complete and not met:
                 print(f"| {run.trial.name} | {who} | not met |", flush=True)
                 continue
-            run.trial.hits += 1
+            run.trial.hits += number in begun
             seconds = followed.ended - killed
-            step = steps.get(number, "none yet")
+            step = steps.get(number, "asked of others" if number in begun else "none")
             self.tell(run.trial, f"{who} | {step} | {how}", followed, seconds)
-            if not complete:
+            if not complete and followed.status != "WAITS":
                 again.append(run)
         print(f"   after the kill: {self.left([run.trial for run in again])}")
         if again:
@@ -841,9 +846,8 @@ class Matrix:
         if run.status == "exit 0":
             result = self.result(run.lines)
             same, sentence = "same" if equal(result, trial.truth) else "OTHER", ""
-        good = same == "same" or (
-            run.status == "exit 1" and seconds <= 90 and bool(sentence)
-        )
+        told = run.status == "exit 1" and seconds <= 90 and bool(sentence)
+        good = same == "same" or run.status == "WAITS" or told
         self.bad += not good
         print(
             f"| {trial.name} | {what} | {run.status} | {seconds:.0f} | {same} | "
