@@ -682,14 +682,14 @@ class Matrix:
             runs.append(self.run(trial))
         while 2 * self.reached(runs, [nth for _, nth in drawn], before) < len(runs):
             time.sleep(0.02)
-        hit = set[str]()
+        hit = dict[str, str]()
         if kind == "ClientApp":
             hit = self.kill_replies(runs, party)
         else:
             self.kill_processes(kind, party)
         self.killed_at = time.monotonic()
         logs = {name: site.started[name].log for name in NAMES}
-        steps = dict(site.asked(party)[before[party] :])
+        steps = dict(site.asked(party)[before[party] :]) | hit
         begun = {n for name in NAMES for n, _ in site.asked(name)[before[name] :]}
         asked = {name: len(site.asked(name)) for name in NAMES}
         helper = threading.Thread(target=self.supervise, args=(kind, party))
@@ -747,7 +747,7 @@ class Matrix:
             for run, nth in zip(runs, drawn, strict=True)
         )
 
-    def kill_replies(self, runs: Sequence[Started], party: str) -> set[str]:
+    def kill_replies(self, runs: Sequence[Started], party: str) -> dict[str, str]:
         """Kill a process of each run that answers a message at a party.
 
         It is killed at a random moment of its life; where that is too late, one of a
@@ -755,10 +755,10 @@ class Matrix:
 
         Returns
         -------
-        set of str
-            The numbers of the runs of which one was killed.
+        dict of str to str
+            The steps in which they were killed, by the numbers of the runs.
         """
-        hit, count = set[str](), len(self.site.asked(party))
+        hit, count = dict[str, str](), len(self.site.asked(party))
         while any(run.process.poll() is None and run.number not in hit for run in runs):
             new = self.site.asked(party)[count:]
             if not new or new[-1][0] in hit:
@@ -773,7 +773,7 @@ class Matrix:
             for pid in targets:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                    hit.add(new[-1][0])
+                    hit |= [new[-1]]
         return hit
 
     def kill_processes(self, kind: str, party: str) -> bool:
