@@ -5,7 +5,9 @@ The SuperLink is one in memory. With a real one: tests/wiring/test_executor.py.
 
 import itertools
 import os
+import signal
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -223,6 +225,28 @@ def test_a_killed_process_is_an_error_at_once(start, other, caplog):
     assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
     assert "exit code -9" in reply.error.reason
     assert "exit code -9" in caplog.text
+    assert link.ask(party, "count").content["values"]["kept"] == 1
+
+
+def test_a_process_that_could_not_start_is_asked_for_again(start, other, monkeypatch):
+    """What forks is killed when it has the request, and has forked nothing yet."""
+    link, forks = Link(other), forkserver.ForkServer()
+
+    def connect(descriptors):
+        forks.ensure_running()
+        os.kill(forks._forkserver_pid, signal.SIGSTOP)
+        try:
+            return forks.connect_to_new_process(descriptors)
+        finally:
+            os.kill(forks._forkserver_pid, signal.SIGKILL)
+
+    party = start(link, other)
+    with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "connect_to_new_process", connect)
+        reply = link.ask(party, "count")
+    forks._stop()
+    assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED  # which is asked again
+    assert reply.error.reason == "the process for query.count could not start"
     assert link.ask(party, "count").content["values"]["kept"] == 1
 
 
