@@ -59,6 +59,17 @@ def compute(message, context):
     values = ConfigRecord({"value": value})
     return Message(RecordDict({"values": values}), reply_to=message)
 
+@app.query("tear")
+def tear(message, context):
+    from multiprocessing.connection import Connection
+
+    def send(self, buffer):
+        os.write(self.fileno(), bytes(buffer[: len(buffer) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = send
+    return Message(RecordDict(), reply_to=message)
+
 @app.query("die")
 def die(message, context):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -216,11 +227,13 @@ def test_a_forked_process_computes_with_threads(start, other):
     assert values[0] == values[1] > 0
 
 
-def test_a_killed_process_is_an_error_at_once(start, other, caplog):
+@pytest.mark.parametrize("how", ["die", "tear"])
+def test_a_killed_process_is_an_error_at_once(start, other, caplog, how):
+    """In its step, or when half of its reply is sent."""
     link = Link(other)
     party = start(link, other)
     begin = time.monotonic()
-    reply = link.ask(party, "die")
+    reply = link.ask(party, how)
     assert time.monotonic() - begin < 30
     assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
     assert "exit code -9" in reply.error.reason

@@ -350,9 +350,9 @@ class Node:
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(list(PRELOADED))
 
-NOT_STARTED = (EOFError, OSError)
-"""What the start of a process raises if the one that forks is killed meanwhile. The
-next start starts that one anew."""
+BROKEN_OFF = (EOFError, OSError)
+"""What is raised where a process is killed that starts another, or sends a reply. If
+it is the one that forks, the next start of a process starts that one anew."""
 
 
 def preload() -> None:
@@ -385,7 +385,7 @@ def in_a_process(
     process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))
     try:
         process.start()
-    except NOT_STARTED as error:
+    except BROKEN_OFF as error:
         ours.close()
         reason = f"the process for {message.metadata.message_type} could not start"
         raise NotAnswered(ErrorCode.CLIENT_APP_CRASHED, reason) from error
@@ -397,7 +397,7 @@ def in_a_process(
             answered: tuple[Message, Context] = ours.recv()
             return answered
         reason = f"took longer than {seconds:g} s"
-    except EOFError:
+    except BROKEN_OFF:
         process.join()
         reason = f"ended with exit code {process.exitcode}"
     finally:

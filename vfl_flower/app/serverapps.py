@@ -33,7 +33,7 @@ from flwr.superlink.runtime.run_serverapp import run_serverapp
 
 from vfl_flower.app.bundle import installed_bundle
 from vfl_flower.app.flower_run import KILLED
-from vfl_flower.app.node import NOT_STARTED, PRELOADED, PROCESSES, preload
+from vfl_flower.app.node import BROKEN_OFF, PRELOADED, PROCESSES, preload
 
 PRELOADED_TOO = ("vfl_flower.app.serverapps", "vfl_flower.app.server_app")
 """What a process for a ServerApp finds imported besides what one for a message does."""
@@ -61,7 +61,7 @@ class ForkingExecutor(SubprocessExecutor):
         process = PROCESSES.Process(target=serve_run, args=(spec,), daemon=True)
         try:
             process.start()
-        except NOT_STARTED as error:
+        except BROKEN_OFF as error:
             tell(spec, f"{KILLED} before it began")
             return LaunchResult.failed(str(error))
         threading.Thread(target=tell_end, args=(spec, process), daemon=True).start()
