@@ -667,7 +667,8 @@ class Matrix:
         """Kill once, and tell what became of each run; go on with those that failed."""
         site, self.killed_at = self.site, None
         site.heal()
-        self.restore()
+        if any(trial.forgets for trial in trials):
+            self.restore()
         party = self.dice.choice(NAMES)
         # Runs reach the message that is drawn for each of them at about one time, and
         # the kill waits for most of them.
