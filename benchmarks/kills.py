@@ -671,7 +671,7 @@ class Matrix:
             self.restore()
         party = self.dice.choice(NAMES)
         # Runs reach the message that is drawn for each of them at about one time, and
-        # the kill waits for most of them.
+        # the kill waits for the first message of all and for most of these.
         drawn = [(t, self.dice.randrange(len(t.seconds) - 1)) for t in trials]
         drawn.sort(key=lambda pair: -pair[0].seconds[pair[1]])
         last = drawn[0][0].seconds[drawn[0][1]]
@@ -681,7 +681,10 @@ class Matrix:
             delay = last - trial.seconds[nth]
             time.sleep(max(0.0, begin + delay - time.monotonic()))
             runs.append(self.run(trial))
-        while 2 * self.reached(runs, [nth for _, nth in drawn], before) < len(runs):
+        firsts, nths = [0] * len(runs), [nth for _, nth in drawn]
+        while self.reached(runs, firsts, before) < len(runs) or 2 * self.reached(
+            runs, nths, before
+        ) < len(runs):
             time.sleep(0.02)
         hit = dict[str, str]()
         if kind == "ClientApp":
@@ -877,10 +880,10 @@ def main() -> None:
         matrix = Matrix(site, names, random.Random(given.seed))
         try:
             matrix.begin()
-            for kind in given.kinds:
-                matrix.kill(kind, False, given.moments)
             for kind in given.restarts:
                 matrix.kill(kind, True, given.moments)
+            for kind in given.kinds:
+                matrix.kill(kind, False, given.moments)
         finally:
             left = site.close()
     print(f"{matrix.bad + left} things are not as they should be")
