@@ -56,6 +56,7 @@ LABELS = NAMES[-1]
 KINDS = {
     "ClientApp": "the process of one message",
     "forkserver": "the process that forks one for each message",
+    "starter": "the process that forks one for each run",
     "ServerApp": "the process of one run",
     "SuperNode": "the SuperNode below vfl-flower party",
     "SuperLink": "flower-superlink below vfl-flower coordinator",
@@ -75,8 +76,14 @@ PARTYS = ("ClientApp", "forkserver", "SuperNode", "party", "announcing")
 START = 400.0
 """Seconds that a command may take to be ready."""
 
+LIFE = 0.2
+"""Seconds in which most processes of one message have ended."""
+
 HANGS = 150.0
 """Seconds after which a run that has not ended is stopped."""
+
+WAITS = 60.0, "waiting for 3 parties"
+"""Seconds after which a run is stopped that says so: it has not begun, and may wait."""
 
 
 class Case(NamedTuple):
@@ -89,9 +96,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "coreset-vrlr": Case(
-        "coreset-vrlr", "columns", ("solver=cg", "max-iter=3", "size=80")
-    ),
+    "coreset-vrlr": Case("coreset-vrlr", "columns", ("size=80",)),
     "coreset-vkmc": Case("coreset-vkmc", "columns", ("size=40",)),
     "fdskl": Case(
         "fdskl", "columns", ("features=64", "loss=square", "target=continuous")
@@ -319,9 +324,9 @@ class Site:
         if kind == "SuperLink":
             links = (p for p, _, w in table if named(w, "flower-superlink"))
             return [pid for pid in links if pid in started][:1]
-        above = servers["executor"] if kind == "ServerApp" else nodes
-        forks = forks_of(table, above)
-        if kind == "forkserver":
+        of_server = kind in ("ServerApp", "starter")
+        forks = forks_of(table, servers["executor"] if of_server else nodes)
+        if kind in ("forkserver", "starter"):
             return forks[:1]
         workers = [pid for pid, parent, _ in table if parent in forks]
         return workers if kind == "ServerApp" else workers[-1:]
@@ -365,15 +370,16 @@ class Site:
                 check=False,
             )
 
-    def half_written(self) -> list[str]:
-        """Return files that no complete run leaves."""
-        endings = (".part", ".tmp", "-journal", "-wal")
+    def half_written(self, failed: bool) -> list[str]:
+        """Return files that no run leaves; one that failed has its checkpoint."""
+        endings = (".part", ".tmp", "-journal", "-wal", "checkpoint.sqlite")
+        in_use = ("superlink.", *(["checkpoint.sqlite"] if failed else []))
         return sorted(
-            path.name
+            str(path.relative_to(self.place))
             for path in self.place.rglob("*")
             if path.is_file()
-            and not path.name.startswith("superlink.")  # which is in use
-            and (path.name.endswith(endings) or path.name == "checkpoint.sqlite")
+            and path.name.endswith(endings)
+            and not path.name.startswith(in_use)
         )
 
     def holding(self, ids: Sequence[str]) -> set[str]:
@@ -532,12 +538,13 @@ class Matrix:
             for place, run in enumerate(runs):
                 since = time.monotonic() - (self.killed_at or run.begun + START)
                 running = run.process.poll() is None
-                if place in ended or (running and since < HANGS):
-                    continue
                 text = run.log.read_text(errors="replace")
+                waits = since > WAITS[0] and WAITS[1] in text[-100:]
+                if place in ended or (running and since < HANGS and not waits):
+                    continue
                 status = f"exit {run.process.returncode}"
                 if running:
-                    status = "HANGS"
+                    status = "WAITS" if waits else "HANGS"
                     run.process.kill()
                     run.process.wait()
                     self.site.stop(text)
@@ -660,11 +667,12 @@ class Matrix:
         """Kill once, and tell what became of each run; go on with those that failed."""
         site, self.killed_at = self.site, None
         site.heal()
-        self.restore()
+        if any(trial.forgets for trial in trials):
+            self.restore()
         party = self.dice.choice(NAMES)
         # Runs reach the message that is drawn for each of them at about one time, and
-        # the kill waits for most of them.
-        drawn = [(t, self.dice.randrange(1, len(t.seconds))) for t in trials]
+        # the kill waits for the first message of all and for most of these.
+        drawn = [(t, self.dice.randrange(len(t.seconds) - 1)) for t in trials]
         drawn.sort(key=lambda pair: -pair[0].seconds[pair[1]])
         last = drawn[0][0].seconds[drawn[0][1]]
         before = {name: len(site.asked(name)) for name in NAMES}
@@ -673,16 +681,20 @@ class Matrix:
             delay = last - trial.seconds[nth]
             time.sleep(max(0.0, begin + delay - time.monotonic()))
             runs.append(self.run(trial))
-        while 2 * self.reached(runs, [nth for _, nth in drawn], before) < len(runs):
+        firsts, nths = [0] * len(runs), [nth for _, nth in drawn]
+        while self.reached(runs, firsts, before) < len(runs) or 2 * self.reached(
+            runs, nths, before
+        ) < len(runs):
             time.sleep(0.02)
-        hit = []
+        hit = dict[str, str]()
         if kind == "ClientApp":
-            hit = [run.number for run in runs if self.kill_reply(run, party)]
+            hit = self.kill_replies(runs, party)
         else:
             self.kill_processes(kind, party)
         self.killed_at = time.monotonic()
         logs = {name: site.started[name].log for name in NAMES}
-        steps = dict(site.asked(party)[before[party] :])
+        steps = dict(site.asked(party)[before[party] :]) | hit
+        begun = {n for name in NAMES for n, _ in site.asked(name)[before[name] :]}
         asked = {name: len(site.asked(name)) for name in NAMES}
         helper = threading.Thread(target=self.supervise, args=(kind, party))
         if restart:
@@ -712,11 +724,11 @@ class Matrix:
             if complete and not met:
                 print(f"| {run.trial.name} | {who} | not met |", flush=True)
                 continue
-            run.trial.hits += 1
+            run.trial.hits += number in begun
             seconds = followed.ended - killed
-            step = steps.get(number, "none yet")
+            step = steps.get(number, "asked of others" if number in begun else "none")
             self.tell(run.trial, f"{who} | {step} | {how}", followed, seconds)
-            if not complete:
+            if not complete and followed.status != "WAITS":
                 again.append(run)
         print(f"   after the kill: {self.left([run.trial for run in again])}")
         if again:
@@ -739,15 +751,34 @@ class Matrix:
             for run, nth in zip(runs, drawn, strict=True)
         )
 
-    def kill_reply(self, run: Started, party: str) -> bool:
-        """Kill the process that answers the next message of a run at a party."""
-        count = len(self.site.asked(party))
-        while run.process.poll() is None:
+    def kill_replies(self, runs: Sequence[Started], party: str) -> dict[str, str]:
+        """Kill a process of each run that answers a message at a party.
+
+        It is killed at a random moment of its life; where that is too late, one of a
+        later message.
+
+        Returns
+        -------
+        dict of str to str
+            The steps in which they were killed, by the numbers of the runs.
+        """
+        hit, count = dict[str, str](), len(self.site.asked(party))
+        while any(run.process.poll() is None and run.number not in hit for run in runs):
             new = self.site.asked(party)[count:]
-            if new and new[-1][0] == run.number:
-                return self.kill_processes("ClientApp", party)
-            time.sleep(0.005)
-        return False
+            if not new or new[-1][0] in hit:
+                time.sleep(0.005)
+                continue
+            count += len(new)
+            deadline = time.monotonic() + 5
+            while not (targets := self.site.pids("ClientApp", party)):
+                if time.monotonic() > deadline or len(self.site.asked(party)) > count:
+                    break
+            time.sleep(self.dice.uniform(0, LIFE))
+            for pid in targets:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    hit |= [new[-1]]
+        return hit
 
     def kill_processes(self, kind: str, party: str) -> bool:
         """Kill processes of a kind; return whether there was one."""
@@ -790,8 +821,7 @@ class Matrix:
         deadline = time.monotonic() + 10
         while (left := self.site.passing()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        if not failed:
-            left += self.site.half_written()
+        left += self.site.half_written(bool(failed))
         complete = {self.model} | {
             number
             for out in self.site.place.glob("out-*/2*/result.json")
@@ -820,9 +850,8 @@ class Matrix:
         if run.status == "exit 0":
             result = self.result(run.lines)
             same, sentence = "same" if equal(result, trial.truth) else "OTHER", ""
-        good = same == "same" or (
-            run.status == "exit 1" and seconds <= 90 and bool(sentence)
-        )
+        told = run.status == "exit 1" and seconds <= 90 and bool(sentence)
+        good = same == "same" or run.status == "WAITS" or told
         self.bad += not good
         print(
             f"| {trial.name} | {what} | {run.status} | {seconds:.0f} | {same} | "
@@ -845,15 +874,16 @@ def main() -> None:
     given = parser.parse_args()
     names = given.cases or SPLITS[given.split]
     print(f"moments of seed {given.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as base:
         site = Site(Path(base), given.split)
         matrix = Matrix(site, names, random.Random(given.seed))
         try:
             matrix.begin()
-            for kind in given.kinds:
-                matrix.kill(kind, False, given.moments)
             for kind in given.restarts:
                 matrix.kill(kind, True, given.moments)
+            for kind in given.kinds:
+                matrix.kill(kind, False, given.moments)
         finally:
             left = site.close()
     print(f"{matrix.bad + left} things are not as they should be")

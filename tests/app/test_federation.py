@@ -508,18 +508,23 @@ def test_a_killed_supernode_is_back_before_a_run_gives_up():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent")
 def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
+    """The SuperLink too, which takes a minute to end on SIGTERM while a log is read."""
     code = """if True:
-        import sys
+        import signal, sys
         from pathlib import Path
         from vfl_flower.app.federation import _until_ended
         with _until_ended(Path(sys.argv[1])) as shown:
-            shown.start("it", ["sh", "-c", "touch started; exec sleep 600"])
+            shown.start("it", ["sh", "-c", "touch it; exec sleep 600"])
+            deaf = "trap '' TERM; touch deaf; exec sleep 600"
+            shown.start("deaf", ["sh", "-c", deaf], signal.SIGKILL)
             shown.wait()
     """
-    command = [sys.executable, "-c", code, str(tmp_path / "flwr")]
+    home = tmp_path / "flwr"
+    command = [sys.executable, "-c", code, str(home)]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for((tmp_path / "flwr" / "started").exists, START, "it")
-    assert len(started_in(tmp_path)) == 1
+    for name in ("it", "deaf"):
+        wait_for((home / name).exists, START, name)
+    assert len(started_in(tmp_path)) == 2
     parent.kill()
     parent.wait()
     wait_for(lambda: not started_in(tmp_path), START, "its end")

@@ -5,7 +5,9 @@ The SuperLink is one in memory. With a real one: tests/wiring/test_executor.py.
 
 import itertools
 import os
+import signal
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,17 @@ def compute(message, context):
     value = float(np.linalg.eigvalsh(X @ X.T)[-1])
     values = ConfigRecord({"value": value})
     return Message(RecordDict({"values": values}), reply_to=message)
+
+@app.query("tear")
+def tear(message, context):
+    from multiprocessing.connection import Connection
+
+    def send(self, buffer):
+        os.write(self.fileno(), bytes(buffer[: len(buffer) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = send
+    return Message(RecordDict(), reply_to=message)
 
 @app.query("die")
 def die(message, context):
@@ -214,15 +227,39 @@ def test_a_forked_process_computes_with_threads(start, other):
     assert values[0] == values[1] > 0
 
 
-def test_a_killed_process_is_an_error_at_once(start, other, caplog):
+@pytest.mark.parametrize("how", ["die", "tear"])
+def test_a_killed_process_is_an_error_at_once(start, other, caplog, how):
+    """In its step, or when half of its reply is sent."""
     link = Link(other)
     party = start(link, other)
     begin = time.monotonic()
-    reply = link.ask(party, "die")
+    reply = link.ask(party, how)
     assert time.monotonic() - begin < 30
     assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
     assert "exit code -9" in reply.error.reason
     assert "exit code -9" in caplog.text
+    assert link.ask(party, "count").content["values"]["kept"] == 1
+
+
+def test_a_process_that_could_not_start_is_asked_for_again(start, other, monkeypatch):
+    """What forks is killed when it has the request, and has forked nothing yet."""
+    link, forks = Link(other), forkserver.ForkServer()
+
+    def connect(descriptors):
+        forks.ensure_running()
+        os.kill(forks._forkserver_pid, signal.SIGSTOP)
+        try:
+            return forks.connect_to_new_process(descriptors)
+        finally:
+            os.kill(forks._forkserver_pid, signal.SIGKILL)
+
+    party = start(link, other)
+    with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "connect_to_new_process", connect)
+        reply = link.ask(party, "count")
+    forks._stop()
+    assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED  # which is asked again
+    assert reply.error.reason == "the process for query.count could not start"
     assert link.ask(party, "count").content["values"]["kept"] == 1
 
 

@@ -12,7 +12,7 @@ from flwr.common.constant import SubStatus
 from flwr.supercore.cli.flower_superexec import _parse_args
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec as superexec
-from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
 from vfl_flower.app import server_executor, serverapps
@@ -65,6 +65,24 @@ def test_the_installed_bundle_alone_is_forked(spec, monkeypatch):
         executor.launch(task)
     assert forked == [spec(bundle_hash())]
     assert new == others
+
+
+def test_one_that_cannot_start_ends_its_run_alone(spec, monkeypatch):
+    """What forks was killed meanwhile: the executor goes on, and the run has failed."""
+    told = []
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            pass
+
+        def start(self):
+            raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
+    monkeypatch.setattr(serverapps, "tell", lambda spec, details: told.append(details))
+    launched = ForkingExecutor(bundle_hash()).launch(spec(bundle_hash()))
+    assert launched.status == LaunchResultStatus.FAILED
+    assert told == ["the ServerApp was killed before it began"]
 
 
 @pytest.mark.parametrize(

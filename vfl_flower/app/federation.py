@@ -96,11 +96,13 @@ begins to wait when the SuperLink takes it for gone.
 """
 
 TIED = (
-    "import ctypes, os, signal, sys\n"
-    "ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"  # PR_SET_PDEATHSIG
-    "if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])\n"
+    "import ctypes, os, sys\n"
+    "parent, kind, *command = sys.argv[1:]\n"
+    "ctypes.CDLL(None).prctl(1, int(kind))\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() == int(parent): os.execvp(command[0], command)\n"
 )
-"""Runs a command that Linux ends when its parent, whose number comes first, is gone."""
+"""Runs a command that Linux ends when its parent is gone: the parent's number and the
+signal come first."""
 
 WHY_ENDED = {
     "code: 2004": f"""\
@@ -378,7 +380,9 @@ def coordinator(
             write_connection(folder, local_port, home)
             known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
             command = superlink_command(folder, local_port)
-            link = shown.start("the SuperLink", command)
+            # On SIGTERM it would take no call any more, and for a minute let those who
+            # follow a run wait for its log.
+            link = shown.start("the SuperLink", command, signal.SIGKILL)
             wait_for(
                 lambda: _answers(link, local_port, folder / AUTHORITY),
                 START,
@@ -611,10 +615,18 @@ class Shown:
         self._ended: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         self._last: deque[str] = deque(maxlen=200)
 
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[str]:
-        """Start a command, and print it and what it prints; errors have its name."""
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        kind: signal.Signals = signal.SIGTERM,
+    ) -> subprocess.Popen[str]:
+        """Start a command, and print it and what it prints; errors have its name.
+
+        The signal is what ends it where this process is killed.
+        """
         typer.echo(f"$ {shlex.join(command)}")
-        tied = [sys.executable, "-Ic", TIED, str(os.getpid())]
+        tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]
         process = subprocess.Popen(
             [*(tied if sys.platform == "linux" else []), *command],
             env=self.processes.env,

@@ -350,6 +350,10 @@ class Node:
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(list(PRELOADED))
 
+BROKEN_OFF = (EOFError, OSError)
+"""What is raised where a process is killed that starts another, or sends a reply. If
+it is the one that forks, the next start of a process starts that one anew."""
+
 
 def preload() -> None:
     """Start the process that forks, and return once it has imported what is needed."""
@@ -374,19 +378,26 @@ def in_a_process(
     Raises
     ------
     NotAnswered
-        The process ended before it had replied, or took longer than the message lives.
+        The process did not start, ended before it had replied, or took longer than the
+        message lives.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))
-    process.start()
-    theirs.close()
+    try:
+        process.start()
+    except BROKEN_OFF as error:
+        ours.close()
+        reason = f"the process for {message.metadata.message_type} could not start"
+        raise NotAnswered(ErrorCode.CLIENT_APP_CRASHED, reason) from error
+    finally:
+        theirs.close()
     seconds = min(LONGEST, message.metadata.ttl)
     try:
         if ours.poll(seconds):
             answered: tuple[Message, Context] = ours.recv()
             return answered
         reason = f"took longer than {seconds:g} s"
-    except EOFError:
+    except BROKEN_OFF:
         process.join()
         reason = f"ended with exit code {process.exitcode}"
     finally:

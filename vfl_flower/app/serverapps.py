@@ -33,7 +33,7 @@ from flwr.superlink.runtime.run_serverapp import run_serverapp
 
 from vfl_flower.app.bundle import installed_bundle
 from vfl_flower.app.flower_run import KILLED
-from vfl_flower.app.node import PRELOADED, PROCESSES, preload
+from vfl_flower.app.node import BROKEN_OFF, PRELOADED, PROCESSES, preload
 
 PRELOADED_TOO = ("vfl_flower.app.serverapps", "vfl_flower.app.server_app")
 """What a process for a ServerApp finds imported besides what one for a message does."""
@@ -59,7 +59,11 @@ class ForkingExecutor(SubprocessExecutor):
         if spec.task_type != TaskType.SERVER_APP or spec.fab_hash != self.bundle:
             return super().launch(spec)
         process = PROCESSES.Process(target=serve_run, args=(spec,), daemon=True)
-        process.start()
+        try:
+            process.start()
+        except BROKEN_OFF as error:
+            tell(spec, f"{KILLED} before it began")
+            return LaunchResult.failed(str(error))
         threading.Thread(target=tell_end, args=(spec, process), daemon=True).start()
         return LaunchResult.accepted()
 
@@ -91,8 +95,12 @@ def tell_end(spec: ExecutionSpec, process: BaseProcess) -> None:
     One that ends by itself has told its own end.
     """
     process.join()
-    if process.exitcode is None or process.exitcode >= 0:
-        return
+    if process.exitcode is not None and process.exitcode < 0:
+        tell(spec, f"{KILLED} by signal {-process.exitcode}")
+
+
+def tell(spec: ExecutionSpec, details: str) -> None:
+    """Tell the SuperLink how a task has failed."""
     certificates = validate_and_resolve_root_certificates(
         spec.root_certificates_path, spec.insecure
     )
@@ -101,10 +109,7 @@ def tell_end(spec: ExecutionSpec, process: BaseProcess) -> None:
     )
     try:
         grid._runtime_client.PushTaskOutput(
-            PushTaskOutputRequest(
-                sub_status=SubStatus.FAILED,
-                details=f"{KILLED} by signal {-process.exitcode}",
-            )
+            PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details)
         )
     finally:
         grid.close()
