@@ -21,7 +21,7 @@ help:
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[demo,dev]"
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e ".[demo,dev]"
 	@touch $@
 
 demo: $(INSTALLED)

@@ -122,14 +122,10 @@ class InProcessGrid(Grid):
         message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
         arrived = message_from_proto(message_to_proto(message))
         node_id = arrived.metadata.dst_node_id
-        context = self._contexts[node_id]
-        before = context_to_proto(context)
-        try:
-            reply = self._app(arrived, context)
-        except BaseException:  # as of a process that was killed
-            self._contexts[node_id] = context_from_proto(before)
-            raise
-        self._contexts[node_id] = context_from_proto(context_to_proto(context))
+        context = context_from_proto(context_to_proto(self._contexts[node_id]))
+        reply = self._app(arrived, context)
+        # Not before: a process that is killed leaves the context as it was.
+        self._contexts[node_id] = context
         reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
         self._replies[arrived.metadata.message_id] = message_from_proto(
             message_to_proto(reply)

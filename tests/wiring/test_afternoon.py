@@ -211,7 +211,9 @@ def clinics(
 def test_three_files_of_rows(clinics):
     made, files, table = clinics
     assert len(started_in(made.place)) >= 8  # each SuperNode with an executor
-    made.run("fk-kmeans", "--set", "n-clusters=4")
+    # Of the many round trips of each kind three are enough here.
+    few = ["--set", "iterations=3", "--set", "passes=3"]
+    made.run("fk-kmeans", "--set", "n-clusters=4", *few)
     made.run("mufc", "--set", "n-clusters=4", "--set", "box=0,1")
     model = re.search(r"[0-9a-f]{16}", made.result("report.md").read_text()).group()
     forgotten = table.index[[3, 250]]
