@@ -80,8 +80,11 @@ class AngleSums:
     heads: Array
     cosines: Array | None
 
-    def shares(self, deals: Sequence[Deal]) -> list[Iterator[Array]]:
-        """Return for each set of rows the blocks of this party's shares."""
+    def shares(self, deals: Sequence[Deal], multiple: int = 1) -> list[Iterator[Array]]:
+        """Return for each set of rows the blocks of this party's shares.
+
+        Of cosines and sines of each angle, or of a `multiple` of it.
+        """
         size = sum(deal.rows for deal in deals)
         if self.deltas.size != size * deals[0].shape[1]:
             raise PartyError(f"angles must be of {size} rows, got others")
@@ -92,12 +95,17 @@ class AngleSums:
         made, start = [], 0
         for deal in deals:
             rows = deltas[start : start + deal.rows]
-            made.append(self._blocks(deal, rows, heads.take(), cosines))
+            made.append(self._blocks(deal, rows, heads.take(), cosines, multiple))
             start += deal.rows
         return made
 
     def _blocks(
-        self, deal: Deal, deltas: Array, head: Dealt, cosines: Portion
+        self,
+        deal: Deal,
+        deltas: Array,
+        head: Dealt,
+        cosines: Portion,
+        multiple: int,
     ) -> Iterator[Array]:
         for block, rows in enumerate(deal.blocks()):
             delta = deltas[rows]
@@ -105,7 +113,10 @@ class AngleSums:
             if self.party:
                 dealt = cosines.take(2 * delta.size * width_of(deal.bits))
             yield cosine_shares(
-                deal, self.party, dealt, delta, block, FRACTION, sines=True
+                deal,
+                self.party,
+                *(dealt, delta, block, FRACTION, (multiple,)),
+                sines=True,
             )
 
 

@@ -36,25 +36,35 @@ NEW_ROWS = FixedPoint(56, FRACTION, 1.01)
 
 
 def _deal_angles(
-    deals: Sequence[Deal], root: bytes, roles: Roles, angle_bits: int
-) -> tuple[list[list[Array]], Array]:
-    """Return seeds of angles for each party, and the cosines of the second one."""
-    count = len(roles.owners)
+    deals: Sequence[Deal], root: bytes, roles: Roles
+) -> list[list[Array]]:
+    """Return seeds of angles for each party."""
     seeds: list[list[Array]] = [[] for _ in roles.owners]
-    cosines: list[Array] = []
     for deal in deals:
         for party, sent in enumerate(seeds):
             place = place_of(roles, party)
             sent.append(Dealt.of(deal, place, deal.seed(root, place)).pack())
-        blocks = deal_cosines(deal, root, count, FRACTION, angle_bits=angle_bits)
-        cosines += [dealt.pack() for dealt in blocks]
-    return seeds, np.concatenate(cosines)
+    return seeds
 
 
-def deal_turn(
-    session: int, root: bytes, roles: Roles, angle_bits: int
-) -> tuple[list[Array], Array]:
-    """Return what a dealer sends to each party for a turn, and cosines for the second.
+def _deal_cosines(
+    deals: Sequence[Deal], root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
+) -> Array:
+    """Return the cosines of the second party."""
+    count = len(roles.owners)
+    return np.concatenate(
+        [
+            dealt.pack()
+            for deal in deals
+            for dealt in deal_cosines(
+                deal, root, count, FRACTION, (multiple,), angle_bits
+            )
+        ]
+    )
+
+
+def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
+    """Return what a dealer sends to each party for a turn.
 
     Parameters
     ----------
@@ -64,19 +74,35 @@ def deal_turn(
         Secret of the dealer, 32 bytes.
     roles : Roles
         Who does what.
-    angle_bits : int
-        Bits of an angle.
     """
     deals = roles.deals(session)
-    angles, cosines = _deal_angles(
-        angle_deals(roles, session, "angles", deals[0].bits), root, roles, angle_bits
+    angles = _deal_angles(
+        angle_deals(roles, session, "angles", deals[0].bits), root, roles
     )
     others = deal_all(deals, root, roles)
-    made = [
+    return [
         np.concatenate([*seeds, more])
         for seeds, more in zip(angles, others, strict=True)
     ]
-    return made, cosines
+
+
+def turn_cosines(
+    session: int, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
+) -> Array:
+    """Return what it sends to the second party for cosines and sines.
+
+    Parameters
+    ----------
+    session, root, roles : int, bytes, Roles
+        As for :func:`deal_turn`.
+    angle_bits : int
+        Bits of an angle.
+    multiple : int
+        How many times each angle is taken.
+    """
+    bits = roles.deals(session)[0].bits
+    deals = angle_deals(roles, session, "angles", bits)
+    return _deal_cosines(deals, root, roles, angle_bits, multiple)
 
 
 def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
@@ -91,7 +117,8 @@ def deal_rows(
 ) -> tuple[list[Array], Array]:
     """Return the same for rows to predict."""
     deals = angle_deals(roles, session, "new angles", NEW_ROWS.bits)
-    made, cosines = _deal_angles(deals, root, roles, angle_bits)
+    made = _deal_angles(deals, root, roles)
+    cosines = _deal_cosines(deals, root, roles, angle_bits)
     deal = row_deal(roles, session, outputs)
     for owner, sent in enumerate(made):
         sent.append(deal_row_owner(deal, root, owner).pack())
@@ -130,7 +157,8 @@ def deal(
     if roles is not None:
         check_roles(party, roles, fraction=FRACTION)
         if party.index == roles.dealer:
-            dealt, cosines = deal_turn(party.session, root, roles, bits)
+            dealt = deal_turn(party.session, root, roles)
+            cosines = turn_cosines(party.session, root, roles, bits)
             reply["turn_parts"] = dict(enumerate(dealt))
             reply["turn_cosines"] = {roles.second: cosines}
     if row_roles is not None:

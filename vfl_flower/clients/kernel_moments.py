@@ -11,12 +11,12 @@ rows are scored in :mod:`vfl_flower.clients.kernel_scores`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
-from annotated_types import Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.fdskl import Columns, classes_of, signs_of
 from vfl_flower.clients.kernel_angles import (
@@ -27,6 +27,13 @@ from vfl_flower.clients.kernel_angles import (
     angle_deals,
     angle_sums,
     hidden_angles,
+)
+from vfl_flower.clients.kernel_relevance import (
+    PROBES,
+    hidden_frequencies,
+    hidden_probes,
+    opened_relevance,
+    relevance_deal,
 )
 from vfl_flower.clients.moments import (
     Bytes,
@@ -44,9 +51,14 @@ from vfl_flower.clients.moments_roles import (
     check_roles,
     check_rows,
 )
-from vfl_flower.numerics.gram_fit import Block, fit_grams
+from vfl_flower.numerics.gram_fit import Block, GramFit, fit_grams
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.kernel_moments import cumulants, joint_angles, pack_local
+from vfl_flower.numerics.kernel_moments import (
+    cumulants,
+    joint_angles,
+    joint_frequencies,
+    pack_local,
+)
 from vfl_flower.numerics.local_columns import (
     LocalColumns,
     bounded_in_halves,
@@ -55,6 +67,8 @@ from vfl_flower.numerics.local_columns import (
     scaled_columns,
 )
 from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.numerics.relevance import derivative_products, relevance_of
+from vfl_flower.numerics.relevance import probes as draw_probes
 from vfl_flower.numerics.split import split_halves
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
@@ -64,10 +78,17 @@ from vfl_flower.protocol.steps import once, parts_of, reveals, step
 from vfl_flower.typing import Array
 
 MOST_TURNS = 2
-"""Most sets of Gram matrices in a run: a pilot, and the one that is solved."""
+"""Most sets of Gram matrices in a run: one that tells the relevance of columns, and the
+one that is solved."""
+
+MOST_MULTIPLE = 256
+"""Most times that an angle is taken."""
 
 KINDS = 3
 """Kinds of local columns."""
+
+MOST_CUMULANT = 2.0**39
+"""Largest cumulant of distances in units of relevance; larger ones are clipped."""
 
 MOST_KERNELS = 8
 """Most bandwidths."""
@@ -111,12 +132,15 @@ class Joint:
         Probability with which an angle has a column.
     bits : {16, 32}
         Of an angle.
+    relevant : bool
+        Whether columns are scaled by the root of their relevance.
     """
 
     bandwidths: Annotated[list[Positive], MinLen(1), MaxLen(MOST_KERNELS)]
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
     density: Annotated[float, Gt(0), Le(1)]
     bits: AngleBits
+    relevant: bool = False
 
     @property
     def angles(self) -> int:
@@ -145,6 +169,14 @@ class KernelState:
         Of a computing party, of this turn.
     angles : Array of uint8
         What it was dealt for its angles, of this turn.
+    multiple : int
+        How many times each angle is taken.
+    triple : Array of uint8
+        What it was dealt for the relevance of its columns.
+    pilot : Roles or None
+        Of the turn that tells the relevance.
+    relevance : Array, shape (d,)
+        What its scaled columns are multiplied with; empty: nothing.
     y_mean, y_scale : float
         At the label holder: of the labels of the training rows.
     classes : Array
@@ -158,6 +190,10 @@ class KernelState:
     turns: int = 0
     moments: MomentsState | None = None
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    multiple: int = 1
+    triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    pilot: Roles | None = None
+    relevance: Array = field(default_factory=lambda: np.zeros(0))
     y_mean: float = 0.0
     y_scale: float = 1.0
     classes: Array = field(default_factory=lambda: np.zeros(0))
@@ -229,6 +265,8 @@ class Hidden(TypedDict):
     own_openings: Annotated[dict[int, Array], Bytes, PRIVATE]
     triple_checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
+    frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
 
 
 class JointOpened(TypedDict):
@@ -241,6 +279,12 @@ class GramShares(TypedDict):
     """Reply of :func:`gram`: of the second party, for the first."""
 
     gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Mixed(TypedDict):
+    """Reply of :func:`relevance`: of the label holder, for each other party."""
+
+    probes: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Fitted(TypedDict):
@@ -316,6 +360,8 @@ def columns(
     joint: Joint,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
     turn_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    triple: Annotated[Array | None, Bytes, OWN] = None,
+    probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Hidden:
     """Open local columns under the masks, and send angles plus random ones.
 
@@ -329,6 +375,10 @@ def columns(
         Which joint features there are.
     dealt, turn_parts : Array of uint8, dict of int to Array of uint8
         What the dealer sends: the server, or a party.
+    triple : Array of uint8
+        What the server deals for the relevance of the party's columns.
+    probes : dict of int to Array of uint8
+        What the label holder has sent for it after that turn.
     """
     state = party.recall(KernelState)
     task = _task(state)
@@ -355,12 +405,28 @@ def columns(
     heads, rest = np.split(given, [HEAD * len(sizes)])
     blocks = np.split(made, [sizes[0]])
     openings, check = hide(party, roles, blocks, Portion(rest))
-    angles = _angles(party, task, joint, fitted)
+    if joint.relevant:
+        _open_relevance(party, state, probes, fitted.X.shape[1])
+    angles = _angles(party, task, joint, fitted, state)
     deals = angle_deals(roles, party.session, "angles", _bits(roles))
     reply: Hidden = {
         "own_openings": {roles.first: openings, roles.second: openings},
         "angles": hidden_angles(party, roles, deals, heads, angles),
     }
+    if joint.relevant:
+        scaled = scaled_columns(fitted.local, fitted.X) * state.relevance
+        parts = cumulants(scaled, task.kernel, party.rng("pairs"))
+        reply["distances"] = np.clip(parts, -MOST_CUMULANT, MOST_CUMULANT)
+    if triple is not None:
+        state.triple, state.pilot = triple, roles
+        d = fitted.X.shape[1]
+        deal = relevance_deal(roles, party.session, party.index or 0, d)
+        try:
+            omega = _frequencies(party, state, joint, d)
+            hidden = hidden_frequencies(deal, triple, omega)
+        except ValueError as error:
+            raise PartyError(str(error)) from None
+        reply["frequencies"] = {roles.first: hidden}
     state.moments = None if check is None else MomentsState(roles, rest)
     if check is not None:
         reply["triple_checks"] = {roles.second if holder else roles.first: check}
@@ -373,20 +439,52 @@ def _bits(roles: Roles) -> int:
     return roles.numbers(roles.rows[0]).bits
 
 
-def _angles(party: Party, task: Task, joint: Joint, fitted: _Fitted) -> Array:
+def _angles(
+    party: Party, task: Task, joint: Joint, fitted: _Fitted, state: KernelState
+) -> Array:
+    scaled = scaled_columns(fitted.local, fitted.X)
     return joint_angles(
-        scaled_columns(fitted.local, fitted.X),
+        scaled * state.relevance if joint.relevant else scaled,
         task.kernel,
         joint.bandwidths,
         joint.counts,
         joint.density,
-        _seed(party),
+        _seed(party, joint),
         joint.bits,
     )
 
 
-def _seed(party: Party) -> int:
-    return int.from_bytes(party.rng("features").bytes(16))
+def _seed(party: Party, joint: Joint) -> int:
+    name = "relevant features" if joint.relevant else "features"
+    return int.from_bytes(party.rng(name).bytes(16))
+
+
+def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Array:
+    kernel, seed = _task(state).kernel, _seed(party, joint)
+    return joint_frequencies(
+        d, kernel, joint.bandwidths, joint.counts, joint.density, seed
+    )
+
+
+def _open_relevance(
+    party: Party, state: KernelState, probes: dict[int, Array] | None, d: int
+) -> None:
+    """Get the relevance of the party's columns from what the label holder has sent."""
+    if party.y is not None:
+        if not len(state.relevance):
+            raise PartyError("joint must not be relevant before the step relevance")
+        return
+    roles = state.pilot
+    if roles is None or list(probes or {}) != [roles.first]:
+        raise PartyError("probes must come from the party with the labels, alone")
+    assert probes is not None
+    deal = relevance_deal(roles, party.session, party.index or 0, d)
+    try:
+        found = opened_relevance(deal, state.triple, probes[roles.first])
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    state.relevance = np.sqrt(found)
+    state.triple, state.pilot = np.zeros(0, np.uint8), None
 
 
 @step
@@ -395,13 +493,15 @@ def joint(
     angles: OpenedAngles | None = None,
     cosines: Annotated[Array | None, Bytes, OWN] = None,
     turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
 ) -> JointOpened:
     """Make shares of the joint features, and open them under the masks.
 
-    The two that compute do, each for the other one.
+    The two that compute do, each for the other one. Each angle is taken `multiple`
+    times, which divides the bandwidths by it.
     """
     state = _at(party, "columns")
-    state.stage = "joint"
+    state.stage, state.multiple = "joint", multiple
     if angles is None:
         return {}
     moments, shares = _shares(party, state, angles, cosines, turn_cosines)
@@ -425,9 +525,8 @@ def _shares(
     sums = angle_sums(
         party, roles, angles, state.angles, cosines, delivered, joint.bits
     )
-    return moments, sums.shares(
-        angle_deals(roles, party.session, "angles", _bits(roles))
-    )
+    deals = angle_deals(roles, party.session, "angles", _bits(roles))
+    return moments, sums.shares(deals, state.multiple)
 
 
 @step
@@ -451,6 +550,79 @@ def gram(
     moments, shares = _shares(party, state, angles, cosines, turn_cosines)
     made = multiplied(party, moments, own_openings, triple_checks, joint, shares)
     return {"gram_shares": made["shares"]} if "shares" in made else {}
+
+
+@step
+@once
+@reveals("moments", times="counted")
+def relevance(
+    party: Party,
+    kinds: list[Count],
+    widths: list[Natural],
+    counted: Natural,
+    gram_shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    frequencies: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    triples: Annotated[Array | None, Bytes, OWN] = None,
+) -> Mixed:
+    """Solve at the label holder, and let each other party know which columns matter.
+
+    Parameters
+    ----------
+    kinds : list of int
+        As for :func:`fit`.
+    widths : list of int
+        Number of columns of each party.
+    counted : int
+        Number of columns of all other parties, as consent counts them.
+    gram_shares : dict of int to Array of uint8
+        Those of the second party.
+    frequencies : dict of int to Array of uint8
+        Of each other party, under masks.
+    triples : Array of uint8
+        What the server deals for it, one party after another.
+    """
+    state = _at(party, "gram")
+    state.stage = "relevance"
+    if party.y is None:
+        return {}
+    joint, moments = state.joint, state.moments
+    if moments is None or joint is None or gram_shares is None or triples is None:
+        raise PartyError("relevance must have the shares of the second party")
+    roles, index = moments.roles, party.index or 0
+    others = [j for j in range(party.n_parties) if j != index]
+    if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
+        raise PartyError("frequencies must be those of all other parties")
+    assert frequencies is not None
+    if counted != sum(widths[j] for j in others):
+        raise PartyError("counted must be the number of the other parties' columns")
+    fitted = _fitted(party, _task(state))
+    grams, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
+    A, M = joint.angles, len(order) - solved.weights.shape[1] - 1
+    # Cosines and then sines of all angles, as they lie in the Gram matrix.
+    place = np.argsort(order)[roles.columns - roles.joint :]
+    total = grams[0] + grams[1]
+    products = total[np.ix_(place, place)]
+    weights = solved.weights[place]
+    mean = total[:M, -1] / total[-1, -1]
+    centred = total[:M, :M] / total[-1, -1] - np.outer(mean, mean)
+    power = float(np.einsum("jk,jl,lk->", solved.weights, centred, solved.weights))
+    H = derivative_products(products, weights, total[-1, -1]) / max(power, 1e-12)
+    units = np.repeat(joint.bandwidths, joint.counts)
+    B = draw_probes(H / np.outer(units, units), PROBES, party.rng("probes"))
+    omega = _frequencies(party, state, joint, fitted.X.shape[1])
+    assert omega.shape[0] == A
+    state.relevance = np.sqrt(relevance_of(omega.T @ B))
+    reply: dict[int, Array] = {}
+    portion = Portion(triples)
+    try:
+        for j in others:
+            deal = relevance_deal(roles, party.session, j, widths[j])
+            dealt = portion.take().pack()
+            reply[j] = hidden_probes(deal, dealt, frequencies[j], B)
+        portion.end()
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return {"probes": reply}
 
 
 @step
@@ -485,38 +657,20 @@ def fit(
         "n_parties": party.n_parties,
         "index": party.index or 0,
         "columns": list(party.columns or ()),
-        "seed": f"{_seed(party):032x}",
+        "seed": f"{_seed(party, settings):032x}",
+        "multiple": state.multiple,
         "local": fitted.local.n_columns,
         **pack_local(fitted.local),
     }
+    if settings.relevant:
+        part["relevance"] = state.relevance
     reply: Fitted = {"kept": party.state_dir is not None}
     part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
         if gram_shares is None or state.moments is None:
             raise PartyError("fit must have the shares of the second party")
-        roles = state.moments.roles
-        of_holder, M = fitted.local.n_columns, sum(kinds) + roles.joint
-        widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
-        expected = list(roles.owners)
-        expected[roles.first] = of_holder
-        if len(kinds) != KINDS * party.n_parties or widths != expected:
-            raise PartyError("kinds must be the local columns of the Gram matrices")
-        order = _order(roles, of_holder, settings)
-        grams = [
-            gram[np.ix_(order, order)]
-            for gram in opened(party, state.moments, gram_shares)
-        ]
-        sizes = [*kinds, *(2 * count for count in settings.counts)]
-        stops = np.cumsum(sizes).tolist()
-        blocks = [
-            Block(str(k), stop - size, stop)
-            for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
-        ]
-        real, scale = task.target == "continuous", state.y_scale
-        try:
-            solved = fit_grams(grams, blocks, "continuous" if real else "classes")
-        except ValueError as error:
-            raise PartyError(str(error)) from None
+        _, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
+        M, scale = len(solved.weights), state.y_scale
         # As the columns lie in the Gram matrix, but for the targets and the ones.
         coef = np.empty_like(solved.weights)
         coef[np.argsort(np.argsort(order[:M]))] = scale * solved.weights
@@ -533,6 +687,49 @@ def fit(
     party.part = part
     state.moments, state.angles = None, np.zeros(0, np.uint8)
     return reply
+
+
+def _solve(
+    party: Party,
+    state: KernelState,
+    kinds: Sequence[int],
+    gram_shares: dict[int, Array],
+    local: LocalColumns,
+) -> tuple[list[Array], GramFit, Array]:
+    """Open the Gram matrices and solve; their order is that of the result.
+
+    Returns
+    -------
+    list of Array, shape (columns, columns)
+        The matrices: local columns, joint ones by bandwidth, targets and ones.
+    GramFit
+        The solution.
+    Array of int, shape (columns,)
+        The place of each of these columns in what was computed.
+    """
+    task, settings, moments = _task(state), state.joint, state.moments
+    assert settings is not None
+    assert moments is not None
+    roles = moments.roles
+    widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
+    expected = list(roles.owners)
+    expected[roles.first] = local.n_columns
+    if len(kinds) != KINDS * party.n_parties or widths != expected:
+        raise PartyError("kinds must be the local columns of the Gram matrices")
+    order = _order(roles, local.n_columns, settings)
+    grams = [gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)]
+    sizes = [*kinds, *(2 * count for count in settings.counts)]
+    stops = np.cumsum(sizes).tolist()
+    blocks = [
+        Block(str(k), stop - size, stop)
+        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    ]
+    real = task.target == "continuous"
+    try:
+        solved = fit_grams(grams, blocks, "continuous" if real else "classes")
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return grams, solved, order
 
 
 def _order(roles: Roles, local: int, joint: Joint) -> Array:

@@ -37,12 +37,8 @@ from vfl_flower.clients.moments import (
 from vfl_flower.clients.moments_roles import Roles, check_roles
 from vfl_flower.numerics.gram_fit import probabilities
 from vfl_flower.numerics.kernel_model import answers
-from vfl_flower.numerics.kernel_moments import joint_angles, unpack_local
-from vfl_flower.numerics.local_columns import (
-    LocalColumns,
-    local_columns,
-    scaled_columns,
-)
+from vfl_flower.numerics.kernel_moments import part_angles, unpack_local
+from vfl_flower.numerics.local_columns import LocalColumns, local_columns
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.steps import parts_of, reveals, step
@@ -173,15 +169,7 @@ def rows(
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
     given = dealt_to(dealt, row_parts, roles)
-    angles = joint_angles(
-        scaled_columns(local, X),
-        part["kernel"],
-        part["bandwidths"].tolist(),
-        part["counts"].tolist(),
-        part["density"],
-        int(part["seed"], 16),
-        bits,
-    )
+    angles = part_angles(part, local, X, bits)
     deals = angle_deals(roles, party.session, "new angles", NEW_ROWS.bits)
     reply: HiddenRows = {
         "angles": hidden_angles(party, roles, deals, given[:HEAD], angles)

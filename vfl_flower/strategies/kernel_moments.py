@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from vfl_flower.clients import kernel_dealing, kernel_scores
+from vfl_flower.clients import kernel_dealing, kernel_relevance, kernel_scores
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
@@ -36,6 +36,13 @@ the others have that one."""
 
 DENSITY, LEAST_COLUMNS = 0.3, 4
 """Probability with which an angle has a column, if that makes so many columns."""
+
+WIDE = 16.0
+"""Bandwidth of joint features of columns that are scaled by their relevance, before
+each angle is taken as many times as makes it the one of the median distance."""
+
+MOST_PILOT = 384
+"""Most angles of the turn that tells the relevance of columns."""
 
 MOST_FEATURES = 1024
 """Most joint features where their number is chosen."""
@@ -75,6 +82,8 @@ class Solver:
         "server", or the name of a party.
     bits : {16, 32}
         Of an angle.
+    relevance : bool
+        Whether a turn with fewer features tells the relevance of columns.
     """
 
     target: Target
@@ -85,6 +94,7 @@ class Solver:
     bandwidth: float | None
     dealer: str
     bits: AngleBits
+    relevance: bool = True
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -126,19 +136,24 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         joint=2 * joint.angles,
         fraction=FRACTION,
     )
+    flat = [size for of_party in kinds for size in of_party]
+    probes: dict[str, Any] = {}
+    if solver.relevance and solver.bandwidth is None and roles.dealer is None:
+        pilot = _pilot(joint)
+        of_pilot = replace(roles, joint=2 * pilot.angles)
+        probes = relevance(parties, of_pilot, pilot, flat, outputs)
+        joint, roles = _relevant(joint), replace(roles, turn=1)
     of_rows = row_roles(roles, local, len(test)) if len(test) else None
     dealing = Dealing.of(parties, solver.bits, outputs, roles, of_rows)
-    shares = gram_matrices(parties, roles, joint, dealing)
+    turn = gram_matrices(parties, roles, joint, dealing, task.kernel, **probes)
     fitted = parties.ask(
-        party.fit,
-        kinds=[size for of_party in kinds for size in of_party],
-        gram_shares=_only(parties, holder, shares),
+        party.fit, kinds=flat, gram_shares=_only(parties, holder, turn.shares)
     )
     metrics: dict[str, Any] = {
         "features": roles.joint,
         "local_columns": sum(local),
         "rows": task.rows,
-        "bandwidth": max(joint.bandwidths),
+        "bandwidth": max(joint.bandwidths) / turn.multiple,
     }
     for name in ("regularization", "cv_score"):
         if name not in fitted[holder]:
@@ -188,6 +203,67 @@ def _joint(
     return party.Joint([*given], [*given.values()], density, solver.bits)
 
 
+def _pilot(joint: party.Joint) -> party.Joint:
+    """Return the joint features of the turn that tells the relevance of columns."""
+    share = min(1.0, MOST_PILOT / joint.angles)
+    counts = [max(1, int(share * count)) for count in joint.counts]
+    return replace(joint, counts=counts)
+
+
+def _relevant(joint: party.Joint) -> party.Joint:
+    """Return as many joint features of columns that are scaled by their relevance."""
+    few = joint.angles // 2
+    counts = {0.7 * WIDE: few, WIDE: joint.angles - few}
+    given = {bandwidth: size for bandwidth, size in counts.items() if size}
+    return party.Joint([*given], [*given.values()], 1.0, joint.bits, relevant=True)
+
+
+def _multiple(kernel: Kernel, cumulants: Array) -> int:
+    """Return how many times angles are taken, so that `WIDE` is the median's bandwidth.
+
+    Of the columns that are scaled by their relevance.
+    """
+    median = median_of(cumulants)
+    if not median > 0:
+        return 1
+    middle = median_bandwidth(np.array([median]), kernel)
+    return int(np.clip(np.rint(WIDE / middle), 1, party.MOST_MULTIPLE))
+
+
+def relevance(
+    parties: Parties,
+    roles: Roles,
+    joint: party.Joint,
+    kinds: Sequence[int],
+    outputs: int,
+) -> dict[str, Any]:
+    """Let each party know the relevance of its own columns: four round trips.
+
+    Returns
+    -------
+    dict
+        For :func:`vfl_flower.clients.kernel_moments.columns` of the next turn, which
+        opens it.
+    """
+    first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
+    widths = [info.n_columns for info in parties]
+    others, of_holder = kernel_relevance.deal_relevance(
+        parties.session, root, roles, widths
+    )
+    dealing = Dealing.of(parties, joint.bits, outputs, roles)
+    turn = gram_matrices(parties, roles, joint, dealing, triple=each(others))
+    replies = parties.ask(
+        party.relevance,
+        kinds=list(kinds),
+        widths=widths,
+        counted=sum(widths) - widths[first],
+        gram_shares=_only(parties, first, turn.shares),
+        frequencies=_told(parties, turn.hidden, "frequencies"),
+        triples=_only(parties, first, np.concatenate([*of_holder.values()])),
+    )
+    return {"probes": _told(parties, replies, "probes")}
+
+
 @dataclass(frozen=True)
 class Dealing:
     """What a dealer gives for Gram matrices and for rows, as arguments of the steps.
@@ -198,12 +274,16 @@ class Dealing:
         Of an angle.
     outputs : int
         K, the number of scores of a row.
+    root : bytes
+        Secret of the server, where it deals.
     columns, joint, rows, products : dict
-        For the steps of these names.
+        For the steps of these names; of `joint` where a party deals, since the server
+        waits for the multiple.
     """
 
     bits: AngleBits
     outputs: int
+    root: bytes
     columns: dict[str, Any]
     joint: dict[str, Any]
     rows: dict[str, Any]
@@ -231,52 +311,103 @@ class Dealing:
                 outputs=outputs,
             )
             names = ("turn_parts", "turn_cosines", "row_parts", "row_cosines")
-            return cls(bits, outputs, *({n: _told(parties, replies, n)} for n in names))
+            told = ({n: _told(parties, replies, n)} for n in names)
+            return cls(bits, outputs, root, *told)
         given: list[dict[str, Any]] = [{}, {}, {}, {}]
         if roles is not None:
-            dealt, cosines = kernel_dealing.deal_turn(session, root, roles, bits)
+            dealt = kernel_dealing.deal_turn(session, root, roles)
             given[0] = {"dealt": each(dealt)}
-            given[1] = {"cosines": _only(parties, roles.second, cosines)}
         if of_rows is not None:
             dealt, cosines = kernel_dealing.deal_rows(
                 session, root, of_rows, outputs, bits
             )
             given[2] = {"dealt": each(dealt)}
             given[3] = {"cosines": _only(parties, of_rows.second, cosines)}
-        return cls(bits, outputs, *given)
+        return cls(bits, outputs, root, *given)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the server has of a turn.
+
+    Attributes
+    ----------
+    hidden : Replies
+        Of the first step.
+    shares : dict of int to Array of uint8
+        Of the Gram matrices that the label holder opens.
+    multiple : int
+        How many times each angle was taken.
+    """
+
+    hidden: Replies[Any]
+    shares: dict[int, Array]
+    multiple: int
 
 
 def gram_matrices(
-    parties: Parties, roles: Roles, joint: party.Joint, dealing: Dealing
-) -> dict[int, Array]:
-    """Return the shares of the Gram matrices that the label holder opens.
+    parties: Parties,
+    roles: Roles,
+    joint: party.Joint,
+    dealing: Dealing,
+    kernel: Kernel = "gaussian",
+    **more: Any,
+) -> Turn:
+    """Let parties compute shares of the Gram matrices that the label holder opens.
 
     One turn: three round trips. For another one, raise ``roles.turn``.
+
+    Parameters
+    ----------
+    parties, roles : Parties, Roles
+        Who does what.
+    joint : Joint
+        Which joint features there are.
+    dealing : Dealing
+        What is dealt for them.
+    kernel : {"gaussian", "laplacian"}
+        The kernel.
+    **more
+        Arguments of the first step.
     """
     computing = roles.first, roles.second
+    sums: dict[str, Sum | float] = {**_sums(roles, joint.bits)}
+    if joint.relevant:
+        sums["distances"] = _BOUND
     hidden = parties.ask(
-        party.columns.summing(**_sums(roles, joint.bits)),
+        party.columns.summing(**sums),
         roles=roles,
         counted=2 * roles.columns,
         joint=joint,
         **dealing.columns,
+        **more,
     )
+    multiple = 1
+    if joint.relevant:
+        multiple = _multiple(kernel, hidden.sums["distances"])
+    given = dealing.joint
+    if roles.dealer is None:
+        cosines = kernel_dealing.turn_cosines(
+            parties.session, dealing.root, roles, joint.bits, multiple
+        )
+        given = {"cosines": _only(parties, roles.second, cosines)}
     angles = each(
         [
             opened(hidden.sealed[_name(j)]) if j in computing else None
             for j in range(len(parties))
         ]
     )
-    made = parties.ask(party.joint, angles=angles, **dealing.joint)
+    made = parties.ask(party.joint, angles=angles, multiple=multiple, **given)
     replies = parties.ask(
         party.gram,
         own_openings=_told(parties, hidden, "own_openings"),
         triple_checks=_told(parties, hidden, "triple_checks"),
         joint=_told(parties, made, "joint"),
         angles=angles,
-        **dealing.joint,
+        **given,
     )
-    return secret(replies, "gram_shares", len(parties))[roles.first]
+    shares = secret(replies, "gram_shares", len(parties))[roles.first]
+    return Turn(hidden, shares, multiple)
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
