@@ -35,9 +35,7 @@ NEW_ROWS = FixedPoint(56, FRACTION, 1.01)
 """Encoding of the features of rows to predict."""
 
 
-def _deal_angles(
-    deals: Sequence[Deal], root: bytes, roles: Roles
-) -> list[list[Array]]:
+def _deal_angles(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[list[Array]]:
     """Return seeds of angles for each party."""
     seeds: list[list[Array]] = [[] for _ in roles.owners]
     for deal in deals:

@@ -554,7 +554,7 @@ def gram(
 
 @step
 @once
-@reveals("moments", times="counted")
+@reveals("moments", when="gram_shares", times="counted")
 def relevance(
     party: Party,
     kinds: list[Count],
@@ -596,21 +596,9 @@ def relevance(
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
     fitted = _fitted(party, _task(state))
-    grams, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
-    A, M = joint.angles, len(order) - solved.weights.shape[1] - 1
-    # Cosines and then sines of all angles, as they lie in the Gram matrix.
-    place = np.argsort(order)[roles.columns - roles.joint :]
-    total = grams[0] + grams[1]
-    products = total[np.ix_(place, place)]
-    weights = solved.weights[place]
-    mean = total[:M, -1] / total[-1, -1]
-    centred = total[:M, :M] / total[-1, -1] - np.outer(mean, mean)
-    power = float(np.einsum("jk,jl,lk->", solved.weights, centred, solved.weights))
-    H = derivative_products(products, weights, total[-1, -1]) / max(power, 1e-12)
-    units = np.repeat(joint.bandwidths, joint.counts)
-    B = draw_probes(H / np.outer(units, units), PROBES, party.rng("probes"))
+    grams, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
+    B = drawn_probes(grams, solved, joint, party.rng("probes"))
     omega = _frequencies(party, state, joint, fitted.X.shape[1])
-    assert omega.shape[0] == A
     state.relevance = np.sqrt(relevance_of(omega.T @ B))
     reply: dict[int, Array] = {}
     portion = Portion(triples)
@@ -719,17 +707,57 @@ def _solve(
     order = _order(roles, local.n_columns, settings)
     grams = [gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)]
     sizes = [*kinds, *(2 * count for count in settings.counts)]
-    stops = np.cumsum(sizes).tolist()
-    blocks = [
-        Block(str(k), stop - size, stop)
-        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
-    ]
     real = task.target == "continuous"
     try:
-        solved = fit_grams(grams, blocks, "continuous" if real else "classes")
+        solved = fit_grams(grams, blocks_of(sizes), "continuous" if real else "classes")
     except ValueError as error:
         raise PartyError(str(error)) from None
     return grams, solved, order
+
+
+def blocks_of(sizes: Sequence[int]) -> list[Block]:
+    """Return blocks of so many columns, one after another."""
+    stops = np.cumsum(sizes).tolist()
+    return [
+        Block(str(k), stop - size, stop)
+        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    ]
+
+
+def drawn_probes(
+    grams: Sequence[Array], solved: GramFit, joint: Joint, rng: np.random.Generator
+) -> Array:
+    """Return B for frequencies times their bandwidths, shape (A, probes).
+
+    In units of the standard deviation of f over the training rows.
+
+    Parameters
+    ----------
+    grams : sequence of Array
+        As they are solved; joint features are the last ones, by bandwidth.
+    solved : GramFit
+        The solution.
+    joint : Joint
+        Which joint features there are.
+    rng : numpy.random.Generator
+        Source of the draw.
+    """
+    total, M = np.sum(grams, axis=0), len(solved.weights)
+    n, A = total[-1, -1], joint.angles
+    # Cosines and then sines of all angles.
+    starts = M - 2 * A + 2 * np.cumsum([0, *joint.counts[:-1]])
+    cosines = [
+        start + np.arange(c) for start, c in zip(starts, joint.counts, strict=True)
+    ]
+    sines = [part + len(part) for part in cosines]
+    place = np.concatenate([*cosines, *sines])
+    weights = solved.weights
+    mean = total[:M, -1] @ weights / n
+    squares = np.einsum("jk,jk->k", weights, total[:M, :M] @ weights) / n
+    power = float((squares - mean**2).sum())
+    H = derivative_products(total[np.ix_(place, place)], weights[place], n)
+    units = np.repeat(joint.bandwidths, joint.counts)
+    return draw_probes(H / np.outer(units, units) / max(power, 1e-12), PROBES, rng)
 
 
 def _order(roles: Roles, local: int, joint: Joint) -> Array:

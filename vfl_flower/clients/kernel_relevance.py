@@ -157,9 +157,7 @@ def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
     hidden, shares = np.split(sent, [deal.shape[1] * deal.shape[2] * width_of(bits)])
     mixed = unpack(hidden, bits, deal.shape[1:])
-    mine = [
-        triple.share_of_mask(mixed, block) for block, _ in enumerate(deal.blocks())
-    ]
+    mine = [triple.share_of_mask(mixed, block) for block, _ in enumerate(deal.blocks())]
     theirs = unpack(shares, bits, (deal.rows, deal.shape[2]))
     products = add(np.concatenate(mine), theirs, bits=bits)
     fraction = FREQUENCIES.fraction + MIXTURES.fraction

@@ -111,7 +111,7 @@ def joint_angles(
             for part, count in zip(made, counts, strict=True)
         ]
     )
-    return angles * angles.dtype.type(multiple)
+    return np.asarray(angles * angles.dtype.type(multiple))
 
 
 def joint_frequencies(

@@ -80,7 +80,7 @@ def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
     Array, shape (A, count)
     """
     values, vectors = np.linalg.eigh(H)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return np.asarray(root @ rng.standard_normal((len(H), count)))
 
 

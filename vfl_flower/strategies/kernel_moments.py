@@ -44,8 +44,11 @@ each angle is taken as many times as makes it the one of the median distance."""
 MOST_PILOT = 384
 """Most angles of the turn that tells the relevance of columns."""
 
-MOST_FEATURES = 1024
+MOST_FEATURES = 2048
 """Most joint features where their number is chosen."""
+
+COLUMNS = 2048
+"""Columns for which so many rows are taken as `MOST_NUMBERS` allows."""
 
 TARGETS = 16
 """Columns that are kept free for targets and ones, where joint features are given."""
@@ -170,7 +173,7 @@ def _task(solver: Solver, count: int) -> party.Task:
 
     Local columns have what joint ones leave of those that the rows allow, or half.
     """
-    columns = 2 * (solver.features or MOST_FEATURES)
+    columns = 2 * solver.features or COLUMNS
     rows = min(solver.rows, MOST_NUMBERS // columns)
     room = rows // 2 // ROWS_PER_COLUMN
     left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
