@@ -41,6 +41,9 @@ WIDE = 16.0
 """Bandwidth of joint features of columns that are scaled by their relevance, before
 each angle is taken as many times as makes it the one of the median distance."""
 
+FACTORS = (1.0, 0.7, 0.35)
+"""Bandwidths of these joint features, times that one; as many features of each."""
+
 MOST_PILOT = 384
 """Most angles of the turn that tells the relevance of columns."""
 
@@ -215,9 +218,8 @@ def _pilot(joint: party.Joint) -> party.Joint:
 
 def _relevant(joint: party.Joint) -> party.Joint:
     """Return as many joint features of columns that are scaled by their relevance."""
-    few = joint.angles // 2
-    counts = {0.7 * WIDE: few, WIDE: joint.angles - few}
-    given = {bandwidth: size for bandwidth, size in counts.items() if size}
+    sizes = map(len, np.array_split(np.arange(joint.angles), len(FACTORS)))
+    given = {f * WIDE: size for f, size in zip(FACTORS, sizes, strict=True) if size}
     return party.Joint([*given], [*given.values()], 1.0, joint.bits, relevant=True)
 
 
