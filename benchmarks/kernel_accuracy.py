@@ -144,7 +144,7 @@ def columns(
     """Return all features of the rows of `fitted`: local, and joint by bandwidth."""
     parts = [local_columns(f.local, f.X) for f in fitted]
     angles = sum(
-        steps._angles(p, steps._task(s), joint, f, s)
+        steps._angles(p, s, joint, f.local, f.X)
         for p, f, s in zip(parties, fitted, states, strict=True)
     )
     angles = angles * angles.dtype.type(multiple)

@@ -25,7 +25,12 @@ from vfl_flower import (
     load_model,
     simulate,
 )
-from vfl_flower.clients import kernel_dealing, kernel_relevance, kernel_scores
+from vfl_flower.clients import (
+    kernel_dealing,
+    kernel_relevance,
+    kernel_scores,
+    moments_roles,
+)
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.clients.kernel_angles import FRACTION
@@ -181,7 +186,7 @@ def _check_metrics(result, blocks, y, target):
         assert loss < 0.5 * y.var()
     else:
         error = (answered != y[test]).mean()
-        assert abs(result.metrics["test_error"] - error) <= 2 / len(test)
+        assert abs(result.metrics["test_error"] - error) <= 4 / len(test)
         assert error < (0.35 if target == "binary" else 0.5)
 
 
@@ -194,14 +199,57 @@ def test_round_trips_and_bytes():
     dealt = simulate(tested.replace(dealer="p0"), parties(), seed=0)
     assert dealt.ledger.round_trips == 10
     local, rows = plain.metrics["local_columns"], N
-    sent = sum(
-        plain.ledger.of(f"kernel_moments_{name}").bytes_up
-        for name in ("columns", "joint")
-    )
+    sent = plain.ledger.of("kernel_moments_multiply").bytes_up
+    columns = local + 2 + 24
+    sent -= 8 * columns * (columns + 1)  # the shares of both Gram matrices
     # Columns: 6 bytes for both that compute, of 2 more at the label holder, and 40 to
     # check the triples at both; joint ones of these two; angles of 2 bytes for both.
-    expected = rows * (12 * (local + 2 + 24) + 2 * 6 * 40 + 3 * 2 * 2 * 12)
+    expected = rows * (12 * columns + 2 * 6 * 40 + 3 * 2 * 2 * 12)
     assert expected < sent < expected + 15_000
+
+
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
+    """A part takes a round trip more, and the Gram matrices are the same."""
+    opened = []
+
+    def look(grams, blocks, kind):
+        opened.append(grams)
+        return ridge(grams, blocks)
+
+    monkeypatch.setattr(party, "fit_grams", look)
+    X, y = data(2600)
+    monkeypatch.setattr(server, "MOST_LOCAL", 10)
+    training = strategy(features=8, dealer=dealer)
+    trips = []
+    for parts in (1, 2, 3):
+        if parts > 1:
+            numbers = 2600 * len(opened[0][0]) // parts + 1
+            monkeypatch.setattr(moments_roles, "PART_NUMBERS", numbers)
+        result = simulate(training, parties(4, 3, X, y), seed=2)
+        trips.append(result.ledger.round_trips - (dealer == "p0"))
+    assert trips == [6, 7, 8]
+    M = len(opened[0][0]) - 2 - 8
+    for grams in opened[1:]:
+        for gram, whole in zip(grams, opened[0], strict=True):
+            assert np.abs(gram - whole)[:M, :M].max() == 0
+            assert np.abs(gram - whole).max() < 4.0
+
+
+def test_parts_have_all_blocks_once():
+    for rows in ([450, 450], [2049, 1], [5000, 4999], [1, 1], [10_000]):
+        for joint in (8, 10_000, 200_000):
+            roles = dataclasses.replace(ROLES, rows=rows, joint=joint)
+            for half, whole in enumerate(roles.whole):
+                blocks = [block for part in roles.parts for block in part[half]]
+                assert blocks == list(whole)
+            sizes = [sum(map(len, part)) for part in roles.parts]
+            assert max(sizes) - min(sizes) <= 1
+            slices = map(roles.rows_of, roles.parts)
+            for size, of_half in zip(rows, zip(*slices, strict=True), strict=True):
+                taken = [row for part in of_half for row in range(size)[part]]
+                assert taken == list(range(size))
+                assert min(part.stop - part.start for part in of_half) >= 0
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +286,7 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
     grid = RealParties(new_parties(folder, X))
     predicted = predicting.start(grid)
-    assert predicted.ledger.round_trips == (5 if dealer == "server" else 6)
+    assert predicted.ledger.round_trips == 5
     header, table = rows_of(folder)
     assert header == "row,prediction,score,probability"
     blocks = np.array_split(X, 3, axis=1)
@@ -250,14 +298,15 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     assert not list((folder / "p0").glob("predictions-*"))
 
 
-def test_rows_are_predicted_in_blocks(trained, monkeypatch):
+@pytest.mark.parametrize(("dealer", "trips"), [("server", 8), ("p1", 9)])
+def test_rows_are_predicted_in_blocks(trained, monkeypatch, dealer, trips):
     result, folder = trained
     X, _ = data(100, seed=5)
-    monkeypatch.setattr(server, "ROW_NUMBERS", 6000)
-    predicted = FDSKLPrediction(result.model.model, solver="moments").start(
-        RealParties(new_parties(folder, X))
-    )
-    assert predicted.ledger.round_trips > 5
+    features = sum(part["local"] for part in result.model.parts) + 24
+    monkeypatch.setattr(kernel_dealing, "ROW_NUMBERS", 51 * features)
+    predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
+    predicted = predicting.start(RealParties(new_parties(folder, X)))
+    assert predicted.ledger.round_trips == trips
     _, table = rows_of(folder)
     scores = result.model.decision_function(np.array_split(X, 3, axis=1))[:, 0]
     assert np.abs(table[:, 2] - scores).max() < 0.02
@@ -300,7 +349,7 @@ CLEAR = {
 
 SUMMED = {
     "kernel_moments_prepare": {"distances"},
-    "kernel_moments_columns": {"distances"},
+    "kernel_moments_multiply": {"distances"},
 }
 
 
@@ -330,7 +379,10 @@ def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer, relevance
     assert checked > 15
 
 
-PRIVATE_NAMES = ("own_openings", "triple_checks", "joint", "weights", "hidden")
+PRIVATE_NAMES = (
+    *("own_openings", "triple_checks", "joint_openings"),
+    *("weights", "hidden"),
+)
 
 
 class Listening:
@@ -338,8 +390,7 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        computing = party.joint, party.gram
-        for step in (*computing, kernel_scores.products, kernel_scores.scores):
+        for step in (party.multiply, kernel_scores.products, kernel_scores.scores):
             self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
@@ -365,8 +416,8 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
     simulate(
         strategy(features=32, test_fraction=0.4), parties(4, 3, X, data()[1]), seed=0
     )
-    # Of both, for training twice, and for test rows.
-    assert len(listening.angles) == 6
+    # Of both, for training and for test rows.
+    assert len(listening.angles) == 4
     assert all(uniform(angles) for angles in listening.angles)
     seen = set()
     for action, name, packed in listening.elements:
@@ -376,7 +427,7 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
     assert {name for _, name in seen} >= {
         "own_openings",
         "triple_checks",
-        "joint",
+        "joint_openings",
         "hidden",
     }
 
@@ -472,15 +523,15 @@ def prepared(**task):
 def asked(made, roles, **changes):
     dealt = kernel_dealing.deal_turn(5, bytes(32), roles)
     values = {"counted": 2 * roles.columns, "joint": JOINT, "dealt": dealt[1]}
-    return party.columns(made, roles=roles, **values | changes)
+    return party.multiply(made, roles=roles, **values | {"trip": 0} | changes)
 
 
 @pytest.mark.parametrize(
     ("roles", "values", "reason"),
     [
-        ({}, {"counted": 3}, "counted and rows must be those"),
-        ({"rows": [450, 449]}, {}, "counted and rows must be those"),
-        ({"rows": [450, 450, 20]}, {}, "counted and rows must be those"),
+        ({}, {"counted": 3}, "counted must be the columns of both"),
+        ({"rows": [450, 449]}, {}, "rows must be those of the two halves"),
+        ({"rows": [450, 450, 20]}, {}, "rows must be those of the two halves"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         ({"fraction": 14}, {}, "fraction must be 16"),
@@ -720,14 +771,22 @@ def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
     assert result.ledger.round_trips == 7
 
 
-def test_steps_follow_each_other():
+def test_trips_follow_each_other():
     made, width = prepared()
-    for step in (party.joint, party.gram):
-        with pytest.raises(PartyError, match="the step must follow"):
-            step(made)
-    asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+    for changes in ({"trip": 1, "counted": 0}, {"trip": 2, "counted": 0}):
+        with pytest.raises(PartyError, match="trip must be the next one"):
+            asked(made, roles, dealt=None, **changes)
+    with pytest.raises(PartyError, match="fit must follow the last trip"):
+        party.fit(made, kinds=[1] * 9)
+    asked(made, roles)
+    other = dataclasses.replace(roles, rows=[449, 451])
+    for changed in (other, dataclasses.replace(roles, owners=[6, width, 6])):
+        with pytest.raises(PartyError, match="with what was asked in the first"):
+            asked(made, changed, dealt=None, trip=1, counted=0)
+    deltas = np.zeros((N, 4), "u2")
     with pytest.raises(PartyError, match="angles must be for the two"):
-        party.joint(made, angles=np.zeros((N, 4), "u2"))
+        asked(made, roles, dealt=None, trip=1, counted=0, angles=deltas)
 
 
 def test_a_label_of_few_rows_is_refused():
@@ -750,8 +809,7 @@ def spoiled(monkeypatch, name, place, change):
 
     def deal(*args):
         dealt = original(*args)
-        parts = dealt[0] if name == "deal_rows" else dealt
-        parts[place] = change(parts[place])
+        dealt[place] = change(dealt[place])
         return dealt
 
     monkeypatch.setattr(kernel_dealing, name, deal)

@@ -19,7 +19,7 @@ from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.protocol.contract import SEALED, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.angle_shares import cosine_shares, hide_angles
-from vfl_flower.secure_aggregation.shares import Deal, Dealt
+from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal, Dealt
 from vfl_flower.typing import Array
 
 FRACTION = 16
@@ -52,20 +52,43 @@ def place_of(roles: Roles, party: int) -> int:
 
 
 def hidden_angles(
-    party: Party, roles: Roles, deals: Sequence[Deal], heads: Array, angles: Array
+    party: Party,
+    roles: Roles,
+    deals: Sequence[Deal],
+    heads: Array,
+    angles: Array,
+    part: Sequence[range],
 ) -> dict[int, Array]:
-    """Return angles plus the random ones that were dealt, for both that compute."""
+    """Return angles plus the random ones that were dealt, for both that compute.
+
+    Parameters
+    ----------
+    party, roles : Party, Roles
+        This party, and who does what.
+    deals : sequence of Deal
+        From :func:`angle_deals`.
+    heads : Array of uint8
+        What the dealer has sent to this party for its angles.
+    angles : Array, shape (rows of the part, angles)
+        Of all sets of rows, one after another.
+    part : sequence of range
+        Which blocks of each set these are.
+
+    Raises
+    ------
+    PartyError
+        What was dealt is of another use, short or changed.
+    """
     place, portion = place_of(roles, party.index or 0), Portion(heads)
-    hidden = np.empty_like(angles)
-    start = 0
+    hidden, start = np.empty_like(angles), 0
     try:
-        for deal in deals:
-            dealt = portion.take()
+        for deal, blocks in zip(deals, part, strict=True):
+            dealt, rows = portion.take(), list(deal.blocks())
             dealt.check(deal, place)
-            for block, rows in enumerate(deal.blocks()):
-                part = slice(start + rows.start, start + rows.stop)
-                hidden[part] = hide_angles(deal, dealt.seed, angles[part], block)
-            start += deal.rows
+            for block in blocks:
+                stop = start + rows[block].stop - rows[block].start
+                shown = hide_angles(deal, dealt.seed, angles[start:stop], block)
+                hidden[start:stop], start = shown, stop
     except ValueError as error:
         raise PartyError(str(error)) from None
     return {roles.first: hidden, roles.second: hidden}
@@ -80,24 +103,35 @@ class AngleSums:
     heads: Array
     cosines: Array | None
 
-    def shares(self, deals: Sequence[Deal], multiple: int = 1) -> list[Iterator[Array]]:
+    def shares(
+        self, deals: Sequence[Deal], part: Sequence[range], multiple: int = 1
+    ) -> list[Iterator[Array]]:
         """Return for each set of rows the blocks of this party's shares.
 
-        Of cosines and sines of each angle, or of a `multiple` of it.
+        Parameters
+        ----------
+        deals : sequence of Deal
+            From :func:`angle_deals`.
+        part : sequence of range
+            Which blocks of each set the angles are of.
+        multiple : int
+            How many times each angle is taken.
         """
-        size = sum(deal.rows for deal in deals)
-        if self.deltas.size != size * deals[0].shape[1]:
-            raise PartyError(f"angles must be of {size} rows, got others")
+        rows = [
+            [list(deal.blocks())[block] for block in blocks]
+            for deal, blocks in zip(deals, part, strict=True)
+        ]
+        sizes = [sum(s.stop - s.start for s in of_deal) for of_deal in rows]
+        if self.deltas.size != sum(sizes) * deals[0].shape[1]:
+            raise PartyError(f"angles must be of {sum(sizes)} rows, got others")
         if (self.cosines is None) != (self.party == 0):
             raise PartyError("the second party, and no other one, is dealt cosines")
-        deltas = self.deltas.reshape(size, -1)
+        deltas = np.split(self.deltas.reshape(sum(sizes), -1), np.cumsum(sizes)[:-1])
         heads, cosines = Portion(self.heads), Portion(self.cosines)  # type: ignore[arg-type]
-        made, start = [], 0
-        for deal in deals:
-            rows = deltas[start : start + deal.rows]
-            made.append(self._blocks(deal, rows, heads.take(), cosines, multiple))
-            start += deal.rows
-        return made
+        return [
+            self._blocks(deal, delta, heads.take(), cosines, blocks, multiple)
+            for deal, delta, blocks in zip(deals, deltas, part, strict=True)
+        ]
 
     def _blocks(
         self,
@@ -105,17 +139,16 @@ class AngleSums:
         deltas: Array,
         head: Dealt,
         cosines: Portion,
+        blocks: range,
         multiple: int,
     ) -> Iterator[Array]:
-        for block, rows in enumerate(deal.blocks()):
-            delta = deltas[rows]
+        for place, block in enumerate(blocks):
+            delta = deltas[place * BLOCK_ROWS : (place + 1) * BLOCK_ROWS]
             dealt = head
             if self.party:
                 dealt = cosines.take(2 * delta.size * width_of(deal.bits))
             yield cosine_shares(
-                deal,
-                self.party,
-                *(dealt, delta, block, FRACTION, (multiple,)),
+                *(deal, self.party, dealt, delta, block, FRACTION, (multiple,)),
                 sines=True,
             )
 

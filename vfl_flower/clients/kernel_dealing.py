@@ -8,19 +8,19 @@ sees none of the data, and must not work with either party that computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from vfl_flower.clients.fdskl import Columns
+from vfl_flower.clients import fdskl
+from vfl_flower.clients.fdskl import Columns, PartInfo
 from vfl_flower.clients.kernel_angles import (
     FRACTION,
-    AngleBits,
     angle_deals,
     place_of,
 )
 from vfl_flower.clients.moments import Bytes, deal_all
-from vfl_flower.clients.moments_roles import Roles, check_roles
+from vfl_flower.clients.moments_roles import Place, Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import parts_of, step
@@ -34,9 +34,12 @@ from vfl_flower.typing import Array
 NEW_ROWS = FixedPoint(56, FRACTION, 1.01)
 """Encoding of the features of rows to predict."""
 
+ROW_NUMBERS = 2**25
+"""Most numbers in the columns of the rows that are predicted together."""
+
 
 def _deal_angles(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[list[Array]]:
-    """Return seeds of angles for each party."""
+    """Return the seeds of angles for each party."""
     seeds: list[list[Array]] = [[] for _ in roles.owners]
     for deal in deals:
         for party, sent in enumerate(seeds):
@@ -46,19 +49,24 @@ def _deal_angles(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[list[
 
 
 def _deal_cosines(
-    deals: Sequence[Deal], root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
+    deals: Sequence[Deal],
+    root: bytes,
+    roles: Roles,
+    angle_bits: int,
+    part: Sequence[range],
+    multiple: int = 1,
 ) -> Array:
-    """Return the cosines of the second party."""
-    count = len(roles.owners)
-    return np.concatenate(
-        [
-            dealt.pack()
-            for deal in deals
-            for dealt in deal_cosines(
-                deal, root, count, FRACTION, (multiple,), angle_bits
-            )
-        ]
-    )
+    """Return what the second party needs for cosines, of a part of the blocks."""
+    dealt = [
+        message.pack()
+        for deal, blocks in zip(deals, part, strict=True)
+        for message in deal_cosines(
+            *(deal, root, len(roles.owners), FRACTION, (multiple,)),
+            angle_bits=angle_bits,
+            blocks=blocks,
+        )
+    ]
+    return np.concatenate(dealt)
 
 
 def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
@@ -74,20 +82,26 @@ def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
         Who does what.
     """
     deals = roles.deals(session)
-    angles = _deal_angles(
-        angle_deals(roles, session, "angles", deals[0].bits), root, roles
-    )
-    others = deal_all(deals, root, roles)
+    angles = angle_deals(roles, session, "angles", deals[0].bits)
     return [
         np.concatenate([*seeds, more])
-        for seeds, more in zip(angles, others, strict=True)
+        for seeds, more in zip(
+            _deal_angles(angles, root, roles),
+            deal_all(deals, root, roles),
+            strict=True,
+        )
     ]
 
 
-def turn_cosines(
-    session: int, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
+def turn_cosines_of(
+    session: int,
+    root: bytes,
+    roles: Roles,
+    angle_bits: int,
+    number: int,
+    multiple: int = 1,
 ) -> Array:
-    """Return what it sends to the second party for cosines and sines.
+    """Return what the second party needs for the cosines of a part of the rows.
 
     Parameters
     ----------
@@ -95,12 +109,15 @@ def turn_cosines(
         As for :func:`deal_turn`.
     angle_bits : int
         Bits of an angle.
+    number : int
+        Which one of ``roles.parts``.
     multiple : int
         How many times each angle is taken.
     """
     bits = roles.deals(session)[0].bits
     deals = angle_deals(roles, session, "angles", bits)
-    return _deal_cosines(deals, root, roles, angle_bits, multiple)
+    part = roles.parts[number]
+    return _deal_cosines(deals, root, roles, angle_bits, part, multiple)
 
 
 def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
@@ -110,13 +127,17 @@ def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
     return Deal(session, "scores", roles.turn, 0, shape, NEW_ROWS.bits, owners)
 
 
-def deal_rows(
-    session: int, root: bytes, roles: Roles, outputs: int, angle_bits: int
-) -> tuple[list[Array], Array]:
-    """Return the same for rows to predict."""
-    deals = angle_deals(roles, session, "new angles", NEW_ROWS.bits)
-    made = _deal_angles(deals, root, roles)
-    cosines = _deal_cosines(deals, root, roles, angle_bits)
+def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Array]:
+    """Return what a dealer sends to each party for rows that are scored.
+
+    Parameters
+    ----------
+    session, root, roles : int, bytes, Roles
+        As for :func:`deal_turn`.
+    outputs : int
+        K, the number of scores of a row.
+    """
+    made = _deal_angles(row_angle_deals(roles, session), root, roles)
     deal = row_deal(roles, session, outputs)
     for owner, sent in enumerate(made):
         sent.append(deal_row_owner(deal, root, owner).pack())
@@ -124,45 +145,99 @@ def deal_rows(
         (roles.first, roles.second), deal_predictions(deal, root), strict=True
     ):
         made[party].append(dealt.pack())
-    return [np.concatenate(sent) for sent in made], cosines
+    return [np.concatenate(sent) for sent in made]
+
+
+def row_cosines_of(session: int, root: bytes, roles: Roles, angle_bits: int) -> Array:
+    """Return what the second party needs for the cosines of rows that are scored.
+
+    Parameters
+    ----------
+    session, root, roles, angle_bits : int, bytes, Roles, int
+        As for :func:`turn_cosines_of`.
+    """
+    deals = row_angle_deals(roles, session)
+    return _deal_cosines(deals, root, roles, angle_bits, roles.whole)
+
+
+def row_angle_deals(roles: Roles, session: int) -> list[Deal]:
+    """Return the use of dealt angles of rows that are scored."""
+    return angle_deals(roles, session, "new angles", NEW_ROWS.bits)
+
+
+def row_blocks(rows: int, columns: int) -> list[Array]:
+    """Return the numbers of the rows that are predicted together, block by block."""
+    return np.array_split(np.arange(rows), max(1, -(-rows * columns // ROW_NUMBERS)))
+
+
+def root_of(party: Party) -> bytes:
+    """Return the secret of a party that deals: what it deals twice is the same."""
+    return derive_key(party.run_secret, [b"vfl_flower dealer 2"])
 
 
 class Delivered(TypedDict):
-    """Reply of :func:`deal`: for each party, and for the second one."""
+    """Reply of :func:`deal`: for each party."""
 
     turn_parts: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     row_parts: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    row_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 @step
 @parts_of("fdskl")
 def deal(
     party: Party,
-    bits: AngleBits,
     roles: Roles | None = None,
     row_roles: Roles | None = None,
     outputs: Columns = 1,
 ) -> Delivered:
     """Deal, at the party that deals in the place of the server.
 
-    For the Gram matrices of `roles`, and the scores of `row_roles`. What it deals for
-    the same roles twice is the same.
+    For the Gram matrices of `roles`, and the scores of `row_roles`. What the second
+    party needs for cosines follows while the others hide their angles.
     """
     reply: Delivered = {}
-    root = derive_key(party.run_secret, [b"vfl_flower dealer 2"])
     if roles is not None:
         check_roles(party, roles, fraction=FRACTION)
         if party.index == roles.dealer:
-            dealt = deal_turn(party.session, root, roles)
-            cosines = turn_cosines(party.session, root, roles, bits)
+            dealt = deal_turn(party.session, root_of(party), roles)
             reply["turn_parts"] = dict(enumerate(dealt))
-            reply["turn_cosines"] = {roles.second: cosines}
     if row_roles is not None:
         check_roles(party, row_roles, fraction=FRACTION, labels=False)
         if party.index == row_roles.dealer:
-            dealt, cosines = deal_rows(party.session, root, row_roles, outputs, bits)
+            dealt = deal_rows(party.session, root_of(party), row_roles, outputs)
             reply["row_parts"] = dict(enumerate(dealt))
-            reply["row_cosines"] = {row_roles.second: cosines}
+    return reply
+
+
+class PartDealt(PartInfo):
+    """Reply of :func:`part`; the dealing party has more for each party."""
+
+    first_rows: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+@step
+@parts_of("fdskl")
+def part(party: Party, dealer: Place) -> PartDealt:
+    """Describe the part of the model, and deal for the first rows that are predicted.
+
+    The dealing party knows from its part of the model who has how many columns, so the
+    others need not wait for what it deals.
+
+    Parameters
+    ----------
+    dealer : int
+        Index of the party that deals.
+    """
+    reply = cast(PartDealt, fdskl.part(party))
+    if party.index != dealer or "widths" not in party.part:
+        return reply
+    holder, widths = reply["holders"][0], [int(width) for width in party.part["widths"]]
+    joint = reply["n_features"]
+    rows = row_blocks(party.n_rows, sum(widths) + joint)[0]
+    widths[holder] = 0
+    second = min({*range(party.n_parties)} - {holder, dealer})
+    roles = Roles(holder, second, widths, [len(rows)], dealer, joint, FRACTION)
+    check_roles(party, roles, fraction=FRACTION, labels=False)
+    dealt = deal_rows(party.session, root_of(party), roles, party.part["outputs"])
+    reply["first_rows"] = dict(enumerate(dealt))
     return reply

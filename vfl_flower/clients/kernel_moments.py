@@ -11,8 +11,8 @@ rows are scored in :mod:`vfl_flower.clients.kernel_scores`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
@@ -28,6 +28,7 @@ from vfl_flower.clients.kernel_angles import (
     angle_sums,
     hidden_angles,
 )
+from vfl_flower.clients.kernel_dealing import root_of, turn_cosines_of
 from vfl_flower.clients.kernel_relevance import (
     PROBES,
     hidden_frequencies,
@@ -39,11 +40,14 @@ from vfl_flower.clients.moments import (
     Bytes,
     MomentsState,
     Portion,
+    add_products,
+    checks_of,
     dealt_to,
     hide,
-    multiplied,
     open_joint,
     opened,
+    prove,
+    shares_of,
 )
 from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
@@ -75,6 +79,7 @@ from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, parts_of, reveals, step
+from vfl_flower.secure_aggregation.shares import Deal
 from vfl_flower.typing import Array
 
 MOST_TURNS = 2
@@ -161,16 +166,15 @@ class KernelState:
         As the server has said; none in a run that only predicts.
     first : int
         The party that opens the Gram matrices.
-    stage : str
-        The step of training that was answered last.
-    turns : int
-        How many sets of Gram matrices were begun.
+    turns, trip : int
+        How many sets of Gram matrices were begun, and how often :func:`multiply` was
+        answered in the last of them.
     moments : MomentsState or None
-        Of a computing party, of this turn.
+        Of this turn.
     angles : Array of uint8
         What it was dealt for its angles, of this turn.
     multiple : int
-        How many times each angle is taken.
+        How many times each angle of this turn is taken; 0: not yet known.
     triple : Array of uint8
         What it was dealt for the relevance of its columns.
     pilot : Roles or None
@@ -186,27 +190,17 @@ class KernelState:
     task: Task | None = None
     joint: Joint | None = None
     first: int = 0
-    stage: str = ""
     turns: int = 0
+    trip: int = 0
     moments: MomentsState | None = None
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    multiple: int = 1
+    multiple: int = 0
     triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     pilot: Roles | None = None
     relevance: Array = field(default_factory=lambda: np.zeros(0))
     y_mean: float = 0.0
     y_scale: float = 1.0
     classes: Array = field(default_factory=lambda: np.zeros(0))
-
-
-def _at(party: Party, stage: str) -> KernelState:
-    """Return the state of a run in training that has come to a stage."""
-    state = party.recall(KernelState)
-    if state.stage != stage:
-        raise PartyError(
-            f"the step must follow {stage}, and the last one was {state.stage!r}"
-        )
-    return state
 
 
 def _task(state: KernelState) -> Task:
@@ -259,26 +253,17 @@ class Prepared(TypedDict):
     distances: Annotated[Array, Reals("3"), IN_SUM]
 
 
-class Hidden(TypedDict):
-    """Reply of :func:`columns`."""
+class Multiplied(TypedDict):
+    """Reply of :func:`multiply`."""
 
-    own_openings: Annotated[dict[int, Array], Bytes, PRIVATE]
+    own_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     triple_checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]]
+    turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    joint_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
-
-
-class JointOpened(TypedDict):
-    """Reply of :func:`joint`: what the two that compute have opened."""
-
-    joint: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-
-
-class GramShares(TypedDict):
-    """Reply of :func:`gram`: of the second party, for the first."""
-
-    gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Mixed(TypedDict):
@@ -303,7 +288,7 @@ def prepare(party: Party, task: Task) -> Prepared:
         raise PartyError("this run has its model already")
     fitted = _fitted(party, task)
     scaled = scaled_columns(fitted.local, fitted.X)
-    state = KernelState(task, stage="prepare")
+    state = KernelState(task)
     reply: Prepared = {
         "columns": [block.stop - block.start for block in fitted.local.blocks],
         "distances": cumulants(scaled, task.kernel, party.rng("pairs")),
@@ -353,45 +338,152 @@ def _bounded(columns: Array, halves: Array) -> bool:
 
 @step
 @reveals("moments", times="counted")
-def columns(
+def multiply(
     party: Party,
     roles: Roles,
-    counted: Natural,
+    counted: Count,
     joint: Joint,
+    trip: Count,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
     turn_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    triple_checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    angles: OpenedAngles | None = None,
+    cosines: Annotated[Array | None, Bytes, OWN] = None,
+    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    own_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    joint_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
     triple: Annotated[Array | None, Bytes, OWN] = None,
     probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-) -> Hidden:
-    """Open local columns under the masks, and send angles plus random ones.
+) -> Multiplied:
+    """Hide a part of the rows, open the part before it, multiply the part before that.
+
+    Asked once for each part of the rows, and twice more. Each party opens its local
+    columns of part `trip` under the masks, and sends its angles plus random ones. The
+    two that compute make shares of the joint features of part ``trip - 1`` and open
+    them under the masks, each for the other one; then they multiply all that was opened
+    of part ``trip - 2``. At last the second party sends its share of the Gram matrices.
 
     Parameters
     ----------
     roles : Roles
         Who does what.
     counted : int
-        Number of columns of both Gram matrices, as consent counts them.
+        Number of columns of both Gram matrices, as consent counts them, in the first
+        trip; then 0.
     joint : Joint
         Which joint features there are.
+    trip : int
+        How often the step was asked before.
     dealt, turn_parts : Array of uint8, dict of int to Array of uint8
-        What the dealer sends: the server, or a party.
+        What the dealer sends in the first trip: the server, or a party.
+    triple_checks : dict of int to Array of uint8
+        What the other one that computes has sent in the first trip.
+    angles : Array
+        Sums of all parties' angles of part ``trip - 1``.
+    cosines, turn_cosines : Array of uint8, dict of int to Array of uint8
+        What the dealer sends for them to the second party.
+    own_openings, joint_openings : dict of int to Array of uint8
+        What the others have opened of part ``trip - 2``: of their local columns, and of
+        joint ones.
+    multiple : int
+        How many times each angle is taken, which divides the bandwidths by it.
     triple : Array of uint8
-        What the server deals for the relevance of the party's columns.
+        What the server deals in the first trip for the relevance of the party's
+        columns.
     probes : dict of int to Array of uint8
         What the label holder has sent for it after that turn.
     """
     state = party.recall(KernelState)
+    if trip == 0:
+        _check_turn(party, state, roles, joint)
+        heads, rest = np.split(
+            dealt_to(dealt, turn_parts, roles), [HEAD * len(roles.rows)]
+        )
+        state = replace(
+            state,
+            joint=joint,
+            first=roles.first,
+            turns=state.turns + 1,
+            trip=0,
+            moments=MomentsState(roles, rest),
+            angles=heads,
+            multiple=0,
+        )
+        if joint.relevant:
+            _open_relevance(
+                party, state, probes, _fitted(party, _task(state)).X.shape[1]
+            )
+    moments, parts = state.moments, roles.parts
+    if moments is None or (trip, roles, joint) != (
+        *(state.trip, moments.roles),
+        state.joint,
+    ):
+        raise PartyError(
+            f"trip must be the next one of the turn, {state.trip}, with what was asked "
+            f"in the first, got {trip}"
+        )
+    if counted != (0 if trip else 2 * roles.columns):
+        raise PartyError("counted must be the columns of both Gram matrices, once")
+    if trip > len(parts) + 1:
+        raise PartyError(f"trip must be at most {len(parts) + 1}, got {trip}")
+    if trip and multiple != (state.multiple or multiple):
+        raise PartyError(f"multiple must stay {state.multiple}, got {multiple}")
+    state.multiple = multiple if trip else 0
+    state.trip += 1
+    reply: Multiplied = {}
+    if trip == 0:
+        _tell_of_relevance(party, state, roles, joint, triple, reply)
+    if trip < len(parts):
+        _hide(party, state, moments, joint, parts[trip], reply)
+        if trip == 0:
+            check = checks_of(party, roles, moments.dealt)
+            if check is not None:
+                reply["triple_checks"] = {_other_of(party, roles): check}
+        if party.index == roles.dealer:
+            session, root = party.session, root_of(party)
+            sent = turn_cosines_of(session, root, roles, joint.bits, trip)
+            reply["turn_cosines"] = {roles.second: sent}
+    party.remember(state)
+    if party.index not in (roles.first, roles.second):
+        if angles is not None:
+            raise PartyError("angles must be for the two parties that compute")
+        return reply
+    if trip == 1:
+        prove(party, moments, triple_checks)
+    if trip >= 2:
+        add_products(
+            party, moments, own_openings or {}, parts[trip - 2], joint_openings
+        )
+    if 1 <= trip <= len(parts):
+        if angles is None:
+            raise PartyError("angles must be given to the two parties that compute")
+        sums = angle_sums(
+            party, roles, angles, state.angles, cosines, turn_cosines, joint.bits
+        )
+        part, deals = parts[trip - 1], _angle_deals(party, roles)
+        shares = sums.shares(deals, part, multiple)
+        moments.joint = open_joint(party, moments, shares, part)
+        reply["joint_openings"] = {_other_of(party, roles): moments.joint}
+    if trip == len(parts) + 1:
+        made = shares_of(party, moments)
+        if "shares" in made:
+            reply["gram_shares"] = made["shares"]
+    return reply
+
+
+def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) -> None:
+    """Refuse a turn that this party's data or the protocol does not allow."""
     task = _task(state)
-    fitted, holder = _fitted(party, task), party.y is not None
-    made = local_columns(fitted.local, fitted.X)
-    if holder:
-        made = np.column_stack([made, _targets(party, state)])
-    elif not _bounded(made, fitted.halves):
+    fitted, width = _fitted(party, task), 0
+    if party.y is not None:
+        width = _targets(party, state).shape[1]
+    elif not _bounded(local_columns(fitted.local, fitted.X), fitted.halves):
         raise PartyError("local columns must point to no single row")
-    check_roles(party, roles, made.shape[1], FRACTION)
+    check_roles(party, roles, fitted.local.n_columns + width, FRACTION)
     sizes = [len(rows) for rows in _halves(party, task)]
-    if counted != 2 * roles.columns or roles.rows != sizes:
-        raise PartyError("counted and rows must be those of the two Gram matrices")
+    if roles.rows != sizes:
+        raise PartyError("rows must be those of the two halves")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
             f"turn must be the next one, {state.turns}, and below {MOST_TURNS}, got "
@@ -401,51 +493,48 @@ def columns(
         raise PartyError("joint must have a cosine and a sine for each angle")
     for size in sizes:
         check_rows(None, size, roles.columns)
-    given = dealt_to(dealt, turn_parts, roles)
-    heads, rest = np.split(given, [HEAD * len(sizes)])
-    blocks = np.split(made, [sizes[0]])
-    openings, check = hide(party, roles, blocks, Portion(rest))
-    if joint.relevant:
-        _open_relevance(party, state, probes, fitted.X.shape[1])
-    angles = _angles(party, task, joint, fitted, state)
-    deals = angle_deals(roles, party.session, "angles", _bits(roles))
-    reply: Hidden = {
-        "own_openings": {roles.first: openings, roles.second: openings},
-        "angles": hidden_angles(party, roles, deals, heads, angles),
-    }
-    if joint.relevant:
-        scaled = scaled_columns(fitted.local, fitted.X) * state.relevance
-        parts = cumulants(scaled, task.kernel, party.rng("pairs"))
-        reply["distances"] = np.clip(parts, -MOST_CUMULANT, MOST_CUMULANT)
-    if triple is not None:
-        state.triple, state.pilot = triple, roles
-        d = fitted.X.shape[1]
-        deal = relevance_deal(roles, party.session, party.index or 0, d)
-        try:
-            omega = _frequencies(party, state, joint, d)
-            hidden = hidden_frequencies(deal, triple, omega)
-        except ValueError as error:
-            raise PartyError(str(error)) from None
-        reply["frequencies"] = {roles.first: hidden}
-    state.moments = None if check is None else MomentsState(roles, rest)
-    if check is not None:
-        reply["triple_checks"] = {roles.second if holder else roles.first: check}
-    state.angles, state.joint, state.first = heads, joint, roles.first
-    state.turns, state.stage = state.turns + 1, "columns"
-    return reply
 
 
-def _bits(roles: Roles) -> int:
-    return roles.numbers(roles.rows[0]).bits
+def _hide(
+    party: Party,
+    state: KernelState,
+    moments: MomentsState,
+    joint: Joint,
+    part: Sequence[range],
+    reply: Multiplied,
+) -> None:
+    """Put the local columns of a part of the rows and its angles in the reply."""
+    roles, fitted = moments.roles, _fitted(party, _task(state))
+    offset, rows = roles.rows[0], roles.rows_of(part)
+    chosen = np.r_[rows[0], offset + rows[1].start : offset + rows[1].stop]
+    X = fitted.X[chosen]
+    made = local_columns(fitted.local, X)
+    if party.y is not None:
+        made = np.column_stack([made, _targets(party, state)[chosen]])
+    blocks = np.split(made, [rows[0].stop - rows[0].start])
+    openings = hide(party, roles, blocks, moments.dealt, part)
+    reply["own_openings"] = {roles.first: openings, roles.second: openings}
+    angles = _angles(party, state, joint, fitted.local, X)
+    deals = _angle_deals(party, roles)
+    reply["angles"] = hidden_angles(party, roles, deals, state.angles, angles, part)
+
+
+def _angle_deals(party: Party, roles: Roles) -> list[Deal]:
+    bits = roles.numbers(roles.rows[0]).bits
+    return angle_deals(roles, party.session, "angles", bits)
+
+
+def _other_of(party: Party, roles: Roles) -> int:
+    return roles.first if party.index == roles.second else roles.second
 
 
 def _angles(
-    party: Party, task: Task, joint: Joint, fitted: _Fitted, state: KernelState
+    party: Party, state: KernelState, joint: Joint, local: LocalColumns, X: Array
 ) -> Array:
-    scaled = scaled_columns(fitted.local, fitted.X)
+    scaled = scaled_columns(local, X)
     return joint_angles(
         scaled * state.relevance if joint.relevant else scaled,
-        task.kernel,
+        _task(state).kernel,
         joint.bandwidths,
         joint.counts,
         joint.density,
@@ -487,69 +576,30 @@ def _open_relevance(
     state.triple, state.pilot = np.zeros(0, np.uint8), None
 
 
-@step
-def joint(
-    party: Party,
-    angles: OpenedAngles | None = None,
-    cosines: Annotated[Array | None, Bytes, OWN] = None,
-    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
-) -> JointOpened:
-    """Make shares of the joint features, and open them under the masks.
-
-    The two that compute do, each for the other one. Each angle is taken `multiple`
-    times, which divides the bandwidths by it.
-    """
-    state = _at(party, "columns")
-    state.stage, state.multiple = "joint", multiple
-    if angles is None:
-        return {}
-    moments, shares = _shares(party, state, angles, cosines, turn_cosines)
-    roles = moments.roles
-    other = roles.second if party.index == roles.first else roles.first
-    return {"joint": {other: open_joint(party, moments, shares)}}
-
-
-def _shares(
+def _tell_of_relevance(
     party: Party,
     state: KernelState,
-    angles: Array,
-    cosines: Array | None,
-    delivered: dict[int, Array] | None,
-) -> tuple[MomentsState, list[Iterator[Array]]]:
-    """Return a computing party's shares of joint features, block by block."""
-    moments, joint = state.moments, state.joint
-    if moments is None or joint is None:
-        raise PartyError("angles must be for the two parties that compute")
-    roles = moments.roles
-    sums = angle_sums(
-        party, roles, angles, state.angles, cosines, delivered, joint.bits
-    )
-    deals = angle_deals(roles, party.session, "angles", _bits(roles))
-    return moments, sums.shares(deals, state.multiple)
-
-
-@step
-def gram(
-    party: Party,
-    own_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    triple_checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    joint: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    angles: OpenedAngles | None = None,
-    cosines: Annotated[Array | None, Bytes, OWN] = None,
-    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-) -> GramShares:
-    """Multiply what all parties have opened, at the two that compute.
-
-    They make their own shares of joint features again.
-    """
-    state = _at(party, "joint")
-    state.stage = "gram"
-    if not own_openings or angles is None:
-        return {}
-    moments, shares = _shares(party, state, angles, cosines, turn_cosines)
-    made = multiplied(party, moments, own_openings, triple_checks, joint, shares)
-    return {"gram_shares": made["shares"]} if "shares" in made else {}
+    roles: Roles,
+    joint: Joint,
+    triple: Array | None,
+    reply: Multiplied,
+) -> None:
+    """Put cumulants of the scaled columns, or hidden frequencies, in the reply."""
+    fitted = _fitted(party, _task(state))
+    if joint.relevant:
+        scaled = scaled_columns(fitted.local, fitted.X) * state.relevance
+        parts = cumulants(scaled, _task(state).kernel, party.rng("pairs"))
+        reply["distances"] = np.clip(parts, -MOST_CUMULANT, MOST_CUMULANT)
+    if triple is not None:
+        state.triple, state.pilot = triple, roles
+        d = fitted.X.shape[1]
+        deal = relevance_deal(roles, party.session, party.index or 0, d)
+        try:
+            omega = _frequencies(party, state, joint, d)
+            hidden = hidden_frequencies(deal, triple, omega)
+        except ValueError as error:
+            raise PartyError(str(error)) from None
+        reply["frequencies"] = {roles.first: hidden}
 
 
 @step
@@ -581,12 +631,13 @@ def relevance(
     triples : Array of uint8
         What the server deals for it, one party after another.
     """
-    state = _at(party, "gram")
-    state.stage = "relevance"
+    state = party.recall(KernelState)
+    joint, moments = state.joint, state.moments
+    if moments is None or state.trip < len(moments.roles.parts) + 2:
+        raise PartyError("relevance must follow the last trip of multiply")
     if party.y is None:
         return {}
-    joint, moments = state.joint, state.moments
-    if moments is None or joint is None or gram_shares is None or triples is None:
+    if joint is None or gram_shares is None or triples is None:
         raise PartyError("relevance must have the shares of the second party")
     roles, index = moments.roles, party.index or 0
     others = [j for j in range(party.n_parties) if j != index]
@@ -630,10 +681,14 @@ def fit(
     gram_shares : dict of int to Array of uint8
         Those of the second party.
     """
-    state = _at(party, "gram")
-    task, settings = _task(state), state.joint
-    assert settings is not None
+    state = party.recall(KernelState)
+    task, settings, moments = _task(state), state.joint, state.moments
+    if settings is None or moments is None or state.trip < len(moments.roles.parts) + 2:
+        raise PartyError("fit must follow the last trip of multiply")
     fitted = _fitted(party, task)
+    widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
+    if len(kinds) != KINDS * party.n_parties:
+        raise PartyError("kinds must be the local columns of the Gram matrices")
     part: dict[str, Any] = {
         "kernel": task.kernel,
         "bandwidth": max(settings.bandwidths),
@@ -648,6 +703,8 @@ def fit(
         "seed": f"{_seed(party, settings):032x}",
         "multiple": state.multiple,
         "local": fitted.local.n_columns,
+        "widths": widths,
+        "outputs": moments.roles.owners[state.first] - widths[state.first] - 1,
         **pack_local(fitted.local),
     }
     if settings.relevant:
@@ -655,7 +712,7 @@ def fit(
     reply: Fitted = {"kept": party.state_dir is not None}
     part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
-        if gram_shares is None or state.moments is None:
+        if gram_shares is None:
             raise PartyError("fit must have the shares of the second party")
         _, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
         M, scale = len(solved.weights), state.y_scale

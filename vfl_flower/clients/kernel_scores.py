@@ -21,11 +21,16 @@ from vfl_flower.clients.kernel_angles import (
     HEAD,
     AngleBits,
     OpenedAngles,
-    angle_deals,
     angle_sums,
     hidden_angles,
 )
-from vfl_flower.clients.kernel_dealing import NEW_ROWS, row_deal
+from vfl_flower.clients.kernel_dealing import (
+    NEW_ROWS,
+    root_of,
+    row_angle_deals,
+    row_cosines_of,
+    row_deal,
+)
 from vfl_flower.clients.moments import (
     Bytes,
     Elements,
@@ -38,7 +43,10 @@ from vfl_flower.clients.moments_roles import Roles, check_roles
 from vfl_flower.numerics.gram_fit import probabilities
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.kernel_moments import part_angles, unpack_local
-from vfl_flower.numerics.local_columns import LocalColumns, local_columns
+from vfl_flower.numerics.local_columns import (
+    LocalColumns,
+    local_columns,
+)
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.steps import parts_of, reveals, step
@@ -104,6 +112,7 @@ class HiddenRows(TypedDict):
     angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
     hidden: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     weights: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    row_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Products(TypedDict):
@@ -131,6 +140,7 @@ def rows(
     numbers: Rows,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
     row_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    first_rows: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> HiddenRows:
     """Send angles and local columns of rows, and the label holder's weights, hidden.
 
@@ -144,8 +154,8 @@ def rows(
         Of an angle.
     numbers : Array of int, shape (m,)
         Numbers of the rows.
-    dealt, row_parts : Array of uint8, dict of int to Array of uint8
-        What the dealer sends: the server, or a party.
+    dealt, row_parts, first_rows : Array of uint8, dict of int to Array of uint8
+        What the dealer sends: the server, or a party, when it is asked to or before.
     """
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
@@ -168,11 +178,11 @@ def rows(
     if roles.turn != state.turns:
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
-    given = dealt_to(dealt, row_parts, roles)
+    given = dealt_to(dealt, row_parts or first_rows, roles)
     angles = part_angles(part, local, X, bits)
-    deals = angle_deals(roles, party.session, "new angles", NEW_ROWS.bits)
+    deals = row_angle_deals(roles, party.session)
     reply: HiddenRows = {
-        "angles": hidden_angles(party, roles, deals, given[:HEAD], angles)
+        "angles": hidden_angles(party, roles, deals, given[:HEAD], angles, roles.whole)
     }
     deal = row_deal(roles, party.session, outputs)
     try:
@@ -189,6 +199,9 @@ def rows(
             reply["hidden"] = {roles.first: pack(opening, deal.bits)}
     except ValueError as error:
         raise PartyError(str(error)) from None
+    if index == roles.dealer:
+        cosines = row_cosines_of(party.session, root_of(party), roles, bits)
+        reply["row_cosines"] = {roles.second: cosines}
     if index in (roles.first, roles.second):
         state.rows = RowsState(roles, given, numbers)
     return reply
@@ -233,7 +246,7 @@ def products(
     sums = angle_sums(
         party, roles, angles, of_rows.dealt[:HEAD], cosines, row_cosines, bits
     )
-    deals = angle_deals(roles, party.session, "new angles", NEW_ROWS.bits)
+    deals = row_angle_deals(roles, party.session)
     deal = row_deal(roles, party.session, outputs)
     try:
         triple = _triple(deal, of_rows, 1)
@@ -241,7 +254,7 @@ def products(
         hidden = read.take(deal.bits, deal.shape[1:])
         read.end()
         openings, parts = [], []
-        for block, share in enumerate(sums.shares(deals)[0]):
+        for block, share in enumerate(sums.shares(deals, roles.whole)[0]):
             opening = triple.opening(share, block, len(roles.owners))
             openings.append(pack(opening, deal.bits))
             parts.append(pack(triple.share_of_mask(hidden, block), deal.bits))
@@ -299,7 +312,7 @@ def scores(
     part, X, local = _features(party, of_rows.rows)
     deal = row_deal(roles, party.session, len(part["intercept"]))
     sums = angle_sums(party, roles, angles, of_rows.dealt[:HEAD], None, None, bits)
-    deals = angle_deals(roles, party.session, "new angles", NEW_ROWS.bits)
+    deals = row_angle_deals(roles, party.session)
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
     try:
         weights, fraction = _weights(part, roles)
@@ -315,7 +328,7 @@ def scores(
             )
         theirs = read.take(deal.bits, opened.shape)
         columns = {j: Elements(hidden[j]) for j in others}
-        blocks = zip(deal.blocks(), sums.shares(deals)[0], strict=True)
+        blocks = zip(deal.blocks(), sums.shares(deals, roles.whole)[0], strict=True)
         for block, (rows, share) in enumerate(blocks):
             count = len(share)
             known = [

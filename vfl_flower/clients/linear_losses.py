@@ -23,7 +23,7 @@ from vfl_flower.clients.linear_moments import LARGEST, Columns, Evaluated
 from vfl_flower.clients.moments import (
     Bytes,
     MomentsState,
-    Portion,
+    checks_of,
     dealt_to,
     hide,
     opened,
@@ -119,7 +119,8 @@ def parts(
     if not np.abs([*told, *spreads]).max() <= LARGEST:
         raise PartyError("numbers of this party's predictions are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings, check = hide(party, roles, blocks, Portion(given))
+    openings = hide(party, roles, blocks, given)
+    check = checks_of(party, roles, given)
     reply: Columns = {
         "openings": {roles.first: openings, roles.second: openings},
         "units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},

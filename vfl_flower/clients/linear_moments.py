@@ -29,7 +29,7 @@ from vfl_flower.clients.linear import Strength
 from vfl_flower.clients.moments import (
     Bytes,
     MomentsState,
-    Portion,
+    checks_of,
     dealt_to,
     hide,
     opened,
@@ -215,7 +215,8 @@ def columns(
     if not np.abs([*told, *y_sizes]).max() <= LARGEST:
         raise PartyError("numbers of this party's columns are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings, check = hide(party, roles, blocks, Portion(given))
+    openings = hide(party, roles, blocks, given)
+    check = checks_of(party, roles, given)
     reply: Columns = {
         "openings": {roles.first: openings, roles.second: openings},
         "units": {roles.first: told.astype("<f8").view(np.uint8)},

@@ -49,7 +49,7 @@ Bytes = Whole("*", 0, 256)
 
 @dataclass
 class MomentsState:
-    """What a computing party keeps of the Gram matrices.
+    """What a party keeps of the Gram matrices.
 
     Attributes
     ----------
@@ -63,6 +63,12 @@ class MomentsState:
         At the first party the weighted mean of its labels, or 0.
     y_sizes : Array, shape (halves,)
         The length of its labels in each Gram matrix.
+    joint : Array of uint8
+        Of a computing party what it has opened of joint columns and not yet multiplied.
+    sums : Array of uint64, shape (Gram matrices, columns * (columns + 1) / 2)
+        Of a computing party the products so far; empty before there are any.
+    proofs : Array of uint8
+        Of a computing party those of the triples.
     """
 
     roles: Roles
@@ -70,6 +76,9 @@ class MomentsState:
     shares: Array | None = None
     y_mean: float = 0.0
     y_sizes: Array = field(default_factory=lambda: np.ones(0))
+    joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
+    proofs: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 class Delivered(TypedDict):
@@ -149,15 +158,32 @@ def width_of(bits: int) -> int:
 
 
 def _taken(
-    party: Party, roles: Roles, portion: Portion
+    party: Party, roles: Roles, dealt: Array
 ) -> Iterator[tuple[Deal, Dealt, Dealt | None]]:
     """Yield each use, what its owner was dealt, and what a computing party was."""
+    portion = Portion(dealt)
     for deal in roles.deals(party.session):
         of_owner, computing = portion.take(32), None
         if party.index in (roles.first, roles.second):
             size = _triangle(roles.columns + SACRIFICED) * width_of(deal.bits)
             computing = portion.take(size * (party.index == roles.second))
         yield deal, of_owner, computing
+    portion.end()
+
+
+def _triples(
+    party: Party, state: MomentsState, part: Sequence[range]
+) -> Iterator[tuple[int, GramTriple, range]]:
+    """Yield the number of each Gram matrix of a part, its triple, and its blocks."""
+    place = int(party.index == state.roles.second)
+    taken = _taken(party, state.roles, state.dealt)
+    for half, ((deal, _, computing), blocks) in enumerate(
+        zip(taken, part, strict=True)
+    ):
+        assert computing is not None
+        if blocks:
+            sums = state.sums[half] if len(state.sums) else None
+            yield half, GramTriple(deal, place, computing, sums), blocks
 
 
 def _triangle(columns: int) -> int:
@@ -188,9 +214,13 @@ def dealt_to(
 
 
 def hide(
-    party: Party, roles: Roles, blocks: Sequence[Array], portion: Portion
-) -> tuple[Array, Array | None]:
-    """Return the party's columns under the masks, and what checks the triples.
+    party: Party,
+    roles: Roles,
+    blocks: Sequence[Array],
+    dealt: Array,
+    part: Sequence[range] | None = None,
+) -> Array:
+    """Return the party's columns under the masks, for both that compute.
 
     Parameters
     ----------
@@ -200,15 +230,10 @@ def hide(
         Who does what.
     blocks : sequence of Array, shape (rows, owned columns)
         The party's columns in each Gram matrix, as large as `roles` says at most.
-    portion : Portion
+    dealt : Array of uint8
         What the dealer has sent to this party.
-
-    Returns
-    -------
-    openings : Array of uint8
-        For the first and the second party, itself included.
-    check : Array of uint8 or None
-        Of a computing party, for the other one.
+    part : sequence of range, optional
+        Which blocks of rows of each Gram matrix these are; default: all.
 
     Raises
     ------
@@ -216,56 +241,76 @@ def hide(
         What was dealt is of another use, short or changed.
     """
     openings: list[Array] = []
-    checks: list[Array] = []
     try:
-        for (deal, of_owner, computing), block in zip(
-            _taken(party, roles, portion), blocks, strict=True
+        for (deal, of_owner, _), block, numbers in zip(
+            _taken(party, roles, dealt), blocks, part or roles.whole, strict=True
         ):
             elements, clipped = roles.numbers(deal.rows).encode(block)
             if clipped:
                 raise PartyError("a column must be of numbers that are not too large")
-            hidden = hide_columns(deal, party.index or 0, of_owner, elements)
+            index = party.index or 0
+            hidden = hide_columns(deal, index, of_owner, elements, numbers.start)
             openings.append(pack(hidden, deal.bits))
-            if computing is not None:
-                triple = GramTriple(deal, int(party.index == roles.second), computing)
-                combined = triple.sacrifice(challenge_of(party, roles))
-                checks += [pack(part, deal.bits) for part in combined]
-        portion.end()
     except ValueError as error:  # of this package: it names the rule
         raise PartyError(str(error)) from None
-    return np.concatenate(openings), np.concatenate(checks) if checks else None
+    return np.concatenate(openings)
 
 
-def open_joint(
-    party: Party, state: MomentsState, shares: Sequence[Iterator[Array]]
-) -> Array:
-    """Return what a computing party opens of the joint columns, for the other one.
+def checks_of(party: Party, roles: Roles, dealt: Array) -> Array | None:
+    """Return what checks the triples, of a computing party for the other one.
 
     Parameters
     ----------
-    party : Party
-        It has the state that it kept when its own columns were hidden.
-    state : MomentsState
-        With what it was dealt.
-    shares : sequence of iterator of Array of uint64, shape (b, joint)
-        Of each Gram matrix the blocks of its share of the joint columns.
+    party, roles, dealt : Party, Roles, Array of uint8
+        As for :func:`hide`.
 
     Raises
     ------
     PartyError
         What was dealt is of another use, short or changed.
     """
-    roles, sent = state.roles, []
-    owner = len(roles.owners)
+    if party.index not in (roles.first, roles.second):
+        return None
+    state, checks = MomentsState(roles, dealt), []
     try:
-        portion = Portion(state.dealt)
-        for (deal, _, computing), blocks in zip(
-            _taken(party, roles, portion), shares, strict=True
-        ):
-            assert computing is not None
-            triple = GramTriple(deal, int(party.index == roles.second), computing)
-            for block, share in enumerate(blocks):
-                sent.append(pack(triple.opening(share, block, owner), deal.bits))
+        for _, triple, _ in _triples(party, state, roles.whole):
+            combined = triple.sacrifice(challenge_of(party, roles))
+            checks += [pack(part, triple.deal.bits) for part in combined]
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return np.concatenate(checks)
+
+
+def open_joint(
+    party: Party,
+    state: MomentsState,
+    shares: Sequence[Iterator[Array]],
+    part: Sequence[range],
+) -> Array:
+    """Return what a computing party opens of the joint columns, for the other one.
+
+    Parameters
+    ----------
+    party : Party
+        One that computes.
+    state : MomentsState
+        With what it was dealt.
+    shares : sequence of iterator of Array of uint64, shape (b, joint)
+        Of each Gram matrix the blocks of its share of the joint columns.
+    part : sequence of range
+        Which blocks these are.
+
+    Raises
+    ------
+    PartyError
+        What was dealt is of another use, short or changed.
+    """
+    owner, sent = len(state.roles.owners), []
+    try:
+        for half, triple, blocks in _triples(party, state, part):
+            for block, share in zip(blocks, shares[half], strict=True):
+                opening = triple.opening(share, block, owner)
+                sent.append(pack(opening, triple.deal.bits))
     except ValueError as error:
         raise PartyError(str(error)) from None
     return np.concatenate(sent)
@@ -306,18 +351,20 @@ def gram(
     """
     if not openings:
         return {}
-    return multiplied(party, party.recall(MomentsState), openings, checks)
+    state = party.recall(MomentsState)
+    add_products(party, state, openings, state.roles.whole)
+    prove(party, state, checks)
+    return shares_of(party, state)
 
 
-def multiplied(
+def add_products(
     party: Party,
     state: MomentsState,
     openings: Mapping[int, Array],
-    checks: Mapping[int, Array] | None,
+    part: Sequence[range],
     joint: Mapping[int, Array] | None = None,
-    shares: Sequence[Iterator[Array]] = (),
-) -> Shares:
-    """Return the shares of the second party; the first one keeps its own.
+) -> None:
+    """Multiply what all have opened of a part of the rows, at a computing party.
 
     Parameters
     ----------
@@ -325,65 +372,112 @@ def multiplied(
         One that computes.
     openings : mapping of int to Array of uint8
         What each party has opened of its own columns.
-    checks : mapping of int to Array of uint8
-        What the other one has opened to check the triples.
+    part : sequence of range
+        The blocks of rows of each Gram matrix.
     joint : mapping of int to Array of uint8, optional
         What the other one has opened of the joint columns.
-    shares : sequence of iterator of Array of uint64, shape (b, joint)
-        This party's shares of them, as for :func:`open_joint`.
 
     Raises
     ------
     PartyError
         Something is missing, short, or of somebody else.
     """
-    roles, index = state.roles, party.index or 0
-    computes = [roles.first, roles.second]
-    other = sum(computes) - index
-    if index not in computes or list(checks or {}) != [other]:
-        raise PartyError("gram must have what the other computing party has sent")
+    roles = state.roles
+    other = _other(party, roles)
     if sorted(openings) != list(range(party.n_parties)):
         raise PartyError("gram must have the openings of all parties")
     if list(joint or {}) != [other] * bool(roles.joint):
         raise PartyError("gram must have what the other one has opened of joint ones")
-    assert checks is not None
     of_owners = [Elements(openings[owner]) for owner in range(party.n_parties)]
-    of_joint = [Elements(data) for data in (joint or {}).values()]
-    check, portion = Elements(checks[other]), Portion(state.dealt)
-    made = []
+    pair = [Elements(data) for data in (state.joint, *(joint or {}).values())]
+    sums = np.zeros((len(roles.rows), _triangle(roles.columns)), "<u8")
+    if len(state.sums):
+        sums[:] = state.sums
     try:
-        for half, (use, _, computing) in enumerate(_taken(party, roles, portion)):
-            assert computing is not None
-            triple = GramTriple(use, int(index == roles.second), computing)
-            for block, rows in enumerate(use.blocks()):
-                count = rows.stop - rows.start
+        for half, triple, blocks in _triples(party, state, part):
+            use = triple.deal
+            rows_of = list(use.blocks())
+            for block in blocks:
+                count = rows_of[block].stop - rows_of[block].start
                 parts = [
                     elements.take(use.bits, (count, width))
                     for elements, width in zip(of_owners, roles.owners, strict=True)
                 ]
-                for elements in of_joint:
-                    mine = triple.opening(next(shares[half]), block, len(roles.owners))
-                    opened = elements.take(use.bits, mine.shape)
-                    parts.append(add(mine, opened, bits=use.bits))
+                if roles.joint:
+                    taken = (e.take(use.bits, (count, roles.joint)) for e in pair)
+                    parts.append(add(*taken, bits=use.bits))
                 triple.add(np.hstack(parts), block)
-            challenge = challenge_of(party, roles)
-            pair = [
-                np.concatenate([*triple.sacrifice(challenge)]),
-                check.take(use.bits, (use.rows, SACRIFICED)),
-            ]
-            if index == roles.second:
-                pair.reverse()
-            proof = triple.proof(challenge, (pair[0], pair[1]))
-            made += [pack(triple.share(), 64), np.frombuffer(proof, np.uint8)]
-        for elements in (check, *of_owners, *of_joint):
+            sums[half] = triple.sums()
+        for elements in (*of_owners, *pair):
             elements.end()
     except ValueError as error:
         raise PartyError(str(error)) from None
+    state.sums, state.joint = sums, state.joint[:0]
+
+
+def prove(
+    party: Party, state: MomentsState, checks: Mapping[int, Array] | None
+) -> None:
+    """Make the proofs of the triples, at a computing party.
+
+    Parameters
+    ----------
+    party, state : Party, MomentsState
+        One that computes.
+    checks : mapping of int to Array of uint8
+        What the other one has opened to check the triples.
+
+    Raises
+    ------
+    PartyError
+        It is missing, short, or of somebody else.
+    """
+    roles = state.roles
+    other = _other(party, roles)
+    if list(checks or {}) != [other]:
+        raise PartyError("gram must have what the other computing party has sent")
+    assert checks is not None
+    check, challenge, proofs = Elements(checks[other]), challenge_of(party, roles), []
+    try:
+        for _, triple, _ in _triples(party, state, roles.whole):
+            pair = [
+                np.concatenate([*triple.sacrifice(challenge)]),
+                check.take(triple.deal.bits, (triple.deal.rows, SACRIFICED)),
+            ]
+            if party.index == roles.second:
+                pair.reverse()
+            proofs.append(triple.proof(challenge, (pair[0], pair[1])))
+        check.end()
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    state.proofs = np.frombuffer(b"".join(proofs), np.uint8)
+
+
+def shares_of(party: Party, state: MomentsState) -> Shares:
+    """Return the shares of the second party; the first one keeps its own.
+
+    Parameters
+    ----------
+    party, state : Party, MomentsState
+        One that computes, with all products, and the proofs.
+    """
+    roles, made = state.roles, []
+    proofs = np.split(state.proofs, len(roles.rows))
+    for half, triple, _ in _triples(party, state, roles.whole):
+        made += [pack(triple.share(), 64), proofs[half]]
     sent = np.concatenate(made)
-    if index == roles.second:
+    if party.index == roles.second:
         return {"shares": {roles.first: sent}}
     state.shares = sent
     return {}
+
+
+def _other(party: Party, roles: Roles) -> int:
+    """Return the other one of the two parties that compute."""
+    computes = [roles.first, roles.second]
+    if party.index not in computes:
+        raise PartyError("gram must be of the two parties that compute")
+    return sum(computes) - party.index
 
 
 def opened(

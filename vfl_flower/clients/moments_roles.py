@@ -8,7 +8,9 @@ and rows there are, and each party checks what it can.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -21,7 +23,7 @@ from vfl_flower.secure_aggregation.fixed_point import (
     finest_gram_fixed_point,
     gram_fixed_point,
 )
-from vfl_flower.secure_aggregation.shares import Deal
+from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal
 from vfl_flower.typing import Array
 
 BITS = 63
@@ -47,6 +49,10 @@ MOST_JOINT = 1.02
 
 LARGEST = 64.0
 """Largest size of a number in such a column."""
+
+PART_NUMBERS = 2**25
+"""Most numbers in the columns of the rows that are multiplied together: so many that no
+message has more than some 300 MB."""
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 
@@ -99,6 +105,40 @@ class Roles:
         return gram_fixed_point(
             total, LARGEST, self.fraction, square_sum=MOST_JOINT * total
         )
+
+    @property
+    def whole(self) -> list[range]:
+        """Return the blocks of rows of each Gram matrix."""
+        return [range(-(-rows // BLOCK_ROWS)) for rows in self.rows]
+
+    @property
+    def parts(self) -> list[list[range]]:
+        """Return the blocks of rows of each Gram matrix that are multiplied together.
+
+        One part after another, as many as `PART_NUMBERS` asks for.
+        """
+        counts = list(map(len, self.whole))
+        total = sum(counts)
+        parts = min(total, -(-sum(self.rows) * self.columns // PART_NUMBERS))
+        ends = [total * k // parts for k in range(parts + 1)]
+        offsets = [sum(counts[:half]) for half in range(len(counts))]
+        return [
+            [
+                range(
+                    min(max(start - offset, 0), count),
+                    min(max(stop - offset, 0), count),
+                )
+                for offset, count in zip(offsets, counts, strict=True)
+            ]
+            for start, stop in pairwise(ends)
+        ]
+
+    def rows_of(self, part: Sequence[range]) -> list[slice]:
+        """Return the rows of each Gram matrix that a part of the blocks has."""
+        return [
+            slice(*(min(BLOCK_ROWS * end, rows) for end in (blocks.start, blocks.stop)))
+            for blocks, rows in zip(part, self.rows, strict=True)
+        ]
 
     def deals(self, session: int) -> list[Deal]:
         """Return the use of each triple."""

@@ -71,6 +71,7 @@ def deal_cosines(
     fraction: int,
     multiples: Sequence[int] = (1,),
     angle_bits: int = 16,
+    blocks: Sequence[int] | None = None,
 ) -> Iterator[Dealt]:
     """Make what the dealer sends to party 1, one block of rows after another.
 
@@ -91,6 +92,8 @@ def deal_cosines(
         The m for which there shall be shares of cos(m theta), each at least 1.
     angle_bits : {16, 32}
         Width of an angle.
+    blocks : sequence of int, optional
+        Numbers of the blocks; default: all.
 
     Yields
     ------
@@ -98,8 +101,9 @@ def deal_cosines(
         The shares of party 1 of cos(m r) and sin(m r), packed.
     """
     seeds = [deal.seed(root, party) for party in range(parties)]
-    for block, rows in enumerate(deal.blocks()):
-        shape = (rows.stop - rows.start, *deal.shape[1:])
+    rows_of = list(deal.blocks())
+    for block in range(len(rows_of)) if blocks is None else blocks:
+        shape = (rows_of[block].stop - rows_of[block].start, *deal.shape[1:])
         total = np.zeros(shape, f"<u{angle_bits // 8}")
         for seed in seeds:
             total += deal.elements(seed, "angles", block, shape, angle_bits)

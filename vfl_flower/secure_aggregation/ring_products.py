@@ -64,11 +64,13 @@ class SquareSum:
         Number of columns of A.
     bits : int
         Width of the ring, between 35 and 64: three or four limbs.
+    before : Array of uint64, shape (columns, columns), optional
+        The sum over earlier blocks.
     """
 
-    def __init__(self, columns: int, bits: int) -> None:
+    def __init__(self, columns: int, bits: int, before: Array | None = None) -> None:
         self.bits = bits
-        self._total = np.zeros((columns, columns), "<u8")
+        self._total = np.zeros((columns, columns), "<u8") if before is None else before
         self._sums: dict[str, Array] = {}
         self._rows = 0
 

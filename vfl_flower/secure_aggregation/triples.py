@@ -44,6 +44,7 @@ from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.ring_products import SquareSum, product
 from vfl_flower.secure_aggregation.shares import (
+    BLOCK_ROWS,
     SEED_BYTES,
     Deal,
     Dealt,
@@ -116,7 +117,9 @@ def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
     return Dealt.of(deal, owner, first, np.frombuffer(second, "u1"), OWNER)
 
 
-def hide_columns(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
+def hide_columns(
+    deal: Deal, owner: int, dealt: Dealt, columns: Array, first: int = 0
+) -> Array:
     """Return the columns of E of their owner, who sends them to parties 0 and 1.
 
     The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1:
@@ -131,7 +134,9 @@ def hide_columns(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     dealt : Dealt
         What the dealer sent to the owner, from :func:`deal_owner`.
     columns : Array of uint64, shape (rows, deal.owners[owner])
-        The owner's columns of F.
+        The owner's columns of F, of whole blocks of rows.
+    first : int
+        Number of the block with which they begin.
 
     Returns
     -------
@@ -145,7 +150,8 @@ def hide_columns(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     opened = np.empty_like(columns)
-    for block, rows in enumerate(deal.blocks()):
+    for block in range(first, first + -(-len(columns) // BLOCK_ROWS)):
+        rows = slice((block - first) * BLOCK_ROWS, (block - first + 1) * BLOCK_ROWS)
         part = columns[rows]
         for seed in (dealt.seed, dealt.correction.tobytes()):
             mask = deal.elements(seed, "matrix", block, part.shape)
@@ -168,6 +174,8 @@ class GramTriple:
         This party.
     dealt : Dealt
         What the dealer sent to this party, from :func:`deal_gram`.
+    sums : Array of uint64, shape (columns * (columns + 1) / 2,), optional
+        What :meth:`sums` gave after earlier blocks.
 
     Raises
     ------
@@ -175,7 +183,9 @@ class GramTriple:
         If what was dealt is of another use, short or changed.
     """
 
-    def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
+    def __init__(
+        self, deal: Deal, party: int, dealt: Dealt, sums: Array | None = None
+    ) -> None:
         columns = deal.shape[1] + SACRIFICED
         count = columns * (columns + 1) // 2
         dealt.check(deal, party, party * count * -(-deal.bits // 8))
@@ -185,7 +195,8 @@ class GramTriple:
         else:
             triangle = unpack(dealt.correction, deal.bits, (count,))
         self._product = symmetric(triangle, columns)
-        self._squares = SquareSum(deal.shape[1], deal.bits + 1)
+        before = None if sums is None else symmetric(sums, deal.shape[1])
+        self._squares = SquareSum(deal.shape[1], deal.bits + 1, before)
 
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return this party's share of a block of E, [F]_j - A_j, to be sent.
@@ -217,6 +228,10 @@ class GramTriple:
         """
         doubled = self._mask(block) << np.uint64(1)
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
+
+    def sums(self) -> Array:
+        """Return the products so far, an upper triangle that this party keeps."""
+        return upper(self._squares.total())
 
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.

@@ -255,9 +255,8 @@ class FDSKL(ProtocolStrategy):
         *(party.distances, party.bandwidth, party.angles, party.enough, party.fit),
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
-        *(moments_party.prepare, kernel_dealing.deal, moments_party.columns),
-        *(moments_party.joint, moments_party.gram, moments_party.fit),
-        moments_party.relevance,
+        *(moments_party.prepare, kernel_dealing.deal, moments_party.multiply),
+        *(moments_party.relevance, moments_party.fit),
         *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
     evaluation_steps = (

@@ -14,6 +14,7 @@ from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
 from vfl_flower.clients.moments_roles import (
     MOST_COLUMNS,
+    PART_NUMBERS,
     ROWS_PER_COLUMN,
     Roles,
 )
@@ -59,12 +60,8 @@ TARGETS = 16
 MOST_LOCAL = 512
 """Most local columns of a party."""
 
-MOST_NUMBERS = 2**25 + 2**24
-"""Most numbers in the columns of all training rows: so many that no message has more
-than a few hundred megabytes."""
-
-ROW_NUMBERS = 2**25
-"""Most numbers in the columns of the rows that are predicted together."""
+MOST_NUMBERS = 3 * PART_NUMBERS
+"""Most numbers in the columns of all training rows: each part takes a round trip."""
 
 _BOUND = 2.0**40
 """Largest cumulant of a party's distances that is not clipped at first."""
@@ -263,7 +260,7 @@ def relevance(
         widths=widths,
         counted=sum(widths) - widths[first],
         gram_shares=_only(parties, first, turn.shares),
-        frequencies=_told(parties, turn.hidden, "frequencies"),
+        frequencies=turn.frequencies,
         triples=_only(parties, first, np.concatenate([*of_holder.values()])),
     )
     return {"probes": _told(parties, replies, "probes")}
@@ -281,18 +278,15 @@ class Dealing:
         K, the number of scores of a row.
     root : bytes
         Secret of the server, where it deals.
-    columns, joint, rows, products : dict
-        For the steps of these names; of `joint` where a party deals, since the server
-        waits for the multiple.
+    turn, rows : dict
+        For the first step of each.
     """
 
     bits: AngleBits
     outputs: int
     root: bytes
-    columns: dict[str, Any]
-    joint: dict[str, Any]
+    turn: dict[str, Any]
     rows: dict[str, Any]
-    products: dict[str, Any]
 
     @classmethod
     def of(
@@ -307,28 +301,48 @@ class Dealing:
         session, root = parties.session, parties.checkpoint.token(SEED_BYTES)
         known = roles or of_rows
         assert known is not None
+        turn: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         if known.dealer is not None:
             replies = parties.ask(
-                kernel_dealing.deal,
-                bits=bits,
-                roles=roles,
-                row_roles=of_rows,
-                outputs=outputs,
+                kernel_dealing.deal, roles=roles, row_roles=of_rows, outputs=outputs
             )
-            names = ("turn_parts", "turn_cosines", "row_parts", "row_cosines")
-            told = ({n: _told(parties, replies, n)} for n in names)
-            return cls(bits, outputs, root, *told)
-        given: list[dict[str, Any]] = [{}, {}, {}, {}]
+            turn["turn_parts"] = _told(parties, replies, "turn_parts")
+            rows["row_parts"] = _told(parties, replies, "row_parts")
+            return cls(bits, outputs, root, turn, rows)
         if roles is not None:
-            dealt = kernel_dealing.deal_turn(session, root, roles)
-            given[0] = {"dealt": each(dealt)}
+            turn["dealt"] = each(kernel_dealing.deal_turn(session, root, roles))
         if of_rows is not None:
-            dealt, cosines = kernel_dealing.deal_rows(
-                session, root, of_rows, outputs, bits
-            )
-            given[2] = {"dealt": each(dealt)}
-            given[3] = {"cosines": _only(parties, of_rows.second, cosines)}
-        return cls(bits, outputs, root, *given)
+            dealt = kernel_dealing.deal_rows(session, root, of_rows, outputs)
+            rows["dealt"] = each(dealt)
+        return cls(bits, outputs, root, turn, rows)
+
+    def turn_cosines(
+        self,
+        parties: Parties,
+        roles: Roles,
+        number: int,
+        hidden: Replies[Any],
+        multiple: int,
+    ) -> dict[str, Any]:
+        """Return what the second party gets for the cosines of a part of the rows."""
+        if roles.dealer is not None:
+            return {"turn_cosines": _told(parties, hidden, "turn_cosines")}
+        session, bits = parties.session, self.bits
+        made = kernel_dealing.turn_cosines_of(
+            *(session, self.root, roles, bits, number, multiple)
+        )
+        return {"cosines": _only(parties, roles.second, made)}
+
+    def row_cosines(
+        self, parties: Parties, roles: Roles, hidden: Replies[Any]
+    ) -> dict[str, Any]:
+        """Return what the second party gets for the cosines of rows."""
+        if roles.dealer is not None:
+            return {"row_cosines": _told(parties, hidden, "row_cosines")}
+        session, bits = parties.session, self.bits
+        made = kernel_dealing.row_cosines_of(session, self.root, roles, bits)
+        return {"cosines": _only(parties, roles.second, made)}
 
 
 @dataclass(frozen=True)
@@ -337,15 +351,15 @@ class Turn:
 
     Attributes
     ----------
-    hidden : Replies
-        Of the first step.
+    frequencies : dict of int to Array of uint8
+        What parties have sent the label holder for their relevance.
     shares : dict of int to Array of uint8
         Of the Gram matrices that the label holder opens.
     multiple : int
         How many times each angle was taken.
     """
 
-    hidden: Replies[Any]
+    frequencies: dict[int, Array]
     shares: dict[int, Array]
     multiple: int
 
@@ -360,7 +374,8 @@ def gram_matrices(
 ) -> Turn:
     """Let parties compute shares of the Gram matrices that the label holder opens.
 
-    One turn: three round trips. For another one, raise ``roles.turn``.
+    One turn: a round trip for each part of the rows, and two. For another one, raise
+    ``roles.turn``.
 
     Parameters
     ----------
@@ -373,46 +388,46 @@ def gram_matrices(
     kernel : {"gaussian", "laplacian"}
         The kernel.
     **more
-        Arguments of the first step.
+        Arguments of the first trip.
     """
-    computing = roles.first, roles.second
+    computing, parts = (roles.first, roles.second), len(roles.parts)
     sums: dict[str, Sum | float] = {**_sums(roles, joint.bits)}
-    if joint.relevant:
-        sums["distances"] = _BOUND
-    hidden = parties.ask(
-        party.columns.summing(**sums),
-        roles=roles,
-        counted=2 * roles.columns,
-        joint=joint,
-        **dealing.columns,
-        **more,
-    )
+    earlier: Replies[Any] | None = None
+    before: Replies[Any] | None = None
+    frequencies: dict[int, Array] = {}
     multiple = 1
-    if joint.relevant:
-        multiple = _multiple(kernel, hidden.sums["distances"])
-    given = dealing.joint
-    if roles.dealer is None:
-        cosines = kernel_dealing.turn_cosines(
-            parties.session, dealing.root, roles, joint.bits, multiple
+    for trip in range(parts + 2):
+        told: dict[str, Any] = {} if trip else {**dealing.turn, **more}
+        if before is not None and trip <= parts:
+            angles = [
+                opened(before.sealed[_name(j)]) if j in computing else None
+                for j in range(len(parties))
+            ]
+            told["angles"] = each(angles)
+            told |= dealing.turn_cosines(parties, roles, trip - 1, before, multiple)
+        if before is not None and trip == 1:
+            told["triple_checks"] = _told(parties, before, "triple_checks")
+        if before is not None and earlier is not None:
+            told["own_openings"] = _told(parties, earlier, "own_openings")
+            told["joint_openings"] = _told(parties, before, "joint_openings")
+        once = {"distances": _BOUND} if joint.relevant and trip == 0 else {}
+        asked = party.multiply.summing(**sums, **once)
+        replies = parties.ask(
+            asked if trip < parts else party.multiply,
+            roles=roles,
+            counted=0 if trip else 2 * roles.columns,
+            joint=joint,
+            trip=trip,
+            multiple=multiple,
+            **told,
         )
-        given = {"cosines": _only(parties, roles.second, cosines)}
-    angles = each(
-        [
-            opened(hidden.sealed[_name(j)]) if j in computing else None
-            for j in range(len(parties))
-        ]
-    )
-    made = parties.ask(party.joint, angles=angles, multiple=multiple, **given)
-    replies = parties.ask(
-        party.gram,
-        own_openings=_told(parties, hidden, "own_openings"),
-        triple_checks=_told(parties, hidden, "triple_checks"),
-        joint=_told(parties, made, "joint"),
-        angles=angles,
-        **given,
-    )
+        if trip == 0:
+            frequencies = _told(parties, replies, "frequencies")
+        if once:
+            multiple = _multiple(kernel, replies.sums["distances"])
+        earlier, before = before, replies
     shares = secret(replies, "gram_shares", len(parties))[roles.first]
-    return Turn(hidden, shares, multiple)
+    return Turn(frequencies, shares, multiple)
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
@@ -456,7 +471,7 @@ def score_rows(
         bits=bits,
         angles=_only(parties, roles.second, opened(hidden.sealed[_name(roles.second)])),
         weights=_told(parties, hidden, "weights"),
-        **dealing.products,
+        **dealing.row_cosines(parties, roles, hidden),
     )
     return parties.ask_one(
         first,
@@ -476,6 +491,7 @@ def predict(
     outputs: int,
     bits: AngleBits,
     evaluate: bool = False,
+    described: Replies[Any] | None = None,
 ) -> Told:
     """Let the label holder open the scores of all rows, in blocks.
 
@@ -491,6 +507,8 @@ def predict(
         Of an angle.
     evaluate : bool
         Whether the label holder judges its answers, and does not keep them.
+    described : Replies, optional
+        To the step in which a party has dealt for the first block.
 
     Returns
     -------
@@ -498,12 +516,15 @@ def predict(
         What it tells of them.
     """
     reply: Told = {}
-    rows, columns = np.arange(parties.n_rows), sum(local) + roles.joint
-    count = max(1, -(-len(rows) * columns // ROW_NUMBERS))
-    for turn, block in enumerate(np.array_split(rows, count)):
+    blocks = kernel_dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
+    for turn, block in enumerate(blocks):
         of_rows = row_roles(roles, local, len(block), turn)
-        dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
-        how = {"evaluate": evaluate, "last": turn == count - 1}
+        if described is not None and "first_rows" in described.secrets and not turn:
+            told = {"first_rows": _told(parties, described, "first_rows")}
+            dealing = Dealing(bits, outputs, b"", {}, told)
+        else:
+            dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
+        how = {"evaluate": evaluate, "last": turn == len(blocks) - 1}
         reply = score_rows(parties, of_rows, block, dealing, **how)
     return reply
 

@@ -93,6 +93,7 @@ class FDSKLPrediction(ProtocolStrategy):
     model_class = KernelModel
     steps: ClassVar[Steps] = (
         *(party.part, party.answer, party.held_out_angles, kernel_dealing.deal),
+        kernel_dealing.part,
         *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
 
@@ -137,7 +138,13 @@ class FDSKLPrediction(ProtocolStrategy):
         moments = self.solver == "moments"
         if not moments:
             parties.refuse_two("FDSKL", self.allow_two_parties)
-        replies = parties.ask(party.part)
+        names = [info.name for info in parties]
+        deals = moments and self.dealer in names
+        replies: Replies[Any]
+        if deals:
+            replies = parties.ask(kernel_dealing.part, dealer=names.index(self.dealer))
+        else:
+            replies = parties.ask(party.part)
         self._check_parts(parties, replies)
         first = replies[0]
         if ("local" in first) != moments:
@@ -161,6 +168,7 @@ class FDSKLPrediction(ProtocolStrategy):
                 columns,
                 16 if self.bits == 16 else 32,
                 self.evaluates,
+                replies,
             )
         else:
             angles = Angles(
