@@ -2,14 +2,15 @@
 
 ``VFL_FLOWER_DATA=FOLDER OMP_NUM_THREADS=1 python benchmarks/kernel_accuracy.py
 kc_house a9a``: for each set and seed a line a model, with error (or mean squared error
-over the variance), AUC, log loss and seconds. All is tuned on training rows only:
+over the variance), AUC, log loss and seconds. All is tuned on training rows only, on
+two halves of them:
 
-- *moments*: local and joint features of columns split among ``--parties``, fitted from
-  the Gram matrices of two halves, all in one process;
-- *linear*: ridge or logistic regression, by cross-validation;
-- *kernel*: support vectors, or kernel ridge regression, with Gaussian kernels, by
-  cross-validation on 4,000 rows, then fitted on ``--kernel-rows`` rows;
-- *boosting*: scikit-learn's gradient boosting, by cross-validation.
+- *moments*: ``FDSKL(solver="moments")`` with columns split among ``--parties``: the
+  same columns and choices, from pooled rows in the place of shares;
+- *linear*: ridge or logistic regression;
+- *kernel*: support vectors, or kernel ridge regression, with Gaussian kernels, tuned on
+  4,000 rows, then fitted on ``--kernel-rows`` rows;
+- *boosting*: scikit-learn's gradient boosting.
 
 Without a folder, or with the name ``generated``: generated rows.
 """
@@ -20,35 +21,35 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from vfl_flower.numerics.gram_fit import Block, fit_grams
-from vfl_flower.numerics.local_columns import (
-    fit_local_columns,
-    local_columns,
-    scaled_columns,
-)
-from vfl_flower.numerics.random_features import RandomFeatures
+from vfl_flower import Party
+from vfl_flower.clients import kernel_moments as steps
+from vfl_flower.numerics.gram_fit import GramFit, fit_grams
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.numerics.kernel_moments import cumulants, median_of
+from vfl_flower.numerics.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.relevance import relevance_of
+from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.typing import Array
 
 REAL = ("kc_house", "protein", "pol", "generated")
-FACTORS = {0.5: 0.75, 1.0: 0.25}
-"""Bandwidths of the joint features, times the one of the median distance, and shares of
-the features."""
-
 TUNED_ON = 4000
 """Rows on which kernel methods are tuned."""
 
 MODELS = ("moments", "linear", "kernel", "boosting")
 
 
-def load(name: str, seed: int) -> tuple[Array, Array, Array, Array]:
+def load(
+    name: str, seed: int, published: bool = False
+) -> tuple[Array, Array, Array, Array]:
     """Return training rows and labels, and test rows and labels.
 
-    The split is the publisher's where there is one, else four rows in five are for
-    training; 60,000 of covtype.
+    Four rows in five of the file are for training, 60,000 of covtype; or all of them
+    where the publisher has a file of test rows, and this one is `published`.
     """
     rng = np.random.default_rng(100 + seed)
     folder = os.environ.get("VFL_FLOWER_DATA")
@@ -61,7 +62,9 @@ def load(name: str, seed: int) -> tuple[Array, Array, Array, Array]:
     if name == "covtype":
         rows = rng.permutation(len(y))[:75_000]
         X, y = X[rows], (y[rows] == 2).astype(float)
-    if folder is not None and (test := Path(folder) / f"{name}_t.npz").exists():
+    if published:
+        assert folder is not None
+        test = Path(folder) / f"{name}_t.npz"
         file = np.load(test)
         X_test, y_test = file["X"].astype(float), file["y"].astype(float)
     else:
@@ -83,83 +86,172 @@ def said(real: bool, y: Array, f: Array, p: Array | None = None) -> str:
     return text if p is None else f"{text}, log loss {log_loss(y, p):.4f}"
 
 
-def moments(
-    real: bool, X: Array, y: Array, parties: int, features: int, seed: int
-) -> Callable[[Array], tuple[Array, Array | None, str]]:
-    """Fit, and return the function that scores rows."""
-    rng = np.random.default_rng(seed)
-    n, d = X.shape
-    halves = rng.permutation(n) % 2
-    columns = np.array_split(np.arange(d), parties)
-    room = min(features, n // 8 - 2, 4094)
-    fitted = [
-        fit_local_columns(X[:, own], halves, most=room // 2 // parties, rng=rng)
-        for own in columns
-    ]
-    sizes = [b.stop - b.start for local in fitted for b in local.blocks]
-    density = min(1.0, max(0.3, 4 / d))
-    Z = np.hstack(
-        [scaled_columns(f, X[:, own]) for f, own in zip(fitted, columns, strict=True)]
+@dataclass(frozen=True)
+class Pooled:
+    """A model of ``FDSKL(solver="moments")`` from pooled columns.
+
+    All choices and columns are made by the functions of the strategy and of its steps;
+    sums of products alone are those of float32 numbers in one place, in the place of
+    shares.
+
+    Attributes
+    ----------
+    parties : list of Party
+        With a place each.
+    fitted : list
+        Their columns of the training rows, and how local ones are made.
+    state : list of KernelState
+        Their relevances.
+    joint : Joint
+        The joint features, and how many times their angles are taken.
+    multiple : int
+        See there.
+    fit : GramFit
+        In units of the scaled targets.
+    shift, scale : float
+        Of the targets.
+    """
+
+    parties: list[Party]
+    fitted: list[steps._Fitted]
+    states: list[steps.KernelState]
+    joint: steps.Joint
+    multiple: int
+    fit: GramFit
+    shift: float
+    scale: float
+
+    def __call__(self, X: Array) -> Array:
+        """Return the scores of rows, shape (rows,)."""
+        blocks = np.split(X, np.cumsum([f.X.shape[1] for f in self.fitted])[:-1], 1)
+        scores = []
+        for rows in np.array_split(np.arange(len(X)), -(-len(X) // 4096)):
+            parts = [
+                replace(f, X=b[rows]) for f, b in zip(self.fitted, blocks, strict=True)
+            ]
+            F = columns(self.parties, parts, self.states, self.joint, self.multiple)
+            scores.append(self.fit.scores(F)[:, 0])
+        return self.scale * np.concatenate(scores) + self.shift
+
+
+def columns(
+    parties: list[Party],
+    fitted: list[steps._Fitted],
+    states: list[steps.KernelState],
+    joint: steps.Joint,
+    multiple: int,
+) -> Array:
+    """Return all features of the rows of `fitted`: local, and joint by bandwidth."""
+    parts = [local_columns(f.local, f.X) for f in fitted]
+    angles = sum(
+        steps._angles(p, s, joint, f.local, f.X)
+        for p, f, s in zip(parties, fitted, states, strict=True)
     )
-    first, second = rng.permutation(n)[: min(n, 4000) // 2 * 2].reshape(2, -1)
-    middle = np.sqrt(np.median(((Z[first] - Z[second]) ** 2).sum(axis=1)) / 2)
-    counts = [int((room - sum(sizes)) * share) // 2 for share in FACTORS.values()]
-    joint = [
-        [
-            RandomFeatures(
-                "gaussian",
-                len(own),
-                middle * factor,
-                int(rng.integers(2**62)),
-                orthogonal=True,
-                density=density,
-            )
-            for own in columns
-        ]
-        for factor in FACTORS
+    angles = angles * angles.dtype.type(multiple)
+    turned = angles * np.float32(2 * np.pi * 2.0**-joint.bits)
+    for part in np.split(turned, np.cumsum(joint.counts)[:-1], axis=1):
+        parts += [np.cos(part), np.sin(part)]
+    return np.hstack(parts, dtype=np.float32)
+
+
+def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> Pooled:
+    """Train a model of two classes, -1 and +1, or of numbers.
+
+    Parameters
+    ----------
+    parties : list of Party
+        Those of a run of the strategy without rows held out.
+    y : Array, shape (n,)
+        The labels.
+    solver : Solver
+        How.
+    seed : int
+        Of the run.
+    """
+    for j, member in enumerate(parties):
+        member.index, member.n_parties, member.seed = j, len(parties), seed
+    task = server._task(solver, len(parties))
+    half = steps._halves(parties[0], task)
+    rows = np.concatenate(half)
+    fitted = [steps._fitted(member, task) for member in parties]
+    states = [steps.KernelState(task) for _ in parties]
+    sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
+
+    def median(joint: steps.Joint | None) -> Array:
+        return np.sum(
+            [
+                cumulants(
+                    scaled_columns(f.local, f.X)
+                    * (s.relevance if joint is not None else 1.0),
+                    task.kernel,
+                    member.rng("pairs"),
+                )
+                for member, f, s in zip(parties, fitted, states, strict=True)
+            ],
+            axis=0,
+        )
+
+    d = sum(f.X.shape[1] for f in fitted)
+    density = min(1.0, max(server.DENSITY, server.LEAST_COLUMNS / d))
+    others = sum(sizes) + 2
+    joint = server._joint(solver, task, median_of(median(None)), density, others)
+    real = task.target == "continuous"
+    shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
+    target = (y[rows] - shift) / scale
+
+    def turn(joint: steps.Joint, multiple: int) -> tuple[list[Array], GramFit]:
+        M = sum(sizes) + 2 * joint.angles
+        grams = [np.zeros((M + 2, M + 2)) for _ in half]
+        ends = np.cumsum([0, *map(len, half)])
+        for gram, start, stop in zip(grams, ends, ends[1:], strict=False):
+            for part in np.array_split(np.arange(start, stop), -(-stop // 4096)):
+                of_part = [replace(f, X=f.X[part]) for f in fitted]
+                F = columns(parties, of_part, states, joint, multiple)
+                more = target[part], np.ones(len(part))
+                F = np.column_stack([F, *more]).astype(np.float32)
+                gram += F.T @ F
+        return grams, fit_grams(
+            grams,
+            steps.blocks_of([*sizes, *(2 * c for c in joint.counts)]),
+            "continuous" if real else "classes",
+        )
+
+    multiple = 1
+    if solver.relevance and solver.bandwidth is None:
+        pilot = server._pilot(joint)
+        grams, solved = turn(pilot, 1)
+        holder = parties[-1]
+        B = steps.drawn_probes(grams, solved, pilot, holder.rng("probes"))
+        for member, f, state in zip(parties, fitted, states, strict=True):
+            omega = steps._frequencies(member, state, pilot, f.X.shape[1])
+            state.relevance = np.sqrt(relevance_of(omega.T @ B))
+        joint = server._relevant(joint)
+        multiple = server._multiple(task.kernel, median(joint))
+    _, fit = turn(joint, multiple)
+    return Pooled(parties, fitted, states, joint, multiple, fit, shift, scale)
+
+
+def moments(
+    real: bool, X: Array, y: Array, parties: int, seed: int, relevance: bool = True
+) -> Callable[[Array], tuple[Array, Array | None, str]]:
+    """Fit as ``FDSKL(solver="moments")`` does, and return what scores rows."""
+    blocks = np.array_split(X, parties, axis=1)
+    members = [
+        Party(block, y if j == parties - 1 else None, name=f"p{j}")
+        for j, block in enumerate(blocks)
     ]
-    sizes += [2 * count for count in counts]
+    target: Target = "continuous" if real else "binary"
+    settings = target, "gaussian", 0.0, len(y), 0, None, "server", 16, relevance
+    model = pooled(members, y, server.Solver(*settings), seed)  # type: ignore[arg-type]
+    rows, M = steps._task(model.states[0]).rows, len(model.fit.weights)
+    error = model.fit.error[0] / model.fit.variance[0]
+    told = f"{rows} rows, {M} columns, halves {error:.4f}"
 
-    def made(rows: Array) -> Array:
-        parts = [rows[:, own] for own in columns]
-        blocks = [local_columns(f, x) for f, x in zip(fitted, parts, strict=True)]
-        scaled = [scaled_columns(f, x) for f, x in zip(fitted, parts, strict=True)]
-        for count, party_parts in zip(counts, joint, strict=True):
-            angles = sum(
-                part.angles(z, 0, count, 64).astype(np.float32)
-                for part, z in zip(party_parts, scaled, strict=True)
-            )
-            turned = np.float32(2 * np.pi) * angles
-            blocks += [np.cos(turned), np.sin(turned)]
-        return np.hstack(blocks, dtype=np.float32)
-
-    scale = y.std() if real else 1.0
-    shift = y.mean() if real else 0.0
-    M = sum(sizes)
-    grams = [np.zeros((M + 2, M + 2)) for _ in range(2)]
-    for half, gram in enumerate(grams):
-        rows = np.flatnonzero(halves == half)
-        for part in np.array_split(rows, -(-len(rows) // 4096)):
-            y_part = (y[part] - shift) / scale
-            F = np.column_stack([made(X[part]), y_part, np.ones(len(part))])
-            F = F.astype(np.float32)
-            gram += F.T @ F
-    stops = np.cumsum(sizes).tolist()
-    blocks = [
-        Block(str(k), stop - size, stop)
-        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
-    ]
-    fit = fit_grams(grams, blocks, "continuous" if real else "classes")
-    told = f"{M} columns, halves {fit.error[0] / fit.variance[0]:.4f}"
-
-    def score(rows: Array) -> tuple[Array, Array | None, str]:
-        parts = np.array_split(rows, -(-len(rows) // 4096))
-        f = np.concatenate([fit.scores(made(part))[:, 0] for part in parts])
+    def score(new: Array) -> tuple[Array, Array | None, str]:
+        f = model(new)
         if real:
-            return scale * f + shift, None, told
-        p = fit.probabilities(f[:, None])[:, 0]
-        by_p = 100 * np.mean((p > 0.5) != (f > 0))
-        return f, p, f"{told}, {by_p:.2f} % others by probability"
+            return f, None, told
+        return f, model.fit.probabilities(f[:, None])[:, 0], told
 
     return score
 
@@ -175,20 +267,21 @@ def other(
     from sklearn.impute import SimpleImputer
     from sklearn.kernel_ridge import KernelRidge
     from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.model_selection import GridSearchCV
+    from sklearn.model_selection import GridSearchCV, KFold
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer, StandardScaler
     from sklearn.svm import SVC
 
     rng, rows = np.random.default_rng(seed), len(y)
     scoring = "neg_mean_squared_error" if real else "accuracy"
+    halves = KFold(2, shuffle=True, random_state=seed)
     if name == "boosting":
         kind = HistGradientBoostingRegressor if real else HistGradientBoostingClassifier
         model = kind(
             max_iter=600, early_stopping=True, n_iter_no_change=20, random_state=seed
         )
         grid = {"learning_rate": [0.05, 0.1], "max_leaf_nodes": [31, 127]}
-        search = GridSearchCV(model, grid, cv=3, scoring=scoring).fit(X, y)
+        search = GridSearchCV(model, grid, cv=halves, scoring=scoring).fit(X, y)
         best, told = search.best_estimator_, str(search.best_params_)
     else:
         if name == "linear":
@@ -213,7 +306,7 @@ def other(
         pipe = make_pipeline(SimpleImputer(strategy="median"), StandardScaler(), clip)
         pipe.steps.append((type(last).__name__.lower(), last))
         tuned = rng.permutation(rows)[: TUNED_ON if name == "kernel" else rows]
-        search = GridSearchCV(pipe, grid, cv=3, scoring=scoring)
+        search = GridSearchCV(pipe, grid, cv=halves, scoring=scoring)
         search.fit(X[tuned], (y[tuned] - y.mean() * real))
         rows = min(rows, kernel_rows if name == "kernel" else rows)
         chosen = rng.permutation(len(y))[:rows]
@@ -236,21 +329,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--parties", type=int, nargs="+", default=[3])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--features", type=int, default=4094, help="most columns")
     parser.add_argument("--kernel-rows", type=int, default=20_000)
+    parser.add_argument("--one-turn", action="store_true", help="no relevance")
+    parser.add_argument("--published", action="store_true", help="publisher's split")
     options = parser.parse_args()
     for name in options.names:
         real = name in REAL
         for seed in options.seeds:
-            X, y, X_test, y_test = load(name, seed)
+            X, y, X_test, y_test = load(name, seed, options.published)
             for model in options.models:
                 for parties in options.parties if model == "moments" else [1]:
                     start = time.perf_counter()
                     if model == "moments":
-                        filled = np.nan_to_num(X, nan=np.nan)
-                        score = moments(
-                            real, filled, y, parties, options.features, seed
-                        )
+                        score = moments(real, X, y, parties, seed, not options.one_turn)
                     else:
                         score = other(model, real, X, y, seed, options.kernel_rows)
                     f, p, told = score(X_test)

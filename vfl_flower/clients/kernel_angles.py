@@ -104,7 +104,7 @@ class AngleSums:
     cosines: Array | None
 
     def shares(
-        self, deals: Sequence[Deal], part: Sequence[range]
+        self, deals: Sequence[Deal], part: Sequence[range], multiple: int = 1
     ) -> list[Iterator[Array]]:
         """Return for each set of rows the blocks of this party's shares.
 
@@ -114,6 +114,8 @@ class AngleSums:
             From :func:`angle_deals`.
         part : sequence of range
             Which blocks of each set the angles are of.
+        multiple : int
+            How many times each angle is taken.
         """
         rows = [
             [list(deal.blocks())[block] for block in blocks]
@@ -127,12 +129,18 @@ class AngleSums:
         deltas = np.split(self.deltas.reshape(sum(sizes), -1), np.cumsum(sizes)[:-1])
         heads, cosines = Portion(self.heads), Portion(self.cosines)  # type: ignore[arg-type]
         return [
-            self._blocks(deal, delta, heads.take(), cosines, blocks)
+            self._blocks(deal, delta, heads.take(), cosines, blocks, multiple)
             for deal, delta, blocks in zip(deals, deltas, part, strict=True)
         ]
 
     def _blocks(
-        self, deal: Deal, deltas: Array, head: Dealt, cosines: Portion, blocks: range
+        self,
+        deal: Deal,
+        deltas: Array,
+        head: Dealt,
+        cosines: Portion,
+        blocks: range,
+        multiple: int,
     ) -> Iterator[Array]:
         for place, block in enumerate(blocks):
             delta = deltas[place * BLOCK_ROWS : (place + 1) * BLOCK_ROWS]
@@ -140,7 +148,8 @@ class AngleSums:
             if self.party:
                 dealt = cosines.take(2 * delta.size * width_of(deal.bits))
             yield cosine_shares(
-                deal, self.party, dealt, delta, block, FRACTION, sines=True
+                *(deal, self.party, dealt, delta, block, FRACTION, (multiple,)),
+                sines=True,
             )
 
 

@@ -54,13 +54,14 @@ def _deal_cosines(
     roles: Roles,
     angle_bits: int,
     part: Sequence[range],
+    multiple: int = 1,
 ) -> Array:
     """Return what the second party needs for cosines, of a part of the blocks."""
     dealt = [
         message.pack()
         for deal, blocks in zip(deals, part, strict=True)
         for message in deal_cosines(
-            *(deal, root, len(roles.owners), FRACTION),
+            *(deal, root, len(roles.owners), FRACTION, (multiple,)),
             angle_bits=angle_bits,
             blocks=blocks,
         )
@@ -93,7 +94,12 @@ def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
 
 
 def turn_cosines_of(
-    session: int, root: bytes, roles: Roles, angle_bits: int, number: int
+    session: int,
+    root: bytes,
+    roles: Roles,
+    angle_bits: int,
+    number: int,
+    multiple: int = 1,
 ) -> Array:
     """Return what the second party needs for the cosines of a part of the rows.
 
@@ -105,10 +111,13 @@ def turn_cosines_of(
         Bits of an angle.
     number : int
         Which one of ``roles.parts``.
+    multiple : int
+        How many times each angle is taken.
     """
     bits = roles.deals(session)[0].bits
     deals = angle_deals(roles, session, "angles", bits)
-    return _deal_cosines(deals, root, roles, angle_bits, roles.parts[number])
+    part = roles.parts[number]
+    return _deal_cosines(deals, root, roles, angle_bits, part, multiple)
 
 
 def row_deal(roles: Roles, session: int, outputs: int) -> Deal:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
-from annotated_types import Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.fdskl import Columns, classes_of, signs_of
 from vfl_flower.clients.kernel_angles import (
@@ -29,9 +29,17 @@ from vfl_flower.clients.kernel_angles import (
     hidden_angles,
 )
 from vfl_flower.clients.kernel_dealing import root_of, turn_cosines_of
+from vfl_flower.clients.kernel_relevance import (
+    PROBES,
+    hidden_frequencies,
+    hidden_probes,
+    opened_relevance,
+    relevance_deal,
+)
 from vfl_flower.clients.moments import (
     Bytes,
     MomentsState,
+    Portion,
     add_products,
     checks_of,
     dealt_to,
@@ -47,9 +55,14 @@ from vfl_flower.clients.moments_roles import (
     check_roles,
     check_rows,
 )
-from vfl_flower.numerics.gram_fit import Block, fit_grams
+from vfl_flower.numerics.gram_fit import Block, GramFit, fit_grams
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.kernel_moments import cumulants, joint_angles, pack_local
+from vfl_flower.numerics.kernel_moments import (
+    cumulants,
+    joint_angles,
+    joint_frequencies,
+    pack_local,
+)
 from vfl_flower.numerics.local_columns import (
     LocalColumns,
     bounded_in_halves,
@@ -58,6 +71,8 @@ from vfl_flower.numerics.local_columns import (
     scaled_columns,
 )
 from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.numerics.relevance import derivative_products, relevance_of
+from vfl_flower.numerics.relevance import probes as draw_probes
 from vfl_flower.numerics.split import split_halves
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
@@ -68,10 +83,17 @@ from vfl_flower.secure_aggregation.shares import Deal
 from vfl_flower.typing import Array
 
 MOST_TURNS = 2
-"""Most sets of Gram matrices in a run: a pilot, and the one that is solved."""
+"""Most sets of Gram matrices in a run: one that tells the relevance of columns, and the
+one that is solved."""
+
+MOST_MULTIPLE = 256
+"""Most times that an angle is taken."""
 
 KINDS = 3
 """Kinds of local columns."""
+
+MOST_CUMULANT = 2.0**39
+"""Largest cumulant of distances in units of relevance; larger ones are clipped."""
 
 MOST_KERNELS = 8
 """Most bandwidths."""
@@ -115,12 +137,15 @@ class Joint:
         Probability with which an angle has a column.
     bits : {16, 32}
         Of an angle.
+    relevant : bool
+        Whether columns are scaled by the root of their relevance.
     """
 
     bandwidths: Annotated[list[Positive], MinLen(1), MaxLen(MOST_KERNELS)]
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
     density: Annotated[float, Gt(0), Le(1)]
     bits: AngleBits
+    relevant: bool = False
 
     @property
     def angles(self) -> int:
@@ -148,6 +173,14 @@ class KernelState:
         Of this turn.
     angles : Array of uint8
         What it was dealt for its angles, of this turn.
+    multiple : int
+        How many times each angle of this turn is taken; 0: not yet known.
+    triple : Array of uint8
+        What it was dealt for the relevance of its columns.
+    pilot : Roles or None
+        Of the turn that tells the relevance.
+    relevance : Array, shape (d,)
+        What its scaled columns are multiplied with; empty: nothing.
     y_mean, y_scale : float
         At the label holder: of the labels of the training rows.
     classes : Array
@@ -161,6 +194,10 @@ class KernelState:
     trip: int = 0
     moments: MomentsState | None = None
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    multiple: int = 0
+    triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    pilot: Roles | None = None
+    relevance: Array = field(default_factory=lambda: np.zeros(0))
     y_mean: float = 0.0
     y_scale: float = 1.0
     classes: Array = field(default_factory=lambda: np.zeros(0))
@@ -225,6 +262,14 @@ class Multiplied(TypedDict):
     turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     joint_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
+
+
+class Mixed(TypedDict):
+    """Reply of :func:`relevance`: of the label holder, for each other party."""
+
+    probes: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Fitted(TypedDict):
@@ -307,6 +352,9 @@ def multiply(
     turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     own_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     joint_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
+    triple: Annotated[Array | None, Bytes, OWN] = None,
+    probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Multiplied:
     """Hide a part of the rows, open the part before it, multiply the part before that.
 
@@ -338,6 +386,13 @@ def multiply(
     own_openings, joint_openings : dict of int to Array of uint8
         What the others have opened of part ``trip - 2``: of their local columns, and of
         joint ones.
+    multiple : int
+        How many times each angle is taken, which divides the bandwidths by it.
+    triple : Array of uint8
+        What the server deals in the first trip for the relevance of the party's
+        columns.
+    probes : dict of int to Array of uint8
+        What the label holder has sent for it after that turn.
     """
     state = party.recall(KernelState)
     if trip == 0:
@@ -353,7 +408,12 @@ def multiply(
             trip=0,
             moments=MomentsState(roles, rest),
             angles=heads,
+            multiple=0,
         )
+        if joint.relevant:
+            _open_relevance(
+                party, state, probes, _fitted(party, _task(state)).X.shape[1]
+            )
     moments, parts = state.moments, roles.parts
     if moments is None or (trip, roles, joint) != (
         *(state.trip, moments.roles),
@@ -367,8 +427,13 @@ def multiply(
         raise PartyError("counted must be the columns of both Gram matrices, once")
     if trip > len(parts) + 1:
         raise PartyError(f"trip must be at most {len(parts) + 1}, got {trip}")
+    if trip and multiple != (state.multiple or multiple):
+        raise PartyError(f"multiple must stay {state.multiple}, got {multiple}")
+    state.multiple = multiple if trip else 0
     state.trip += 1
     reply: Multiplied = {}
+    if trip == 0:
+        _tell_of_relevance(party, state, roles, joint, triple, reply)
     if trip < len(parts):
         _hide(party, state, moments, joint, parts[trip], reply)
         if trip == 0:
@@ -397,7 +462,8 @@ def multiply(
             party, roles, angles, state.angles, cosines, turn_cosines, joint.bits
         )
         part, deals = parts[trip - 1], _angle_deals(party, roles)
-        moments.joint = open_joint(party, moments, sums.shares(deals, part), part)
+        shares = sums.shares(deals, part, multiple)
+        moments.joint = open_joint(party, moments, shares, part)
         reply["joint_openings"] = {_other_of(party, roles): moments.joint}
     if trip == len(parts) + 1:
         made = shares_of(party, moments)
@@ -438,8 +504,7 @@ def _hide(
     reply: Multiplied,
 ) -> None:
     """Put the local columns of a part of the rows and its angles in the reply."""
-    task, roles = _task(state), moments.roles
-    fitted = _fitted(party, task)
+    roles, fitted = moments.roles, _fitted(party, _task(state))
     offset, rows = roles.rows[0], roles.rows_of(part)
     chosen = np.r_[rows[0], offset + rows[1].start : offset + rows[1].stop]
     X = fitted.X[chosen]
@@ -449,15 +514,7 @@ def _hide(
     blocks = np.split(made, [rows[0].stop - rows[0].start])
     openings = hide(party, roles, blocks, moments.dealt, part)
     reply["own_openings"] = {roles.first: openings, roles.second: openings}
-    angles = joint_angles(
-        scaled_columns(fitted.local, X),
-        task.kernel,
-        joint.bandwidths,
-        joint.counts,
-        joint.density,
-        _seed(party),
-        joint.bits,
-    )
+    angles = _angles(party, state, joint, fitted.local, X)
     deals = _angle_deals(party, roles)
     reply["angles"] = hidden_angles(party, roles, deals, state.angles, angles, part)
 
@@ -471,8 +528,140 @@ def _other_of(party: Party, roles: Roles) -> int:
     return roles.first if party.index == roles.second else roles.second
 
 
-def _seed(party: Party) -> int:
-    return int.from_bytes(party.rng("features").bytes(16))
+def _angles(
+    party: Party, state: KernelState, joint: Joint, local: LocalColumns, X: Array
+) -> Array:
+    scaled = scaled_columns(local, X)
+    return joint_angles(
+        scaled * state.relevance if joint.relevant else scaled,
+        _task(state).kernel,
+        joint.bandwidths,
+        joint.counts,
+        joint.density,
+        _seed(party, joint),
+        joint.bits,
+    )
+
+
+def _seed(party: Party, joint: Joint) -> int:
+    name = "relevant features" if joint.relevant else "features"
+    return int.from_bytes(party.rng(name).bytes(16))
+
+
+def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Array:
+    kernel, seed = _task(state).kernel, _seed(party, joint)
+    return joint_frequencies(
+        d, kernel, joint.bandwidths, joint.counts, joint.density, seed
+    )
+
+
+def _open_relevance(
+    party: Party, state: KernelState, probes: dict[int, Array] | None, d: int
+) -> None:
+    """Get the relevance of the party's columns from what the label holder has sent."""
+    if party.y is not None:
+        if not len(state.relevance):
+            raise PartyError("joint must not be relevant before the step relevance")
+        return
+    roles = state.pilot
+    if roles is None or list(probes or {}) != [roles.first]:
+        raise PartyError("probes must come from the party with the labels, alone")
+    assert probes is not None
+    deal = relevance_deal(roles, party.session, party.index or 0, d)
+    try:
+        found = opened_relevance(deal, state.triple, probes[roles.first])
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    state.relevance = np.sqrt(found)
+    state.triple, state.pilot = np.zeros(0, np.uint8), None
+
+
+def _tell_of_relevance(
+    party: Party,
+    state: KernelState,
+    roles: Roles,
+    joint: Joint,
+    triple: Array | None,
+    reply: Multiplied,
+) -> None:
+    """Put cumulants of the scaled columns, or hidden frequencies, in the reply."""
+    fitted = _fitted(party, _task(state))
+    if joint.relevant:
+        scaled = scaled_columns(fitted.local, fitted.X) * state.relevance
+        parts = cumulants(scaled, _task(state).kernel, party.rng("pairs"))
+        reply["distances"] = np.clip(parts, -MOST_CUMULANT, MOST_CUMULANT)
+    if triple is not None:
+        state.triple, state.pilot = triple, roles
+        d = fitted.X.shape[1]
+        deal = relevance_deal(roles, party.session, party.index or 0, d)
+        try:
+            omega = _frequencies(party, state, joint, d)
+            hidden = hidden_frequencies(deal, triple, omega)
+        except ValueError as error:
+            raise PartyError(str(error)) from None
+        reply["frequencies"] = {roles.first: hidden}
+
+
+@step
+@once
+@reveals("moments", when="gram_shares", times="counted")
+def relevance(
+    party: Party,
+    kinds: list[Count],
+    widths: list[Natural],
+    counted: Natural,
+    gram_shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    frequencies: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    triples: Annotated[Array | None, Bytes, OWN] = None,
+) -> Mixed:
+    """Solve at the label holder, and let each other party know which columns matter.
+
+    Parameters
+    ----------
+    kinds : list of int
+        As for :func:`fit`.
+    widths : list of int
+        Number of columns of each party.
+    counted : int
+        Number of columns of all other parties, as consent counts them.
+    gram_shares : dict of int to Array of uint8
+        Those of the second party.
+    frequencies : dict of int to Array of uint8
+        Of each other party, under masks.
+    triples : Array of uint8
+        What the server deals for it, one party after another.
+    """
+    state = party.recall(KernelState)
+    joint, moments = state.joint, state.moments
+    if moments is None or state.trip < len(moments.roles.parts) + 2:
+        raise PartyError("relevance must follow the last trip of multiply")
+    if party.y is None:
+        return {}
+    if joint is None or gram_shares is None or triples is None:
+        raise PartyError("relevance must have the shares of the second party")
+    roles, index = moments.roles, party.index or 0
+    others = [j for j in range(party.n_parties) if j != index]
+    if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
+        raise PartyError("frequencies must be those of all other parties")
+    assert frequencies is not None
+    if counted != sum(widths[j] for j in others):
+        raise PartyError("counted must be the number of the other parties' columns")
+    fitted = _fitted(party, _task(state))
+    grams, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
+    B = drawn_probes(grams, solved, joint, party.rng("probes"))
+    omega = _frequencies(party, state, joint, fitted.X.shape[1])
+    state.relevance = np.sqrt(relevance_of(omega.T @ B))
+    reply: dict[int, Array] = {}
+    portion = Portion(triples)
+    try:
+        for j in others:
+            deal = relevance_deal(roles, party.session, j, widths[j])
+            dealt = portion.take().pack()
+            reply[j] = hidden_probes(deal, dealt, frequencies[j], B)
+        portion.end()
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return {"probes": reply}
 
 
 @step
@@ -511,38 +700,22 @@ def fit(
         "n_parties": party.n_parties,
         "index": party.index or 0,
         "columns": list(party.columns or ()),
-        "seed": f"{_seed(party):032x}",
+        "seed": f"{_seed(party, settings):032x}",
+        "multiple": state.multiple,
         "local": fitted.local.n_columns,
         "widths": widths,
         "outputs": moments.roles.owners[state.first] - widths[state.first] - 1,
         **pack_local(fitted.local),
     }
+    if settings.relevant:
+        part["relevance"] = state.relevance
     reply: Fitted = {"kept": party.state_dir is not None}
     part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
         if gram_shares is None:
             raise PartyError("fit must have the shares of the second party")
-        roles = moments.roles
-        of_holder, M = fitted.local.n_columns, sum(kinds) + roles.joint
-        expected = list(roles.owners)
-        expected[roles.first] = of_holder
-        if widths != expected:
-            raise PartyError("kinds must be the local columns of the Gram matrices")
-        order = _order(roles, of_holder, settings)
-        grams = [
-            gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)
-        ]
-        sizes = [*kinds, *(2 * count for count in settings.counts)]
-        stops = np.cumsum(sizes).tolist()
-        blocks = [
-            Block(str(k), stop - size, stop)
-            for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
-        ]
-        real, scale = task.target == "continuous", state.y_scale
-        try:
-            solved = fit_grams(grams, blocks, "continuous" if real else "classes")
-        except ValueError as error:
-            raise PartyError(str(error)) from None
+        _, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
+        M, scale = len(solved.weights), state.y_scale
         # As the columns lie in the Gram matrix, but for the targets and the ones.
         coef = np.empty_like(solved.weights)
         coef[np.argsort(np.argsort(order[:M]))] = scale * solved.weights
@@ -559,6 +732,89 @@ def fit(
     party.part = part
     state.moments, state.angles = None, np.zeros(0, np.uint8)
     return reply
+
+
+def _solve(
+    party: Party,
+    state: KernelState,
+    kinds: Sequence[int],
+    gram_shares: dict[int, Array],
+    local: LocalColumns,
+) -> tuple[list[Array], GramFit, Array]:
+    """Open the Gram matrices and solve; their order is that of the result.
+
+    Returns
+    -------
+    list of Array, shape (columns, columns)
+        The matrices: local columns, joint ones by bandwidth, targets and ones.
+    GramFit
+        The solution.
+    Array of int, shape (columns,)
+        The place of each of these columns in what was computed.
+    """
+    task, settings, moments = _task(state), state.joint, state.moments
+    assert settings is not None
+    assert moments is not None
+    roles = moments.roles
+    widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
+    expected = list(roles.owners)
+    expected[roles.first] = local.n_columns
+    if len(kinds) != KINDS * party.n_parties or widths != expected:
+        raise PartyError("kinds must be the local columns of the Gram matrices")
+    order = _order(roles, local.n_columns, settings)
+    grams = [gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)]
+    sizes = [*kinds, *(2 * count for count in settings.counts)]
+    real = task.target == "continuous"
+    try:
+        solved = fit_grams(grams, blocks_of(sizes), "continuous" if real else "classes")
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    return grams, solved, order
+
+
+def blocks_of(sizes: Sequence[int]) -> list[Block]:
+    """Return blocks of so many columns, one after another."""
+    stops = np.cumsum(sizes).tolist()
+    return [
+        Block(str(k), stop - size, stop)
+        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    ]
+
+
+def drawn_probes(
+    grams: Sequence[Array], solved: GramFit, joint: Joint, rng: np.random.Generator
+) -> Array:
+    """Return B for frequencies times their bandwidths, shape (A, probes).
+
+    In units of the standard deviation of f over the training rows.
+
+    Parameters
+    ----------
+    grams : sequence of Array
+        As they are solved; joint features are the last ones, by bandwidth.
+    solved : GramFit
+        The solution.
+    joint : Joint
+        Which joint features there are.
+    rng : numpy.random.Generator
+        Source of the draw.
+    """
+    total, M = np.sum(grams, axis=0), len(solved.weights)
+    n, A = total[-1, -1], joint.angles
+    # Cosines and then sines of all angles.
+    starts = M - 2 * A + 2 * np.cumsum([0, *joint.counts[:-1]])
+    cosines = [
+        start + np.arange(c) for start, c in zip(starts, joint.counts, strict=True)
+    ]
+    sines = [part + len(part) for part in cosines]
+    place = np.concatenate([*cosines, *sines])
+    weights = solved.weights
+    mean = total[:M, -1] @ weights / n
+    squares = np.einsum("jk,jk->k", weights, total[:M, :M] @ weights) / n
+    power = float((squares - mean**2).sum())
+    H = derivative_products(total[np.ix_(place, place)], weights[place], n)
+    units = np.repeat(joint.bandwidths, joint.counts)
+    return draw_probes(H / np.outer(units, units) / max(power, 1e-12), PROBES, rng)
 
 
 def _order(roles: Roles, local: int, joint: Joint) -> Array:

@@ -42,11 +42,10 @@ from vfl_flower.clients.moments import (
 from vfl_flower.clients.moments_roles import Roles, check_roles
 from vfl_flower.numerics.gram_fit import probabilities
 from vfl_flower.numerics.kernel_model import answers
-from vfl_flower.numerics.kernel_moments import joint_angles, unpack_local
+from vfl_flower.numerics.kernel_moments import part_angles, unpack_local
 from vfl_flower.numerics.local_columns import (
     LocalColumns,
     local_columns,
-    scaled_columns,
 )
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
@@ -180,15 +179,7 @@ def rows(
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
     given = dealt_to(dealt, row_parts or first_rows, roles)
-    angles = joint_angles(
-        scaled_columns(local, X),
-        part["kernel"],
-        part["bandwidths"].tolist(),
-        part["counts"].tolist(),
-        part["density"],
-        int(part["seed"], 16),
-        bits,
-    )
+    angles = part_angles(part, local, X, bits)
     deals = row_angle_deals(roles, party.session)
     reply: HiddenRows = {
         "angles": hidden_angles(party, roles, deals, given[:HEAD], angles, roles.whole)

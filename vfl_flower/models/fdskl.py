@@ -124,7 +124,7 @@ class KernelModel(Model):
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
         of_type_array = {"coef", "intercept", "classes"}
-        of_type_array |= {"bandwidths", "counts", "slope", "offset"}
+        of_type_array |= {"bandwidths", "counts", "slope", "offset", "relevance"}
         parts: list[dict[str, Any]] = []
         for j in range(len(stored["widths"])):
             head = f"part_{j}."

@@ -79,6 +79,7 @@ def joint_angles(
     density: float,
     seed: int,
     bits: int,
+    multiple: int = 1,
 ) -> Array:
     """Return a party's part of the angles of all joint features.
 
@@ -96,18 +97,93 @@ def joint_angles(
         Secret of the party; those of the bandwidths follow from it.
     bits : {16, 32, 64}
         Type of the angles; see :meth:`RandomFeatures.angles`.
+    multiple : int
+        How many times each angle is taken: those of bandwidths so many times smaller.
 
     Returns
     -------
     Array, shape (n, sum of counts)
     """
-    parts = []
-    for k, (bandwidth, count) in enumerate(zip(bandwidths, counts, strict=True)):
-        made = RandomFeatures(
-            kernel, X.shape[1], bandwidth, (seed + k) % 2**128, density=density
-        )
-        parts.append(made.angles(X, 0, count, bits))
-    return np.hstack(parts)
+    made = _random_features(kernel, X.shape[1], bandwidths, density, seed)
+    angles = np.hstack(
+        [
+            part.angles(X, 0, count, bits)
+            for part, count in zip(made, counts, strict=True)
+        ]
+    )
+    return np.asarray(angles * angles.dtype.type(multiple))
+
+
+def joint_frequencies(
+    d: int,
+    kernel: Kernel,
+    bandwidths: Sequence[float],
+    counts: Sequence[int],
+    density: float,
+    seed: int,
+) -> Array:
+    """Return a party's part of the frequencies of all joint features.
+
+    Parameters
+    ----------
+    d : int
+        Number of columns of the party.
+    kernel, bandwidths, counts, density, seed
+        As for :func:`joint_angles`.
+
+    Returns
+    -------
+    Array, shape (sum of counts, d)
+        In radians per unit of the scaled columns, times the bandwidth.
+    """
+    made = _random_features(kernel, d, bandwidths, density, seed)
+    return np.vstack(
+        [
+            bandwidth * part.weights(0, count)[0]
+            for part, bandwidth, count in zip(made, bandwidths, counts, strict=True)
+        ]
+    )
+
+
+def _random_features(
+    kernel: Kernel, d: int, bandwidths: Sequence[float], density: float, seed: int
+) -> list[RandomFeatures]:
+    return [
+        RandomFeatures(kernel, d, bandwidth, (seed + k) % 2**128, density=density)
+        for k, bandwidth in enumerate(bandwidths)
+    ]
+
+
+def part_angles(
+    part: Mapping[str, Any], fitted: LocalColumns, X: Array, bits: int
+) -> Array:
+    """Return the angles of rows by a party's part of a model.
+
+    Parameters
+    ----------
+    part : mapping
+        The party's part.
+    fitted : LocalColumns
+        Its local columns.
+    X : Array, shape (n, d)
+        Rows, missing values NaN.
+    bits : {16, 32, 64}
+        Type of the angles.
+
+    Returns
+    -------
+    Array, shape (n, angles)
+    """
+    return joint_angles(
+        scaled_columns(fitted, X) * part.get("relevance", 1.0),
+        part["kernel"],
+        part["bandwidths"],
+        part["counts"],
+        part["density"],
+        int(part["seed"], 16),
+        bits,
+        part.get("multiple", 1),
+    )
 
 
 def pairs(turns: Array) -> Array:
@@ -157,15 +233,7 @@ def decision_function(
             X = np.asarray(block[start : start + size], dtype=np.float64)
             fitted = unpack_local(part)
             columns.append(local_columns(fitted, X))
-            angles = joint_angles(
-                scaled_columns(fitted, X),
-                part["kernel"],
-                part["bandwidths"],
-                part["counts"],
-                part["density"],
-                int(part["seed"], 16),
-                64,
-            )
+            angles = part_angles(part, fitted, X, 64)
             turns = angles if not turns.size else turns + angles
         F = np.hstack([*columns, pairs(turns)])
         scores.append(F @ holder["coef"] + holder["intercept"])

@@ -83,7 +83,7 @@ _ANGLES = ("regularization", "topology", "block_bytes", "allow_two_parties")
 _OF_SOLVER = {
     "direct": ("budget", "tolerance", "rows", "features", *_ANGLES),
     "doubly-stochastic": ("iterations", "block", "step", "schedule", *_ANGLES),
-    "moments": ("rows", "features", "dealer"),
+    "moments": ("rows", "features", "dealer", "relevance"),
 }
 """Settings that have an effect with some of the solvers only."""
 
@@ -182,6 +182,11 @@ class FDSKL(ProtocolStrategy):
     dealer: str = pydantic.Field(default="server", kw_only=True)
     """For moments: who deals correlated randomness, "server" or the name of a party,
     which costs a round trip more. It must not work with a party that computes."""
+    relevance: bool = pydantic.Field(default=True, kw_only=True)
+    """For moments: solve twice. After a first turn with fewer features each party gets
+    to know how much the model changes with each of its own columns, on average, and
+    scales them for the second turn, in four more round trips. Not where a party deals,
+    or the bandwidth is given."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
@@ -251,7 +256,7 @@ class FDSKL(ProtocolStrategy):
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
         *(moments_party.prepare, kernel_dealing.deal, moments_party.multiply),
-        moments_party.fit,
+        *(moments_party.relevance, moments_party.fit),
         *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
     )
     evaluation_steps = (
@@ -420,6 +425,7 @@ class FDSKL(ProtocolStrategy):
             None if self.bandwidth == "median" else float(self.bandwidth),
             self.dealer,
             16 if self.bits == 16 else 32,
+            self.relevance,
         )
         metrics, model.kept = kernel_moments.train(parties, solver, test)
         model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from vfl_flower.clients import kernel_dealing, kernel_scores
+from vfl_flower.clients import kernel_dealing, kernel_relevance, kernel_scores
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
@@ -38,8 +38,21 @@ the others have that one."""
 DENSITY, LEAST_COLUMNS = 0.3, 4
 """Probability with which an angle has a column, if that makes so many columns."""
 
-MOST_FEATURES = 1024
+WIDE = 16.0
+"""Bandwidth of joint features of columns that are scaled by their relevance, before
+each angle is taken as many times as makes it the one of the median distance."""
+
+FACTORS = (1.0, 0.7, 0.35)
+"""Bandwidths of these joint features, times that one; as many features of each."""
+
+MOST_PILOT = 384
+"""Most angles of the turn that tells the relevance of columns."""
+
+MOST_FEATURES = 2048
 """Most joint features where their number is chosen."""
+
+COLUMNS = 2048
+"""Columns for which so many rows are taken as `MOST_NUMBERS` allows."""
 
 TARGETS = 16
 """Columns that are kept free for targets and ones, where joint features are given."""
@@ -72,6 +85,8 @@ class Solver:
         "server", or the name of a party.
     bits : {16, 32}
         Of an angle.
+    relevance : bool
+        Whether a turn with fewer features tells the relevance of columns.
     """
 
     target: Target
@@ -82,6 +97,7 @@ class Solver:
     bandwidth: float | None
     dealer: str
     bits: AngleBits
+    relevance: bool = True
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -123,19 +139,24 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         joint=2 * joint.angles,
         fraction=FRACTION,
     )
+    flat = [size for of_party in kinds for size in of_party]
+    probes: dict[str, Any] = {}
+    if solver.relevance and solver.bandwidth is None and roles.dealer is None:
+        pilot = _pilot(joint)
+        of_pilot = replace(roles, joint=2 * pilot.angles)
+        probes = relevance(parties, of_pilot, pilot, flat, outputs)
+        joint, roles = _relevant(joint), replace(roles, turn=1)
     of_rows = row_roles(roles, local, len(test)) if len(test) else None
     dealing = Dealing.of(parties, solver.bits, outputs, roles, of_rows)
-    shares = gram_matrices(parties, roles, joint, dealing)
+    turn = gram_matrices(parties, roles, joint, dealing, task.kernel, **probes)
     fitted = parties.ask(
-        party.fit,
-        kinds=[size for of_party in kinds for size in of_party],
-        gram_shares=_only(parties, holder, shares),
+        party.fit, kinds=flat, gram_shares=_only(parties, holder, turn.shares)
     )
     metrics: dict[str, Any] = {
         "features": roles.joint,
         "local_columns": sum(local),
         "rows": task.rows,
-        "bandwidth": max(joint.bandwidths),
+        "bandwidth": max(joint.bandwidths) / turn.multiple,
     }
     for name in ("regularization", "cv_score"):
         if name not in fitted[holder]:
@@ -152,7 +173,7 @@ def _task(solver: Solver, count: int) -> party.Task:
 
     Local columns have what joint ones leave of those that the rows allow, or half.
     """
-    columns = 2 * (solver.features or MOST_FEATURES)
+    columns = 2 * solver.features or COLUMNS
     rows = min(solver.rows, MOST_NUMBERS // columns)
     room = rows // 2 // ROWS_PER_COLUMN
     left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
@@ -183,6 +204,66 @@ def _joint(
     counts = {0.5 * middle: few, middle: count - few}
     given = {bandwidth: size for bandwidth, size in counts.items() if size}
     return party.Joint([*given], [*given.values()], density, solver.bits)
+
+
+def _pilot(joint: party.Joint) -> party.Joint:
+    """Return the joint features of the turn that tells the relevance of columns."""
+    share = min(1.0, MOST_PILOT / joint.angles)
+    counts = [max(1, int(share * count)) for count in joint.counts]
+    return replace(joint, counts=counts)
+
+
+def _relevant(joint: party.Joint) -> party.Joint:
+    """Return as many joint features of columns that are scaled by their relevance."""
+    sizes = map(len, np.array_split(np.arange(joint.angles), len(FACTORS)))
+    given = {f * WIDE: size for f, size in zip(FACTORS, sizes, strict=True) if size}
+    return party.Joint([*given], [*given.values()], 1.0, joint.bits, relevant=True)
+
+
+def _multiple(kernel: Kernel, cumulants: Array) -> int:
+    """Return how many times angles are taken, so that `WIDE` is the median's bandwidth.
+
+    Of the columns that are scaled by their relevance.
+    """
+    median = median_of(cumulants)
+    if not median > 0:
+        return 1
+    middle = median_bandwidth(np.array([median]), kernel)
+    return int(np.clip(np.rint(WIDE / middle), 1, party.MOST_MULTIPLE))
+
+
+def relevance(
+    parties: Parties,
+    roles: Roles,
+    joint: party.Joint,
+    kinds: Sequence[int],
+    outputs: int,
+) -> dict[str, Any]:
+    """Let each party know the relevance of its own columns: four round trips.
+
+    Returns
+    -------
+    dict
+        For :func:`vfl_flower.clients.kernel_moments.columns` of the next turn, which
+        opens it.
+    """
+    first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
+    widths = [info.n_columns for info in parties]
+    others, of_holder = kernel_relevance.deal_relevance(
+        parties.session, root, roles, widths
+    )
+    dealing = Dealing.of(parties, joint.bits, outputs, roles)
+    turn = gram_matrices(parties, roles, joint, dealing, triple=each(others))
+    replies = parties.ask(
+        party.relevance,
+        kinds=list(kinds),
+        widths=widths,
+        counted=sum(widths) - widths[first],
+        gram_shares=_only(parties, first, turn.shares),
+        frequencies=turn.frequencies,
+        triples=_only(parties, first, np.concatenate([*of_holder.values()])),
+    )
+    return {"probes": _told(parties, replies, "probes")}
 
 
 @dataclass(frozen=True)
@@ -237,13 +318,20 @@ class Dealing:
         return cls(bits, outputs, root, turn, rows)
 
     def turn_cosines(
-        self, parties: Parties, roles: Roles, number: int, hidden: Replies[Any]
+        self,
+        parties: Parties,
+        roles: Roles,
+        number: int,
+        hidden: Replies[Any],
+        multiple: int,
     ) -> dict[str, Any]:
         """Return what the second party gets for the cosines of a part of the rows."""
         if roles.dealer is not None:
             return {"turn_cosines": _told(parties, hidden, "turn_cosines")}
         session, bits = parties.session, self.bits
-        made = kernel_dealing.turn_cosines_of(session, self.root, roles, bits, number)
+        made = kernel_dealing.turn_cosines_of(
+            *(session, self.root, roles, bits, number, multiple)
+        )
         return {"cosines": _only(parties, roles.second, made)}
 
     def row_cosines(
@@ -257,42 +345,89 @@ class Dealing:
         return {"cosines": _only(parties, roles.second, made)}
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What the server has of a turn.
+
+    Attributes
+    ----------
+    frequencies : dict of int to Array of uint8
+        What parties have sent the label holder for their relevance.
+    shares : dict of int to Array of uint8
+        Of the Gram matrices that the label holder opens.
+    multiple : int
+        How many times each angle was taken.
+    """
+
+    frequencies: dict[int, Array]
+    shares: dict[int, Array]
+    multiple: int
+
+
 def gram_matrices(
-    parties: Parties, roles: Roles, joint: party.Joint, dealing: Dealing
-) -> dict[int, Array]:
-    """Return the shares of the Gram matrices that the label holder opens.
+    parties: Parties,
+    roles: Roles,
+    joint: party.Joint,
+    dealing: Dealing,
+    kernel: Kernel = "gaussian",
+    **more: Any,
+) -> Turn:
+    """Let parties compute shares of the Gram matrices that the label holder opens.
 
     One turn: a round trip for each part of the rows, and two. For another one, raise
     ``roles.turn``.
+
+    Parameters
+    ----------
+    parties, roles : Parties, Roles
+        Who does what.
+    joint : Joint
+        Which joint features there are.
+    dealing : Dealing
+        What is dealt for them.
+    kernel : {"gaussian", "laplacian"}
+        The kernel.
+    **more
+        Arguments of the first trip.
     """
     computing, parts = (roles.first, roles.second), len(roles.parts)
-    sums = _sums(roles, joint.bits)
+    sums: dict[str, Sum | float] = {**_sums(roles, joint.bits)}
     earlier: Replies[Any] | None = None
     before: Replies[Any] | None = None
+    frequencies: dict[int, Array] = {}
+    multiple = 1
     for trip in range(parts + 2):
-        told: dict[str, Any] = {} if trip else dict(dealing.turn)
+        told: dict[str, Any] = {} if trip else {**dealing.turn, **more}
         if before is not None and trip <= parts:
             angles = [
                 opened(before.sealed[_name(j)]) if j in computing else None
                 for j in range(len(parties))
             ]
             told["angles"] = each(angles)
-            told |= dealing.turn_cosines(parties, roles, trip - 1, before)
+            told |= dealing.turn_cosines(parties, roles, trip - 1, before, multiple)
         if before is not None and trip == 1:
             told["triple_checks"] = _told(parties, before, "triple_checks")
         if before is not None and earlier is not None:
             told["own_openings"] = _told(parties, earlier, "own_openings")
             told["joint_openings"] = _told(parties, before, "joint_openings")
+        once = {"distances": _BOUND} if joint.relevant and trip == 0 else {}
+        asked = party.multiply.summing(**sums, **once)
         replies = parties.ask(
-            party.multiply.summing(**sums) if trip < parts else party.multiply,
+            asked if trip < parts else party.multiply,
             roles=roles,
             counted=0 if trip else 2 * roles.columns,
             joint=joint,
             trip=trip,
+            multiple=multiple,
             **told,
         )
+        if trip == 0:
+            frequencies = _told(parties, replies, "frequencies")
+        if once:
+            multiple = _multiple(kernel, replies.sums["distances"])
         earlier, before = before, replies
-    return secret(replies, "gram_shares", len(parties))[roles.first]
+    shares = secret(replies, "gram_shares", len(parties))[roles.first]
+    return Turn(frequencies, shares, multiple)
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:

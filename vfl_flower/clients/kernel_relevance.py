@@ -1,0 +1,164 @@
+"""Relevance of columns for a kernel model, computed under shares.
+
+After a first turn the label holder knows H, and another party its part Omega of the
+frequencies (:mod:`vfl_flower.numerics.relevance`). The party gets Omega^T B, where B is
+a random matrix from N(0, H) that the label holder draws, and nobody else gets anything:
+one triple of the dealer (:mod:`vfl_flower.secure_aggregation.triples`), whose
+opening the party sends with its columns of the first turn. From Omega^T B it has the
+relevance of its own columns, and scales these for the second turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vfl_flower.clients.moments import width_of
+from vfl_flower.clients.moments_roles import Roles
+from vfl_flower.numerics.relevance import relevance_of
+from vfl_flower.secure_aggregation.fixed_point import FixedPoint, decode
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, add, pack, unpack
+from vfl_flower.secure_aggregation.triples import PredictionTriple, deal_predictions
+from vfl_flower.typing import Array
+
+PROBES = 128
+"""Columns of B: a relevance has a relative standard error of 1/8, a scale of 1/16."""
+
+FREQUENCIES = FixedPoint(63, 20, 256.0)
+"""Encoding of frequencies, times the bandwidth; larger Laplacian ones are clipped."""
+
+MIXTURES = FixedPoint(63, 20, 2.0**20)
+"""Encoding of B."""
+
+
+def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
+    """Return the use of the triple between the label holder and another party.
+
+    Parameters
+    ----------
+    roles : Roles
+        Who does what.
+    session : int
+        Number of the session.
+    owner : int
+        Index of the other party.
+    width : int
+        d, its number of columns.
+    """
+    shape = width, roles.joint // 2, PROBES
+    return Deal(session, "relevance", roles.turn, owner, shape, FREQUENCIES.bits)
+
+
+def deal_relevance(
+    session: int, root: bytes, roles: Roles, widths: Sequence[int]
+) -> tuple[list[Array | None], dict[int, Array]]:
+    """Return what a dealer sends to each other party, and what to the label holder.
+
+    Parameters
+    ----------
+    session : int
+        Number of the session.
+    root : bytes
+        Secret of the dealer, 32 bytes.
+    roles : Roles
+        Who does what.
+    widths : sequence of int
+        Number of columns of each party.
+
+    Returns
+    -------
+    list of Array of uint8 or None
+        One a party; None for the label holder.
+    dict of int to Array of uint8
+        For the label holder, by the other party.
+    """
+    of_holder: dict[int, Array] = {}
+    of_others: list[Array | None] = [None] * len(widths)
+    for j, width in enumerate(widths):
+        if j != roles.first:
+            deal = relevance_deal(roles, session, j, width)
+            first, second = deal_predictions(deal, root)
+            of_holder[j], of_others[j] = first.pack(), second.pack()
+    return of_others, of_holder
+
+
+def hidden_frequencies(deal: Deal, dealt: Array, omega: Array) -> Array:
+    """Return a party's frequencies under a mask, for the label holder; uniform.
+
+    Parameters
+    ----------
+    deal, dealt : Deal, Array of uint8
+        The use, and what the dealer has sent to this party.
+    omega : Array, shape (A, d)
+        Its frequencies, times the bandwidth.
+
+    Raises
+    ------
+    ValueError
+        What was dealt is of another use, short or changed.
+    """
+    triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
+    elements, _ = FREQUENCIES.encode(omega.T)
+    parts = [
+        triple.opening(elements[rows], block)
+        for block, rows in enumerate(deal.blocks())
+    ]
+    return pack(np.concatenate(parts), deal.bits)
+
+
+def hidden_probes(deal: Deal, dealt: Array, opening: Array, B: Array) -> Array:
+    """Return what the label holder sends to another party: B under a mask, and a share.
+
+    Parameters
+    ----------
+    deal, dealt : Deal, Array of uint8
+        The use, and what the dealer has sent to the label holder.
+    opening : Array of uint8
+        What the other party has sent.
+    B : Array, shape (A, probes)
+        From N(0, H).
+
+    Raises
+    ------
+    ValueError
+        What was dealt or sent is of another use, short or changed.
+    """
+    bits = deal.bits
+    triple = PredictionTriple(deal, 0, Dealt.unpack(dealt))
+    elements, _ = MIXTURES.encode(B)
+    opened = unpack(opening, bits, deal.shape[:2])
+    shares = [
+        triple.share_of_weights(
+            elements, np.zeros_like(opened[rows]), opened[rows], block
+        )
+        for block, rows in enumerate(deal.blocks())
+    ]
+    hidden = pack(triple.hidden_weights(elements), bits)
+    return np.concatenate([hidden, *(pack(share, bits) for share in shares)])
+
+
+def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
+    """Return the relevance of a party's columns, shape (d,).
+
+    Parameters
+    ----------
+    deal, dealt : Deal, Array of uint8
+        The use, and what the dealer has sent to this party.
+    sent : Array of uint8
+        From the label holder.
+
+    Raises
+    ------
+    ValueError
+        What was dealt or sent is of another use, short or changed.
+    """
+    bits = deal.bits
+    triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
+    hidden, shares = np.split(sent, [deal.shape[1] * deal.shape[2] * width_of(bits)])
+    mixed = unpack(hidden, bits, deal.shape[1:])
+    mine = [triple.share_of_mask(mixed, block) for block, _ in enumerate(deal.blocks())]
+    theirs = unpack(shares, bits, (deal.rows, deal.shape[2]))
+    products = add(np.concatenate(mine), theirs, bits=bits)
+    fraction = FREQUENCIES.fraction + MIXTURES.fraction
+    return relevance_of(decode(products, bits, fraction))

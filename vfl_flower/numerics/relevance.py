@@ -1,0 +1,105 @@
+r"""How much a model of random features changes with each column, from its Gram matrix.
+
+The model is a sum over frequencies,
+
+.. math:: f(x) = \sum_j a_j \cos\theta_j + b_j \sin\theta_j, \qquad
+    \theta_j = \omega_j^T x + \phi_j,
+
+so its derivative by column c is :math:`\sum_j \omega_{jc} s_j(x)` with
+:math:`s_j = b_j \cos\theta_j - a_j \sin\theta_j`. The mean of its square over the rows,
+the *relevance* of column c, is a quadratic form in the same sums of products from which
+f was solved:
+
+.. math:: R_c = \omega_{\cdot c}^T H \omega_{\cdot c}, \qquad
+    H_{jk} = \frac1n \sum_i s_j(x_i) s_k(x_i).
+
+R is the diagonal of the average gradient outer product of [1]. Columns that are scaled
+by :math:`\sqrt{R_c}` give the next random features: one iteration of the Recursive
+Feature Machines there, with the diagonal alone.
+
+Where one party knows :math:`\omega_{\cdot c}` and another one H, a random
+:math:`B \sim N(0, H)` takes the place of H: :math:`\omega_{\cdot c}^T B` is a vector of
+independent :math:`N(0, R_c)`, so it tells R_c up to the error of a sample, and nothing
+else of H (of several columns, their products of derivatives as well).
+
+References
+----------
+[1] A. Radhakrishnan, D. Beaglehole, P. Pandit and M. Belkin, "Mechanism for feature
+learning in neural networks and backpropagation-free machine learning models", Science
+383, 2024.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vfl_flower.typing import Array
+
+__all__ = ["derivative_products", "probes", "relevance_of"]
+
+
+def derivative_products(gram: Array, weights: Array, n: float) -> Array:
+    """Return H, the mean products of the derivatives of f by the angles.
+
+    Parameters
+    ----------
+    gram : Array, shape (2 A, 2 A)
+        Sums of products of the cosines of A angles, and then of their sines.
+    weights : Array, shape (2 A, K)
+        a and b of K functions, whose H are added up.
+    n : float
+        Number of rows.
+
+    Returns
+    -------
+    Array, shape (A, A)
+        Symmetric, and positive semidefinite up to errors of `gram`.
+    """
+    A = len(gram) // 2
+    H = np.zeros((A, A))
+    for w in weights.T:
+        products = gram * np.outer(v := np.concatenate([w[A:], -w[:A]]), v)
+        H += products[:A, :A] + products[:A, A:] + products[A:, :A] + products[A:, A:]
+    return np.asarray((H + H.T) / (2 * n))
+
+
+def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
+    """Return columns of B, each from N(0, H).
+
+    Parameters
+    ----------
+    H : Array, shape (A, A)
+        Symmetric; negative eigenvalues count as 0.
+    count : int
+        Number of columns.
+    rng : numpy.random.Generator
+        Source of the draw.
+
+    Returns
+    -------
+    Array, shape (A, count)
+    """
+    values, vectors = np.linalg.eigh(H)
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return np.asarray(root @ rng.standard_normal((len(H), count)))
+
+
+def relevance_of(products: Array) -> Array:
+    """Return R from the products of frequencies and probes.
+
+    Parameters
+    ----------
+    products : Array, shape (d, count)
+        Omega^T B, of the columns of one party.
+
+    Returns
+    -------
+    Array, shape (d,)
+        Estimates of R_c with a relative standard error of ``sqrt(2 / count)``.
+
+    Examples
+    --------
+    >>> relevance_of(np.array([[3.0, -1.0], [0.0, 0.0]])).tolist()
+    [5.0, 0.0]
+    """
+    return np.asarray((products**2).mean(axis=1))
