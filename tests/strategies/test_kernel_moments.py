@@ -910,6 +910,29 @@ def test_consent_counts_columns_and_scores(tmp_path):
                 training.start(RealParties(federation))
 
 
+def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
+    """The four of the others, and those of both turns, which are alike here."""
+    training = strategy(features=16, seed=0, relevance=True)
+    plain = real(tmp_path / "a", 3, allow_seed=True)
+    result = training.start(RealParties(plain))
+    columns = 4 * (result.metrics["local_columns"] + 2 + 16)
+    federation = real(tmp_path / "b", 3, allow_seed=True)
+    strict = dataclasses.replace(
+        federation[2].consent, leaves={"moments": Limit(life=columns + 3)}
+    )
+    federation[2].consent = strict
+    with pytest.raises(PartyFailed, match=r"leave it .* times for the life"):
+        training.start(RealParties(federation))
+    for member, most in zip(plain, (0, 0, 4), strict=True):
+        told = Limit(life=columns + most)
+        member.consent = dataclasses.replace(member.consent, leaves={"moments": told})
+        member.state_dir = tmp_path / "c" / member.name
+    peers = {member.name: public_identity(member.state_dir) for member in plain}
+    for member in plain:
+        member.consent = dataclasses.replace(member.consent, peers=peers)
+    training.start(RealParties(plain))
+
+
 # -- settings --------------------------------------------------------------------------
 
 
