@@ -32,6 +32,7 @@ from vfl_flower.numerics.split import split_halves, split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import gram_error
@@ -601,6 +602,19 @@ def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
     grid = RealParties(parties(4))
     with pytest.raises(PartyFailed, match="'angles_3' must be for that party alone"):
         strategy(features=16, test_fraction=0.2, seed=0).start(grid)
+
+
+def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
+    """Each would show the next one the angles of those before it."""
+    original = Parties._sum_request
+
+    def travelling(self, spec, number):
+        wanted = original(self, spec, number)
+        return wanted if spec.to is None else dataclasses.replace(wanted, relay=1)
+
+    monkeypatch.setattr(Parties, "_sum_request", travelling)
+    with pytest.raises(PartyFailed, match="must be for that party alone"):
+        strategy(features=16, seed=0).start(RealParties(parties(3)))
 
 
 def test_errors_are_told_once_a_session(monkeypatch):
