@@ -48,6 +48,7 @@ from vfl_flower.numerics.split import split_halves, split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import gram_error
@@ -552,6 +553,16 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
 
 
+def test_a_column_that_points_to_a_row_is_refused_at_its_own_party():
+    made, width = prepared()
+    task, fitted = made.cache["kernel_moments"]
+    X = np.zeros_like(fitted.X)
+    X[7] = 5.0
+    made.cache["kernel_moments"] = task, dataclasses.replace(fitted, X=X)
+    with pytest.raises(PartyError, match="must point to no single row"):
+        asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+
+
 def test_a_party_takes_two_turns_and_each_once():
     made, width = prepared()
     for turn in range(2):
@@ -744,6 +755,19 @@ def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
         strategy(features=16, test_fraction=0.2, seed=0).start(grid)
 
 
+def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
+    """Each would show the next one the angles of those before it."""
+    original = Parties._sum_request
+
+    def travelling(self, spec, number):
+        wanted = original(self, spec, number)
+        return wanted if spec.to is None else dataclasses.replace(wanted, relay=1)
+
+    monkeypatch.setattr(Parties, "_sum_request", travelling)
+    with pytest.raises(PartyFailed, match="must be for that party alone"):
+        strategy(features=16, seed=0).start(RealParties(parties(3)))
+
+
 def test_errors_are_told_once_a_session(monkeypatch):
     """Those of rows and of all but one would tell whether that one is right."""
     original = server.score_rows
@@ -756,6 +780,30 @@ def test_errors_are_told_once_a_session(monkeypatch):
 
     monkeypatch.setattr(server, "score_rows", twice)
     with pytest.raises(PartyFailed, match="tells the errors of its answers once"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def test_rows_of_one_turn_are_scored_once(monkeypatch):
+    """Others under the same masks would differ by what the masks hide."""
+    original = server.score_rows
+
+    def twice(federation, roles, rows, dealing, **how):
+        original(federation, roles, rows, dealing, **how)
+        return original(federation, roles, rows[::-1], dealing, evaluate=False)
+
+    monkeypatch.setattr(server, "score_rows", twice)
+    with pytest.raises(PartyFailed, match="turn must be 1, got 0"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
+    original = server.row_roles
+
+    def of_another(*args, **more):
+        return dataclasses.replace(original(*args, **more), first=0, second=1)
+
+    monkeypatch.setattr(server, "row_roles", of_another)
+    with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
 
 
@@ -784,6 +832,8 @@ def test_trips_follow_each_other():
     for changed in (other, dataclasses.replace(roles, owners=[6, width, 6])):
         with pytest.raises(PartyError, match="with what was asked in the first"):
             asked(made, changed, dealt=None, trip=1, counted=0)
+    with pytest.raises(PartyError, match="counted must be the columns of both"):
+        asked(made, roles, dealt=None, trip=1)
     deltas = np.zeros((N, 4), "u2")
     with pytest.raises(PartyError, match="angles must be for the two"):
         asked(made, roles, dealt=None, trip=1, counted=0, angles=deltas)

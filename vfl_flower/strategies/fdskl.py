@@ -211,7 +211,7 @@ class FDSKL(ProtocolStrategy):
     sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
     """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
-    for each feature. With ``moments``, 0: all, up to some 100 million numbers in the
+    for each feature. With ``moments``, 0: all, up to some 67 million numbers in the
     features."""
     features: Count = 0
     """Random features of the direct solver; 0: one for every eight rows, and more if
