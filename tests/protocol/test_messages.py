@@ -205,6 +205,17 @@ def test_bytes_of_one_number(n):
     assert 8 <= n_bytes(content) / n_units(content) <= 8.8
 
 
+@pytest.mark.parametrize("sizes", [(), (0,), (1, 127, 128), (16300, 16400, 2**21)])
+def test_bytes_are_those_of_the_serialised_message(sizes):
+    """Around the sizes at which a length takes a byte more."""
+    values = {"n" * (1 + 40 * k): np.zeros(m, "u1") for k, m in enumerate(sizes)}
+    for content in (pack(values), pack({"a": 1, "b": [1.5], **values}, {"round": 3})):
+        assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
+    for length in range(60, 140):
+        content = pack({"x" * length: np.zeros(0)})
+        assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
+
+
 @pytest.mark.parametrize("value", [{"a": 1}, None, object()])
 def test_what_no_message_can_carry(value):
     with pytest.raises(TypeError):

@@ -48,6 +48,7 @@ from vfl_flower.numerics.split import split_halves, split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import gram_error
@@ -754,6 +755,19 @@ def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
         strategy(features=16, test_fraction=0.2, seed=0).start(grid)
 
 
+def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
+    """Each would show the next one the angles of those before it."""
+    original = Parties._sum_request
+
+    def travelling(self, spec, number):
+        wanted = original(self, spec, number)
+        return wanted if spec.to is None else dataclasses.replace(wanted, relay=1)
+
+    monkeypatch.setattr(Parties, "_sum_request", travelling)
+    with pytest.raises(PartyFailed, match="must be for that party alone"):
+        strategy(features=16, seed=0).start(RealParties(parties(3)))
+
+
 def test_errors_are_told_once_a_session(monkeypatch):
     """Those of rows and of all but one would tell whether that one is right."""
     original = server.score_rows
@@ -944,6 +958,29 @@ def test_consent_counts_columns_and_scores(tmp_path):
         else:
             with pytest.raises(PartyFailed, match=f"leave it {most} times for the li"):
                 training.start(RealParties(federation))
+
+
+def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
+    """The four of the others, and those of both turns, which are alike here."""
+    training = strategy(features=16, seed=0, relevance=True)
+    plain = real(tmp_path / "a", 3, allow_seed=True)
+    result = training.start(RealParties(plain))
+    columns = 4 * (result.metrics["local_columns"] + 2 + 16)
+    federation = real(tmp_path / "b", 3, allow_seed=True)
+    strict = dataclasses.replace(
+        federation[2].consent, leaves={"moments": Limit(life=columns + 3)}
+    )
+    federation[2].consent = strict
+    with pytest.raises(PartyFailed, match=r"leave it .* times for the life"):
+        training.start(RealParties(federation))
+    for member, most in zip(plain, (0, 0, 4), strict=True):
+        told = Limit(life=columns + most)
+        member.consent = dataclasses.replace(member.consent, leaves={"moments": told})
+        member.state_dir = tmp_path / "c" / member.name
+    peers = {member.name: public_identity(member.state_dir) for member in plain}
+    for member in plain:
+        member.consent = dataclasses.replace(member.consent, peers=peers)
+    training.start(RealParties(plain))
 
 
 # -- settings --------------------------------------------------------------------------

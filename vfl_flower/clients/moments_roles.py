@@ -52,7 +52,7 @@ LARGEST = 64.0
 
 PART_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are multiplied together: so many that no
-message has more than some 300 MB."""
+message has more than some 300 MB, and no party or server more than 1.5 GB in all."""
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 

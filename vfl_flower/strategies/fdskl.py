@@ -138,7 +138,8 @@ class FDSKL(ProtocolStrategy):
     With ``solver="moments"`` no number of a row leaves a party but under masks: the
     label holder learns the sums of products of all features on two halves of the rows,
     and f(x) of the rows held out. Who deals the correlated randomness and works with
-    one of the two parties that compute reads the features of all rows.
+    one of the two parties that compute reads the features of all rows. With `relevance`
+    each party learns how much the model changes with each of its own columns.
 
     Notes
     -----
@@ -195,7 +196,8 @@ class FDSKL(ProtocolStrategy):
     """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
     scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
     round trips: gamma = 1 / median(distance^2). With ``moments``: from sums of all
-    rows, and three in four features at a half of it."""
+    rows, and three in four features at a half of it; where columns are scaled by their
+    relevance, a third each at 0.35 and 0.7 of it."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
     the label holder, without further messages; 1 / n with the doubly stochastic
@@ -209,13 +211,13 @@ class FDSKL(ProtocolStrategy):
     sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
     """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
-    for each feature. With ``moments``, 0: all, up to some 50 million numbers in the
+    for each feature. With ``moments``, 0: all, up to some 67 million numbers in the
     features."""
     features: Count = 0
     """Random features of the direct solver; 0: one for every eight rows, and more if
     the budget pays for them, up to 2,048. With ``moments``, joint features of all
     parties; 0: as many as leave four rows for each column in each half of the rows, up
-    to 1,024."""
+    to 2,048."""
     bits: CircleBits = 16
     """Bits of an angle on the circle. 8 take half of the bytes for the same rows and
     features: for classes at the same test error, wherever we measured it; for numbers

@@ -21,6 +21,7 @@ from vfl_flower.clients.moments_roles import (
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_moments import median_of
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
+from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -52,7 +53,7 @@ MOST_FEATURES = 2048
 """Most joint features where their number is chosen."""
 
 COLUMNS = 2048
-"""Columns for which so many rows are taken as `MOST_NUMBERS` allows."""
+"""Columns for which so many rows are taken as `MOST_PARTS` allows."""
 
 TARGETS = 16
 """Columns that are kept free for targets and ones, where joint features are given."""
@@ -60,8 +61,8 @@ TARGETS = 16
 MOST_LOCAL = 512
 """Most local columns of a party."""
 
-MOST_NUMBERS = 3 * PART_NUMBERS
-"""Most numbers in the columns of all training rows: each part takes a round trip."""
+MOST_PARTS = 2
+"""Most parts of the rows: each takes a round trip, as a party that deals does."""
 
 _BOUND = 2.0**40
 """Largest cumulant of a party's distances that is not clipped at first."""
@@ -168,13 +169,18 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     return metrics, all(fitted.each("kept"))
 
 
+def most_numbers(solver: Solver) -> int:
+    """Return the most numbers in the columns of all training rows."""
+    return (MOST_PARTS - (solver.dealer != SERVER)) * PART_NUMBERS
+
+
 def _task(solver: Solver, count: int) -> party.Task:
     """Return what is learned of which rows: so many that no message is too large.
 
     Local columns have what joint ones leave of those that the rows allow, or half.
     """
     columns = 2 * solver.features or COLUMNS
-    rows = min(solver.rows, MOST_NUMBERS // columns)
+    rows = min(solver.rows, most_numbers(solver) // columns)
     room = rows // 2 // ROWS_PER_COLUMN
     left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
     most = min(MOST_LOCAL, left // count)
@@ -186,7 +192,7 @@ def _joint(
 ) -> party.Joint:
     """Return the joint features: as many as the rows of a half allow."""
     half = task.rows // 2
-    room = min(half // ROWS_PER_COLUMN, MOST_COLUMNS, MOST_NUMBERS // task.rows)
+    room = min(half // ROWS_PER_COLUMN, MOST_COLUMNS, most_numbers(solver) // task.rows)
     count = solver.features // 2 or min(MOST_FEATURES, room - others) // 2
     if others + 2 * count > room or count < 1:
         raise FederationError(
