@@ -22,6 +22,8 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e ".[demo,dev]"
+	@# On all cores, where pip compiles on one, and without the tests of other packages.
+	@$(PY) -W ignore -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	@touch $@
 
 demo: $(INSTALLED)
