@@ -338,7 +338,7 @@ SAID = {
         "part": "place parties kernel bandwidth features holders columns scale phase",
         "prepare": "numbers local mean variance third masked targets",
         "deal": "seeds shares encrypted",
-        "multiply": "angles random masked local shares share Gram",
+        "multiply": "angles random masked local shares joint Gram",
         "relevance": "frequencies mask mixtures cumulants",
         "rows": "angles local weights",
         "products": "shares",
