@@ -27,7 +27,9 @@ from vfl_flower.protocol.journal import Journal
 CASES = {
     "coreset-vrlr": CoresetVRLR(size=2000, test_fraction=0.0, solver="central"),
     "coreset-vrlr, cg": CoresetVRLR(size=2000, solver="cg", max_iter=20),
-    "fdskl": FDSKL(loss="square", target="continuous", budget=16_000_000),
+    "fdskl": FDSKL(
+        solver="direct", loss="square", target="continuous", budget=16_000_000
+    ),
     "fk-kmeans": FKKMeans(5, n_components=10, iterations=3),
 }
 

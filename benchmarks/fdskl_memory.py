@@ -48,7 +48,7 @@ def main() -> None:
             ],
         )
         begun = time.perf_counter()
-        trained = FDSKL(options.loss).start(ProcessGrid(pipes))
+        trained = FDSKL(options.loss, solver="direct").start(ProcessGrid(pipes))
         middle = time.perf_counter()
         FDSKLPrediction(trained.model.number).start(ProcessGrid(pipes))
         end = time.perf_counter()

@@ -25,7 +25,7 @@ SPLIT_COLUMNS = {
     "CoresetVRLR": CoresetVRLR(size=5000, **RIDGE),
     "CoresetVRLR cg": CoresetVRLR(size=5000, solver="cg", **RIDGE),
     "CoresetVKMC": CoresetVKMC(size=5000, n_clusters=5, local_clustering="seeding"),
-    "FDSKL": FDSKL(target="continuous", loss="square", budget=128),
+    "FDSKL": FDSKL(solver="direct", target="continuous", loss="square", budget=128),
 }
 SPLIT_ROWS = {
     "FKKMeans": FKKMeans(n_clusters=3, n_components=4, n_features=16, iterations=2),

@@ -102,12 +102,14 @@ def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Co
 
 
 def score(name: str, data: Columns, seed: int, **arguments: Any) -> Score:
-    """Train FDSKL with these arguments, and predict the test rows outside of the run.
+    """Train FDSKL, by default ``direct``, and predict test rows outside of the run.
 
     `name` is its name in the table.
     """
     start = time.perf_counter()
-    result = simulate(FDSKL(**arguments), data.parties(), seed=seed)
+    result = simulate(
+        FDSKL(**{"solver": "direct", **arguments}), data.parties(), seed=seed
+    )
     seconds = time.perf_counter() - start
     _, _, X, y = data.train_and_test()
     assert isinstance(result.model, KernelModel)
@@ -370,6 +372,7 @@ def topologies(
         parties = [Party(block) for block in blocks[:-1]] + [Party(blocks[-1], y=y)]
         for topology in get_args(Topology):
             strategy = FDSKL(
+                solver="direct",
                 rows=rows,
                 features=features,
                 bandwidth=2.0 * count**0.5,

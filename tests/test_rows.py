@@ -316,7 +316,11 @@ RUNS = {
         True,
     ),
     "vkmc": (vf.CoresetVKMC(size=40, n_clusters=3, solver="distdim"), COLUMNS, False),
-    "fdskl": (vf.FDSKL(target="continuous", loss="square"), COLUMNS, True),
+    "fdskl": (
+        vf.FDSKL(solver="direct", target="continuous", loss="square"),
+        COLUMNS,
+        True,
+    ),
     "fkkmeans": (
         vf.FKKMeans(n_clusters=3, n_components=4, n_features=16),
         BOXED,

@@ -227,7 +227,10 @@ def test_ledger_without_extras(three):
 
 
 def kernel(**settings) -> FDSKL:
-    return FDSKL(features=16, bandwidth=2.0, regularization=0.1, **settings)
+    return FDSKL(
+        **{"solver": "direct", "features": 16, "bandwidth": 2.0},
+        **{"regularization": 0.1, **settings},
+    )
 
 
 def parts(grid: InProcessGrid) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from vfl_flower.protocol.consent import Consent
 from vfl_flower.strategies import ALGORITHMS
 
 FIFTH = Path(__file__).parents[2] / "examples" / "fifth_algorithm"
-KERNEL = {"bandwidth": 2.0, "regularization": 0.1}
+KERNEL = {"solver": "direct", "bandwidth": 2.0, "regularization": 0.1}
 CLUSTERS = {"n_clusters": 3, "n_components": 3, "iterations": 4, "subspace_tol": 0.0}
 CLUSTERS["seed"] = 3
 SHAPES = [Shape(400, 2, 0, "a"), Shape(400, 3, 400, "b"), Shape(400, 2, 0, "c")]
@@ -265,7 +265,7 @@ def test_a_later_task_has_a_table_and_no_costs():
 
 def test_a_strategy_that_fails_says_why(caplog):
     unlabelled = [shape._replace(n_labels=0) for shape in SHAPES]
-    planned = plan(FDSKL(), unlabelled)
+    planned = plan(FDSKL(solver="direct"), unlabelled)
     assert planned.ledger is None
     assert "must hold the labels" in planned.reason
     assert planned.reason.count("\n") == 0
@@ -279,8 +279,8 @@ def test_a_strategy_that_fails_says_why(caplog):
         (MUFC(3, box="0,1;18,120"), UNEQUAL),
         (MUFC(3, privacy="none"), UNEQUAL),
         (FKKMeans(**CLUSTERS, kernel="polynomial", clustering="coreset"), UNEQUAL),
-        (FDSKL(target="multiclass"), SHAPES),
-        (FDSKL(loss="square", target="continuous"), SHAPES),
+        (FDSKL(solver="direct", target="multiclass"), SHAPES),
+        (FDSKL(solver="direct", loss="square", target="continuous"), SHAPES),
         (
             FDSKL(solver="doubly-stochastic", iterations=2),
             [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)],

@@ -29,6 +29,7 @@ from vfl_flower.strategies.angles import row_blocks
 
 N, D = 120, 6
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
+EXACT = {"solver": "direct"}
 CLASSES = 3.0, 7.0
 """Labels of the two classes of a lone holder: neither 0 and 1 nor -1 and +1."""
 CODES = 0.0, 1.0
@@ -90,7 +91,8 @@ def actions(grid):
 def run(federation, seed=1, **settings):
     """Return the result, the parts and the grid."""
     strategy = FDSKL(
-        **{"seed": seed, "bandwidth": 1.5, "allow_two_parties": True, **settings}
+        **{"solver": "direct", "seed": seed, "bandwidth": 1.5},
+        **{"allow_two_parties": True, **settings},
     )
     grid = Recorder(federation)
     result = strategy.start(grid)
@@ -684,7 +686,7 @@ def test_bandwidth_is_that_of_the_median_distance_of_pairs():
     ],
 )
 def test_rows_and_features_within_the_budget(settings, n, rows, M):
-    strategy = FDSKL(**settings)
+    strategy = FDSKL(**EXACT, **settings)
     chosen, actual = strategy._sample(np.arange(n), Run(0))
     assert (len(chosen), actual) == (rows, M)
     bits = 64 if strategy.masking == "plain" else strategy.bits
@@ -723,7 +725,7 @@ def test_labels_without_a_pattern_do_not_use_up_the_budget():
     """A model has no more features than were sent, and all parties have as many."""
     rng = np.random.default_rng(0)
     result, parts, grid, X = growing(lambda X: rng.integers(2, size=len(X)))
-    sizes = FDSKL(budget=10**7, tolerance=0.02)._sizes(3000, 1666)
+    sizes = FDSKL(solver="direct", budget=10**7, tolerance=0.02)._sizes(3000, 1666)
     tried = trips(result)["fdskl_enough"]
     assert sizes == [(1664, 208), (3000, 416), (3000, 833), (3000, 1666)]
     assert 1 <= tried <= 2
@@ -756,7 +758,7 @@ def test_labels_with_a_pattern_use_all_and_send_nothing_twice():
 
 @pytest.mark.parametrize("settings", [{"rows": 2900}, {"features": 100}])
 def test_what_is_given_does_not_grow(settings):
-    sizes = FDSKL(tolerance=0.02, budget=10**8, **settings)._sizes(10**5, 1600)
+    sizes = FDSKL(**EXACT, tolerance=0.02, budget=10**8, **settings)._sizes(10**5, 1600)
     assert len(sizes) > 2
     place = 0 if "rows" in settings else 1
     assert len({size[place] for size in sizes}) == 1
@@ -769,14 +771,16 @@ def test_what_is_given_does_not_grow(settings):
 def test_no_steps(settings):
     """Without a tolerance, along a ring, and with few features."""
     M = 300 if settings == {"tolerance": 0.1} else 2000
-    assert FDSKL(**settings)._sizes(8 * M, M) == [(8 * M, M)]
+    assert FDSKL(**EXACT, **settings)._sizes(8 * M, M) == [(8 * M, M)]
 
 
 def test_the_trade_names_each_size_and_the_most_bytes():
-    text = FDSKL(tolerance=0.02).trade(20_000)
+    text = FDSKL(solver="direct", tolerance=0.02).trade(20_000)
     for size in ("2,000 rows with 250 features, 1 MB", "2,000 features, 64 MB"):
         assert size in text
-    assert "16,000 rows with 2,000 features, 64 MB" in FDSKL().trade(20_000)
+    assert "16,000 rows with 2,000 features, 64 MB" in FDSKL(solver="direct").trade(
+        20_000
+    )
     assert not FDSKL(solver="doubly-stochastic").trade(20_000)
 
 
@@ -789,8 +793,8 @@ def trips(result):
 
 def test_direct_takes_eight_round_trips_at_the_default_budget():
     """Rows 16,000 x 2,000 features in 2 bytes are four blocks of 16 MB."""
-    rows, M = FDSKL()._sample(np.arange(10**6), Run(0))
-    blocks = list(row_blocks(rows, M, 16, FDSKL().block_bytes))
+    rows, M = FDSKL(solver="direct")._sample(np.arange(10**6), Run(0))
+    blocks = list(row_blocks(rows, M, 16, FDSKL(solver="direct").block_bytes))
     assert len(blocks) == 4
     assert max(map(len, blocks)) * M * 2 <= 16_000_000
     # The same in a thousandth of the budget, run:
@@ -1001,8 +1005,10 @@ def test_arguments_of_the_other_solver(solver, argument, value):
 def test_bits_have_no_effect_without_a_circle(masking):
     message = f"bits has no effect with masking '{masking}', got 32"
     with pytest.raises(ValueError, match=message):
-        FDSKL(masking=masking, topology="ring", bits=32)
-    assert FDSKL(masking=masking, topology="ring", bits=16).bits == 16  # the default
+        FDSKL(solver="direct", masking=masking, topology="ring", bits=32)
+    assert (
+        FDSKL(solver="direct", masking=masking, topology="ring", bits=16).bits == 16
+    )  # the default
 
 
 def test_a_block_holds_the_angles_of_an_iteration():
@@ -1155,7 +1161,7 @@ def single(values):
 def test_what_the_server_refuses_after_the_greeting(federation, settings, message):
     """By default the bandwidth would be the first question."""
     grid = Recorder(federation())
-    strategy = FDSKL(**{"allow_two_parties": True, "seed": 0, **settings})
+    strategy = FDSKL(**EXACT | {"allow_two_parties": True, "seed": 0, **settings})
     with pytest.raises(FederationError, match=message):
         strategy.start(grid)
     assert actions(grid) == {"hello"}
@@ -1189,7 +1195,7 @@ def test_labels_that_are_no_classes(federation, target, message, settings, bandw
     """The label holder says so in its first reply, whatever that is."""
     grid = Recorder(federation())
     with pytest.raises(PartyFailed, match=message) as caught:
-        FDSKL(target=target, bandwidth=bandwidth, **settings).start(grid)
+        FDSKL(target=target, bandwidth=bandwidth, **EXACT | settings).start(grid)
     assert caught.value.party == "party 2"
     assert len(actions(grid)) == 2
 
@@ -1238,7 +1244,7 @@ def test_rows_that_are_all_equal():
     X = np.ones((20, 2))
     federation = [Party(X), Party(X), Party(X, np.arange(20) % 2)]
     with pytest.raises(PartyFailed, match="'median' needs distances above"):
-        FDSKL().start(InProcessGrid(federation))
+        FDSKL(solver="direct").start(InProcessGrid(federation))
 
 
 def test_an_outlier_does_not_change_the_median():
@@ -1430,6 +1436,6 @@ def test_without_a_seed_no_feature_comes_twice():
 
 
 def test_simulate_gives_the_model_its_parts():
-    strategy = FDSKL(features=16, bandwidth=1.5, loss="square")
+    strategy = FDSKL(solver="direct", features=16, bandwidth=1.5, loss="square")
     result = simulate(strategy, parties(), seed=1)
     same_parts(result.model.parts, run(parties(), features=16, loss="square")[1])

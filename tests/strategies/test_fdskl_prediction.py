@@ -71,7 +71,7 @@ def train(
         )
         parties[-1].encoding = encoding
     loss = "square" if target == "continuous" else "logistic"
-    features = {} if "solver" in settings else {"features": 48}
+    features = {} if "solver" in settings else {"solver": "direct", "features": 48}
     settings = {"bandwidth": 2.0, "loss": loss, **features, **settings}
     strategy = FDSKL(target=target, allow_two_parties=True, **settings)
     return simulate(strategy, parties, seed=3)

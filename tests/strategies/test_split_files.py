@@ -266,7 +266,7 @@ def test_where_columns_are_split_a_gap_must_be_filled(folder):
     from vfl_flower import FDSKL
 
     with pytest.raises(FederationError, match="must be filled where parties hold col"):
-        simulate(FDSKL(), loaded(folder))
+        simulate(FDSKL(solver="direct"), loaded(folder))
 
 
 # -- levels in a config ----------------------------------------------------------------

@@ -174,11 +174,11 @@ class FDSKL(ProtocolStrategy):
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
-    solver: Literal["direct", "moments", "doubly-stochastic"] = "direct"
-    """"direct": the label holder gets the angles of a sample of rows once, and solves
-    exactly. "moments": it gets sums of products of features alone, which two parties
-    compute under shares, and solves least squares; each party adds features of its own
-    columns. "doubly-stochastic": the paper's Algorithm 1, for one or several label
+    solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
+    """"moments": the label holder gets sums of products of features alone, which two
+    parties compute under shares, and solves least squares; each party adds features of
+    its own columns. "direct": it gets the angles of a sample of rows once, and solves
+    exactly. "doubly-stochastic": the paper's Algorithm 1, for one or several label
     holders, each with the labels of different rows."""
     dealer: str = pydantic.Field(default="server", kw_only=True)
     """For moments: who deals correlated randomness, "server" or the name of a party,
