@@ -50,7 +50,7 @@ def main() -> None:
         begun = time.perf_counter()
         trained = FDSKL(options.loss, solver="direct").start(ProcessGrid(pipes))
         middle = time.perf_counter()
-        FDSKLPrediction(trained.model.number).start(ProcessGrid(pipes))
+        FDSKLPrediction(trained.model.number, solver="direct").start(ProcessGrid(pipes))
         end = time.perf_counter()
         print(f"training {middle - begun:.0f} s, {trained.ledger.round_trips} trips")
         print(f"prediction of {options.rows} rows {end - middle:.0f} s")

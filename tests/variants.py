@@ -97,7 +97,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl holders": FDSKL(**_kernel | _steps),
     "k-means kept": CoresetVKMC(**_clusters),
     "blocks predict": CoresetPrediction(MODEL, **_two),
-    "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
+    "fdskl predict": FDSKLPrediction(MODEL, solver="direct", block_bytes=96, **_two),
     "fkk sums": FKKMeans(**_summed),
     "fkk rows": FKKMeans(**_embedded),
     "fkk lanczos": FKKMeans(**_one_by_one),

@@ -256,7 +256,7 @@ def test_time_is_that_of_round_trips_and_of_computing():
 
 
 def test_a_later_task_has_a_table_and_no_costs():
-    planned = plan(FDSKLPrediction("0123456789abcdef"), SHAPES)
+    planned = plan(FDSKLPrediction("0123456789abcdef", solver="direct"), SHAPES)
     assert planned.ledger is None
     assert planned.seconds is None
     assert "costs of training only" in str(planned)

@@ -27,6 +27,11 @@ HOPS = {
 """Round trips in which the angles of a block travel, to however many holders."""
 
 
+def predicting(model, **settings):
+    """Return predictions by a model that was trained on angles."""
+    return FDSKLPrediction(**{"solver": "direct", "model": model, **settings})
+
+
 def data(n=N, seed=0):
     X = np.random.default_rng(seed).normal(size=(n, 6))
     return X, X[:, 0] * X[:, 3] + X[:, 5]
@@ -205,7 +210,7 @@ def test_the_label_holder_gets_the_predictions_of_the_model(
     result = train(tmp_path, **settings)
     assert not files(tmp_path)
     parties, blocks = new_parties(tmp_path, settings["count"])
-    strategy = FDSKLPrediction(result.model.model, allow_two_parties=True, **prediction)
+    strategy = predicting(result.model.model, allow_two_parties=True, **prediction)
     actual = simulate(strategy, parties)
     bits = prediction.get("bits", 16)
     assert_written(tmp_path, result, blocks, bits, settings["holders"][0])
@@ -234,7 +239,7 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     settings = {"holders": (0, 2), "target": "continuous", "bits": 32, **DS}
     result = train(tmp_path, size=size, **settings)
     parties, blocks = new_parties(tmp_path)
-    simulate(FDSKLPrediction(result.model.model, bits=32), parties)
+    simulate(predicting(result.model.model, bits=32), parties)
     actual, expected = written(tmp_path)[2], result.model.predict(blocks)
     assert np.abs(actual - expected).max() <= 1e-8 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1 * np.max(size)
@@ -243,12 +248,12 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
 def test_no_score_is_asked_for_where_there_is_one_holder(tmp_path):
     result = train(tmp_path, **DS)
     parties, _ = new_parties(tmp_path)
-    actual = simulate(FDSKLPrediction(result.model.model), parties)
+    actual = simulate(predicting(result.model.model), parties)
     assert actual.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 48
     result = train(tmp_path, holders=(0, 2), **DS)
     for path in files(tmp_path):
         path.unlink()
-    actual = simulate(FDSKLPrediction(result.model.model), parties)
+    actual = simulate(predicting(result.model.model), parties)
     assert actual.ledger.entry("fdskl_answer", "party 0").units_up == NEW * 49
 
 
@@ -256,7 +261,7 @@ def test_ids_are_written_beside_the_predictions(tmp_path):
     result = train(tmp_path)
     ids = np.array([f'flight "{i}", late' for i in range(NEW)])
     parties, _ = new_parties(tmp_path, ids=ids)
-    simulate(FDSKLPrediction(result.model.model), parties)
+    simulate(predicting(result.model.model), parties)
     header, rows, actual = written(tmp_path)
     assert header == ["id", "prediction"]
     assert rows == ids.tolist()
@@ -266,7 +271,7 @@ def test_ids_are_written_beside_the_predictions(tmp_path):
 def test_one_row(tmp_path):
     result = train(tmp_path)
     parties, blocks = new_parties(tmp_path, n=1)
-    simulate(FDSKLPrediction(result.model.model), parties)
+    simulate(predicting(result.model.model), parties)
     _, _, actual = written(tmp_path)
     np.testing.assert_array_equal(actual, result.model.predict(blocks))
 
@@ -274,11 +279,11 @@ def test_one_row(tmp_path):
 def test_two_models_in_one_folder(tmp_path):
     first, second = train(tmp_path), train(tmp_path, target="continuous")
     parties, blocks = new_parties(tmp_path)
-    simulate(FDSKLPrediction(second.model.model), parties)
+    simulate(predicting(second.model.model), parties)
     assert_written(tmp_path, second, blocks)
     (path,) = files(tmp_path)
     path.unlink()
-    simulate(FDSKLPrediction(first.model.model), parties)
+    simulate(predicting(first.model.model), parties)
     assert_written(tmp_path, first, blocks)
 
 
@@ -287,7 +292,7 @@ def test_names_of_columns_may_be_missing_in_training_or_now(tmp_path):
         folder = tmp_path / str(names)
         result = train(folder, names=names)
         parties, blocks = new_parties(folder, names=not names)
-        simulate(FDSKLPrediction(result.model.model), parties)
+        simulate(predicting(result.model.model), parties)
         assert_written(folder, result, blocks)
 
 
@@ -311,7 +316,7 @@ def assert_refused(parties, strategy, message, party=None):
 def trained(tmp_path):
     result = train(tmp_path)
     parties, _ = new_parties(tmp_path)
-    return tmp_path, FDSKLPrediction(result.model.model), parties, result.model.model
+    return tmp_path, predicting(result.model.model), parties, result.model.model
 
 
 @pytest.mark.parametrize("j", [0, 1, 2])
@@ -340,7 +345,7 @@ def test_two_parties_whose_parts_changed_places(tmp_path, count, a, b):
     message, party = "'party 0' must have the place of training, 1, got 0", None
     if count == 3:
         message, party = "new rows must have the 3 columns of training", "party 0"
-    assert_refused(parties, FDSKLPrediction(model), message, party)
+    assert_refused(parties, predicting(model), message, party)
 
 
 def test_a_damaged_part(trained):
@@ -404,9 +409,9 @@ def test_rows_with_another_encoding(tmp_path, before, now):
     for j, party in enumerate(parties):
         party.encoding = now if j == 1 else before
     message = "new rows must be encoded as those of training: set task to 'predict'"
-    assert_refused(parties, FDSKLPrediction(model), message, "party 1")
+    assert_refused(parties, predicting(model), message, "party 1")
     parties[1].encoding = before
-    simulate(FDSKLPrediction(model), parties)
+    simulate(predicting(model), parties)
     assert files(tmp_path)
 
 
@@ -416,13 +421,13 @@ def test_consent_bounds_predictions_too(tmp_path):
     parties[0].consent = limited(NEW - 1)
     message = f"lets {NEW - 1} rows leave it as angles in one run, .* for 40"
     with pytest.raises(PartyFailed, match=message) as caught:
-        simulate(FDSKLPrediction(model), parties)
+        simulate(predicting(model), parties)
     assert caught.value.party == "party 0"
     parties[0].consent, parties[2].consent = (
         limited(NEW),
         limited(NEW),
     )
-    simulate(FDSKLPrediction(model), parties)
+    simulate(predicting(model), parties)
     assert files(tmp_path)
 
 
@@ -437,7 +442,7 @@ def test_a_party_of_training_is_missing(tmp_path, holder):
     """Also where it has no coefficients: without its angles all would be wrong."""
     result = train(tmp_path, holders=(holder,))
     parties, _ = new_parties(tmp_path)
-    strategy = FDSKLPrediction(result.model.model, allow_two_parties=True)
+    strategy = predicting(result.model.model, allow_two_parties=True)
     message = "the 3 parties of training must take part, 2 do"
     assert_refused(parties[:2], strategy, message)
 
@@ -446,18 +451,18 @@ def test_a_party_more_than_in_training(tmp_path):
     result = train(tmp_path, count=2, holders=(1,))
     parties, _ = new_parties(tmp_path, count=2)
     more = Party(np.zeros((NEW, 1)), name="party 2", state_dir=tmp_path / "2")
-    strategy = FDSKLPrediction(result.model.model)
+    strategy = predicting(result.model.model)
     assert_refused([*parties, more], strategy, "this party has no part", "party 2")
 
 
 def test_two_parties(tmp_path, caplog):
     result = train(tmp_path, count=2, holders=(1,))
     parties, _ = new_parties(tmp_path, count=2)
-    strategy = FDSKLPrediction(result.model.model)
+    strategy = predicting(result.model.model)
     message = "it needs at least three parties, or allow_two_parties"
     assert_refused(parties, strategy, message)
     caplog.clear()
-    simulate(FDSKLPrediction(result.model.model, allow_two_parties=True), parties)
+    simulate(predicting(result.model.model, allow_two_parties=True), parties)
     assert "between two the sum shows each the other's part" in caplog.text
 
 
@@ -468,12 +473,12 @@ def test_another_masking_than_in_training(tmp_path):
     parties, _ = new_parties(tmp_path)
     assert_refused(
         parties,
-        FDSKLPrediction(shared.model.model),
+        predicting(shared.model.model),
         "masking must be paper as in training, got 'circle'",
     )
     assert_refused(
         parties,
-        FDSKLPrediction(own.model.model, **paper),
+        predicting(own.model.model, **paper),
         "masking must be circle or plain as in training, got 'paper'",
     )
 
@@ -481,14 +486,14 @@ def test_another_masking_than_in_training(tmp_path):
 def test_a_block_without_room_for_a_row(trained):
     _, _, parties, model = trained
     message = "block_bytes must hold one row of 48 features, 96 bytes, got 95"
-    assert_refused(parties, FDSKLPrediction(model, block_bytes=95), message)
+    assert_refused(parties, predicting(model, block_bytes=95), message)
 
 
 @pytest.mark.parametrize("model", ["../../etc/passwd", "no-number", "ABCDEF0123456789"])
 def test_a_model_number_that_is_none(trained, model):
     _, _, parties, _ = trained
     message = "the id of a model must be 8 to 32 lower-case hexadecimal digits"
-    assert_refused(parties, FDSKLPrediction(model), message, "party 0")
+    assert_refused(parties, predicting(model), message, "party 0")
 
 
 @pytest.mark.parametrize(
@@ -555,13 +560,13 @@ def spoil(folder, model, change):
 )
 def test_settings_that_are_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
-        FDSKLPrediction(**{"model": "0123456789abcdef", **settings})
+        predicting(**{"model": "0123456789abcdef", **settings})
 
 
 def test_a_model_without_its_parts_says_where_they_are(tmp_path):
     result = train(tmp_path)
     parties, blocks = new_parties(tmp_path)
-    actual = simulate(FDSKLPrediction(result.model.model), parties)
+    actual = simulate(predicting(result.model.model), parties)
     with pytest.raises(ValueError, match=f"parts of model {actual.model.model} lie at"):
         actual.model.predict(blocks)
 
@@ -579,7 +584,11 @@ def test_what_a_model_is_worth_on_new_rows(tmp_path):
             zip(split(X)[3], sorted(p for p in tmp_path.iterdir()), strict=True)
         )
     ]
-    told = FDSKLEvaluation(result.model.number).start(InProcessGrid(new)).metrics
+    told = (
+        FDSKLEvaluation(result.model.number, solver="direct")
+        .start(InProcessGrid(new))
+        .metrics
+    )
     assert told["test_rows"] == NEW - 5
     assert 0 <= told["test_error"] < 0.5
     assert not list(tmp_path.glob("*/predictions*"))

@@ -685,7 +685,7 @@ def test_predictions_share_no_key_with_training(keys, tmp_path):
         party.state_dir = new[j].state_dir = tmp_path / str(j)
     model = FDSKL(**STAR).start(Recorder(trained)).model.model
     for topology in ("star", "tree"):
-        FDSKLPrediction(model, topology=topology).start(Recorder(new))
+        FDSKLPrediction(model, solver="direct", topology=topology).start(Recorder(new))
     keys.check()
     assert set(keys.streams.values()) == {2}
 

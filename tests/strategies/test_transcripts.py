@@ -557,7 +557,7 @@ def test_messages_of_predictions_have_these_names_and_no_others(tmp_path):
     for party, old in zip(new, trained, strict=True):
         party.state_dir = old.state_dir
     grid = Recorder(new)
-    FDSKLPrediction(result.model.model).start(grid)
+    FDSKLPrediction(result.model.model, solver="direct").start(grid)
     check_fdskl(grid.transcript, HOLDER)
     assert {e.action for e in grid.transcript} == {
         "hello",

@@ -169,7 +169,7 @@ def test_three_files_of_columns(tmp_path):
         assert "coresets_totals" in made.said("report", "--output-dir", "out")
         assert made.commands == 14  # the afternoon of docs/deploy.md
         made.run("coreset-vkmc", *aligned, "--set", "size=100")
-        made.run("fdskl", *aligned, "--set", "budget=2000000")
+        made.run("fdskl", *aligned)
         model = re.search(r"[0-9a-f]{16}", made.result("report.md").read_text()).group()
         for name in files:
             made.parties[name].end()

@@ -69,7 +69,7 @@ class FDSKLPrediction(ProtocolStrategy):
     model: str
     """The number of the model, which its training reported: ``result.model.model``."""
     _: KW_ONLY
-    solver: Literal["direct", "moments", "doubly-stochastic"] = "direct"
+    solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
     """The solver of training. With ``moments`` the scores are products of shares that
     the label holder alone opens."""
     dealer: str = "server"
