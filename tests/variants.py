@@ -98,6 +98,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "k-means kept": CoresetVKMC(**_clusters),
     "blocks predict": CoresetPrediction(MODEL, **_two),
     "fdskl predict": FDSKLPrediction(MODEL, solver="direct", block_bytes=96, **_two),
+    "fdskl moments predict": FDSKLPrediction(MODEL, dealer="airline"),
     "fkk sums": FKKMeans(**_summed),
     "fkk rows": FKKMeans(**_embedded),
     "fkk lanczos": FKKMeans(**_one_by_one),
@@ -141,17 +142,18 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @cache
-def trained_parts(count: int) -> list[dict[str, Any]]:
-    """Return the parts of a model."""
-    grid = InProcessGrid(parties(count))
-    VARIANTS["fdskl ring"].start(grid)
+def trained_parts(variant: str, count: int) -> list[dict[str, Any]]:
+    """Return the parts of the model that a variant trains."""
+    grid = InProcessGrid(parties_of(variant, count))
+    VARIANTS[variant].start(grid)
     return parts(grid)
 
 
-def with_parts(folder: Path, count: int) -> list[Party]:
+def with_parts(folder: Path, count: int, variant: str = "fdskl ring") -> list[Party]:
     """Return parties with their parts of a model in a folder, and without labels."""
     made = []
-    for party, part in zip(parties(count), trained_parts(count), strict=True):
+    trained = trained_parts(variant, count)
+    for party, part in zip(parties(count), trained, strict=True):
         state_dir = folder / str(party.name)
         arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
         settings = {k: v for k, v in part.items() if k not in arrays}
@@ -199,6 +201,12 @@ def parties_with_blocks(count: int = 2) -> list[Party]:
 def new_parties(count: int = 2) -> list[Party]:
     """Return the parties with their parts of a model, and without labels."""
     return with_parts(folder_of("new_parties", count), count)
+
+
+@cache
+def new_parties_of_sums() -> list[Party]:
+    """Return three parties with their parts of a model of sums of products."""
+    return with_parts(folder_of("sums", 3), 3, "fdskl moments dealer")
 
 
 def removing_parties(count: int = 2) -> list[Party]:
@@ -278,6 +286,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
     made["fdskl moments"] = moments_parties
+    made["fdskl moments predict"] = lambda count: new_parties_of_sums()
     dealt = ("moments dealer", "fdskl moments dealer")
     made |= dict.fromkeys(dealt, lambda count: moments_parties(3))  # who deals is one
     return made.get(variant, parties)(count)

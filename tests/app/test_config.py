@@ -120,8 +120,9 @@ def test_a_whole_number_does_for_a_real_one():
     [
         ("coreset-vrlr", "train", {"size": 50, "rounds": "paper"}),
         ("coreset-vkmc", "train", {"size": 50, "n_clusters": 4}),
-        ("fdskl", "train", {"budget": 10**6, "bandwidth": 2}),
-        ("fdskl", "predict", {"bits": 32, "block_bytes": 4096}),
+        ("fdskl", "train", {"features": 64, "bandwidth": 2}),
+        ("fdskl", "predict", {"bits": 32, "dealer": "rome"}),
+        ("fdskl", "predict", {"solver": "direct", "block_bytes": 4096}),
         ("fk-kmeans", "train", {"n_clusters": 4, "gamma": 2, "threshold": 0.5}),
         ("fk-kmeans", "train", {"standardize": True, "allow_missing": True}),
         ("fk-kmeans", "train", {"partition": "vertical", "bits": 32}),

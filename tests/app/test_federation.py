@@ -194,7 +194,7 @@ def test_for_several_strategies(place):
     assert done.exit_code == 0, done.output
     leaves = Consent.load(place / "airline" / "consent.toml").leaves
     assert set(leaves) == {
-        *("totals", "row-sums", "coefficients", "moments", "angles"),
+        *("totals", "row-sums", "coefficients", "moments"),
     }
 
 

@@ -28,7 +28,7 @@ from vfl_flower.protocol.consent import Consent
 from vfl_flower.strategies import ALGORITHMS
 
 FIFTH = Path(__file__).parents[2] / "examples" / "fifth_algorithm"
-KERNEL = {"solver": "direct", "bandwidth": 2.0, "regularization": 0.1}
+KERNEL = {"bandwidth": 2.0, "regularization": 0.1}
 CLUSTERS = {"n_clusters": 3, "n_components": 3, "iterations": 4, "subspace_tol": 0.0}
 CLUSTERS["seed"] = 3
 SHAPES = [Shape(400, 2, 0, "a"), Shape(400, 3, 400, "b"), Shape(400, 2, 0, "c")]
@@ -73,7 +73,7 @@ def check_alike(planned, ran):
     ("strategy", "shapes"),
     [
         (MUFC(5), UNEQUAL),
-        (FDSKL(**KERNEL, budget=100_000, block_bytes=30_000), SHAPES),
+        (FDSKL(**KERNEL, solver="direct", budget=100_000, block_bytes=30_000), SHAPES),
         (FDSKL(**KERNEL, solver="doubly-stochastic", iterations=3), SHAPES),
         (
             CoresetVRLR(
@@ -176,7 +176,7 @@ def test_iterations_are_not_continued():
 
 def test_a_budget_that_is_used_up_costs_no_more():
     """Rows beyond those that the budget pays for change nothing."""
-    strategy = FDSKL(**KERNEL, budget=40_000, test_fraction=0.2)
+    strategy = FDSKL(**KERNEL, solver="direct", budget=40_000, test_fraction=0.2)
     enough = strategy.enough_rows
     assert 400 < enough < 1000
     shapes = [Shape(9000, 2, 9000, "a"), Shape(9000, 2, 0, "b"), Shape(9000, 2, 0, "c")]

@@ -123,7 +123,8 @@ def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
     X = rng.normal(size=(180, 3))
     names, labels = ["a", "b", "c"], np.sign(X[:, 0])
     places = [tmp_path / name for name in names]
-    fdskl = {"strategy": "fdskl", "output-dir": str(tmp_path / "runs")}
+    fdskl = {"strategy": "fdskl", "fdskl.solver": "direct"}
+    fdskl["output-dir"] = str(tmp_path / "runs")
 
     def grid(rows, y=None):
         blocks = zip(np.hsplit(X[rows], 3), names, places, [None, None, y], strict=True)

@@ -91,8 +91,9 @@ def actions(grid):
 def run(federation, seed=1, **settings):
     """Return the result, the parts and the grid."""
     strategy = FDSKL(
-        **{"solver": "direct", "seed": seed, "bandwidth": 1.5},
-        **{"allow_two_parties": True, **settings},
+        **EXACT
+        | {"seed": seed, "bandwidth": 1.5, "allow_two_parties": True}
+        | settings,
     )
     grid = Recorder(federation)
     result = strategy.start(grid)
@@ -965,7 +966,10 @@ def test_settings_that_are_out_of_range(name, value, rule):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
+        (
+            {"solver": "direct", "target": "continuous"},
+            "loss must be 'square' for target 'continuous'",
+        ),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
         (
             {"solver": "doubly-stochastic", "step": 3.0, "regularization": 0.5},

@@ -321,7 +321,7 @@ def test_the_solver_of_training_is_named(trained, tmp_path, solver):
         folder, federation = tmp_path, parties()
         for member in federation:
             member.state_dir = folder / member.name
-        direct = FDSKL(loss="square", target="continuous", features=8)
+        direct = FDSKL(solver="direct", loss="square", target="continuous", features=8)
         number = simulate(direct, federation, seed=0).model.model
     else:
         number = trained[0].model.model

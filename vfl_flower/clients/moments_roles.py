@@ -217,9 +217,9 @@ def check_roles(
             f"owners must have {columns} columns of this party, got "
             f"{roles.owners[index]}"
         )
-    if roles.fraction != fraction or (roles.joint and not fraction):
+    if roles.fraction != fraction or bool(fraction) != (roles.joint > 1):
         raise PartyError(
-            f"fraction must be {fraction}, and joint columns have one, got "
+            f"fraction must be {fraction}, and joint columns have one alone, got "
             f"{roles.fraction} and {roles.joint}"
         )
     if roles.columns > MOST_COLUMNS:
