@@ -569,10 +569,10 @@ def _open_relevance(
     assert probes is not None
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     try:
-        found = opened_relevance(deal, state.triple, probes[roles.first])
+        mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
     except ValueError as error:
         raise PartyError(str(error)) from None
-    state.relevance = np.sqrt(found)
+    state.relevance = np.sqrt(mean_squares)
     state.triple, state.pilot = np.zeros(0, np.uint8), None
 
 

@@ -106,6 +106,34 @@ class FDSKL(ProtocolStrategy):
     round trip     party j sends                          the server learns
     =============  =====================================  ==========================
     hello          name, sizes, number of labels, key     all of it
+    prepare        cumulants of distances, masked; how    the sums, and these numbers
+                   many columns it makes of its own
+    multiply       angles and its own columns, masked,    nothing
+                   for two parties that compute; these
+                   shares of features and of products
+    relevance      each party its frequencies, masked;    nothing
+                   the label holder mixtures of
+                   derivatives, masked, for each party
+    fit            the label holder: the error of the     the error, and lambda
+                   halves, and lambda; each party
+                   whether it keeps its part
+    scores         of rows held out, in three round       the metrics
+                   trips: as in multiply; then the label
+                   holder: metrics
+    =============  =====================================  ==========================
+
+    No number of a row leaves a party but under masks. The label holder learns the
+    model, the sums of products of all features on two halves of the rows, and f(x) of
+    the rows held out. With `relevance` each party learns how much the model changes
+    with each of its own columns. Who deals the correlated randomness and works with one
+    of the two parties that compute reads the features of all rows.
+
+    With ``solver="direct"`` and ``"doubly-stochastic"``:
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, number of labels, key     all of it
     distances      its part of distances between rows,    nothing: only the label
                    masked                                 holder can open the sum
     bandwidth      the label holder: their median         the bandwidth
@@ -129,25 +157,17 @@ class FDSKL(ProtocolStrategy):
     training
     =============  =====================================  ==========================
 
-    The label holder learns the model. From the summed angles it also learns the other
-    parties' columns of these rows up to a linear map that it does not know, nearly a
-    rotation. With several label holders each learns f(x) of the rows that it picks, so
-    with exactly two the other's part of it; all parties learn the picked rows and the
-    largest scale.
-
-    With ``solver="moments"`` no number of a row leaves a party but under masks: the
-    label holder learns the sums of products of all features on two halves of the rows,
-    and f(x) of the rows held out. Who deals the correlated randomness and works with
-    one of the two parties that compute reads the features of all rows. With `relevance`
-    each party learns how much the model changes with each of its own columns.
+    From the summed angles the label holder also learns the other parties' columns of
+    these rows up to a linear map that it does not know, nearly a rotation. With several
+    label holders each learns f(x) of the rows that it picks, so with exactly two the
+    other's part of it; all parties learn the picked rows and the largest scale.
 
     Notes
     -----
     Differs from [1] in: 1. ``solver="direct"`` and ``"moments"``; 2.
     ``masking="circle"``, with private features; 3. an intercept in the direct solver;
     4. blocks of instances and features; 5. as many rows and features as lower the
-    error; 6. with
-    ``masking="paper"`` the party whose phase stays is picked once for
+    error; 6. with ``masking="paper"`` the party whose phase stays is picked once for
     each label holder, not at each call: a feature whose phase changes is another one.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
