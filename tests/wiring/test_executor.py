@@ -28,7 +28,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc"),
 ]
 
-CONFIG = {"strategy": "fdskl", "fdskl.features": 64, "fdskl.bandwidth": 2.0, "seed": 3}
+CONFIG = {"strategy": "fdskl", "fdskl.solver": "direct", "fdskl.features": 64}
+CONFIG |= {"fdskl.bandwidth": 2.0, "seed": 3}
 CONFIG |= {"fdskl.test-fraction": 0.0, "n-parties": 3, "timeout": 120.0}
 
 ATTACK = '''

@@ -181,10 +181,10 @@ class FDSKL(ProtocolStrategy):
     >>> import numpy as np
     >>> from vfl_flower import Party
     >>> from vfl_flower.simulation import simulate
-    >>> X = np.random.default_rng(0).normal(size=(600, 3))
+    >>> X = np.random.default_rng(0).normal(size=(2000, 3))
     >>> y = (X**2).sum(axis=1) > 2.4
     >>> parties = [Party(X[:, :1]), Party(X[:, 1:2]), Party(X[:, 2:], y=y)]
-    >>> result = simulate(FDSKL(features=256), parties, seed=0)
+    >>> result = simulate(FDSKL(), parties, seed=0)
     >>> bool((result.model.predict([X[:, :1], X[:, 1:2], X[:, 2:]]) == y).mean() > 0.95)
     True
     """
