@@ -186,6 +186,11 @@ def test_a_budget_that_is_used_up_costs_no_more():
     assert FDSKL(solver="doubly-stochastic").enough_rows is None
 
 
+def test_a_plan_says_what_fewer_bytes_cost():
+    strategy = FDSKL(features=4, relevance=False)
+    assert "fewer `features` send less" in str(plan(strategy, SHAPES))
+
+
 def test_a_wide_table_is_rehearsed_on_fewer_rows(monkeypatch):
     monkeypatch.setattr(plans, "MOST_NUMBERS", 4000)
     planned = plan(

@@ -337,19 +337,19 @@ class FDSKL(ProtocolStrategy):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""
-        if self.solver == "moments":
-            return self._moments(parties, run)
-        direct = self.solver == "direct"
-        holders = parties.label_holders
-        if direct and [parties[j].n_labels for j in holders] != [parties.n_rows]:
+        holders, direct = parties.label_holders, self.solver == "direct"
+        labels = [parties[j].n_labels for j in holders]
+        if self.solver != "doubly-stochastic" and labels != [parties.n_rows]:
             raise FederationError(
-                "solver 'direct' needs one party with the labels of all "
+                f"solver {self.solver!r} needs one party with the labels of all "
                 f"{parties.n_rows} rows, got "
                 + ", ".join(
                     f"{parties[j].name!r} with {parties[j].n_labels}" for j in holders
                 )
                 + ": 'doubly-stochastic' takes several"
             )
+        if self.solver == "moments":
+            return self._moments(parties, run)
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
                 "target 'multiclass' needs one label holder, since each would have its "
@@ -490,7 +490,15 @@ class FDSKL(ProtocolStrategy):
         return enough
 
     def trade(self, n_rows: int) -> str:
-        """Say how many bytes of angles a run sends, and for what."""
+        """Say how many bytes a run sends, and for what."""
+        if self.solver == "moments":
+            return (
+                "The bytes grow with rows times features: fewer `features` send less, "
+                "at a higher error, and `relevance=false` leaves out the first of two "
+                "turns. `solver='direct'` sends at most `budget` bytes of angles from "
+                "each party, and shows the label holder the other parties' columns up "
+                "to a linear map."
+            )
         if self.solver != "direct":
             return ""
         n = n_rows - int(n_rows * self.test_fraction)
