@@ -21,7 +21,6 @@ import pytest
 from cards import card as new_card
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
-from flwr.common.constant import HEARTBEAT_CALL_TIMEOUT
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import (
     _parse_args_run_supernode,
@@ -38,6 +37,7 @@ from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import (
     RESTART,
     SUPERNODE,
+    WHY_ENDED,
     gate_command,
     server_executor_command,
     superlink_command,
@@ -498,11 +498,12 @@ def value_of(text, key):
 
 
 def test_a_killed_supernode_is_back_before_a_run_gives_up():
-    """It is refused until it counts as gone, and from then on the run waits."""
-    assert 2 * HEARTBEAT < RESTART
-    # The last heartbeat was sent up to nine tenths of its time before the kill.
-    known_after = 2 * HEARTBEAT - 0.9 * (HEARTBEAT - HEARTBEAT_CALL_TIMEOUT)
-    assert known_after + ABSENCE > RESTART + START / 4
+    """It is refused until it counts as gone, and from then on the run waits.
+
+    One start may be refused at the last moment, and the next one takes its time too.
+    """
+    assert ABSENCE >= START / 4 + RESTART + START / 4
+    assert f"wait {2 * HEARTBEAT} seconds" in WHY_ENDED["code: 2004"]
     assert 2 * HEARTBEAT + ABSENCE < 75  # and 15 s to end the run
 
 

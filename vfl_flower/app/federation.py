@@ -86,13 +86,13 @@ HOME = "flwr"
 DATABASE = "superlink.sqlite"
 """What the SuperLink keeps from one start to the next, in Flower's folder."""
 
-RESTART = 40
-"""Seconds after which systemd starts again what has failed.
+RESTART = 10
+"""Seconds after which systemd starts again what has failed, as often as it takes.
 
 A SuperLink takes a SuperNode that has not said goodbye for connected until it has
-missed two heartbeats, 30 seconds, and refuses the same key meanwhile. A run waits
-longer than this for a party, :data:`vfl_flower.protocol.exchange.ABSENCE`, since it
-begins to wait when the SuperLink takes it for gone.
+missed two heartbeats, and refuses the same key meanwhile, so the first starts may fail.
+A run begins to wait when the SuperLink takes the party for gone, and waits much longer
+than this, :data:`vfl_flower.protocol.exchange.ABSENCE`.
 """
 
 TIED = (
@@ -105,12 +105,12 @@ TIED = (
 signal come first."""
 
 WHY_ENDED = {
-    "code: 2004": f"""\
+    "code: 2004": """\
 The SuperLink has refused the key of this SuperNode (code 2004), which has three causes
 that flwr does not tell apart. The key is not registered: the coordinator must start
 with this party's card. Or this party runs already, in another terminal or on another
 machine: stop one of the two. Or it has ended without a goodbye a moment ago, and the
-SuperLink still takes it for connected: wait {RESTART} seconds.""",
+SuperLink still takes it for connected: wait 30 seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be of the authority in --ca, and for the host in
 --superlink, but it is not; the line with "certificate verify failed" says which.""",
