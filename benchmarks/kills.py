@@ -49,7 +49,6 @@ from wiring.commands import COMMAND, Running, said, started_in  # noqa: E402
 
 from vfl_flower.app.federation import RESTART  # noqa: E402
 from vfl_flower.app.flower_run import RunFailed, free_port  # noqa: E402
-from vfl_flower.protocol.journal import MOST_STATES  # noqa: E402
 
 NAMES = ("airline", "weather", "registry")
 LABELS = NAMES[-1]
@@ -76,6 +75,9 @@ PARTYS = ("ClientApp", "forkserver", "SuperNode", "party", "announcing")
 
 START = 400.0
 """Seconds that a command may take to be ready."""
+
+MOST_RUNS = 4
+"""Most runs that one kill is to meet."""
 
 MOST_STARTS = 10
 """Most starts of a command that fails."""
@@ -686,10 +688,9 @@ class Matrix:
             trials = [trial for trial in self.trials if trial.hits < moments]
             if not trials:
                 return
-            # A party keeps the state of so many runs, and one of them may begin anew;
-            # one model changes in one run.
+            # One model changes in one run.
             more = [t for t in trials if t.hits + 1 < moments and not t.forgets]
-            self.kill_once([*trials, *more][: MOST_STATES - 1], kind, restart)
+            self.kill_once([*trials, *more][:MOST_RUNS], kind, restart)
         print(f"{kind}: {[(t.name, t.hits) for t in self.trials]}", flush=True)
 
     def kill_once(self, trials: Sequence[Trial], kind: str, restart: bool) -> None:

@@ -16,8 +16,15 @@ from flwr.app import ArrayRecord, RecordDict
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
+from vfl_flower.protocol import journal
 from vfl_flower.protocol.consent import pack_rows
-from vfl_flower.protocol.journal import FILE, MOST_STATES, Journal, journal_of
+from vfl_flower.protocol.journal import (
+    FILE,
+    MOST_STATES,
+    SURE_STATES,
+    Journal,
+    journal_of,
+)
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -46,12 +53,12 @@ def grid(tmp_path):
     return RealParties(parties)
 
 
-def greet(line, session):
+def greet(line, session, size=3):
     """Begin a session, as a party does."""
     memory = Memory(RecordDict())
     line.greet(session, memory)
     memory.open(session)
-    memory.state["after.arrays"] = ArrayRecord([np.arange(3.0)])
+    memory.state["after.arrays"] = ArrayRecord([np.arange(float(size))])
     line.keep(memory)
 
 
@@ -228,6 +235,20 @@ def test_runs_are_apart_and_old_ones_go(tmp_path):
         **{"sessions": kept, "shared": kept},
         **{"locked_states": last, "locked_arrays": last},
     }
+
+
+def test_large_states_are_kept_of_fewer_sessions(tmp_path, monkeypatch):
+    """Of the last five in any case, and of more within so many bytes."""
+    monkeypatch.setattr(journal, "MOST_BYTES", 300_000)
+    sizes = [100] * 3 + [10_000] * 4 + [100] * 4
+    kept = []
+    for run, size in enumerate(sizes):
+        with journal_of(tmp_path, run) as line:
+            greet(line, run, size)
+        with sqlite3.connect(tmp_path / FILE) as db:
+            (count,) = db.execute("SELECT count(*) FROM locked_states").fetchone()
+        kept.append(count)
+    assert kept == [1, 2, 3, 4, 5, 6, SURE_STATES, SURE_STATES, SURE_STATES, 6, 7]
 
 
 def test_only_its_user_can_read_it_and_links_are_not_followed(tmp_path):

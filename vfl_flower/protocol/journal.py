@@ -44,8 +44,12 @@ MOST_SESSIONS = 10
 KEPT = 100
 """Runs that the journal keeps."""
 
-MOST_STATES = 5
+MOST_STATES = 20
 """Sessions of which a party keeps its state: a run leaves those before it to go on."""
+
+SURE_STATES, MOST_BYTES = 5, 2**30
+"""So many of the latest sessions keep their states whatever their size, and earlier
+ones where all of these are within so many bytes."""
 
 STATE_SECONDS = 86400.0
 """Seconds after which a party forgets a session that was not asked for: a day."""
@@ -81,11 +85,20 @@ _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     messages = excluded.messages, bytes = excluded.bytes,
     sessions = excluded.sessions"""
 _FORGET = (
-    "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - ?",
+    "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - :kept",
     "DELETE FROM shared WHERE run NOT IN (SELECT run FROM sessions)",
     "DELETE FROM locked_states WHERE run NOT IN (SELECT run FROM sessions)",
-    f"""DELETE FROM locked_states WHERE run NOT IN (
-    SELECT run FROM locked_states ORDER BY time DESC LIMIT {MOST_STATES})""",
+    """DELETE FROM locked_states WHERE run IN (
+    WITH sizes AS (
+        SELECT run, time, length(content) + (
+            SELECT total(length(value)) FROM locked_arrays AS arrays
+            WHERE arrays.run = states.run) AS bytes
+        FROM locked_states AS states),
+    latest AS (
+        SELECT run, row_number() OVER back AS place, sum(bytes) OVER back AS bytes
+        FROM sizes WINDOW back AS (ORDER BY time DESC))
+    SELECT run FROM latest
+    WHERE place > :most OR place > :sure AND bytes > :bytes)""",
     "DELETE FROM locked_arrays WHERE run NOT IN (SELECT run FROM locked_states)",
 )
 
@@ -264,7 +277,8 @@ class Journal:
         if (kept := self._db.execute(query, (self._run,)).fetchone()) is None:
             raise PartyError(
                 "this party has forgotten the session, as it does after a day or when "
-                f"{MOST_STATES} others begin: begin a new one"
+                f"{MOST_STATES} others begin, {SURE_STATES} if they are large: begin a "
+                "new one"
             )
         return bytes(kept[0])
 
@@ -422,8 +436,10 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             db.executemany("REPLACE INTO released VALUES (?, ?)", tags)
             peers = line.trusted.items()
             db.executemany("INSERT OR IGNORE INTO peers VALUES (?, ?)", peers)
+            bounds = {"kept": KEPT, "most": MOST_STATES}
+            bounds |= {"sure": SURE_STATES, "bytes": MOST_BYTES}
             for forget in _FORGET:
-                db.execute(forget, (KEPT,) if "?" in forget else ())
+                db.execute(forget, bounds)
             db.execute("COMMIT")
 
 
