@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import wait
 from threading import Event
 
 import numpy as np
@@ -277,7 +278,8 @@ class Announcing(Leaving):
 
     def __init__(self, clock, seconds, action):
         super().__init__(clock, seconds)
-        self.action, self.announced, self.expired = action, None, Event()
+        self.action, self.announced = action, None
+        self.waiting, self.expired = Event(), Event()
 
     def _push(self, message):
         killed = self.announced is None and message.metadata.dst_node_id == 1001
@@ -289,15 +291,27 @@ class Announcing(Leaving):
     def pull_messages(self, message_ids):
         """Return the replies that have come; wait for one that was announced."""
         if self.announced in message_ids:
+            self.waiting.set()
             self.expired.wait(60)
         return super().pull_messages(message_ids)
 
 
 @pytest.fixture
 def announcing(clock, monkeypatch):
-    """Return a function that makes such a grid; its threads end with the test."""
-    monkeypatch.setattr("vfl_flower.protocol.exchange.PATIENCE", 0.2)
+    """Return a function that makes such a grid; its threads end with the test.
+
+    The server's patience ends when the grid waits, and not after so many seconds.
+    """
     grids = []
+
+    def patient(calls, patience):
+        (call,) = calls
+        while patience and not (call.done() or grids[-1].waiting.is_set()):
+            time.sleep(0.001)
+        grids[-1].waiting.clear()
+        return wait(calls, 0.0)
+
+    monkeypatch.setattr("vfl_flower.protocol.exchange.wait", patient)
 
     def make(seconds, action="coresets_totals"):
         grids.append(Announcing(clock, seconds, action))

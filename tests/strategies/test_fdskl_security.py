@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from draws import repeated_draws
 from faults import Fault, FaultyGrid
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
@@ -117,12 +118,7 @@ def watch(parties, seed=None, draws=0, **settings):
     strategy = FDSKL(**settings)
     strategy.seed = seed
     grid = Recorder(parties)
-    rng = np.random.default_rng(draws)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secrets.token_bytes", rng.bytes)
-        patch.setattr(
-            "secrets.randbits", lambda bits: int(rng.integers(2 ** (bits - 1)))
-        )
+    with repeated_draws(draws):
         strategy.start(grid)
     return View(grid, len(parties) - 1)
 

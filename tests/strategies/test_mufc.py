@@ -1311,12 +1311,20 @@ def patient(j, i):
 
 
 def forms(values):
-    """Return the bytes of numbers as float64, float32 and decimal text."""
-    values = np.asarray(values).ravel()
+    """Return the bytes of rows as float64, pairs of float32 and decimal text.
+
+    Four bytes, as of a single float32, are in a key now and then.
+    """
+    rows = np.atleast_2d(values)
+    single = rows.astype("<f4")
     return {
-        *(v.tobytes() for v in values.astype("<f8")),
-        *(v.tobytes() for v in values.astype("<f4")),
-        *(repr(v).removeprefix("-").encode() for v in values.tolist()),
+        *(v.tobytes() for v in rows.astype("<f8").ravel()),
+        *(
+            single[place][k : k + 2].tobytes()
+            for place in np.ndindex(rows.shape[:-1])
+            for k in range(rows.shape[-1] - 1)
+        ),
+        *(repr(v).removeprefix("-").encode() for v in rows.ravel().tolist()),
     }
 
 

@@ -118,8 +118,9 @@ def test_the_server_cannot_tell_whose_forgotten_rows_are_left(tmp_path, privacy)
         assert set(reply.values) == clear | {"totals"}
         assert reply.values["totals"].dtype == np.uint64
         assert reply.values["totals"].shape == (4,)
-        # A count that left as it is would be small.
-        assert (reply.values["totals"] > 2**40).all()
+        # A count that left as it is would be small; of 24 numbers below 2^61 one is
+        # below 2^30 with a chance of 1e-8.
+        assert (reply.values["totals"] > 2**30).all()
 
 
 def test_parties_that_all_refuse_have_nothing_left(tmp_path, caplog):

@@ -376,5 +376,5 @@ class Organisations:
 
     def run(self, project: Path, out: Path, config: Mapping[str, Any]) -> Run:
         """Run a project on the SuperNodes."""
-        common = {"n-parties": 3, "timeout": 120.0, "output-dir": str(out)}
+        common = {"n-parties": 3, "timeout": 240.0, "output-dir": str(out)}
         return self.deployment.run(project, {**config, **common})

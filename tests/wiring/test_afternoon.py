@@ -151,7 +151,7 @@ def nothing_leaks(made: Federation, files: Mapping[str, Path], data: pd.DataFram
 
 def test_three_files_of_columns(tmp_path):
     files, table = write_columns(tmp_path / "raw", 500)
-    new, unseen = write_columns(tmp_path / "new", 500, seed=1, new=200)
+    new, unseen = write_columns(tmp_path / "new", 500, seed=1, new=800)
     needs = "align", "coreset-vrlr", "coreset-vkmc", "fdskl"
     with federation(tmp_path, files, "patient", *needs) as made:
         aligned = ["--set", "alignment=2026-q4"]
@@ -181,8 +181,9 @@ def test_three_files_of_columns(tmp_path):
         (path,) = (tmp_path / INSURER / "state").glob("predictions-*.csv")
         predicted = pd.read_csv(path).set_index("id")["prediction"]
         true = (unseen["readmitted"] == "yes").loc[predicted.index]
-        # About 0.78; a guess has 0.5, and either crosses the bound once in 10^4 runs.
-        assert np.mean(predicted == true) > 0.65
+        # About 0.78; a guess has 0.5. Of 800 rows the bound is six standard deviations
+        # from both, where the training's own is 0.02.
+        assert np.mean(predicted == true) > 0.62
         shown = made.said("models", "list", "--output-dir", "out")
         assert model in shown
         nothing_leaks(made, files, table)

@@ -30,7 +30,7 @@ pytestmark = [
 
 CONFIG = {"strategy": "fdskl", "fdskl.solver": "direct", "fdskl.features": 64}
 CONFIG |= {"fdskl.bandwidth": 2.0, "seed": 3}
-CONFIG |= {"fdskl.test-fraction": 0.0, "n-parties": 3, "timeout": 120.0}
+CONFIG |= {"fdskl.test-fraction": 0.0, "n-parties": 3, "timeout": 240.0}
 
 ATTACK = '''
 from pathlib import Path
@@ -175,7 +175,7 @@ def test_a_killed_process_is_asked_again(organisations, app, tmp_path):
     assert killed
     assert run.completed, run
     assert "ended with exit code -9" in run.party_logs["weather"]
-    assert run.seconds < 100  # the timeout of a round trip has not passed
+    assert run.seconds < 220  # the timeout of a round trip has not passed
 
 
 def test_what_a_supernode_has_started_ends_with_it(organisations):

@@ -1,0 +1,23 @@
+"""What parties and server draw without a seed, the same each time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+
+@contextmanager
+def repeated_draws(seed: int) -> Iterator[None]:
+    """Draw from a generator in the place of the operating system.
+
+    So a run without a seed gives the same result each time, for an assertion that
+    hangs on it. Masks and what is dealt are other ones still.
+    """
+    rng = np.random.default_rng(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.token_bytes", rng.bytes)
+        patch.setattr(
+            "secrets.randbits", lambda bits: int(rng.integers(2 ** (bits - 1)))
+        )
+        yield
