@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from functools import cache
 
 import numpy as np
@@ -1323,6 +1324,18 @@ def test_the_party_whose_phase_stays_is_drawn():
     ]
     # Each of four is missed with probability 4 (3/4)^40 < 1e-4; the seeds are fixed.
     assert set(np.ravel(actual).tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("factor", [10.0, 100.0])
+@pytest.mark.parametrize("settings", [EXACT, DS])
+def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, settings, factor):
+    """At the party that has them: it alone knows."""
+    federation = parties()
+    federation[0].X[:, 0] = factor * federation[0].X[:, 1]
+    FDSKL(**settings, seed=0, bandwidth=1.0).start(InProcessGrid(federation))
+    told = re.findall(r"columns differ by a factor of (\S+),", caplog.text)
+    expected = [factor] if factor > 30 else []
+    assert list(map(float, told)) == pytest.approx(expected)
 
 
 def test_what_the_label_holder_learns_is_warned_of(caplog):

@@ -59,6 +59,9 @@ MAX_CLASSES = 100
 MOST_FEATURES = 2**20
 """Most features of a model, all of which a party draws anew for a message."""
 
+APART = 30.0
+"""Ratio of standard deviations from which a column hardly counts beside another."""
+
 MOST_BYTES = 2**27
 """Most bytes of angles in a reply, so that no request exhausts a party's memory."""
 
@@ -277,12 +280,26 @@ def _new_training(party: Party, setup: Setup) -> Training:
             "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
             "so that they mean the same at all of them"
         )
+    _warn_of_scales(party)
     seed = party.rng("features").bytes(16).hex()
     training = Training(setup, seed, party.rows.shape[1], classes)
     if party.y is not None:
         C = len(classes) if setup.target == "multiclass" else 1
         training.alpha = np.zeros((0, C))
     return training
+
+
+def _warn_of_scales(party: Party) -> None:
+    """Warn, here at the party, where one bandwidth cannot fit all of its columns."""
+    few = np.linspace(0, party.n_rows - 1, min(party.n_rows, 1000)).astype(np.intp)
+    scales = np.asarray(party.rows.take(few), dtype=np.float64).std(axis=0)
+    scales = scales[scales > 0]
+    if scales.size and scales.max() >= APART * scales.min():
+        log.warning(
+            "the scales of this party's columns differ by a factor of %.2g, and all "
+            "have one bandwidth: set standardize=true",
+            scales.max() / scales.min(),
+        )
 
 
 def _check_setup(party: Party, setup: Setup) -> None:
