@@ -238,6 +238,44 @@ def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
             assert np.abs(gram - whole).max() < 4.0
 
 
+@pytest.mark.parametrize("dealer", ["server", "p1"])
+def test_another_party_computes(tmp_path, dealer):
+    """In training, and then in predictions; with another one refused by its consent."""
+    X, y = data(400)
+    federation = parties(4, 3, X, y)
+    for member in federation:
+        member.state_dir = tmp_path / member.name
+    chosen = {"dealer": dealer, "computes": "p2"}
+    training = strategy(features=4, test_fraction=0.2, **chosen)
+    grid = Recorder(federation)
+    model = training.start(grid).model
+    training.complete(model, grid.memories())
+    sent = {
+        (entry.party, name.rpartition("_")[0])
+        for entry in grid.transcript
+        if entry.up
+        for name in entry.values
+    }
+    assert {(2, "gram_shares"), (2, "products")} <= sent
+    assert not {(0, "gram_shares"), (0, "products")} & sent
+    new = [
+        Party(one.X[:40], name=one.name, state_dir=one.state_dir) for one in federation
+    ]
+    predicting = FDSKLPrediction(model.model, **chosen)
+    grid = Recorder(new)
+    predicting.start(grid)
+    senders = {
+        entry.party
+        for entry in grid.transcript
+        if entry.up and any(name.startswith("products") for name in entry.values)
+    }
+    assert senders == {2}
+    (path,) = (tmp_path / "p3").glob("predictions-*.csv")
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    scores = model.decision_function(np.array_split(X[:40], 4, axis=1))[:, 0]
+    assert np.abs(table[:, 1] - scores).max() < 0.02 * y.std()
+
+
 def test_parts_have_all_blocks_once():
     for rows in ([450, 450], [2049, 1], [5000, 4999], [1, 1], [10_000]):
         for joint in (8, 10_000, 200_000):
@@ -543,7 +581,6 @@ def asked(made, roles, **changes):
         ({"fraction": 14}, {}, "fraction must be 16"),
         ({"dealer": 0}, {}, "must be different parties"),
         ({"first": 1}, {}, "the party with the labels"),
-        ({"second": 1}, {}, "the second party must be the one at place 0"),
         ({"owners": [5, 9, 7]}, {}, "columns of this party"),
         ({"owners": [500, None, 8]}, {}, "must be of at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),

@@ -19,6 +19,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients.evaluation import Told, least_rows, told
 from vfl_flower.numerics.fdskl import dsg_update
+from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import (
     Part,
     Target,
@@ -38,6 +39,7 @@ from vfl_flower.numerics.random_features import (
     features,
     median_bandwidth,
     pair_distances,
+    taken,
 )
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
@@ -131,6 +133,9 @@ class Setup:
         None: each party draws its own features.
     tolerance : float
         With the direct solver: gain below which more angles are not worth asking for.
+    chooses : bool
+        With the direct solver: the label holder chooses how many times it takes each
+        angle, and so the bandwidth.
     """
 
     target: Target
@@ -141,6 +146,7 @@ class Setup:
     block: Natural
     shared: SharedFeatures | None = None
     tolerance: NotNegative = 0.0
+    chooses: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,8 @@ class Training:
         more to come.
     angles : Array, shape (n, M'), or None
         Their summed angles so far.
+    multiple : int
+        How many times the label holder takes each; 0: not chosen yet.
     """
 
     setup: Setup
@@ -218,6 +226,7 @@ class Training:
     scale: float | None = None
     rows: Array | None = None
     angles: Array | None = None
+    multiple: int = 0
 
 
 @dataclass
@@ -365,6 +374,8 @@ def _keep(
         part["target"], part["classes"] = training.setup.target, training.classes
         if loss is not None:
             part["loss"] = loss
+        if training.multiple:
+            part["multiple"] = training.multiple
     party.part = dict(part)
     return party.state_dir is not None
 
@@ -678,6 +689,7 @@ def enough(
     Y = _problem_labels(party, training, problem)
     summed = _collected(training, rows, stop, angles, added)
     training.rows, training.angles = rows, summed
+    summed = _chosen(party, training, summed, Y)
     if (Y[:1] == Y).all(axis=0).any():
         return {"features": stop}
 
@@ -706,6 +718,15 @@ def enough(
         return {"features": 0}
     losses = left_out(len(rows), fewer_features) - now
     return {"features": fewer_features if _upper(losses) < allowed / 2 else stop}
+
+
+def _chosen(party: Party, training: Training, summed: Array, Y: Array) -> Array:
+    """Return angles at the bandwidth of the model, which is chosen at first."""
+    if not training.setup.chooses:
+        return summed
+    if not training.multiple:
+        training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
+    return taken(summed, training.multiple)
 
 
 def _upper(gains: Array) -> float:
@@ -764,6 +785,7 @@ class Fitted(TypedDict):
 
     kept: bool
     columns: NotRequired[Columns]
+    multiple: NotRequired[Natural]
     regularization: NotRequired[Positive]
     converged: NotRequired[Annotated[float, Ge(0), Le(1)]]
     cv_score: NotRequired[NotNegative]
@@ -818,6 +840,10 @@ def fit(
             f"angles must be of the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
+    summed = _chosen(party, training, summed, Y)
+    told = Fitted(kept=False)
+    if training.multiple:
+        told["multiple"] = training.multiple
     if (Y[:1] == Y).all(axis=0).any():
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
@@ -826,7 +852,7 @@ def fit(
         kept = _keep(party, training, constant_coef, Y[0], features)
         constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
         constant["regularization"] = problem.regularization or 1.0
-        return constant
+        return {**told, **constant}
     solution = fit_angles(
         summed,
         Y,
@@ -838,6 +864,7 @@ def fit(
     )
     coef = solution.coef / np.sqrt(features or setup.n_features)
     reply: Fitted = {
+        **told,
         "kept": _keep(
             party, training, coef, solution.intercept, features, problem.loss
         ),
@@ -1053,6 +1080,7 @@ class PartInfo(TypedDict):
     parties: Natural
     kept: list[Count]
     local: NotRequired[Count]
+    multiple: NotRequired[Natural]
 
 
 class Answered(Told):
@@ -1091,6 +1119,8 @@ def part(party: Party) -> PartInfo:
     }
     if "local" in model_part:
         reply["local"] = model_part["local"]
+    elif "multiple" in model_part:
+        reply["multiple"] = model_part["multiple"]
     return reply
 
 
@@ -1147,7 +1177,7 @@ def answer(
     if at is not None and angles is not None:
         coef, intercept = _coefficients(model_part)
         party.afford("at", len(at), len(coef))
-        summed = _summed(angles, offsets, at)
+        summed = taken(_summed(angles, offsets, at), model_part.get("multiple", 1))
         if summed.shape[1] != len(coef):
             raise PartyError(
                 f"angles must be of the {len(coef)} features of the label holder, got "

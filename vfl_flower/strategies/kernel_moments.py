@@ -84,6 +84,8 @@ class Solver:
         The one bandwidth, in the unit of the scaled columns; None: several.
     dealer : str
         "server", or the name of a party.
+    computes : str
+        Name of the party that computes with the label holder; "": the first one.
     bits : {16, 32}
         Of an angle.
     relevance : bool
@@ -99,6 +101,7 @@ class Solver:
     dealer: str
     bits: AngleBits
     relevance: bool = True
+    computes: str = ""
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -137,6 +140,7 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     roles = roles_of(
         parties,
         *(owners, sizes, solver.dealer),
+        computes=solver.computes,
         joint=2 * joint.angles,
         fraction=FRACTION,
     )
