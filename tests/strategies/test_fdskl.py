@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from consents import limited
+from sklearn.utils.class_weight import compute_sample_weight
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import fdskl
@@ -598,6 +599,33 @@ def test_the_bandwidth_is_chosen_once_while_rows_and_features_grow(turns, narrow
     assert np.square(error).mean() < 0.3 * np.sin(turns * X[:, 0]).var()
 
 
+def balanced_error(y, predicted):
+    """Return the mean over classes of the share of wrong rows."""
+    return np.mean([(predicted[y == c] != c).mean() for c in np.unique(y)])
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic"])
+@pytest.mark.parametrize("target", ["binary", "multiclass"])
+def test_rows_of_rare_classes_weigh_more(loss, target):
+    """As scikit-learn's weights say, in the fit on pooled angles."""
+    X, real = data()
+    edges = [1.5] if target == "binary" else [1.2, 2.0]
+    y = np.digitize(real, edges) * 10.0
+    settings = {"features": 16, "loss": loss, "target": target}
+    result, parts, grid = run(parties(y), class_weight="balanced", **settings)
+    rows = fitted_rows(grid)
+    angles = pooled_angles(parts, rows, 16)
+    weights = compute_sample_weight("balanced", y[rows])
+    rng = holder_stream("cross-validation")
+    pooled = fit(angles, one_vs_rest(y)[rows], loss, None, rng, weights=weights)
+    np.testing.assert_array_equal(parts[2]["coef"], pooled.coef / np.sqrt(16))
+    alike, _, _ = run(parties(y), **settings)
+    errors = [
+        balanced_error(y, m.predict(split(X))) for m in (result.model, alike.model)
+    ]
+    assert errors[0] < errors[1]
+
+
 def test_predictions_are_at_the_bandwidth_that_was_chosen(tmp_path):
     X, _ = data()
     federation = parties(np.sin(2 * X[:, 0]))
@@ -1050,6 +1078,14 @@ def test_settings_that_are_out_of_range(name, value, rule):
     ("settings", "message"),
     [
         ({"bandwidth": "auto"}, "bandwidth must be a number or 'median' with solver"),
+        (
+            {"target": "continuous", "class_weight": "balanced"},
+            "class_weight has no effect with target 'continuous'",
+        ),
+        (
+            {"solver": "doubly-stochastic", "class_weight": "balanced"},
+            "class_weight has no effect with solver",
+        ),
         (
             {"solver": "direct", "target": "continuous"},
             "loss must be 'square' for target 'continuous'",

@@ -35,7 +35,7 @@ from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.clients.moments_roles import Roles
-from vfl_flower.numerics.gram_fit import GramFit
+from vfl_flower.numerics.gram_fit import GramFit, fit_grams
 from vfl_flower.numerics.kernel_moments import (
     decision_function,
     joint_angles,
@@ -190,6 +190,45 @@ def _check_metrics(result, blocks, y, target):
         # Rounding moves rows whose two best scores are nearly the same.
         assert abs(result.metrics["test_error"] - error) < 8.5 / len(test)
         assert error < (0.35 if target == "binary" else 0.5)
+
+
+@pytest.mark.parametrize("target", ["binary", "multiclass"])
+def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, target):
+    """To where discriminant analysis has it for classes of the same size."""
+    X, y = data()
+    y = np.digitize(y, np.quantile(y, [0.9] if target == "binary" else [0.8, 0.9]))
+    solved = []
+
+    def look(grams, blocks, kind, class_weights):
+        solved.append((fit_grams(grams, blocks, kind), class_weights))
+        return fit_grams(grams, blocks, kind, class_weights=class_weights)
+
+    monkeypatch.setattr(party, "fit_grams", look)
+    training = strategy(target=target, features=24, test_fraction=0.2)
+    federation = parties(3, None, X, y.astype(float))
+    result = simulate(training.replace(class_weight="balanced"), federation, seed=3)
+    ((plain, weights),) = solved
+    counts = np.bincount(y[np.concatenate(split_halves(N, 0.2, 720, 3))])
+    np.testing.assert_allclose(weights * counts, 1.0, rtol=1e-4)
+    part = next(part for part in result.model.parts if "coef" in part)
+    slope, offset = plain.slope, plain.offset - np.log(counts)
+    if target == "binary":
+        offset = plain.offset - np.log(counts[1] / counts[0])
+    else:  # up to a constant a row
+        slope = slope - slope.mean(axis=1, keepdims=True)
+        offset = offset - offset.mean()
+    np.testing.assert_allclose(
+        np.sort(part["coef"], axis=0), np.sort(plain.weights @ slope, axis=0)
+    )
+    wanted = plain.intercept @ slope + offset
+    np.testing.assert_allclose(part["intercept"], wanted, atol=1e-3)
+    np.testing.assert_array_equal(part["slope"], np.eye(len(offset)))
+    predicted = result.model.predict(np.array_split(X, 3, axis=1))
+    found = [(predicted[y == c] == c).mean() for c in np.unique(y)]
+    assert min(found) > 0.5, found
+    test = split_rows(N, 0.2, 3)[1]
+    error = (predicted[test] != y[test]).mean()
+    assert abs(result.metrics["test_error"] - error) < 8.5 / len(test)
 
 
 def test_round_trips_and_bytes():

@@ -174,12 +174,13 @@ class Problem:
     """What the label holder solves; see ``numerics/kernel_solvers.py``.
 
     It gets the angles of `rows`. `loss` is L, and `regularization` is lambda; with 0
-    cross-validation chooses it.
+    cross-validation chooses it. With `balanced` each class counts as much as any other.
     """
 
     rows: ManyRows
     loss: LossName
     regularization: NotNegative
+    balanced: bool = False
 
 
 # -- what a party keeps ---------------------------------------------------------------
@@ -704,6 +705,7 @@ def enough(
             problem.regularization or None,
             party.rng("cross-validation"),
             classes=training.setup.target != "continuous",
+            weights=_weights(problem, Y[:n]),
             folds=min(5, n),
             leave_out=True,
         )
@@ -729,6 +731,18 @@ def _chosen(party: Party, training: Training, summed: Array, Y: Array) -> Array:
     return taken(summed, training.multiple)
 
 
+def _weights(problem: Problem, Y: Array) -> Array | None:
+    """Return how much each row counts, shape (n,); None: all alike.
+
+    n / (K n_c) for a row of class c, of which there are n_c, as in scikit-learn.
+    """
+    if not problem.balanced:
+        return None
+    label = (Y[:, 0] > 0).astype(int) if Y.shape[1] == 1 else Y.argmax(axis=1)
+    counts = np.bincount(label)
+    return np.asarray(len(Y) / (np.count_nonzero(counts) * counts[label]))
+
+
 def _upper(gains: Array) -> float:
     """Return the mean and two standard errors."""
     return float(gains.mean() + 2 * gains.std() / math.sqrt(len(gains)))
@@ -745,6 +759,8 @@ def _problem_labels(party: Party, training: Training, problem: Problem) -> Array
     y = _labels(party, rows)
     if problem.loss != "square" and setup.target == "continuous":
         raise PartyError("loss must be 'square' for target 'continuous'")
+    if problem.balanced and setup.target == "continuous":
+        raise PartyError("balanced must be false for target 'continuous'")
     if setup.target == "multiclass":  # a rare class may have no row among these
         training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
     return signs_of(y, setup.target, training.classes)
@@ -860,6 +876,7 @@ def fit(
         problem.regularization or None,
         party.rng("cross-validation"),
         classes=setup.target != "continuous",
+        weights=_weights(problem, Y),
         folds=min(5, len(rows)),
     )
     coef = solution.coef / np.sqrt(features or setup.n_features)

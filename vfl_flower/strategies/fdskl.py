@@ -82,9 +82,11 @@ of wrong ones is then 0.8 points at most."""
 
 _ANGLES = ("regularization", "topology", "block_bytes", "allow_two_parties")
 _OF_SOLVER = {
-    "direct": ("budget", "tolerance", "rows", "features", *_ANGLES),
+    "direct": ("budget", "tolerance", "rows", "features", "class_weight", *_ANGLES),
     "doubly-stochastic": ("iterations", "block", "step", "schedule", *_ANGLES),
-    "moments": ("rows", "features", "dealer", "computes", "relevance"),
+    "moments": (
+        *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
+    ),
 }
 """Settings that have an effect with some of the solvers only."""
 
@@ -218,6 +220,16 @@ class FDSKL(ProtocolStrategy):
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
     learned against the rest. "continuous": real numbers, with the square loss only."""
+    class_weight: Literal["none", "balanced"] = pydantic.Field(
+        default="none", kw_only=True
+    )
+    """"balanced": every class counts as much as any other, however few rows it has, so
+    that a rare one is found more often, at more false alarms. With ``direct`` a row of
+    a class with n_c of n rows weighs n / (K n_c) in the loss, as in scikit-learn. With
+    ``moments`` the fit has no weights, which would be the labels: the label holder
+    moves the threshold between the classes, to equal prior probabilities, where the
+    scores of the halves are normal with one variance. Probabilities are then those of
+    classes of the same size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"
     """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
     scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
@@ -314,6 +326,8 @@ class FDSKL(ProtocolStrategy):
                 "bandwidth must be a number or 'median' with solver "
                 f"{self.solver!r}, got 'auto'"
             )
+        if self.target == "continuous":
+            check_unused(self, ["class_weight"], "target 'continuous'")
         if moments:
             self._check_moments()
         if self.masking != "circle":
@@ -469,6 +483,7 @@ class FDSKL(ProtocolStrategy):
             16 if self.bits == 16 else 32,
             self.relevance,
             self.computes,
+            self._balanced,
         )
         metrics, model.kept = kernel_moments.train(parties, solver, test)
         model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]
@@ -578,6 +593,10 @@ class FDSKL(ProtocolStrategy):
                     parties[holder].name,
                     n_columns,
                 )
+
+    @property
+    def _balanced(self) -> bool:
+        return self.class_weight == "balanced"
 
     @property
     def _bits(self) -> party.Bits:
@@ -699,7 +718,9 @@ class FDSKL(ProtocolStrategy):
             features = angles.parties.ask_one(
                 holder,
                 party.enough,
-                problem=party.Problem(rows[:m], self.loss, regularization),
+                problem=party.Problem(
+                    rows[:m], self.loss, regularization, self._balanced
+                ),
                 stop=M,
                 fewer_rows=fewer[0],
                 fewer_features=fewer[1],
@@ -713,7 +734,9 @@ class FDSKL(ProtocolStrategy):
         else:
             known = sizes[0]
             blocks, offsets = self._collect(angles, rows, setup)
-        problem = party.Problem(rows[: known[0]], self.loss, regularization)
+        problem = party.Problem(
+            rows[: known[0]], self.loss, regularization, self._balanced
+        )
         fitted = angles.parties.ask(
             party.fit,
             problem=angles.each({holder: problem}),

@@ -86,6 +86,8 @@ class Solver:
         "server", or the name of a party.
     computes : str
         Name of the party that computes with the label holder; "": the first one.
+    balanced : bool
+        Whether classes count as if they had equally many rows.
     bits : {16, 32}
         Of an angle.
     relevance : bool
@@ -102,6 +104,7 @@ class Solver:
     bits: AngleBits
     relevance: bool = True
     computes: str = ""
+    balanced: bool = False
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -188,7 +191,10 @@ def _task(solver: Solver, count: int) -> party.Task:
     room = rows // 2 // ROWS_PER_COLUMN
     left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
     most = min(MOST_LOCAL, left // count)
-    return party.Task(solver.target, solver.kernel, solver.test_fraction, rows, most)
+    return party.Task(
+        *(solver.target, solver.kernel, solver.test_fraction, rows, most),
+        solver.balanced,
+    )
 
 
 def _joint(
