@@ -21,6 +21,8 @@ from vfl_flower.strategies import (
     CoresetVRLR,
     FDSKLPrediction,
     FKKMeans,
+    FKKMeansEvaluation,
+    FKKMeansPrediction,
     LevelUnion,
 )
 from vfl_flower.strategies.removal import Removal
@@ -104,6 +106,8 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fkk lanczos": FKKMeans(**_one_by_one),
     "fkk without cem": FKKMeans(**_without),
     "fkk columns": FKKMeans(**_columns),
+    "fkk predict": FKKMeansPrediction(MODEL),
+    "fkk evaluate": FKKMeansEvaluation(MODEL),
     "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
     "mufc paper": MUFC(
         **{"n_clusters": 2, "gamma": 0.05, "box": "-9,9", "n_init": 1, "seed": 3},
@@ -153,13 +157,15 @@ def with_parts(folder: Path, count: int, variant: str = "fdskl ring") -> list[Pa
     """Return parties with their parts of a model in a folder, and without labels."""
     made = []
     trained = trained_parts(variant, count)
+    algorithm = VARIANTS[variant].steps[0].algorithm
+    columns = 2 if algorithm == "kernel_kmeans" else None
     for party, part in zip(parties(count), trained, strict=True):
         state_dir = folder / str(party.name)
         arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
         settings = {k: v for k, v in part.items() if k not in arrays}
         settings["encoding"] = party.encoding
-        save_part(state_dir, ModelPart(MODEL, "fdskl", settings, arrays))
-        made.append(Party(party.X, name=party.name, state_dir=state_dir))
+        save_part(state_dir, ModelPart(MODEL, algorithm, settings, arrays))
+        made.append(Party(party.X[:, :columns], name=party.name, state_dir=state_dir))
     return made
 
 
@@ -201,6 +207,12 @@ def parties_with_blocks(count: int = 2) -> list[Party]:
 def new_parties(count: int = 2) -> list[Party]:
     """Return the parties with their parts of a model, and without labels."""
     return with_parts(folder_of("new_parties", count), count)
+
+
+@cache
+def new_row_parties(count: int = 2) -> list[Party]:
+    """Return parties with their parts of a clustering, and with new rows."""
+    return with_parts(folder_of("new_row_parties", count), count, "fkk sums")
 
 
 @cache
@@ -283,6 +295,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}
+    made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
     made["fdskl moments"] = moments_parties

@@ -426,3 +426,35 @@ def test_folds_left_out_have_the_score_of_their_strength(strength):
     assert 0 < wrong < 0.4
     if strength is None:
         assert wrong == found.cv_score
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic", "smooth_hinge"])
+def test_a_row_of_weight_three_is_three_rows(loss):
+    """The same objective, so the same optimum."""
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(size=(60, 20))
+    Y = np.where(np.sin(7 * angles[:, :1]) + rng.normal(size=(60, 1)) > 0.5, 1.0, -1.0)
+    times = rng.integers(1, 4, size=60)
+    exact = {"tol": 1e-7, "classes": True}
+    weighted = fit(angles, Y, loss, 1e-2, rng, weights=5.0 * times, **exact)
+    rows = np.repeat(np.arange(60), times)
+    repeated = fit(angles[rows], Y[rows], loss, 1e-2, rng, **exact)
+    np.testing.assert_allclose(weighted.coef, repeated.coef, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(weighted.intercept, repeated.intercept, atol=1e-4)
+    alike = fit(angles, Y, loss, 1e-2, rng, **exact)
+    assert np.abs(alike.coef - weighted.coef).max() > 0.01
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic"])
+def test_strengths_are_chosen_by_weighted_errors(loss):
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(size=(200, 10))
+    Y = np.where(angles[:, :1] > 0.85, 1.0, -1.0)
+    weights = np.where(Y[:, 0] > 0, 20.0, 1.0)
+    found = fit(angles, Y, loss, None, np.random.default_rng(1), weights=weights)
+    given = dict(weights=weights, leave_out=True)
+    same = fit(angles, Y, loss, found.regularization, np.random.default_rng(1), **given)
+    wrong = np.sign(same.left_out) != Y
+    assert found.cv_score == pytest.approx(
+        weights @ wrong[:, 0] / weights.sum(), abs=0.05
+    )

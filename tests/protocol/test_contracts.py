@@ -47,7 +47,9 @@ from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
     MUFC,
+    MUFCEvaluation,
     MUFCForgetClient,
+    MUFCPrediction,
     MUFCRemoval,
     MUFCStatus,
     MUFCUnlearn,
@@ -78,13 +80,13 @@ def _variant(name: str) -> Case:
     return lambda folder: (parties_of(name), VARIANTS[name])
 
 
-def _clinics(folder: Path) -> list[Party]:
+def _clinics(folder: Path, rows: int = 8) -> list[Party]:
     """Return parties that can forget."""
     rng = np.random.default_rng(0)
     return [
         Party(
-            rng.uniform(-0.4, 0.4, size=(8, 2)),
-            ids=np.array([f"{name}.{row}" for row in range(8)]),
+            rng.uniform(-0.4, 0.4, size=(rows, 2)),
+            ids=np.array([f"{name}.{row}" for row in range(rows)]),
             name=name,
             state_dir=folder / name,
         )
@@ -103,12 +105,12 @@ def _trained() -> str:
     return str(strategy.start(InProcessGrid(_clinics(folder))).model.number)
 
 
-def _later(task: type[ProtocolStrategy], **arguments: Any) -> Case:
+def _later(task: type[ProtocolStrategy], rows: int = 8, **arguments: Any) -> Case:
     def make(folder: Path) -> tuple[list[Party], ProtocolStrategy]:
         model = _trained()
         shutil.copytree(Path(HOME.name) / "trained", folder, dirs_exist_ok=True)
         strategy = task(model=model, server_state=folder / "server", **arguments)
-        return _clinics(folder), strategy
+        return _clinics(folder, rows), strategy
 
     return make
 
@@ -119,6 +121,8 @@ CASES |= {
     "mufc unlearn": _later(MUFCUnlearn, forget=_forget, seed=5),
     "mufc forget client": _later(MUFCForgetClient, clients="south", seed=5),
     "mufc status": _later(MUFCStatus),
+    "mufc predict": _later(MUFCPrediction),
+    "mufc evaluate": _later(MUFCEvaluation, 20),
     "mufc remove": _later(MUFCRemoval),
     "mufc given up": lambda folder: (_clinics(folder), GivenUp(3)),
 }

@@ -8,9 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 from consents import limited
+from sklearn.utils.class_weight import compute_sample_weight
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import fdskl
+from vfl_flower.numerics.kernel_bandwidth import MULTIPLES, WIDEST, best_multiple
 from vfl_flower.numerics.kernel_model import partial_angles, probabilities
 from vfl_flower.numerics.kernel_solvers import fit
 from vfl_flower.numerics.random_features import (
@@ -18,6 +20,7 @@ from vfl_flower.numerics.random_features import (
     draw_pairs,
     features,
     median_bandwidth,
+    taken,
 )
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.exchange import FederationError
@@ -25,7 +28,7 @@ from vfl_flower.protocol.messages import unpack
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.secure_aggregation import group
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import FDSKL
+from vfl_flower.strategies import FDSKL, FDSKLPrediction
 from vfl_flower.strategies.angles import row_blocks
 
 N, D = 120, 6
@@ -542,6 +545,114 @@ def test_direct_equals_the_exact_solution_on_pooled_angles(variant):
     assert result.metrics["test_error"] == error
 
 
+BANDWIDTHS = {
+    "bits": {"bits": 32},
+    "plain": {"masking": "plain"},
+    "paper": {"masking": "paper", "topology": "tree"},
+    "multiclass": {"target": "multiclass", "kernel": "laplacian"},
+    "logistic": {"loss": "logistic"},
+}
+
+
+@pytest.mark.parametrize("variant", BANDWIDTHS)
+def test_the_label_holder_chooses_the_bandwidth(variant):
+    """In no further message; model, test and a pooled fit are at the same bandwidth."""
+    settings = {"loss": "square", "features": 32, "test_fraction": 0.25}
+    settings |= BANDWIDTHS[variant]
+    y = classes_of(data()[1], 4) if settings.get("target") else None
+    medians, _, _ = run(parties(y), bandwidth="median", **settings)
+    result, parts, grid = run(parties(y), bandwidth="auto", **settings)
+    assert result.ledger.round_trips == medians.ledger.round_trips
+    multiple = parts[2]["multiple"]
+    assert multiple in MULTIPLES
+    assert "multiple" not in parts[0]
+    widest = WIDEST * medians.metrics["bandwidth"]
+    assert {part["bandwidth"] for part in parts} == {widest}
+    assert result.metrics["bandwidth"] == result.model.bandwidth == widest / multiple
+    X, real = data()
+    y = labels(real) if y is None else y
+    test = split_rows(N, 0.25, 1)[1]
+    predicted = result.model.predict(split(X[test]))
+    assert result.metrics["test_error"] == np.mean(predicted != y[test])
+    if settings.get("masking"):
+        return
+    rows = fitted_rows(grid)
+    bits = settings.get("bits", 16)
+    angles = taken(pooled_angles(parts, rows, bits), multiple)
+    Y = one_vs_rest(y)[rows]
+    rng = holder_stream("cross-validation")
+    pooled = fit(angles, Y, settings["loss"], None, rng, folds=5)
+    np.testing.assert_array_equal(parts[2]["coef"], pooled.coef / np.sqrt(32))
+    tried = pooled_angles(parts, rows, bits)
+    assert multiple == best_multiple(tried, Y, holder_stream("bandwidth"))
+
+
+@pytest.mark.parametrize(("turns", "narrow"), [(4, True), (0.2, False)])
+def test_the_bandwidth_is_chosen_once_while_rows_and_features_grow(turns, narrow):
+    """And fits a target that turns fast, or hardly at all."""
+    settings = {"target": "continuous", "budget": 5 * 10**6, "tolerance": 0.01}
+    result, parts, _, X = growing(
+        lambda X: np.sin(turns * X[:, 0]), bandwidth="auto", **settings
+    )
+    assert trips(result)["fdskl_enough"] >= 1
+    assert (parts[2]["multiple"] > WIDEST) == narrow
+    error = result.model.predict(split(X)) - np.sin(turns * X[:, 0])
+    assert np.square(error).mean() < 0.3 * np.sin(turns * X[:, 0]).var()
+
+
+def balanced_error(y, predicted):
+    """Return the mean over classes of the share of wrong rows."""
+    return np.mean([(predicted[y == c] != c).mean() for c in np.unique(y)])
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic"])
+@pytest.mark.parametrize("target", ["binary", "multiclass"])
+def test_rows_of_rare_classes_weigh_more(loss, target):
+    """As scikit-learn's weights say, in the fit on pooled angles."""
+    X, real = data()
+    edges = [1.5] if target == "binary" else [1.2, 2.0]
+    y = np.digitize(real, edges) * 10.0
+    settings = {"features": 16, "loss": loss, "target": target}
+    result, parts, grid = run(parties(y), class_weight="balanced", **settings)
+    rows = fitted_rows(grid)
+    angles = pooled_angles(parts, rows, 16)
+    weights = compute_sample_weight("balanced", y[rows])
+    rng = holder_stream("cross-validation")
+    pooled = fit(angles, one_vs_rest(y)[rows], loss, None, rng, weights=weights)
+    np.testing.assert_array_equal(parts[2]["coef"], pooled.coef / np.sqrt(16))
+    alike, _, _ = run(parties(y), **settings)
+    errors = [
+        balanced_error(y, m.predict(split(X))) for m in (result.model, alike.model)
+    ]
+    assert errors[0] < errors[1]
+
+
+def test_predictions_are_at_the_bandwidth_that_was_chosen(tmp_path):
+    X, _ = data()
+    federation = parties(np.sin(2 * X[:, 0]))
+    for member in federation:
+        member.state_dir = tmp_path / member.name
+    given = {"features": 32, "loss": "square", "target": "continuous"}
+    result, _, grid = run(federation, bandwidth="auto", **given)
+    assert grid.memories()[2].part["multiple"] > 1
+    new = [Party(p.X, name=p.name, state_dir=p.state_dir) for p in federation]
+    predicted = FDSKLPrediction(result.model.model, solver="direct")
+    told = predicted.start(InProcessGrid(new))
+    assert told.model.bandwidth == result.model.bandwidth
+    (path,) = (tmp_path / "party 2").glob("predictions-*.csv")
+    values = np.loadtxt(path, delimiter=",", skiprows=1)[:, 1]
+    np.testing.assert_allclose(values, result.model.predict(split(X)), atol=1e-3)
+
+
+def test_equal_labels_have_the_bandwidth_of_the_median():
+    y = np.full(N, 3.0)
+    y[0] = 7.0
+    given = {"features": 8, "rows": 30, "bandwidth": "auto", "loss": "square"}
+    result, parts, _ = run(parties(y), seed=2, **given)
+    assert not result.metrics["converged"]
+    assert parts[2]["multiple"] == WIDEST
+
+
 @pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
 @pytest.mark.parametrize("masking", ["circle", "plain", "paper"])
 def test_test_error_is_that_of_the_model_in_process(masking, solver):
@@ -967,6 +1078,15 @@ def test_settings_that_are_out_of_range(name, value, rule):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"bandwidth": "auto"}, "bandwidth must be a number or 'median' with solver"),
+        (
+            {"target": "continuous", "class_weight": "balanced"},
+            "class_weight has no effect with target 'continuous'",
+        ),
+        (
+            {"solver": "doubly-stochastic", "class_weight": "balanced"},
+            "class_weight has no effect with solver",
+        ),
         (
             {"solver": "direct", "target": "continuous"},
             "loss must be 'square' for target 'continuous'",
@@ -1394,6 +1514,7 @@ def alter(monkeypatch, asked, party, change):
         ({}, fdskl.fit, 2, {"columns": 3}),
         ({}, fdskl.fit, 2, {"regularization": None}),
         ({}, fdskl.fit, 2, {"regularization": 0.0}),
+        ({}, fdskl.fit, 2, {"multiple": 0}),
         ({}, fdskl.fit, 2, {"converged": None}),
         ({}, fdskl.fit, 2, {"cv_score": math.nan}),
         ({}, fdskl.fit, 0, {"kept": None}),

@@ -36,7 +36,7 @@ from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import NAMES
 from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.clients.moments_roles import Roles
-from vfl_flower.numerics.gram_fit import GramFit
+from vfl_flower.numerics.gram_fit import GramFit, fit_grams
 from vfl_flower.numerics.kernel_moments import (
     decision_function,
     joint_angles,
@@ -197,6 +197,45 @@ def _check_metrics(result, blocks, y, target):
         assert error < (0.35 if target == "binary" else 0.5)
 
 
+@pytest.mark.parametrize("target", ["binary", "multiclass"])
+def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, target):
+    """To where discriminant analysis has it for classes of the same size."""
+    X, y = data()
+    y = np.digitize(y, np.quantile(y, [0.9] if target == "binary" else [0.8, 0.9]))
+    solved = []
+
+    def look(grams, blocks, kind, class_weights):
+        solved.append((fit_grams(grams, blocks, kind), class_weights))
+        return fit_grams(grams, blocks, kind, class_weights=class_weights)
+
+    monkeypatch.setattr(party, "fit_grams", look)
+    training = strategy(target=target, features=24, test_fraction=0.2)
+    federation = parties(3, None, X, y.astype(float))
+    result = simulate(training.replace(class_weight="balanced"), federation, seed=3)
+    ((plain, weights),) = solved
+    counts = np.bincount(y[np.concatenate(split_halves(N, 0.2, 720, 3))])
+    np.testing.assert_allclose(weights * counts, 1.0, rtol=1e-4)
+    part = next(part for part in result.model.parts if "coef" in part)
+    slope, offset = plain.slope, plain.offset - np.log(counts)
+    if target == "binary":
+        offset = plain.offset - np.log(counts[1] / counts[0])
+    else:  # up to a constant a row
+        slope = slope - slope.mean(axis=1, keepdims=True)
+        offset = offset - offset.mean()
+    np.testing.assert_allclose(
+        np.sort(part["coef"], axis=0), np.sort(plain.weights @ slope, axis=0)
+    )
+    wanted = plain.intercept @ slope + offset
+    np.testing.assert_allclose(part["intercept"], wanted, atol=1e-3)
+    np.testing.assert_array_equal(part["slope"], np.eye(len(offset)))
+    predicted = result.model.predict(np.array_split(X, 3, axis=1))
+    found = [(predicted[y == c] == c).mean() for c in np.unique(y)]
+    assert min(found) > 0.5, found
+    test = split_rows(N, 0.2, 3)[1]
+    error = (predicted[test] != y[test]).mean()
+    assert abs(result.metrics["test_error"] - error) < 8.5 / len(test)
+
+
 def test_round_trips_and_bytes():
     """What a party sends for each feature and row: 16 bytes at most."""
     plain = simulate(strategy(features=24), parties(), seed=0)
@@ -241,6 +280,44 @@ def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
         for gram, whole in zip(grams, opened[0], strict=True):
             assert np.abs(gram - whole)[:M, :M].max() == 0
             assert np.abs(gram - whole).max() < 4.0
+
+
+@pytest.mark.parametrize("dealer", ["server", "p1"])
+def test_another_party_computes(tmp_path, dealer):
+    """In training, and then in predictions; with another one refused by its consent."""
+    X, y = data(400)
+    federation = parties(4, 3, X, y)
+    for member in federation:
+        member.state_dir = tmp_path / member.name
+    chosen = {"dealer": dealer, "computes": "p2"}
+    training = strategy(features=4, test_fraction=0.2, **chosen)
+    grid = Recorder(federation)
+    model = training.start(grid).model
+    training.complete(model, grid.memories())
+    sent = {
+        (entry.party, name.rpartition("_")[0])
+        for entry in grid.transcript
+        if entry.up
+        for name in entry.values
+    }
+    assert {(2, "gram_shares"), (2, "products")} <= sent
+    assert not {(0, "gram_shares"), (0, "products")} & sent
+    new = [
+        Party(one.X[:40], name=one.name, state_dir=one.state_dir) for one in federation
+    ]
+    predicting = FDSKLPrediction(model.model, **chosen)
+    grid = Recorder(new)
+    predicting.start(grid)
+    senders = {
+        entry.party
+        for entry in grid.transcript
+        if entry.up and any(name.startswith("products") for name in entry.values)
+    }
+    assert senders == {2}
+    (path,) = (tmp_path / "p3").glob("predictions-*.csv")
+    table = np.loadtxt(path, delimiter=",", skiprows=1)
+    scores = model.decision_function(np.array_split(X[:40], 4, axis=1))[:, 0]
+    assert np.abs(table[:, 1] - scores).max() < 0.02 * y.std()
 
 
 def test_parts_have_all_blocks_once():
@@ -548,7 +625,6 @@ def asked(made, roles, **changes):
         ({"fraction": 14}, {}, "fraction must be 16"),
         ({"dealer": 0}, {}, "must be different parties"),
         ({"first": 1}, {}, "the party with the labels"),
-        ({"second": 1}, {}, "the second party must be the one at place 0"),
         ({"owners": [5, 9, 7]}, {}, "columns of this party"),
         ({"owners": [500, None, 8]}, {}, "must be of at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),

@@ -307,6 +307,46 @@ def test_a_dealer_neither_computes_nor_holds_labels(dealer):
         simulate(strategy, federation, seed=0)
 
 
+class Computing(Recorder):
+    """A grid that notes who has sent shares of a Gram matrix."""
+
+    @property
+    def senders(self):
+        """Places of the parties that did."""
+        return {
+            entry.party
+            for entry in self.transcript
+            if entry.up and any("shares" in name for name in entry.values)
+        }
+
+
+def test_another_party_computes():
+    """The second of four, and not the first; to the same model."""
+    strategy = CoresetVRLR(solver="moments", sampling="full", seed=0)
+    X, _ = data()
+    models = []
+    for computes, place in (("", 0), ("p2", 2)):
+        grid = Computing(parties(4))
+        result = strategy.replace(computes=computes).start(grid)
+        assert result.ledger.round_trips == 4
+        assert grid.senders == {place}
+        models.append(result.model.predict(np.array_split(X, 4, axis=1)))
+    assert np.abs(models[0] - models[1]).max() < 1e-6 * models[0].std()
+    grid = Computing(parties(4))
+    central = strategy.replace(solver="central", sampling="uniform", size=50)
+    central.replace(test_fraction=0.5, computes="p1", dealer="p0").start(grid)
+    assert grid.senders == {1}
+
+
+@pytest.mark.parametrize(
+    ("computes", "dealer"), [("p2", "server"), ("p9", "server"), ("p0", "p0")]
+)
+def test_who_computes_neither_deals_nor_holds_labels(computes, dealer):
+    strategy = CoresetVRLR(sampling="full", dealer=dealer, computes=computes)
+    with pytest.raises(FederationError, match="computes must be the name of a party"):
+        simulate(strategy, parties(3), seed=0)
+
+
 def asked(roles, **changes):
     """Ask one party for its columns, as a deviating server may."""
     X, _ = data()
@@ -487,6 +527,29 @@ def test_a_party_refuses_a_dealer_whatever_the_server_says():
         party.check_roles(one, dataclasses.replace(roles, dealer=None), 2)
 
 
+def test_a_party_refuses_who_computes_whatever_the_server_says():
+    """By default all but the first of the others, and otherwise all it does not name.
+
+    A server that works with a party would have that one compute.
+    """
+    X, _ = data()
+    consent = consenting()[0].consent
+    one = Party(X[:, :2], name="p0", index=0, consent=consent)
+    one.n_parties, one.names = 3, ("p0", "p1", "p2")
+    first = party.Roles(2, 0, [2, 3, 3], [N])
+    second = dataclasses.replace(first, second=1)
+    party.check_roles(one, first, 2)
+    with pytest.raises(PartyError, match="does not let p1 compute"):
+        party.check_roles(one, second, 2)
+    one.consent = dataclasses.replace(consent, computes=["p1"])
+    party.check_roles(one, second, 2)
+    with pytest.raises(PartyError, match="does not let p0 compute"):
+        party.check_roles(one, first, 2)
+    one.names = ()  # nobody has signed a name
+    with pytest.raises(PartyError, match="does not let that party compute"):
+        party.check_roles(one, second, 2)
+
+
 def test_consent_counts_columns():
     limits = {"moments": Limit(run=8), "coefficients": Limit()}
     for most, passes in ((7, False), (8, True)):
@@ -564,6 +627,18 @@ def test_a_dealer_is_refused_whatever_the_plan_says(
     monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
     with pytest.raises(PartyFailed, match=f"lets {dealer} deal no correlated"):
         strategy.start(RealParties(federation))
+
+
+def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
+    federation = real(tmp_path, 3)
+    strategy = CoresetVRLR(sampling="full", computes="p1")
+    with pytest.raises(FederationError, match=r"would need computes = ..p1"):
+        strategy.start(RealParties(federation))
+    for one in federation:
+        one.consent = dataclasses.replace(one.consent, computes=["p1"])
+    with pytest.raises(PartyFailed, match="does not let p0 compute"):
+        strategy.replace(computes="").start(RealParties(federation))
+    strategy.start(RealParties(federation))
 
 
 def swapped(told):

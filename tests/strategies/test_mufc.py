@@ -212,7 +212,12 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     counted = {"version": 1, "clients": len(sizes), "rows": sum(sizes)}
     counted |= {"bins": len(q), "small_bins": sum(c < 20 for c in q.values())}
     counted |= {"single_bins": sum(c == 1 for c in q.values())}
-    assert result.metrics == counted | {"inertia": model.inertia_}
+    told = counted | {"inertia": model.inertia_}
+    if settings.get("client_training") == "full":  # the centres as means of their rows
+        scaled = now.settings.box.scale(centers)
+        between = ((scaled[all_labels] - scaled[all_labels].mean(axis=0)) ** 2).sum()
+        told["explained"] = pytest.approx(between / (between + cost), rel=1e-6)
+    assert result.metrics == told
     assert result.ledger.round_trips == 3
     check(parties, folder, model.model)
     for party, mine in zip(parties, model.labels_, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from vfl_flower.app.config import as_trained, party_source
+from vfl_flower.app.config import as_trained, has_encoding, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.files import who_of
@@ -70,7 +70,7 @@ def _encoding(source: PartySource, run_config: Mapping[str, Any], real: bool) ->
             "state-dir must be set in the node config: there the party notes what it "
             "has answered, so that no mask serves twice"
         )
-    if run_config.get("task") not in ("predict", "evaluate"):
+    if not has_encoding(run_config):
         return None
     if source.state_dir is None:
         raise PartyError("it has no state-dir, so it keeps no part of a model")

@@ -375,6 +375,15 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     )
 
 
+def has_encoding(run_config: UserConfig) -> bool:
+    """Return whether new rows are encoded as the party's part of a model says.
+
+    Where a strategy encodes no columns, its models keep no encoding.
+    """
+    later = run_config.get("task") in ("predict", "evaluate")
+    return later and _data_rules(run_config)[1]
+
+
 def as_trained(source: PartySource, run_config: UserConfig) -> PartySource:
     """Return where the data are, with the united levels of the model's training.
 

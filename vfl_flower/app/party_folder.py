@@ -56,6 +56,8 @@ two-parties = false         # true: also with one other party, which can then co
 # dealers = ["server"]      # who may deal the randomness of products under shares:
                             # "server", or names of parties; without this line the
                             # server, in runs of three or more parties
+# computes = ["weather"]    # who may compute such products with the party that has the
+                            # labels; without this line the first of the others
 allow-seed = false          # true: also where the server knows the seed, and so can
                             # repeat this party's random draws
 trust-on-first-use = false  # true: pin the key of a party without a line in [peers]

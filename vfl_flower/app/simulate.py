@@ -22,6 +22,7 @@ from vfl_flower.app import flower_run
 from vfl_flower.app.config import (
     as_trained,
     check_run_config,
+    has_encoding,
     make_strategy,
     party_source,
 )
@@ -189,7 +190,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
     encoding = None
     if source.state_dir is not None:
         check_folder(source.state_dir)
-        if config.get("task") in ("predict", "evaluate"):
+        if has_encoding(config):
             part = load_part(source.state_dir, str(config.get("model", "")))
             encoding = part.settings["encoding"]
     party = load_party(as_trained(source, dict(config)), encoding=encoding)

@@ -19,6 +19,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients.evaluation import Told, least_rows, told
 from vfl_flower.numerics.fdskl import dsg_update
+from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import (
     Part,
     Target,
@@ -38,6 +39,7 @@ from vfl_flower.numerics.random_features import (
     features,
     median_bandwidth,
     pair_distances,
+    taken,
 )
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
@@ -134,6 +136,9 @@ class Setup:
         None: each party draws its own features.
     tolerance : float
         With the direct solver: gain below which more angles are not worth asking for.
+    chooses : bool
+        With the direct solver: the label holder chooses how many times it takes each
+        angle, and so the bandwidth.
     """
 
     target: Target
@@ -144,6 +149,7 @@ class Setup:
     block: Natural
     shared: SharedFeatures | None = None
     tolerance: NotNegative = 0.0
+    chooses: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,12 +177,13 @@ class Problem:
     """What the label holder solves; see ``numerics/kernel_solvers.py``.
 
     It gets the angles of `rows`. `loss` is L, and `regularization` is lambda; with 0
-    cross-validation chooses it.
+    cross-validation chooses it. With `balanced` each class counts as much as any other.
     """
 
     rows: ManyRows
     loss: LossName
     regularization: NotNegative
+    balanced: bool = False
 
 
 # -- what a party keeps ---------------------------------------------------------------
@@ -209,6 +216,8 @@ class Training:
         more to come.
     angles : Array, shape (n, M'), or None
         Their summed angles so far.
+    multiple : int
+        How many times the label holder takes each; 0: not chosen yet.
     """
 
     setup: Setup
@@ -221,6 +230,7 @@ class Training:
     scale: float | None = None
     rows: Array | None = None
     angles: Array | None = None
+    multiple: int = 0
 
 
 @dataclass
@@ -382,6 +392,8 @@ def _keep(
         part["target"], part["classes"] = training.setup.target, training.classes
         if loss is not None:
             part["loss"] = loss
+        if training.multiple:
+            part["multiple"] = training.multiple
     party.part = dict(part)
     return party.state_dir is not None
 
@@ -695,6 +707,7 @@ def enough(
     Y = _problem_labels(party, training, problem)
     summed = _collected(training, rows, stop, angles, added)
     training.rows, training.angles = rows, summed
+    summed = _chosen(party, training, summed, Y)
     if (Y[:1] == Y).all(axis=0).any():
         return {"features": stop}
 
@@ -709,6 +722,7 @@ def enough(
             problem.regularization or None,
             party.rng("cross-validation"),
             classes=training.setup.target != "continuous",
+            weights=_weights(problem, Y[:n]),
             folds=min(5, n),
             leave_out=True,
         )
@@ -723,6 +737,27 @@ def enough(
         return {"features": 0}
     losses = left_out(len(rows), fewer_features) - now
     return {"features": fewer_features if _upper(losses) < allowed / 2 else stop}
+
+
+def _chosen(party: Party, training: Training, summed: Array, Y: Array) -> Array:
+    """Return angles at the bandwidth of the model, which is chosen at first."""
+    if not training.setup.chooses:
+        return summed
+    if not training.multiple:
+        training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
+    return taken(summed, training.multiple)
+
+
+def _weights(problem: Problem, Y: Array) -> Array | None:
+    """Return how much each row counts, shape (n,); None: all alike.
+
+    n / (K n_c) for a row of class c, of which there are n_c, as in scikit-learn.
+    """
+    if not problem.balanced:
+        return None
+    label = (Y[:, 0] > 0).astype(int) if Y.shape[1] == 1 else Y.argmax(axis=1)
+    counts = np.bincount(label)
+    return np.asarray(len(Y) / (np.count_nonzero(counts) * counts[label]))
 
 
 def _upper(gains: Array) -> float:
@@ -741,6 +776,8 @@ def _problem_labels(party: Party, training: Training, problem: Problem) -> Array
     y = _labels(party, rows)
     if problem.loss != "square" and setup.target == "continuous":
         raise PartyError("loss must be 'square' for target 'continuous'")
+    if problem.balanced and setup.target == "continuous":
+        raise PartyError("balanced must be false for target 'continuous'")
     if setup.target == "multiclass":  # a rare class may have no row among these
         training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
     return signs_of(y, setup.target, training.classes)
@@ -781,6 +818,7 @@ class Fitted(TypedDict):
 
     kept: bool
     columns: NotRequired[Columns]
+    multiple: NotRequired[Natural]
     regularization: NotRequired[Positive]
     converged: NotRequired[Annotated[float, Ge(0), Le(1)]]
     cv_score: NotRequired[NotNegative]
@@ -835,6 +873,10 @@ def fit(
             f"angles must be of the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
+    summed = _chosen(party, training, summed, Y)
+    told = Fitted(kept=False)
+    if training.multiple:
+        told["multiple"] = training.multiple
     if (Y[:1] == Y).all(axis=0).any():
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
@@ -843,7 +885,7 @@ def fit(
         kept = _keep(party, training, constant_coef, Y[0], features)
         constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
         constant["regularization"] = problem.regularization or 1.0
-        return constant
+        return {**told, **constant}
     solution = fit_angles(
         summed,
         Y,
@@ -851,10 +893,12 @@ def fit(
         problem.regularization or None,
         party.rng("cross-validation"),
         classes=setup.target != "continuous",
+        weights=_weights(problem, Y),
         folds=min(5, len(rows)),
     )
     coef = solution.coef / np.sqrt(features or setup.n_features)
     reply: Fitted = {
+        **told,
         "kept": _keep(
             party, training, coef, solution.intercept, features, problem.loss
         ),
@@ -1070,6 +1114,7 @@ class PartInfo(TypedDict):
     parties: Natural
     kept: list[Count]
     local: NotRequired[Count]
+    multiple: NotRequired[Natural]
 
 
 class Answered(Told):
@@ -1108,6 +1153,8 @@ def part(party: Party) -> PartInfo:
     }
     if "local" in model_part:
         reply["local"] = model_part["local"]
+    elif "multiple" in model_part:
+        reply["multiple"] = model_part["multiple"]
     return reply
 
 
@@ -1164,7 +1211,7 @@ def answer(
     if at is not None and angles is not None:
         coef, intercept = _coefficients(model_part)
         party.afford("at", len(at), len(coef))
-        summed = _summed(angles, offsets, at)
+        summed = taken(_summed(angles, offsets, at), model_part.get("multiple", 1))
         if summed.shape[1] != len(coef):
             raise PartyError(
                 f"angles must be of the {len(coef)} features of the label holder, got "

@@ -217,7 +217,7 @@ class PartDealt(PartInfo):
 
 @step
 @parts_of("fdskl")
-def part(party: Party, dealer: Place) -> PartDealt:
+def part(party: Party, dealer: Place, second: Place | None = None) -> PartDealt:
     """Describe the part of the model, and deal for the first rows that are predicted.
 
     The dealing party knows from its part of the model who has how many columns, so the
@@ -227,6 +227,8 @@ def part(party: Party, dealer: Place) -> PartDealt:
     ----------
     dealer : int
         Index of the party that deals.
+    second : int, optional
+        Index of the party that computes with the label holder; default: the first.
     """
     reply = cast(PartDealt, fdskl.part(party))
     if party.index != dealer or "widths" not in party.part:
@@ -235,7 +237,8 @@ def part(party: Party, dealer: Place) -> PartDealt:
     joint = reply["n_features"]
     rows = row_blocks(party.n_rows, sum(widths) + joint)[0]
     widths[holder] = 0
-    second = min({*range(party.n_parties)} - {holder, dealer})
+    if second is None:
+        second = min({*range(party.n_parties)} - {holder, dealer})
     roles = Roles(holder, second, widths, [len(rows)], dealer, joint, FRACTION)
     check_roles(party, roles, fraction=FRACTION, labels=False)
     dealt = deal_rows(party.session, root_of(party), roles, party.part["outputs"])

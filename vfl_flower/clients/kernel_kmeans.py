@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
@@ -26,7 +26,9 @@ from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import (
     FeatureSetup,
     Kernel,
+    Part,
     bandwidth,
+    embed_rows,
     feature_block_rows,
     feature_blocks,
     features_of,
@@ -40,8 +42,9 @@ from vfl_flower.numerics.kernel_kmeans import (
     variances,
 )
 from vfl_flower.numerics.random_features import RandomFeatures
+from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
-from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.secure_aggregation import split_limbs
@@ -256,6 +259,18 @@ class Clusters(TypedDict):
     inertia: Annotated[Array, Reals("1"), IN_SUM]
     sizes: Annotated[Array, Reals("k"), COUNTS]
     kept: bool
+
+
+class Predicted(TypedDict):
+    """Reply of :func:`predict`."""
+
+    done: bool
+
+
+class Cost(TypedDict):
+    """Reply of :func:`evaluate`."""
+
+    cost: Annotated[Array, Reals("1"), IN_SUM]
 
 
 class Spread(TypedDict):
@@ -750,6 +765,8 @@ def assign(party: Party, centers: Centers) -> Clusters:
         "D_1": setup.D_1,
         "centers": centers,
         "labels": labels.astype(np.int32),
+        "n_columns": party.rows.shape[1],
+        "columns": _names(party),
     }
     if state.P is not None:
         party.part["P"] = state.P
@@ -759,6 +776,62 @@ def assign(party: Party, centers: Centers) -> Clusters:
         "sizes": np.bincount(labels, minlength=len(centers)).astype(np.float64),
         "kept": party.state_dir is not None,
     }
+
+
+# -- new rows -------------------------------------------------------------------------
+
+
+def _names(party: Party) -> str:
+    """Return a digest of the names of the columns; "" if they have none."""
+    return digest_ids(np.array(party.columns)) if party.columns else ""
+
+
+def _new_clusters(party: Party) -> tuple[Array, Array]:
+    """Return the clusters of this party's new rows, and their squared distances."""
+    part = party.part
+    if "P" not in part:
+        raise PartyError(
+            "only a model of split rows, trained with cem, labels new rows: of this "
+            "one the party keeps the labels of the rows of training"
+        )
+    width, now = party.rows.shape[1], _names(party)
+    trained = part.get("columns", "")
+    if part.get("n_columns", width) != width or (trained and now and trained != now):
+        raise PartyError(
+            "new rows must have the columns of training, in their order, got "
+            f"{width} columns"
+        )
+    try:
+        with _within_memory():
+            H = embed_rows(cast(Part, part), party.rows)
+            parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
+    except ValueError as error:  # which names a rule, and no value
+        raise PartyError(str(error)) from None
+    labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return labels, costs
+
+
+@step
+def predict(party: Party) -> Predicted:
+    """Label this party's new rows by its own part of the model; the labels stay."""
+    party.predictions = Predictions(_new_clusters(party)[0])
+    return {"done": True}
+
+
+@step
+@once
+@reveals("row-sums")
+def evaluate(party: Party) -> Cost:
+    """Return the sum of the squared distances of this party's new rows to the centres.
+
+    The centres are those that the server gave in training.
+    """
+    if party.n_rows < LEAST_ROWS:
+        raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
+    party.share(np.arange(party.n_rows), "row-sums")
+    cost = _new_clusters(party)[1].sum(keepdims=True)
+    _check_size("H", cost)
+    return {"cost": cost}
 
 
 # -- split columns --------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
@@ -116,6 +117,8 @@ class Task:
         How many of the others there are in both halves together.
     most : int
         Most local columns of a party.
+    balanced : bool
+        Whether classes count as if they had equally many rows.
     """
 
     target: Target
@@ -123,6 +126,7 @@ class Task:
     test_fraction: Fraction
     rows: Natural
     most: Count
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -727,6 +731,8 @@ def fit(
         }
         if solved.slope is not None and solved.offset is not None:
             part |= {"slope": solved.slope, "offset": solved.offset}
+            if task.balanced:
+                part |= _log_odds(part)
         reply["regularization"] = solved.alpha
         reply["cv_score"] = float(scale**2 * solved.error.mean())
     party.part = part
@@ -764,12 +770,43 @@ def _solve(
     order = _order(roles, local.n_columns, settings)
     grams = [gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)]
     sizes = [*kinds, *(2 * count for count in settings.counts)]
-    real = task.target == "continuous"
+    real, outputs = task.target == "continuous", len(grams[0]) - sum(sizes) - 1
+    solve = fit_grams
+    if task.balanced:
+        solve = partial(fit_grams, class_weights=_balance(grams, outputs))
     try:
-        solved = fit_grams(grams, blocks_of(sizes), "continuous" if real else "classes")
+        solved = solve(grams, blocks_of(sizes), "continuous" if real else "classes")
     except ValueError as error:
         raise PartyError(str(error)) from None
     return grams, solved, order
+
+
+def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes f log odds, whose sign decides, or the largest of which does.
+
+    Those of several classes are up to a constant a row: their mean is 0.
+    """
+    slope, offset, K = part["slope"], part["offset"], len(part["offset"])
+    if K > 1:
+        slope, offset = (
+            slope - slope.mean(axis=1, keepdims=True),
+            offset - offset.mean(),
+        )
+    return {
+        "coef": part["coef"] @ slope,
+        "intercept": part["intercept"] @ slope + offset,
+        "slope": np.eye(K),
+        "offset": np.zeros(K),
+    }
+
+
+def _balance(grams: Sequence[Array], outputs: int) -> Array:
+    """Return the inverse number of rows of each class, by the sums of the targets."""
+    ones = np.sum([gram[-1 - outputs :, -1] for gram in grams], axis=0)
+    counts = 0.5 * (ones[-1] + ones[:-1])
+    if outputs == 1:
+        counts = np.append(ones[-1] - counts, counts)
+    return np.asarray(1 / np.maximum(counts, 1))
 
 
 def blocks_of(sizes: Sequence[int]) -> list[Block]:

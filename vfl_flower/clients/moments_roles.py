@@ -200,10 +200,13 @@ def check_roles(
             "dealer that computes reads the rows"
         )
     others = {*range(party.n_parties)} - {roles.first, roles.dealer}
-    if roles.second != min(others):
+    second = party.names[roles.second] if party.names else ""
+    first, consent = roles.second == min(others), party.consent
+    if consent is not None and not consent.accepts_computing(second, first):
         raise PartyError(
-            f"the second party must be the one at place {min(others)}, the first of "
-            f"the others but the dealer, got {roles.second}"
+            f"this party's consent does not let {second or 'that party'} compute with "
+            "the party that has the labels, with which it reads the rows: add "
+            f"'computes = [\"{second}\"]' to its consent.toml"
         )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
@@ -237,7 +240,6 @@ def check_roles(
     name = SERVER
     if roles.dealer is not None:
         name = party.names[roles.dealer] if party.names else ""
-    consent = party.consent
     if consent is not None and not consent.accepts_dealer(name, party.n_parties):
         raise PartyError(
             f"this party's consent lets {name or 'that party'} deal no correlated "

@@ -30,6 +30,7 @@ from vfl_flower.clients.mufc_state import (
     list_models,
 )
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import (
     BoxedRows,
     contributions,
@@ -41,6 +42,7 @@ from vfl_flower.numerics.mufc import (
     seed_centroids,
     surviving,
 )
+from vfl_flower.protocol.consent import LEAST_ROWS as FEWEST
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
@@ -67,6 +69,7 @@ LEAST_PARTIES = 2
 Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
 Rows = Annotated[int, Ge(0), Le(MOST_ROWS)]
 Kind = Literal["unlearn", "forget-client"]
+Centers = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)]
 
 
 @dataclass
@@ -141,6 +144,18 @@ class Committed(TypedDict):
 
     cost: Annotated[Array, Reals("5 1"), IN_SUM]
     sizes: Annotated[Array, Reals("k"), COUNTS]
+
+
+class Predicted(TypedDict):
+    """Reply of :func:`predict`."""
+
+    done: bool
+
+
+class Cost(TypedDict):
+    """Reply of :func:`evaluate`: the rows that count, and their cost."""
+
+    totals: Annotated[Array, Reals("2"), IN_SUM]
 
 
 class Status(TypedDict):
@@ -265,7 +280,7 @@ def commit(
     party: Party,
     version: Version,
     run: str,
-    centers: Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)],
+    centers: Centers,
     kept: bool = True,
 ) -> Committed:
     """Line 9: give each row the global cluster of its centroid; settle the version.
@@ -491,6 +506,83 @@ def status(party: Party, model: str, version: Version, before: str) -> Status:
         "pending": len(_requests(party)),
         "requests": sum(bool(entry["tags"]) for entry in state.log()),
     }
+
+
+# -- new rows -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _NewRows:
+    """The rows of the party's data that the model has not forgotten.
+
+    Attributes
+    ----------
+    rows : Array of int, shape (m,)
+        Their numbers.
+    labels, costs : Array, shape (m,)
+        Their clusters, and their squared distances to the centres, in sides of the box.
+    """
+
+    rows: Array
+    labels: Array
+    costs: Array
+
+
+def _new_rows(
+    party: Party, model: str, version: int, before: str, centers: Array
+) -> _NewRows:
+    state = _state(party, model, version, before)
+    _check_columns(party, state.facts)
+    rows, box = np.arange(party.n_rows), state.settings.box
+    if removed := state.removed():
+        tags = state.tag(_ids(party))
+        rows = np.array([i for i, tag in enumerate(tags) if tag not in removed], int)
+        if len(rows) < party.n_rows:
+            log.warning(
+                "%d rows of the data are forgotten and take no part: take them out of "
+                "the file",
+                party.n_rows - len(rows),
+            )
+            _drop_cache(party)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = box.scale(np.asarray(centers, dtype=np.float64))
+        blocks = BoxedRows(party.rows, box, rows)
+        parts = [assign(block, scaled) for block in blocks] or [
+            (np.zeros(0, dtype=np.int64), np.zeros(0))
+        ]
+    labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return _NewRows(rows, labels, costs)
+
+
+@step
+def predict(
+    party: Party, model: str, version: Version, before: str, centers: Centers
+) -> Predicted:
+    """Give each row of the party's data the nearest centre; the labels stay here."""
+    found = _new_rows(party, model, version, before, centers)
+    named = f"{model}-{party.session:016x}"  # training has the file of the model's name
+    party.predictions = Predictions(found.labels, found.rows, named)
+    return {"done": True}
+
+
+@step
+@once
+@reveals("row-sums")
+def evaluate(
+    party: Party, model: str, version: Version, before: str, centers: Centers
+) -> Cost:
+    """Return how many rows count, and the sum of their squared distances to centres.
+
+    A server that chooses centres freely could single out rows.
+    """
+    found = _new_rows(party, model, version, before, centers)
+    if len(found.rows) < FEWEST:
+        raise PartyError(f"a cost must be of at least {FEWEST} rows of a party")
+    party.share(found.rows, "row-sums")
+    cost = float(found.costs.sum())
+    if not np.isfinite(cost):
+        raise PartyError("rows must be near enough to the box for a finite cost")
+    return {"totals": np.array([float(len(found.rows)), cost])}
 
 
 # -- what a party finds in its folder -------------------------------------------------

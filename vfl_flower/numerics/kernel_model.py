@@ -8,7 +8,12 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.numerics.kernel_solvers import LossName, sigmoid
-from vfl_flower.numerics.random_features import Kernel, RandomFeatures, features
+from vfl_flower.numerics.random_features import (
+    Kernel,
+    RandomFeatures,
+    features,
+    taken,
+)
 from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
@@ -61,6 +66,9 @@ class Part(TypedDict):
     local : int
         Only where sums of products were solved: number of the party's local columns;
         see :mod:`vfl_flower.numerics.kernel_moments`.
+    multiple : int
+        Only at a label holder of the direct solver that has chosen the bandwidth: how
+        many times it takes each angle; see :func:`taken`.
     loss : str
         Only at a label holder: the loss that was minimised.
     """
@@ -85,6 +93,7 @@ class Part(TypedDict):
     target: NotRequired[Target]
     classes: NotRequired[Array]
     local: NotRequired[int]
+    multiple: NotRequired[int]
     loss: NotRequired[LossName]
 
 
@@ -188,7 +197,8 @@ def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
                     if k != part["kept"][place]:
                         _, phases = own_features(part).weights(0, M)
                         angles = angles - phases[of_holder]
-            total = total + linear_scores(angles % 1.0, parts[holder]["coef"])
+            angles = taken(angles % 1.0, parts[holder].get("multiple", 1))
+            total = total + linear_scores(angles, parts[holder]["coef"])
             total = total + parts[holder]["intercept"]
         scores.append(total)
     return np.concatenate(scores)

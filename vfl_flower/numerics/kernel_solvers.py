@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -212,6 +213,7 @@ def fit(
     rng: np.random.Generator,
     *,
     classes: bool | None = None,
+    weights: Array | None = None,
     folds: int = 5,
     leave_out: bool = False,
     tol: float = 1e-3,
@@ -238,6 +240,9 @@ def fit(
         Draws the folds; the square loss draws nothing.
     classes : bool, optional
         Whether `Y` are classes; default: whether all values are -1 or +1.
+    weights : Array, shape (n,), optional
+        How much each row counts in the mean loss, and in what strengths are chosen by;
+        above 0. The square loss then has no leave-one-out, and is like the others.
     folds : int
         From 2 to n; more cost little, since all share the features.
     leave_out : bool
@@ -288,19 +293,21 @@ def fit(
         scale *= ((Y - center) / scale).std(axis=0)
     Y = (Y - center) / scale
     axes = _Axes(angles, block_bytes)
-    if loss == "square":
+    if loss == "square" and weights is None:
         X, lam, path = _ridge(axes, Y, regularization, classes)
         converged = True
         left_out = _left_out(axes, Y, X, lam) if leave_out else None
     else:
         start, path, left_out = None, {}, None
+        judge = partial(_cross_validate, axes, Y, chosen_loss, folds, rng, weights)
         if regularization is None:
-            start, path, left_out = _cross_validate(axes, Y, chosen_loss, folds, rng)
+            start, path, left_out = judge()
         elif leave_out:
-            tried = [regularization]
-            left_out = _cross_validate(axes, Y, chosen_loss, folds, rng, tried)[2]
+            left_out = judge([regularization])[2]
         lam = regularization or min(path, key=path.__getitem__)
         mean = np.full_like(Y, 1 / len(Y))
+        if weights is not None:
+            mean[:] = (weights / weights.sum())[:, None]
         X, _, converged = _minimise(
             axes, Y, mean, chosen_loss, lam, start, tol, max_iter
         )
@@ -513,6 +520,7 @@ def _cross_validate(
     loss: Loss,
     folds: int,
     rng: np.random.Generator,
+    weights: Array | None = None,
     strengths: Sequence[float] = (),
 ) -> tuple[Array, dict[float, Score], Array]:
     """Try strengths, default `PATH`, each from the solution of the one before.
@@ -535,6 +543,8 @@ def _cross_validate(
     fold = np.empty(n, dtype=np.int64)
     fold[order[np.argsort(label[order], kind="stable")]] = np.arange(n) % folds
     trained = fold[:, None] != np.arange(folds)
+    if weights is not None:
+        trained = weights[:, None] * trained
     W = np.repeat(trained / trained.sum(axis=0), C, axis=1)
     targets = np.tile(Y, folds)
     X: Array | None = None
@@ -543,7 +553,11 @@ def _cross_validate(
     for lam in strengths or PATH.tolist():
         X, F, reached = _minimise(axes, targets, W, loss, lam, X, CV_TOL, CV_ITER)
         left_out = F.reshape(n, folds, C)[np.arange(n), fold]
-        score = float(_wrong(left_out, Y).mean()), float(loss.value(left_out, Y).mean())
+        wrong, losses = _wrong(left_out, Y), loss.value(left_out, Y)
+        score = float(wrong.mean()), float(losses.mean())
+        if weights is not None:
+            part = weights / weights.sum()
+            score = float(part @ wrong), float(part @ losses.mean(axis=1))
         if not path or score < min(path.values()):
             start, best = X.reshape(-1, folds, C).mean(axis=1), left_out
         path[lam] = score

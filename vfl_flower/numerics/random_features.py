@@ -515,3 +515,19 @@ def _table(dtype: np.dtype[np.floating], itemsize: int) -> Array:
     turns = np.arange(count) / count
     table: Array = (math.sqrt(2) * np.cos(2 * np.pi * turns)).astype(dtype)
     return table
+
+
+def taken(angles: Array, multiple: int) -> Array:
+    """Return angles so many times, modulo a turn: those at a bandwidth divided by it.
+
+    Parameters
+    ----------
+    angles : Array of uint8, uint16, uint32 or float64, any shape
+        Fractions of a turn, or turns. Their quantisation is taken as often.
+    multiple : int
+        From 1.
+    """
+    if multiple == 1:
+        return angles
+    product = np.asarray(angles * angles.dtype.type(multiple))
+    return np.asarray(product % 1.0) if angles.dtype.kind == "f" else product

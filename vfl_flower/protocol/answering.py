@@ -111,12 +111,15 @@ class Plan:
         Number of parties.
     dealer : str or None
         Who deals correlated randomness, if somebody does.
+    computes : str or None
+        Who computes with the party that has the labels, where the run names it.
     """
 
     kinds: list[Kind]
     seeded: bool
     parties: Natural
     dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
+    computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
 
 
 def _hello(

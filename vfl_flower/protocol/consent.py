@@ -96,6 +96,7 @@ class _Rules:
     strategies: list[str] | None = None
     tasks: list[str] | None = None
     dealers: list[str] | None = None
+    computes: list[str] | None = None
     min_parties: Annotated[int, Ge(LEAST_PARTIES)] = LEAST_PARTIES
     two_parties: bool = False
     allow_seed: bool = False
@@ -117,6 +118,9 @@ class Consent(_Rules):
     dealers : list of str or None
         Who may deal the correlated randomness of products under shares: the names of
         parties, and "server". None: the server, in runs of three or more parties.
+    computes : list of str or None
+        Who may compute such products with the party that has the labels: the names of
+        parties. None: the first of the others.
     min_parties : int
         Fewest parties of a run.
     two_parties : bool
@@ -158,6 +162,15 @@ class Consent(_Rules):
             unchecked = self.peers is None  # a run in one process
             return unchecked or (name == SERVER and parties >= LEAST_PARTIES)
         return name in self.dealers
+
+    def accepts_computing(self, name: str, first: bool = False) -> bool:
+        """Return whether a party may compute with the one that has the labels.
+
+        Together the two read the rows. `first` says that it is the first of the others.
+        """
+        if self.computes is None:
+            return first or self.peers is None  # a run in one process
+        return name in self.computes
 
     @property
     def least_parties(self) -> int:
@@ -253,6 +266,7 @@ class Consent(_Rules):
         seeded: bool,
         parties: int,
         dealer: str | None = None,
+        computes: str | None = None,
     ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
 
@@ -266,6 +280,9 @@ class Consent(_Rules):
             Number of parties.
         dealer : str, optional
             Who deals correlated randomness.
+        computes : str, optional
+            Who computes with the party that has the labels; default: the first of the
+            others.
         """
         lines = []
         if parties < self.least_parties:
@@ -275,6 +292,8 @@ class Consent(_Rules):
             lines.append("allow-seed = true")
         if dealer is not None and not self.accepts_dealer(dealer, parties):
             lines.append(f'dealers = ["{dealer}"]')
+        if computes is not None and not self.accepts_computing(computes):
+            lines.append(f'computes = ["{computes}"]')
         missing = [kind for kind in kinds if kind not in self.leaves]
         if missing:
             lines.append("[leaves]")

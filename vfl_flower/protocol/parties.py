@@ -105,6 +105,9 @@ class Parties(Sequence[PartyInfo]):
         Which setting needs less.
     dealer : str, optional
         Who deals correlated randomness, which their consent may refuse.
+    computes : str, optional
+        Who computes with the label holder, which their consent may refuse; default: the
+        first of the others.
     checkpoint : Checkpoint, optional
         The draws of the server, and the round trips that the run has made before.
 
@@ -145,10 +148,11 @@ class Parties(Sequence[PartyInfo]):
         needs: Sequence[Kind] = (),
         needs_less: str = "",
         dealer: str | None = None,
+        computes: str | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
-        self._dealer = dealer
+        self._dealer, self._computes = dealer, computes
         self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -805,7 +809,7 @@ class Parties(Sequence[PartyInfo]):
     def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
         seeded = not self._private_draws
-        plan = Plan(list(self._needs), seeded, count, self._dealer)
+        plan = Plan(list(self._needs), seeded, count, self._dealer, self._computes)
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}
         return pack(values, {"session": self.session, **more})

@@ -369,6 +369,7 @@ class ProtocolStrategy(Strategy):
             needs=self.needs,
             needs_less=self.needs_less,
             dealer=self.dealt_by,
+            computes=self.computed_by,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
@@ -414,6 +415,11 @@ class ProtocolStrategy(Strategy):
     @property
     def dealt_by(self) -> str | None:
         """Who deals correlated randomness: "server" or a party; None: nobody."""
+        return None
+
+    @property
+    def computed_by(self) -> str | None:
+        """Name of the party that computes with the label holder; None: the first."""
         return None
 
     @property

@@ -12,9 +12,19 @@ from vfl_flower.strategies.coreset_predictions import (
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.strategies.kernel_kmeans_predictions import (
+    FKKMeansEvaluation,
+    FKKMeansPrediction,
+)
 from vfl_flower.strategies.level_union import LevelUnion
 from vfl_flower.strategies.mufc import MUFC
-from vfl_flower.strategies.mufc_tasks import MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies.mufc_tasks import (
+    MUFCEvaluation,
+    MUFCForgetClient,
+    MUFCPrediction,
+    MUFCStatus,
+    MUFCUnlearn,
+)
 from vfl_flower.strategies.prediction import FDSKLEvaluation, FDSKLPrediction
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
@@ -24,8 +34,11 @@ ALGORITHMS: dict[str, Tasks] = {
     "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
     "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
     "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
-    "fk-kmeans": (FKKMeans, Removal),
-    "mufc": (MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus, MUFCRemoval),
+    "fk-kmeans": (FKKMeans, FKKMeansPrediction, FKKMeansEvaluation, Removal),
+    "mufc": (
+        *(MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus),
+        *(MUFCPrediction, MUFCEvaluation, MUFCRemoval),
+    ),
     "align": (Alignment,),
     "unite-levels": (LevelUnion,),
 }
@@ -79,8 +92,12 @@ __all__ = [
     "FDSKLEvaluation",
     "FDSKLPrediction",
     "FKKMeans",
+    "FKKMeansEvaluation",
+    "FKKMeansPrediction",
     "LevelUnion",
+    "MUFCEvaluation",
     "MUFCForgetClient",
+    "MUFCPrediction",
     "MUFCRemoval",
     "MUFCStatus",
     "MUFCUnlearn",

@@ -143,6 +143,10 @@ class CoresetVRLR(CoresetStrategy):
     """For moments, and to evaluate the other solvers: who deals correlated randomness,
     "server" or the name of a party, which costs a round trip more. It must not work
     with a party that computes."""
+    computes: str = ""
+    """For moments, and to evaluate the other solvers: the name of the party that
+    computes with the label holder; "": the first of the others that does not deal.
+    These two must not work together, nor either with the dealer."""
     fit_intercept: bool = True
     """Fit b. Its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
@@ -199,6 +203,11 @@ class CoresetVRLR(CoresetStrategy):
         """The dealer: with ``moments``, and where other solvers are evaluated."""
         evaluated = self.test_fraction > 0 or self.evaluate == "full"
         return self.dealer if self.solver == "moments" or evaluated else None
+
+    @property
+    def computed_by(self) -> str | None:
+        """Who computes with the label holder, where it is named and needed."""
+        return self.computes or None if self.dealt_by else None
 
     @property
     def needs_less(self) -> str:
@@ -296,6 +305,7 @@ class CoresetVRLR(CoresetStrategy):
                 scale=scale or 1.0,
                 test_fraction=self.test_fraction,
                 dealer=self.dealer,
+                computes=self.computes,
             )
         rows = [theta[None] for theta in theta_j]
         number = keep_parts(parties, "linear", rows, intercept, holder)
@@ -337,7 +347,10 @@ class CoresetVRLR(CoresetStrategy):
             wanted[TRAIN] = 0
         halves = {"train_loss": drawn} | enough_rows(wanted, sum(owners))
         evaluated = linear_moments.Evaluated(TEST in halves, TRAIN in halves)
-        roles = roles_of(parties, owners, list(halves.values()), self.dealer)
+        roles = roles_of(
+            *(parties, owners, list(halves.values()), self.dealer),
+            computes=self.computes,
+        )
         opened = parties.ask(
             linear_moments.columns,
             roles=roles,

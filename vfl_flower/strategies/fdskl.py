@@ -28,6 +28,7 @@ from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.fdskl import Schedule, step_sizes
+from vfl_flower.numerics.kernel_bandwidth import WIDEST
 from vfl_flower.numerics.kernel_model import Part, Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
@@ -81,9 +82,11 @@ of wrong ones is then 0.8 points at most."""
 
 _ANGLES = ("regularization", "topology", "block_bytes", "allow_two_parties")
 _OF_SOLVER = {
-    "direct": ("budget", "tolerance", "rows", "features", *_ANGLES),
+    "direct": ("budget", "tolerance", "rows", "features", "class_weight", *_ANGLES),
     "doubly-stochastic": ("iterations", "block", "step", "schedule", *_ANGLES),
-    "moments": ("rows", "features", "dealer", "relevance"),
+    "moments": (
+        *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
+    ),
 }
 """Settings that have an effect with some of the solvers only."""
 
@@ -96,6 +99,7 @@ class _Trained:
     kept: bool  # whether all parties keep their parts of the model
     scale: float = 1.0  # of the labels of several label holders
     metrics: dict[str, float] = field(default_factory=dict)
+    multiple: int = 1  # of the angles, which divides the bandwidth
 
 
 @settings
@@ -203,6 +207,10 @@ class FDSKL(ProtocolStrategy):
     dealer: str = pydantic.Field(default="server", kw_only=True)
     """For moments: who deals correlated randomness, "server" or the name of a party,
     which costs a round trip more. It must not work with a party that computes."""
+    computes: str = pydantic.Field(default="", kw_only=True)
+    """For moments: the name of the party that computes with the label holder; "": the
+    first of the others that does not deal. These two must not work together, nor
+    either with the dealer."""
     relevance: bool = pydantic.Field(default=True, kw_only=True)
     """For moments: solve twice. After a first turn with fewer features each party gets
     to know how much the model changes with each of its own columns, on average, and
@@ -212,12 +220,25 @@ class FDSKL(ProtocolStrategy):
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
     learned against the rest. "continuous": real numbers, with the square loss only."""
-    bandwidth: Positive | Literal["median"] = "median"
+    class_weight: Literal["none", "balanced"] = pydantic.Field(
+        default="none", kw_only=True
+    )
+    """"balanced": every class counts as much as any other, however few rows it has, so
+    that a rare one is found more often, at more false alarms. With ``direct`` a row of
+    a class with n_c of n rows weighs n / (K n_c) in the loss, as in scikit-learn. With
+    ``moments`` the fit has no weights, which would be the labels: the label holder
+    moves the threshold between the classes, to equal prior probabilities, where the
+    scores of the halves are normal with one variance. Probabilities are then those of
+    classes of the same size."""
+    bandwidth: Positive | Literal["median", "auto"] = "median"
     """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
     scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
     round trips: gamma = 1 / median(distance^2). With ``moments``: from sums of all
     rows, and three in four features at a half of it; where columns are scaled by their
-    relevance, a third each at 0.35 and 0.7 of it."""
+    relevance, a third each at 0.35 and 0.7 of it. "auto", with ``direct`` alone: the
+    best of seven from 4 times to a third of the one of the median, by the labels; it
+    takes no further message, since k times an angle, modulo a turn, is that of a k-th
+    of the bandwidth."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
     the label holder, without further messages; 1 / n with the doubly stochastic
@@ -300,6 +321,13 @@ class FDSKL(ProtocolStrategy):
         used = _OF_SOLVER[self.solver]
         unused = {name for names in _OF_SOLVER.values() for name in names} - {*used}
         check_unused(self, sorted(unused), f"solver {self.solver!r}")
+        if self.bandwidth == "auto" and self.solver != "direct":
+            raise ValueError(
+                "bandwidth must be a number or 'median' with solver "
+                f"{self.solver!r}, got 'auto'"
+            )
+        if self.target == "continuous":
+            check_unused(self, ["class_weight"], "target 'continuous'")
         if moments:
             self._check_moments()
         if self.masking != "circle":
@@ -334,6 +362,11 @@ class FDSKL(ProtocolStrategy):
     def dealt_by(self) -> str | None:
         """With ``moments`` the dealer."""
         return self.dealer if self.solver == "moments" else None
+
+    @property
+    def computed_by(self) -> str | None:
+        """With ``moments`` who computes with the label holder, where it is named."""
+        return self.computes or None
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""
@@ -408,6 +441,7 @@ class FDSKL(ProtocolStrategy):
         if direct:
             trained = self._direct(angles, train, sizes, setup)
             M = model.n_features = int(trained.metrics["features"])
+            bandwidth = model.bandwidth = bandwidth / trained.multiple
         else:
             trained = self._doubly_stochastic(angles, len(train), setup)
         model.kept = trained.kept
@@ -448,6 +482,8 @@ class FDSKL(ProtocolStrategy):
             self.dealer,
             16 if self.bits == 16 else 32,
             self.relevance,
+            self.computes,
+            self._balanced,
         )
         metrics, model.kept = kernel_moments.train(parties, solver, test)
         model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]
@@ -559,6 +595,10 @@ class FDSKL(ProtocolStrategy):
                 )
 
     @property
+    def _balanced(self) -> bool:
+        return self.class_weight == "balanced"
+
+    @property
     def _bits(self) -> party.Bits:
         return self.bits if self.masking == "circle" else 64
 
@@ -585,6 +625,7 @@ class FDSKL(ProtocolStrategy):
             block=M if self.solver == "direct" else self.block,
             shared=shared,
             tolerance=self.tolerance if self.solver == "direct" else 0.0,
+            chooses=self.bandwidth == "auto",
         )
 
     def _bandwidth(self, parties: Parties, holder: int, rows: Array | None) -> float:
@@ -593,7 +634,7 @@ class FDSKL(ProtocolStrategy):
         The pairs are among `rows`, whose angles are asked for too, so that no other row
         is shared. The doubly stochastic form does not know its rows yet: None.
         """
-        if self.bandwidth != "median":
+        if self.bandwidth not in ("median", "auto"):
             return float(self.bandwidth)
         sealed = parties.ask(
             party.distances.summing(distances=Sum(LIMB, to=holder)),
@@ -605,7 +646,8 @@ class FDSKL(ProtocolStrategy):
         reply = parties.ask_one(
             holder, party.bandwidth, kernel=self.kernel, distances=opened(sealed)
         )
-        return float(reply["bandwidth"])
+        widest = WIDEST if self.bandwidth == "auto" else 1
+        return widest * float(reply["bandwidth"])
 
     def _first_features(self, products: int) -> int:
         """Return M for a budget in angles where there are rows enough."""
@@ -676,7 +718,9 @@ class FDSKL(ProtocolStrategy):
             features = angles.parties.ask_one(
                 holder,
                 party.enough,
-                problem=party.Problem(rows[:m], self.loss, regularization),
+                problem=party.Problem(
+                    rows[:m], self.loss, regularization, self._balanced
+                ),
                 stop=M,
                 fewer_rows=fewer[0],
                 fewer_features=fewer[1],
@@ -690,7 +734,9 @@ class FDSKL(ProtocolStrategy):
         else:
             known = sizes[0]
             blocks, offsets = self._collect(angles, rows, setup)
-        problem = party.Problem(rows[: known[0]], self.loss, regularization)
+        problem = party.Problem(
+            rows[: known[0]], self.loss, regularization, self._balanced
+        )
         fitted = angles.parties.ask(
             party.fit,
             problem=angles.each({holder: problem}),
@@ -710,7 +756,10 @@ class FDSKL(ProtocolStrategy):
         if "cv_score" in solution:
             metrics["cv_score"] = solution["cv_score"]
         kept = all(fitted.each("kept"))
-        return _Trained(solution["columns"], kept, metrics=metrics)
+        if setup.chooses:
+            self._check_learned(fitted, holder, "multiple")
+        multiple = solution.get("multiple", 1)
+        return _Trained(solution["columns"], kept, metrics=metrics, multiple=multiple)
 
     def _grow(
         self,

@@ -84,6 +84,10 @@ class Solver:
         The one bandwidth, in the unit of the scaled columns; None: several.
     dealer : str
         "server", or the name of a party.
+    computes : str
+        Name of the party that computes with the label holder; "": the first one.
+    balanced : bool
+        Whether classes count as if they had equally many rows.
     bits : {16, 32}
         Of an angle.
     relevance : bool
@@ -99,6 +103,8 @@ class Solver:
     dealer: str
     bits: AngleBits
     relevance: bool = True
+    computes: str = ""
+    balanced: bool = False
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -137,6 +143,7 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     roles = roles_of(
         parties,
         *(owners, sizes, solver.dealer),
+        computes=solver.computes,
         joint=2 * joint.angles,
         fraction=FRACTION,
     )
@@ -184,7 +191,10 @@ def _task(solver: Solver, count: int) -> party.Task:
     room = rows // 2 // ROWS_PER_COLUMN
     left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
     most = min(MOST_LOCAL, left // count)
-    return party.Task(solver.target, solver.kernel, solver.test_fraction, rows, most)
+    return party.Task(
+        *(solver.target, solver.kernel, solver.test_fraction, rows, most),
+        solver.balanced,
+    )
 
 
 def _joint(

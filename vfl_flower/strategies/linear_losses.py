@@ -52,6 +52,7 @@ def squared_errors(
     scale: float,
     test_fraction: float,
     dealer: str,
+    computes: str,
 ) -> dict[str, Any]:
     """Return the mean squared errors by name, and R^2 on the rows held out.
 
@@ -71,12 +72,16 @@ def squared_errors(
         Share of the rows that is held out.
     dealer : str
         Who deals correlated randomness.
+    computes : str
+        Who computes with the label holder; "": the first of the others.
     """
     sets = enough_rows(sets, len(parties))
     if not sets:
         return {}
     unit = scale if coefficients is None else 1.0
-    roles = roles_of(parties, [1] * len(parties), list(sets.values()), dealer)
+    roles = roles_of(
+        *(parties, [1] * len(parties), list(sets.values()), dealer), computes=computes
+    )
     replies = parties.ask(
         party.parts,
         roles=roles,

@@ -22,12 +22,10 @@ def roles_of(
     rows: Sequence[int],
     dealer: str,
     holder: int | None = None,
+    computes: str = "",
     **more: int,
 ) -> Roles:
-    """Return who does what.
-
-    The label holder opens the Gram matrices; the first of the others, but the dealer,
-    computes with it.
+    """Return who does what; the label holder opens the Gram matrices.
 
     Parameters
     ----------
@@ -39,13 +37,16 @@ def roles_of(
         "server", or the name of a party that neither computes nor holds labels.
     holder : int, optional
         Who opens what is computed; default: the label holder.
+    computes : str
+        Name of the party that computes with it; "": the first of the others but the
+        dealer.
     **more : int
         Other numbers of :class:`vfl_flower.clients.moments_roles.Roles`.
 
     Raises
     ------
     FederationError
-        The dealer is no such party.
+        The dealer, or who computes, is no such party.
     """
     holder = parties.label_holder if holder is None else holder
     names = [info.name for info in parties]
@@ -56,7 +57,13 @@ def roles_of(
             f"dealer must be {SERVER!r} or the name of a party that does not hold the "
             f"labels, beside two that compute, got {dealer!r} among {', '.join(names)}"
         )
-    return Roles(holder, others[0], list(owners), list(rows), dealing, **more)
+    if computes and computes not in [names[j] for j in others]:
+        raise FederationError(
+            "computes must be the name of a party that neither holds the labels nor "
+            f"deals, got {computes!r} among {', '.join(names)}"
+        )
+    second = names.index(computes) if computes else others[0]
+    return Roles(holder, second, list(owners), list(rows), dealing, **more)
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:

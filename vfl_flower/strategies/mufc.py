@@ -145,6 +145,7 @@ class MUFCTask(ProtocolStrategy):
         parties: Parties,
         run: Run,
         model: MUFCModel,
+        agreed: TrainingSettings,
         n_rows: int,
         state: ServerState | None = None,
         leaving: Sequence[str] = (),
@@ -175,7 +176,7 @@ class MUFCTask(ProtocolStrategy):
             "version": model.version,
             "clients": sum(info.name not in leaving for info in parties),
             "rows": n_rows,
-            "inertia": model.inertia_,
+            **worth(model, agreed),
         }
         run.record(1, record, counted | metrics)
         return record
@@ -338,7 +339,7 @@ class ClusterTraining(MUFCTask):
         trained.missing = run.missing
         try:
             rows = _total_rows(replies)
-            return self.commit(parties, run, trained, rows, state, **few)
+            return self.commit(parties, run, trained, agreed, rows, state, **few)
         except FederationError as error:
             if state is None:
                 raise
@@ -571,6 +572,24 @@ def version_of(
     return MUFCModel(
         model, version, centers, kept=kept, lower=agreed.lower, upper=agreed.upper
     )
+
+
+def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
+    """Return the objective and, where centres are means, the share that is explained.
+
+    From what the server has: with the sum of squares between the clusters, of n_k rows
+    each, sum_k n_k |c_k - c|^2, that of all rows is this and the objective together, if
+    each centre is the mean of its rows. With client_training "full" it is, but for the
+    quantisation; with "init" a mean of drawn rows takes its place.
+    """
+    told = {"inertia": model.inertia_}
+    if agreed.client_training == "full":
+        centers = agreed.box.scale(model.cluster_centers_)
+        mean = model.sizes_ @ centers / model.sizes_.sum()
+        between = float(model.sizes_ @ ((centers - mean) ** 2).sum(axis=1))
+        if (total := between + model.inertia_) > 0:
+            told["explained"] = between / total
+    return told
 
 
 def counted_bins(counts: Array) -> dict[str, Any]:

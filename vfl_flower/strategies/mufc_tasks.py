@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from vfl_flower.strategies.mufc import (
     new_key,
     sums_of,
     version_of,
+    worth,
 )
 
 log = logging.getLogger("vfl_flower")
@@ -164,12 +166,13 @@ class LaterTask(MUFCTask):
             # the server without their sizes, or if a forgotten party may not know it.
             if behind or not len(before.sizes) or set(leaving) & set(names):
                 return self.commit(
-                    parties, run, model, rows, state, leaving, before.run, **nothing
+                    *(parties, run, model, agreed, rows, state, leaving, before.run),
+                    **nothing,
                 )
             record = model.to_record()
             counted = {"version": before.version, "clients": len(parties)}
             counted |= {"rows": rows, **nothing}
-            run.record(1, record, counted | {"inertia": before.inertia})
+            run.record(1, record, counted | worth(model, agreed))
             return record
         version = before.version + 1
         stay = [name for name in before.parties if name not in leaving]
@@ -178,7 +181,9 @@ class LaterTask(MUFCTask):
         model = version_of(self.model, version, centers, agreed, True)
         changes: dict[str, Any] = {"removed": removed, "changed": int(changed)}
         changes |= counted_bins(counts)
-        return self.commit(parties, run, model, n_rows, state, leaving, **changes)
+        return self.commit(
+            parties, run, model, agreed, n_rows, state, leaving, **changes
+        )
 
 
 @settings
@@ -294,7 +299,7 @@ class MUFCStatus(LaterTask):
         """Ask all parties in one round trip."""
         now = self.state.load()
         names = [info.name for info in parties]
-        _check_parties(names, now.parties, (), (), ())
+        _check_parties(names, now.parties)
         replies = parties.ask(
             party.status, model=self.model, version=now.version, before=now.run
         )
@@ -305,6 +310,127 @@ class MUFCStatus(LaterTask):
         record = self.known(now).to_record()
         run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
         return record
+
+
+@settings
+class MUFCPrediction(LaterTask):
+    """The clusters of new rows, which stay at their parties.
+
+    =============  =====================================  ==========================
+    round trip     party l sends                          the server learns
+    =============  =====================================  ==========================
+    hello          as in training                         all of it
+    predict        nothing                                nothing
+    =============  =====================================  ==========================
+
+    Each row gets the nearest centre, as by the model's ``predict``, and each party
+    writes its own to ``predictions-<model>-<run>.csv`` in its ``state-dir``. Rows that
+    the model has forgotten take no part. Some parties of the model are enough.
+
+    Raises
+    ------
+    FederationError
+        A party is none of the model's.
+    PartyFailed
+        A party has no state of this model, or other columns than in training.
+    """
+
+    task = "predict"
+    steps: ClassVar[Steps] = (party.predict,)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Nothing leaves."""
+        return ()
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Ask all parties in one round trip."""
+        now = self.state.load()
+        names = [info.name for info in parties]
+        _check_parties(names, [name for name in now.parties if name in names])
+        d = now.centers.shape[1]
+        if parties[0].n_columns != d:
+            raise FederationError(
+                f"the data must have the {d} columns of training, got "
+                f"{parties[0].n_columns}"
+            )
+        counted = self.ask(parties, now)
+        record = self.known(now).to_record()
+        about = {"version": now.version, "clients": len(parties)}
+        run.record(1, record, about | counted)
+        return record
+
+    def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
+        """Let the parties label their rows; return metrics."""
+        parties.ask(
+            party.predict,
+            model=self.model,
+            version=now.version,
+            before=now.run,
+            centers=now.centers,
+        )
+        log.info(
+            "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
+            *(self.model, parties.session),
+        )
+        return {"rows": parties.n_rows}
+
+
+@settings
+class MUFCEvaluation(MUFCPrediction):
+    """What the clusters are worth on new rows: their mean squared distance to centres.
+
+    =============  =====================================  ==========================
+    round trip     party l sends                          the server learns
+    =============  =====================================  ==========================
+    hello          as in training                         all of it
+    evaluate       number and cost of its rows, masked    the sums over the parties
+    =============  =====================================  ==========================
+
+    ``test_loss`` is in squared sides of the box. Each party has at least 20 rows that
+    the model has not forgotten, and writes nothing. See :class:`MUFCPrediction`.
+
+    Notes
+    -----
+    A server that deviates chooses the centres, and can single out rows by the costs of
+    many: they count as ``row-sums``, once a session.
+    """
+
+    task = "evaluate"
+    steps: ClassVar[Steps] = (party.evaluate,)
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """The cost, of single rows where the server chooses the centres."""
+        return ("row-sums",)
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Nothing: one number has nothing to be compared with."""
+        return []
+
+    def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
+        """Return the sums over the parties, as metrics."""
+        bound = 4.0 * len(now.centers[0]) * parties.n_rows
+        totals = parties.ask_exactly(
+            party.evaluate.summing(totals=bound),
+            model=self.model,
+            version=now.version,
+            before=now.run,
+            centers=now.centers,
+        ).sums["totals"]
+        rows, cost = round(float(totals[0])), float(totals[1])
+        with naming_parties(parties):
+            if not (0 < rows <= parties.n_rows and 0 <= cost < math.inf):
+                raise FederationError(
+                    "the rows of the parties and their costs must add up to numbers "
+                    "that are no lower than 0: a message is changed"
+                )
+        return {"test_rows": rows, "test_loss": cost / rows}
 
 
 def warn_of_copies(replies: Replies[party.Forgotten]) -> None:
@@ -396,9 +522,9 @@ def parse_names(clients: str | Sequence[str]) -> list[str]:
 def _check_parties(
     present: Sequence[str],
     parties: Sequence[str],
-    asked: Iterable[str],
-    leaving: Sequence[str],
-    past: Iterable[str],
+    asked: Iterable[str] = (),
+    leaving: Sequence[str] = (),
+    past: Iterable[str] = (),
 ) -> None:
     """Raise unless the parties of the model take part; those that leave need not."""
     if not set(asked) <= set(parties):  # the text must not have it: it may be an id

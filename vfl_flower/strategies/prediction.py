@@ -74,6 +74,8 @@ class FDSKLPrediction(ProtocolStrategy):
     the label holder alone opens."""
     dealer: str = "server"
     """For moments: who deals correlated randomness; see :class:`FDSKL`."""
+    computes: str = ""
+    """For moments: who computes with the label holder; see :class:`FDSKL`."""
     bits: CircleBits = 16
     """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
@@ -112,7 +114,7 @@ class FDSKLPrediction(ProtocolStrategy):
             if self.bits == 8:
                 raise ValueError("bits must be 16 or 32 with solver 'moments', got 8")
         else:
-            check_unused(self, ["dealer"], f"solver {self.solver!r}")
+            check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
 
     @property
     def needs(self) -> tuple[Kind, ...]:
@@ -123,6 +125,11 @@ class FDSKLPrediction(ProtocolStrategy):
     def dealt_by(self) -> str | None:
         """With ``moments`` the dealer."""
         return self.dealer if self.solver == "moments" else None
+
+    @property
+    def computed_by(self) -> str | None:
+        """With ``moments`` who computes with the label holder, where it is named."""
+        return self.computes or None
 
     @property
     def works_with(self) -> str:
@@ -142,7 +149,12 @@ class FDSKLPrediction(ProtocolStrategy):
         deals = moments and self.dealer in names
         replies: Replies[Any]
         if deals:
-            replies = parties.ask(kernel_dealing.part, dealer=names.index(self.dealer))
+            named = self.computes in names
+            replies = parties.ask(
+                kernel_dealing.part,
+                dealer=names.index(self.dealer),
+                second=names.index(self.computes) if named else None,
+            )
         else:
             replies = parties.ask(party.part)
         self._check_parts(parties, replies)
@@ -160,7 +172,7 @@ class FDSKLPrediction(ProtocolStrategy):
                 parties,
                 roles_of(
                     parties,
-                    *([], [], self.dealer, holders[0]),
+                    *([], [], self.dealer, holders[0], self.computes),
                     joint=M,
                     fraction=FRACTION,
                 ),
@@ -192,7 +204,7 @@ class FDSKLPrediction(ProtocolStrategy):
         model = KernelModel(
             self.model,
             first["kernel"],
-            first["bandwidth"],
+            first["bandwidth"] / replies[holders[0]].get("multiple", 1),
             M,
             [info.n_columns for info in parties],
             kept=True,

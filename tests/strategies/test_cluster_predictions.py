@@ -1,0 +1,330 @@
+"""Clusters of new rows by models of split rows, against those of the whole model."""
+
+import csv
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from transcripts import Recorder, actual, patterns
+
+from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.app.client_app import load_from_context
+from vfl_flower.app.register import make_client_app
+from vfl_flower.clients.mufc_state import ServerState
+from vfl_flower.numerics.kernel_embedding import embed_rows
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.mufc import Box
+from vfl_flower.protocol.consent import FREE, Limit
+from vfl_flower.simulation import InProcessGrid, simulate
+from vfl_flower.strategies import (
+    MUFC,
+    FKKMeans,
+    FKKMeansEvaluation,
+    FKKMeansPrediction,
+    MUFCEvaluation,
+    MUFCForgetClient,
+    MUFCPrediction,
+    MUFCUnlearn,
+)
+
+NAMES = ("north", "south", "west")
+KERNEL = FKKMeans(3, 4, n_features=20, iterations=3, n_init=2, seed=1)
+BOX = "-4,4"
+
+
+def rows(n, seed):
+    """Return rows of three clusters."""
+    rng = np.random.default_rng(seed)
+    middles = np.array([[-2, -2, 0], [2, -2, 1], [0, 2, -1]])
+    return np.clip(
+        middles[rng.integers(3, size=n)] + rng.normal(size=(n, 3)) / 3, -4, 4
+    )
+
+
+def parties(folder, seed=0, n=40, columns=("a", "b", "c"), names=NAMES):
+    return [
+        Party(
+            rows(n, seed + j),
+            ids=np.array([f"{name}.{seed}.{row}" for row in range(n)]),
+            name=name,
+            columns=columns,
+            state_dir=folder / name,
+        )
+        for j, name in enumerate(names)
+    ]
+
+
+@pytest.fixture(params=["fk-kmeans", "mufc"])
+def kind(request):
+    return request.param
+
+
+def trained(kind, folder):
+    """Train; return the model."""
+    if kind == "fk-kmeans":
+        return simulate(KERNEL, parties(folder), seed=1).model
+    strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
+    return simulate(strategy, parties(folder), seed=1).model
+
+
+def later(kind, task, model, folder, **settings):
+    """Return the strategy of a task, "Prediction" or "Evaluation"."""
+    if kind == "fk-kmeans":
+        tasks = {"Prediction": FKKMeansPrediction, "Evaluation": FKKMeansEvaluation}
+        return tasks[task](model.model, **settings)
+    tasks = {"Prediction": MUFCPrediction, "Evaluation": MUFCEvaluation}
+    return tasks[task](model.model, server_state=folder / "server", **settings)
+
+
+def written(party, model):
+    """Return what the last run wrote at a party: ids and clusters."""
+    (path,) = party.state_dir.glob(f"predictions-{model.model}-*.csv")
+    with path.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    return [row["id"] for row in table], [int(row["prediction"]) for row in table]
+
+
+def cost(kind, model, X):
+    """Return the mean squared distance of rows to the nearest centre."""
+    if kind == "fk-kmeans":
+        H = embed_rows(model.parts[0], X)
+        return assign(H, model.cluster_centers_)[1].mean()
+    box = Box(model.lower, model.upper)
+    return assign(box.scale(X), box.scale(model.cluster_centers_))[1].mean()
+
+
+def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path):
+    """The columns in another order at one of them; those of training stay as well."""
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)
+    before = (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes()
+    turned = dataclasses.replace(
+        new[1], X=new[1].X[:, [2, 0, 1]], columns=("c", "a", "b")
+    )
+    grid = InProcessGrid([new[0], turned, new[2]])
+    result = later(kind, "Prediction", model, tmp_path).start(grid)
+    assert result.metrics["rows"] == 120
+    assert result.ledger.round_trips == 2
+    for party in new:
+        ids, clusters = written(party, model)
+        assert ids == list(party.ids)
+        assert clusters == model.predict(party.X).tolist()
+    assert (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes() == before
+
+
+def test_two_parties_of_three_are_enough(kind, tmp_path):
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)[1:]
+    simulate(later(kind, "Prediction", model, tmp_path), new)
+    assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
+
+
+def test_what_clusters_are_worth_on_new_rows(kind, tmp_path):
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)
+    result = simulate(later(kind, "Evaluation", model, tmp_path), new)
+    expected = cost(kind, model, np.concatenate([party.X for party in new]))
+    assert result.metrics["test_rows"] == 120
+    assert result.metrics["test_loss"] == pytest.approx(expected, rel=1e-9)
+    assert not list(tmp_path.glob("*/predictions-*-*.csv"))
+
+
+def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path):
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)
+    few = dataclasses.replace(new[2], X=new[2].X[:19], ids=new[2].ids[:19])
+    few.ids_digest = None
+    with pytest.raises(PartyFailed, match="at least 20 rows"):
+        simulate(later(kind, "Evaluation", model, tmp_path), [*new[:2], few])
+    simulate(later(kind, "Prediction", model, tmp_path), [*new[:2], few])
+    assert len(written(few, model)[1]) == 19
+
+
+def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path):
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)
+    for task in ("Prediction", "Evaluation"):
+        grid = Recorder(new)
+        later(kind, task, model, tmp_path).start(grid)
+        costs = [40 * cost(kind, model, party.X) for party in new]
+        secret = np.array([*costs, *np.concatenate([p.X for p in new]).ravel()])
+        assert not actual(patterns(secret), grid.transcript)
+        told = {name for entry in grid.transcript if entry.up for name in entry.values}
+        assert not told & {"labels", "clusters", "predictions"}
+
+
+def test_other_columns_or_no_model(kind, tmp_path):
+    model = trained(kind, tmp_path)
+    strategy = later(kind, "Prediction", model, tmp_path)
+    with pytest.raises((PartyFailed, FederationError), match="columns of training"):
+        simulate(strategy, parties(tmp_path, seed=50, columns=("a", "b", "x")))
+    narrow = [
+        Party(p.X[:, :2], ids=p.ids, name=p.name, state_dir=p.state_dir)
+        for p in parties(tmp_path, seed=50)
+    ]
+    with pytest.raises(FederationError, match="columns of training"):
+        simulate(strategy, narrow)
+    homeless = [
+        dataclasses.replace(p, state_dir=None) for p in parties(tmp_path, seed=50)
+    ]
+    with pytest.raises(PartyFailed, match="no state-dir"):
+        simulate(strategy, homeless)
+    with pytest.raises(ValueError, match="model must be the number"):
+        dataclasses.replace(strategy, model="")
+    with pytest.raises(ValueError, match="seed"):
+        dataclasses.replace(strategy, seed=1)
+
+
+def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
+    columns = [
+        Party(rows(40, 0)[:, [j]], name=name, state_dir=tmp_path / name)
+        for j, name in enumerate(NAMES)
+    ]
+    settings = {"n_features": 20, "iterations": 2, "partition": "vertical"}
+    model = simulate(FKKMeans(3, 4, **settings), columns, seed=1).model
+    with pytest.raises(PartyFailed, match="only a model of split rows"):
+        simulate(FKKMeansPrediction(model.model), columns)
+
+
+def test_consent_counts_what_an_evaluation_costs(kind, tmp_path):
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)
+    for party in new:
+        party.consent = dataclasses.replace(FREE, leaves={"row-sums": Limit(39)})
+    strategy = later(kind, "Evaluation", model, tmp_path)
+    with pytest.raises(PartyFailed, match="lets 39 rows leave it as row-sums"):
+        simulate(strategy, new)
+    for party in new:
+        party.consent = dataclasses.replace(FREE, leaves={})
+    with pytest.raises(FederationError, match="row-sums = true"):
+        simulate(strategy, new)
+    simulate(later(kind, "Prediction", model, tmp_path), new)
+    assert written(new[0], model)
+
+
+def test_rows_that_are_forgotten_take_no_part(tmp_path):
+    model = trained("mufc", tmp_path)
+    old = parties(tmp_path)
+    gone = [f"south.0.{row}" for row in (3, 7)]
+    request = MUFCUnlearn(
+        model.model, {"south": gone}, server_state=tmp_path / "server"
+    )
+    now = simulate(request, old).model
+    assert now.version == 2
+    simulate(later("mufc", "Prediction", model, tmp_path), old)
+    ids, clusters = written(old[1], model)
+    stay = np.array([i for i in range(40) if i not in (3, 7)])
+    assert ids == old[1].ids[stay].tolist()
+    assert clusters == now.predict(old[1].X[stay]).tolist()
+    told = simulate(later("mufc", "Evaluation", model, tmp_path), old).metrics
+    X = np.concatenate([old[0].X, old[1].X[stay], old[2].X])
+    assert told["test_rows"] == 118
+    assert told["test_loss"] == pytest.approx(cost("mufc", now, X), rel=1e-9)
+
+
+def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
+    model = trained("mufc", tmp_path)
+    four = [*NAMES, "east"]
+    folder = tmp_path / "four"
+    strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
+    model = simulate(strategy, parties(folder, names=four), seed=1).model
+    leave = MUFCForgetClient(model.model, "east", server_state=folder / "server")
+    simulate(leave, parties(folder, names=four))
+    strategy = later("mufc", "Prediction", model, folder)
+    with pytest.raises(FederationError, match="'east' does too"):
+        simulate(strategy, parties(folder, names=four))
+    simulate(strategy, parties(folder))
+
+
+def test_a_killed_removal_is_settled_first(tmp_path):
+    """A party that was killed before it took the version of the server takes it now."""
+    model = trained("mufc", tmp_path)
+    old = parties(tmp_path)
+    request = MUFCUnlearn(
+        model.model, {"south": ["south.0.3"]}, server_state=tmp_path / "server"
+    )
+
+    class Killed(InProcessGrid):
+        def _push(self, message):
+            if message.metadata.message_type.endswith("mufc_commit"):
+                raise KeyboardInterrupt
+            return super()._push(message)
+
+    with pytest.raises(KeyboardInterrupt):
+        request.start(Killed(old))
+    assert ServerState(tmp_path / "server", model.model).version == 2
+    simulate(later("mufc", "Prediction", model, tmp_path), old)
+    assert "south.0.3" not in written(old[1], model)[0]
+
+
+@pytest.mark.parametrize("strategy", ["fk-kmeans", "mufc"])
+def test_on_nodes_from_files_of_new_rows(strategy, tmp_path):
+    """Text is encoded as in training, though the new files lack a level."""
+    rng = np.random.default_rng(0)
+    texts = strategy == "fk-kmeans"
+
+    def file(place, name, n, levels):
+        kind = rng.choice(levels, size=n)
+        table = pd.DataFrame({"id": [f"{name}{i}" for i in range(n)]})
+        table["size"] = rng.uniform(-0.4, 0.4, size=n)
+        table["ratio"] = rng.uniform(-0.4, 0.4, size=n)
+        if texts:
+            table["kind"] = kind
+        table.to_csv(place, index=False)
+
+    class Grid(InProcessGrid):
+        def __init__(self, which):
+            super().__init__([Party(np.zeros((1, 1)))] * 3)
+            self._app = make_client_app(load_from_context)
+            for context, name in zip(self._contexts.values(), NAMES, strict=True):
+                context.node_config = {
+                    "data": str(tmp_path / f"{name}-{which}.csv"),
+                    "id-column": "id",
+                    "party-name": name,
+                    "state-dir": str(tmp_path / f"state-{name}"),
+                    "consent": str(tmp_path / "consent.toml"),
+                } | ({"levels": "kind=x|y|z"} if texts else {})
+
+    (tmp_path / "consent.toml").touch(mode=0o600)
+    (tmp_path / "consent.toml").write_text(
+        "trust-on-first-use = true\n[leaves]\nrow-sums = true\ncentroids = true\n"
+    )
+    for name in NAMES:
+        file(tmp_path / f"{name}-old.csv", name, 60, ["x", "y", "z"])
+        file(tmp_path / f"{name}-new.csv", name, 30, ["x", "y"])
+
+    def run(grid, strategy, config):
+        for context in grid._contexts.values():
+            context.run_config = config
+        return strategy.start(grid)
+
+    config = {"strategy": strategy}
+    training = KERNEL if texts else MUFC(2, n_init=1, server_state=tmp_path / "server")
+    model = run(Grid("old"), training.replace(seed=None), config).model
+    for task in ("Prediction", "Evaluation"):
+        config["task"] = {"Prediction": "predict", "Evaluation": "evaluate"}[task]
+        config["model"] = model.model
+        result = run(Grid("new"), later(strategy, task, model, tmp_path), config)
+    assert result.metrics["test_rows"] == 90
+    for name in NAMES:
+        folder = tmp_path / f"state-{name}"
+        (path,) = folder.glob(f"predictions-{model.model}-*.csv")
+        table = pd.read_csv(path)
+        assert table["id"].tolist() == [f"{name}{i}" for i in range(30)]
+        assert set(table["prediction"]) <= {0, 1, 2}
+
+
+def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path):
+    """With means for centroids it is near the true one, otherwise far too high."""
+    federation = parties(tmp_path, n=200)
+    X = np.concatenate([party.X for party in federation])
+    strategy = MUFC(3, 0.01, n_init=2, box=BOX, server_state=tmp_path / "server")
+    trained = simulate(strategy, federation, seed=1)
+    model, told = trained.model, trained.metrics["explained"]
+    total = (((X - X.mean(axis=0)) / 8) ** 2).sum()
+    assert told == pytest.approx(1 - model.inertia_ / total, abs=0.01)
+    request = MUFCUnlearn(model.model, "", server_state=tmp_path / "server")
+    assert simulate(request, federation).metrics["explained"] == told
+    rows = strategy.replace(client_training="init", min_rows_per_bin=1)
+    assert "explained" not in simulate(rows, federation, seed=2).metrics

@@ -1,0 +1,115 @@
+"""Clusters of new rows by a model of kernel k-means, of which each party has a map."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.models.no_model import UsedModel
+from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.steps import Steps
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.kernel_kmeans_setup import check_sum, faulty_sum
+
+log = logging.getLogger("vfl_flower")
+
+
+@settings
+class FKKMeansPrediction(ProtocolStrategy):
+    """The clusters of new rows, which stay at their parties.
+
+    =============  =====================================  ==========================
+    round trip     party m sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digests of column names,  all of it
+                   key
+    predict        nothing                                nothing
+    =============  =====================================  ==========================
+
+    For models of split rows, trained with ``cem``, of which each party has a whole map
+    from rows to clusters. Each writes those of its new rows to a file in its
+    ``state-dir``; some parties of training are enough.
+
+    Raises
+    ------
+    PartyFailed
+        A party has no part of this model, one without a map, or other columns than in
+        training.
+    """
+
+    model: str
+    """The number of the model, which its training reported: ``result.model.model``."""
+
+    task = "predict"
+    partition = "horizontal"
+    fills = True
+    model_class = UsedModel
+    steps: ClassVar[Steps] = (party.predict,)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if not self.model:
+            raise ValueError("model must be the number of a trained model, got none")
+        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+
+    @property
+    def works_with(self) -> str:
+        """Number of the model whose parts the parties load."""
+        return self.model
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Ask all parties in one round trip."""
+        record = UsedModel(self.model).to_record()
+        run.record(1, record, self.ask(parties))
+        return record
+
+    def ask(self, parties: Parties) -> dict[str, Any]:
+        """Let the parties label their rows; return metrics."""
+        parties.ask(party.predict)
+        log.info(
+            "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
+            *(self.model, parties.session),
+        )
+        return {"rows": parties.n_rows}
+
+
+@settings
+class FKKMeansEvaluation(FKKMeansPrediction):
+    """What the clusters are worth on new rows: their mean squared distance to centres.
+
+    =============  =====================================  ==========================
+    round trip     party m sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digests of column names,  all of it
+                   key
+    evaluate       cost of its rows, masked               the sum over the parties
+    =============  =====================================  ==========================
+
+    ``test_loss`` is in the space of the embedding, as the ``inertia`` of training over
+    its number of rows. Each party has at least 20 rows, and writes nothing. See
+    :class:`FKKMeansPrediction`.
+    """
+
+    task = "evaluate"
+    steps: ClassVar[Steps] = (party.evaluate,)
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """The cost, as in training."""
+        return ("row-sums",)
+
+    def ask(self, parties: Parties) -> dict[str, Any]:
+        """Return the mean over the rows of all parties, as metrics."""
+        N = parties.n_rows
+        sums = parties.ask_exactly(party.evaluate.summing(cost=4.0 * N)).sums
+        check_sum(parties, party.evaluate, sums["cost"])
+        if not 0 <= (cost := float(sums["cost"][0])) < math.inf:
+            raise faulty_sum(parties, party.evaluate, "a cost")
+        return {"test_rows": N, "test_loss": cost / N}
