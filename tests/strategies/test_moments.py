@@ -473,6 +473,12 @@ def test_what_a_consent_lacks(count, consent, lacks):
     assert re.search(lacks, ", ".join(lines)), lines
 
 
+def test_a_run_of_one_party_lacks_a_number_of_parties():
+    """That two are enough would not help."""
+    lacks = Consent().lacks(kinds=(), seeded=False, parties=1)
+    assert lacks == ["min-parties = 1"]
+
+
 def test_a_party_refuses_a_dealer_whatever_the_server_says():
     """Also where the plan named another one, or none."""
     X, _ = data()
