@@ -91,7 +91,9 @@ def test_of_a_superlink_that_has_ended_no_message_is_left(database):
 
 def test_supernodes_stay_registered_and_a_run_has_failed(database):
     path, run = database
+    path.chmod(0o644)
     assert take_up(path, [KEYS[0], KEYS[2], b"of another one"]) == {KEYS[0]}
+    assert path.stat().st_mode & 0o777 == 0o600
     assert SECRET not in on_disk(path)
     assert ID_TO_FORGET.encode() not in on_disk(path)
     state = started(path)
