@@ -368,6 +368,7 @@ def test_it_ends_where_it_must_not_fall_back(monkeypatch, replaced):
     ("arguments", "rule"),
     [
         (["--bundle", "abc"], "64 hexadecimal digits, got 'abc'"),
+        (["--bundle", "g" * 64], "64 hexadecimal digits, got 'ggg"),
         (["--insecure", "--isolation", "process"], "--isolation cannot be used"),
         (["--insecure", "--trusted-entities", "f.yaml"], "--trusted-entities cannot"),
     ],
