@@ -796,6 +796,21 @@ def test_errors_are_told_once_a_session(monkeypatch):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
 
 
+def test_the_columns_of_others_that_relevance_tells_of_are_counted(monkeypatch):
+    """A server that says fewer would have more than consent lets leave."""
+    original = Parties._round_trip
+
+    def deviate(self, step, requests, sums, blocks):
+        if step.action == "kernel_moments_relevance":
+            requests = {j: told | {"counted": 3} for j, told in requests.items()}
+        return original(self, step, requests, sums, blocks)
+
+    monkeypatch.setattr(Parties, "_round_trip", deviate)
+    training = strategy(features=16, seed=0, relevance=True)
+    with pytest.raises(PartyFailed, match="must be the number of the other parties'"):
+        training.start(RealParties(parties()))
+
+
 def test_a_row_that_is_repeated_is_not_evaluated(monkeypatch):
     """A hundred times among others, the mean error would be that of the one."""
     original = server.score_rows
