@@ -89,9 +89,25 @@ def test_of_a_superlink_that_has_ended_no_message_is_left(database):
     assert info.status.status == "pending"  # whoever follows it asks the next one
 
 
+def test_what_flower_has_deleted_is_overwritten(database):
+    """What was read is in no table, and its bytes are in the file."""
+    path, _ = database
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("CREATE TABLE messages (content BLOB)")
+        read = b"a message that somebody has read"
+        db.execute("INSERT INTO messages VALUES (?)", (read * 100,))
+        db.execute("DROP TABLE messages")
+    assert read in on_disk(path)
+    forget_messages(path)
+    assert read not in on_disk(path)
+
+
 def test_supernodes_stay_registered_and_a_run_has_failed(database):
     path, run = database
+    path.chmod(0o644)
     assert take_up(path, [KEYS[0], KEYS[2], b"of another one"]) == {KEYS[0]}
+    assert path.stat().st_mode & 0o777 == 0o600
     assert SECRET not in on_disk(path)
     assert ID_TO_FORGET.encode() not in on_disk(path)
     state = started(path)
@@ -113,7 +129,7 @@ def test_supernodes_stay_registered_and_a_run_has_failed(database):
 
 
 @pytest.mark.parametrize("damage", ["no database", "another schema"])
-def test_what_flower_does_not_know_is_made_anew(tmp_path, damage):
+def test_what_flower_does_not_know_is_made_anew(tmp_path, damage, caplog):
     path = tmp_path / "superlink.sqlite"
     if damage == "no database":
         path.write_bytes(SECRET * 100)
@@ -123,6 +139,7 @@ def test_what_flower_does_not_know_is_made_anew(tmp_path, damage):
     assert take_up(path, KEYS) == set()
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_size == 0  # Flower makes its tables
+    assert f"{path} is made anew: " in caplog.text
 
 
 def test_no_link_is_followed(tmp_path):

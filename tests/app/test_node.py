@@ -368,6 +368,7 @@ def test_it_ends_where_it_must_not_fall_back(monkeypatch, replaced):
     ("arguments", "rule"),
     [
         (["--bundle", "abc"], "64 hexadecimal digits, got 'abc'"),
+        (["--bundle", "g" * 64], "64 hexadecimal digits, got 'ggg"),
         (["--insecure", "--isolation", "process"], "--isolation cannot be used"),
         (["--insecure", "--trusted-entities", "f.yaml"], "--trusted-entities cannot"),
     ],
@@ -376,3 +377,17 @@ def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit, match=rule):
         executor.command()(arguments)
+
+
+@pytest.mark.parametrize(("ends", "code"), [(None, "has ended"), ("interrupt", "0")])
+def test_what_it_ends_with(ends, code, monkeypatch):
+    """Systemd starts it again after a lost connection, and not after Ctrl-C."""
+
+    def run_node(*_):
+        if ends:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(node, "run_node", run_node)
+    with pytest.raises(SystemExit, match=code):
+        executor.start(["--insecure"])

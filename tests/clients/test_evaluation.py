@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients.evaluation import NAMES, told
+from vfl_flower.clients.evaluation import NAMES, hides_each, told
 from vfl_flower.protocol.party import PartyError
 
 N = 200
@@ -59,3 +59,14 @@ def test_an_error_that_overflows():
     party, y = classes_of(60)
     with pytest.raises(PartyError, match="mean squared error is not finite"):
         told(party, y, np.full(N, 1e200), "continuous", np.zeros(0))
+
+
+@pytest.mark.parametrize(("labels", "least"), [(200, 20), (30, 15), (1, 1)])
+def test_a_mean_hides_each_of_twenty_rows_that_are_there_once(labels, least):
+    """Of a party with fewer labels half of them are enough, but one at least."""
+    y = np.where(np.arange(N) < labels, 1.0, np.nan)
+    party = Party(np.zeros((N, 1)), y=y)
+    assert hides_each(party, np.arange(least))
+    assert not hides_each(party, np.arange(least - 1))
+    with pytest.raises(PartyError, match="on each row once"):
+        hides_each(party, np.append(np.arange(40), 7))

@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.protocol.checkpoint import FILE, Checkpoint, digest_of
-from vfl_flower.protocol.exchange import ABSENCE
+from vfl_flower.protocol.exchange import ABSENCE, PATIENCE
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import STEPS
@@ -306,6 +306,7 @@ def announcing(clock, monkeypatch):
 
     def patient(calls, patience):
         (call,) = calls
+        assert patience in (0.0, PATIENCE)
         while patience and not (call.done() or grids[-1].waiting.is_set()):
             time.sleep(0.001)
         grids[-1].waiting.clear()

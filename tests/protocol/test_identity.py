@@ -514,7 +514,7 @@ def test_a_run_with_consent():
 
 
 @pytest.mark.parametrize("noted", [False, True])
-def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted):
+def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog):
     """It would be the first use each time."""
     party = Party(np.ones((2, 1)), name="b", index=PLACE, state_dir=folder)
     party.n_parties = 3
@@ -530,6 +530,7 @@ def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted):
     if noted:
         check_run(frame, party, private, agreed, journal)
         assert journal.trusted == {"a": PINNED["a"], "c": PINNED["c"]}
+        assert f"'c' is trusted on first use with {PINNED['c']}" in caplog.text
     else:
         with pytest.raises(PartyError, match="'a' must be pinned"):
             check_run(frame, party, private, agreed, journal)

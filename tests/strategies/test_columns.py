@@ -10,6 +10,7 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.rows import ArrayRows
 from vfl_flower.secure_aggregation import join_limbs
 
 NAMES = ["age", "height", "weight"]
@@ -146,6 +147,31 @@ def test_a_party_takes_no_order_of_columns_that_it_lacks():
     for order in (wanted, wanted[:1], declared(party)["columns"] * 2):
         with pytest.raises(PartyError, match="each of the 2 columns of this party"):
             arrange(party, order)
+    twice = Party(np.ones((3, 3)), columns=["b", "a", "a"])
+    with pytest.raises(PartyError, match="each of the 3 columns of this party"):
+        arrange(twice, declared(Party(np.ones((3, 2)), columns=["a", "b"]))["columns"])
+
+
+def test_another_order_or_other_rows_are_arranged_anew():
+    """What is kept of the last time is of that order and of those rows."""
+    orders = {
+        names: declared(Party(np.ones((1, 3)), columns=list(names)))["columns"]
+        for names in ("abc", "bca", "cab")
+    }
+    party, X = Party(np.ones((2, 3))), np.arange(6.0).reshape(2, 3)
+    for rows, names in ((X, "bca"), (X, "cab"), (X + 10, "cab"), (X, "cab")):
+        party.X, party.columns = rows, list("abc")
+        arrange(party, orders[names])
+        assert party.columns == list(names)
+        np.testing.assert_array_equal(party.X, rows[:, ["abc".index(n) for n in names]])
+
+
+def test_rows_that_are_no_array_stand_in_the_order_already():
+    party = Party(ArrayRows(np.ones((3, 2))), columns=["a", "b"])
+    ours = declared(party)["columns"]
+    arrange(party, ours)
+    with pytest.raises(PartyError, match="name them in this order"):
+        arrange(party, ours[::-1])
 
 
 # -- a server that deviates ------------------------------------------------------------

@@ -14,8 +14,11 @@ from transcripts import Recorder, actual, patterns
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.steps import Sum, opened
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction
 
@@ -119,13 +122,56 @@ def test_sums_are_of_all_rows_and_told_once(tmp_path):
     receiver.index = 2
     receiver.part = {"kind": "linear", "weights": kept["array_0"], "receiver": 2}
     answer = functools.partial(party.answer, receiver, evaluate=True, last=True)
-    with pytest.raises(PartyError, match="sums must be of all 60 rows"):
+    with pytest.raises(PartyError, match="those of the next 60 rows, got 59"):
         answer(np.zeros(59))
     receiver.remember(party.PredictionState(np.zeros(0), np.zeros(0)))
     assert answer(np.zeros(60))["test_rows"] == 60
     receiver.recall(party.PredictionState).values = np.zeros(0)
     with pytest.raises(PartyError, match="once a session"):
         answer(np.zeros(60))
+
+
+def greeted(folder, model, n):
+    """Return a server of its own that has greeted the parties, with n new rows."""
+    grid = InProcessGrid(parties(folder, *data(n)))
+    asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=model.number)
+    asked.ask(party.part)
+    return asked
+
+
+def sum_of(asked, start, stop):
+    """Ask for the sums of some rows, which the first party can open."""
+    wanted = party.addends.summing(sums=Sum(2.0**20, to=0))
+    return opened(asked.ask_exactly(wanted, start=start, stop=stop).sealed["sums"])
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_one_row_is_not_evaluated_in_the_place_of_all(again, tmp_path):
+    """The mean of its distance, sixty times, told that distance to 3e-13."""
+
+    def attack():
+        sums = sum_of(asked, 5, 6)
+        for k in range(59):
+            asked.ask_one(0, party.answer, sums=sums, evaluate=False, last=False)
+            sums = sum_of(asked, 5, 6) if again and not k else sums
+        return asked.ask_one(0, party.answer, sums=sums, evaluate=True, last=True)
+
+    asked = greeted(tmp_path, trained(tmp_path, "k-means"), 60)
+    with pytest.raises(PartyFailed, match="rows must be a block"):
+        attack()
+
+
+def test_sums_are_those_of_the_next_block(tmp_path, monkeypatch):
+    """Neither of a part of it, nor of another one of other length."""
+    monkeypatch.setattr(party, "MOST_SUMS", 90)
+    model = trained(tmp_path, "k-means")
+    for start, stop in ((0, 29), (1, 31), (30, 61), (60, 90)):
+        with pytest.raises(PartyFailed, match="must be a block of 30 or the last one"):
+            sum_of(greeted(tmp_path, model, 70), start, stop)
+    asked = greeted(tmp_path, model, 70)
+    sums = sum_of(asked, 60, 70)
+    with pytest.raises(PartyFailed, match="those of the next 30 rows, got 10"):
+        asked.ask_one(0, party.answer, sums=sums, evaluate=False, last=False)
 
 
 @pytest.mark.parametrize("most", [None, 5])

@@ -872,6 +872,36 @@ def test_errors_are_told_once_a_session(monkeypatch):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
 
 
+def test_the_columns_of_others_that_relevance_tells_of_are_counted(monkeypatch):
+    """A server that says fewer would have more than consent lets leave."""
+    original = Parties._round_trip
+
+    def deviate(self, step, requests, sums, blocks):
+        if step.action == "kernel_moments_relevance":
+            requests = {j: told | {"counted": 3} for j, told in requests.items()}
+        return original(self, step, requests, sums, blocks)
+
+    monkeypatch.setattr(Parties, "_round_trip", deviate)
+    training = strategy(features=16, seed=0, relevance=True)
+    with pytest.raises(PartyFailed, match="must be the number of the other parties'"):
+        training.start(RealParties(parties()))
+
+
+def test_a_row_that_is_repeated_is_not_evaluated(monkeypatch):
+    """A hundred times among others, the mean error would be that of the one."""
+    original = server.score_rows
+
+    def repeated(federation, roles, rows, dealing, **how):
+        rows = np.append(rows, rows[:1])
+        roles = dataclasses.replace(roles, rows=[len(rows)])
+        dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
+        return original(federation, roles, rows, dealing, **how)
+
+    monkeypatch.setattr(server, "score_rows", repeated)
+    with pytest.raises(PartyFailed, match="evaluated on each row once"):
+        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
 def test_rows_of_one_turn_are_scored_once(monkeypatch):
     """Others under the same masks would differ by what the masks hide."""
     original = server.score_rows

@@ -369,12 +369,25 @@ def asked(roles, **changes):
         ({"rows": [N - 1]}, "counted and rows must be those"),
         ({"rows": [N] * 5}, "rows must be of 1 to 4"),
         ({"dealer": 1}, "what is dealt must come from the dealer"),
+        ({"fraction": 16}, "fraction must be 0"),
     ],
 )
 def test_roles_that_a_party_refuses(change, reason):
     roles = dataclasses.replace(party.Roles(2, 0, [2, 3, 3], [N]), **change)
     with pytest.raises(PartyError, match=reason):
         asked(roles, dealt=np.zeros(9, np.uint8))
+
+
+@pytest.mark.parametrize(("joint", "fraction"), [(2, 0), (0, 16), (1, 16)])
+def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties = 3
+    roles = party.Roles(2, 0, [2, 3, 3], [N], joint=joint, fraction=fraction)
+    with pytest.raises(PartyError, match="and joint columns have one alone"):
+        party.check_roles(one, roles, 2, fraction)
+    roles = dataclasses.replace(roles, joint=2 * bool(fraction))
+    party.check_roles(one, roles, 2, fraction)
 
 
 # -- what an opened Gram matrix would tell ---------------------------------------------
@@ -511,6 +524,12 @@ def test_what_a_consent_lacks(count, consent, lacks):
         kinds=strategy.needs, seeded=False, parties=count, dealer=strategy.dealt_by
     )
     assert re.search(lacks, ", ".join(lines)), lines
+
+
+def test_a_run_of_one_party_lacks_a_number_of_parties():
+    """That two are enough would not help."""
+    lacks = Consent().lacks(kinds=(), seeded=False, parties=1)
+    assert lacks == ["min-parties = 1"]
 
 
 def test_a_party_refuses_a_dealer_whatever_the_server_says():

@@ -137,6 +137,14 @@ def _part(party: Party) -> Part:
     return cast(Part, party.part)
 
 
+def block_rows(outputs: int) -> int:
+    """Return how many rows one message is of, the last but as many as are left.
+
+    So the mean error of repeated sums is over that many rows too.
+    """
+    return max(1, MOST_SUMS // outputs)
+
+
 @step
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
@@ -162,10 +170,13 @@ def part(party: Party) -> PartInfo:
 def addends(party: Party, start: Count, stop: Natural) -> Addends:
     """Give the party's addends for rows `start` to `stop` - 1, of all outputs."""
     own = _part(party)
-    weights = own["weights"]
-    rows = np.arange(party.n_rows)[start:stop]
-    if len(rows) * len(weights) > max(MOST_SUMS, len(weights)):
-        raise PartyError(f"one message must have at most {MOST_SUMS} numbers")
+    weights, size = own["weights"], block_rows(len(own["weights"]))
+    if start % size or stop != min(start + size, party.n_rows):
+        raise PartyError(
+            f"rows must be a block of {size} or the last one, got {start} to {stop}: "
+            "the errors of one row, time and again, would be that of the row"
+        )
+    rows = np.arange(start, stop)
     party.share(rows, "predictions")
     parts = [
         X @ weights.T if own["kind"] == "linear" else partial_distances(X, weights)
@@ -204,6 +215,9 @@ def answer(
     if party.remembered():
         state = party.recall(PredictionState)
     table = sums.reshape(-1, len(own["weights"]))
+    due = min(block_rows(len(own["weights"])), party.n_rows - len(state.values))
+    if len(table) != due:
+        raise PartyError(f"sums must be those of the next {due} rows, got {len(table)}")
     if own["kind"] == "linear":
         values, costs = table[:, 0], np.zeros(0)
     else:

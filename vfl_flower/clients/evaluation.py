@@ -53,6 +53,26 @@ def least_rows(party: Party) -> int:
     return min(LEAST_ROWS, party.n_labels // 2)
 
 
+def hides_each(party: Party, rows: Array) -> bool:
+    """Return whether a mean over some rows hides each of them.
+
+    Parameters
+    ----------
+    party : Party
+        The party that has their labels.
+    rows : Array of int, shape (n,)
+        Numbers of the rows.
+
+    Raises
+    ------
+    PartyError
+        A row is there twice: the mean is of that one if it is there often enough.
+    """
+    if len(np.unique(rows)) < len(rows):
+        raise PartyError("a model is evaluated on each row once, and some are repeated")
+    return len(rows) >= max(1, least_rows(party))
+
+
 def told(
     party: Party,
     y: Array,

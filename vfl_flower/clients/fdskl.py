@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.evaluation import Told, least_rows, told
+from vfl_flower.clients.evaluation import Told, hides_each, told
 from vfl_flower.numerics.fdskl import dsg_update
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import (
@@ -1282,7 +1282,7 @@ def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
     if state.evaluated:
         raise PartyError("this party tells the errors of its answers once a session")
     state.evaluated = True
-    if len(np.unique(state.rows[known])) < least_rows(party):
+    if not hides_each(party, state.rows[known]):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
     y, target, classes = y[known], model_part["target"], model_part["classes"]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import Told, least_rows, told
+from vfl_flower.clients.evaluation import Told, hides_each, told
 from vfl_flower.clients.fdskl import Columns, Rows
 from vfl_flower.clients.kernel_angles import (
     FRACTION,
@@ -395,7 +395,7 @@ def _told(
         raise PartyError("this party holds no labels")
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
-    if len(np.unique(rows[known])) < max(1, least_rows(party)):
+    if not hides_each(party, rows[known]):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
     y, classes, probability = y[known], part["classes"], None

@@ -447,8 +447,7 @@ class Releases:
         new = np.flatnonzero(after & ~before)
         if limit.life is not None:
             known = self._ever(kind, limit)
-            if self._tags is None:
-                raise PartyError(f"the limit of {kind} needs a state-dir")
+            assert self._tags is not None  # it comes with `life`
             ever = np.union1d(known, self._tags(new)) if len(new) else known
             if len(ever) > limit.life:
                 raise PartyError(

@@ -135,7 +135,7 @@ class CoresetPrediction(ProtocolStrategy):
                 f"{len(parties)} do"
             )
         n, receiver = parties.n_rows, first["receiver"]
-        block, told = max(1, party.MOST_SUMS // first["outputs"]), party.Answered()
+        block, told = party.block_rows(first["outputs"]), party.Answered()
         for start in range(0, n, block):
             stop = min(start + block, n)
             sealed = parties.ask_exactly(
@@ -187,7 +187,8 @@ class CoresetEvaluation(CoresetPrediction):
     -----
     A server that deviates can give the parties another model before each evaluation.
     The errors of many models tell the labels and rows, so the receiver counts each
-    evaluation as ``moments`` against the limit of its consent.
+    evaluation as ``moments`` against the limit of its consent. One row cannot stand in
+    the place of all: a message is of a whole block of rows.
     """
 
     task = "evaluate"
