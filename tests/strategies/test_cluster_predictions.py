@@ -203,6 +203,39 @@ def test_consent_counts_what_an_evaluation_costs(kind, tmp_path):
     assert written(new[0], model)
 
 
+def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums(
+    tmp_path,
+):
+    """One centre near a row that stands out, moved by a little in each run after."""
+    model = trained("mufc", tmp_path)
+    new = parties(tmp_path, seed=50)
+    new[1].X[5] = [3.5, 3.7, -3.1]
+    folder = tmp_path / "server"
+
+    @dataclasses.dataclass(repr=False)
+    class Attack(MUFCEvaluation):
+        def ask(self, grid_parties, now):
+            moved = dataclasses.replace(now, centers=centers)
+            return super().ask(grid_parties, moved)
+
+    def total():
+        attack = Attack(model.model, server_state=folder)
+        return 120 * simulate(attack, new).metrics["test_loss"]
+
+    guess, step, read = np.array([3.0, 3.0, -3.0]), 0.01, []
+    others = np.array([[-2.0, -2.0, 0.0], [2.0, -2.0, 1.0], [0.0, 2.0, -1.0]])
+    centers = np.vstack([others, guess])
+    first = total()
+    for place in range(3):
+        centers = np.vstack([others, guess + step * np.eye(3)[place]])
+        change = (total() - first) * 64  # a side of the box is 8
+        read.append(guess[place] + (step**2 - change) / (2 * step))
+    np.testing.assert_allclose(read, new[1].X[5], atol=1e-6)
+    new[1].consent = dataclasses.replace(FREE, leaves={"centroids": Limit()})
+    with pytest.raises(FederationError, match="row-sums = true"):
+        total()
+
+
 def test_rows_that_are_forgotten_take_no_part(tmp_path):
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)

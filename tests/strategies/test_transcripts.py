@@ -379,12 +379,12 @@ def test_tables_of_the_pages_say_what_is_sent(page):
 
 SETUP = names(
     "setup.target setup.kernel setup.bandwidth setup.n_features setup.holders "
-    "setup.block setup.tolerance"
+    "setup.block setup.tolerance setup.chooses"
 )
 SHARED = names("setup.shared.seed setup.shared.widths setup.shared.kept")
 REQUEST = names("request.rows request.start request.stop request.bits")
 MORE = names("more.rows more.start more.stop more.bits")
-PROBLEM = names("problem.loss problem.rows problem.regularization")
+PROBLEM = names("problem.loss problem.rows problem.regularization problem.balanced")
 SCORED = names("angles at")
 FDSKL_DOWN = {
     "hello": (names(GREETING), []),
@@ -410,7 +410,7 @@ FDSKL_DOWN = {
 FDSKL_UP = {
     "fdskl_bandwidth": names("bandwidth"),
     "fdskl_enough": names("features"),
-    "fdskl_fit": names("columns regularization converged cv_score"),
+    "fdskl_fit": names("columns multiple regularization converged cv_score"),
     "fdskl_start": names("rows columns scale"),
     "fdskl_answer": set(TOLD),
 }
@@ -617,6 +617,8 @@ KERNEL_DOWN = {
     "kernel_kmeans_embed": (set(), [names("R"), names("H")]),
     "kernel_kmeans_lloyd": (names("centers"), [names("last sizes")]),
     "kernel_kmeans_assign": (names("centers"), []),
+    "kernel_kmeans_predict": (set(), []),
+    "kernel_kmeans_evaluate": (set(), []),
     "kernel_kmeans_spread": (names("kernel"), []),
     "kernel_kmeans_angles": (names("start count bits kernel gamma"), []),
     "kernel_kmeans_labels": (names("labels"), []),
@@ -628,6 +630,7 @@ KERNEL_UP = {
     "kernel_kmeans_local": names("cost"),
     "kernel_kmeans_sample": names("points weights"),
     "kernel_kmeans_assign": names("kept"),
+    "kernel_kmeans_predict": names("done"),
     "kernel_kmeans_labels": names("kept"),
 }
 """What a party sends in the clear."""
@@ -640,6 +643,7 @@ KERNEL_SUMS = {
     "kernel_kmeans_embed": names("sum_h"),
     "kernel_kmeans_lloyd": names("inertia sizes counts sums"),
     "kernel_kmeans_assign": names("inertia sizes"),
+    "kernel_kmeans_evaluate": names("cost"),
     "kernel_kmeans_spread": names("spread"),
     "kernel_kmeans_angles": names("angles"),
 }

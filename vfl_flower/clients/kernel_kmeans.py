@@ -830,7 +830,8 @@ def evaluate(party: Party) -> Cost:
         raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
     party.share(np.arange(party.n_rows), "row-sums")
     cost = _new_clusters(party)[1].sum(keepdims=True)
-    _check_size("H", cost)
+    if not cost[0] <= LARGEST_COST:
+        raise PartyError("new rows must have a finite cost: scale the columns")
     return {"cost": cost}
 
 

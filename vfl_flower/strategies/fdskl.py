@@ -147,7 +147,8 @@ class FDSKL(ProtocolStrategy):
                    features suffice
     fit            the label holder: a cross-validation   the score, and lambda
                    score, lambda, number of classes,
-                   whether it converged
+                   whether it converged; with
+                   ``bandwidth="auto"`` the bandwidth
     start          label holders: numbers of their        the rows' numbers
                    instances, columns of f, and the
                    scale of labels (a power of two)

@@ -409,10 +409,6 @@ class MUFCEvaluation(MUFCPrediction):
         """The cost, of single rows where the server chooses the centres."""
         return ("row-sums",)
 
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Nothing: one number has nothing to be compared with."""
-        return []
-
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
         """Return the sums over the parties, as metrics."""
         bound = 4.0 * len(now.centers[0]) * parties.n_rows
