@@ -31,7 +31,7 @@ intercept changes, since the coefficients point along
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -57,6 +57,9 @@ kernel of a block is the same with fewer of its random features, and so is its w
 
 POLISH = 5
 """See `THIN`."""
+
+LEAST_WITHIN = 0.05
+"""Smallest variance of scores within classes, in that of all scores, under noise."""
 
 LARGEST = 1e3
 """Largest penalty in the variance of a whole block: nothing of it is left."""
@@ -196,6 +199,12 @@ def _about_means(gram: Array, M: int) -> _Half:
     return _Half(sums[:M, :M], sums[:M, M:], sums[M:, M:], mean[:M], mean[M:], n)
 
 
+def _without_negative(half: _Half) -> _Half:
+    """Return the half with the nearest sums of features that a half can have."""
+    values, vectors = np.linalg.eigh(half.S)
+    return replace(half, S=(vectors * np.maximum(values, 0.0)) @ vectors.T)
+
+
 def _together(first: _Half, second: _Half) -> _Half:
     """Return the sums over both halves, about the means of all rows."""
     n = first.n + second.n
@@ -218,6 +227,7 @@ def fit_grams(
     *,
     class_weights: Array | None = None,
     noise: float = 1e-6,
+    deviation: float = 0.0,
 ) -> GramFit:
     r"""Choose the penalties by the halves, and fit on all rows.
 
@@ -236,6 +246,14 @@ def fit_grams(
         Errors of G, relative to the lengths of the two columns. No penalty is below
         ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
         times what such errors can make of a direction without variance.
+    deviation : float
+        Standard deviation of independent noise in the entries of G that have features;
+        0: there is none. With noise the sums of features are replaced by the nearest
+        ones without negative eigenvalues, and no penalty is below a quarter of the
+        largest eigenvalue of such noise, ``2 deviation sqrt(M)``. Ridges of about that
+        size are those of O. Sheffet ("Old Techniques in Differentially Private Linear
+        Regression", ALT 2019) and Y.-X. Wang ("Revisiting differentially private linear
+        regression", UAI 2018); here the other half chooses them.
 
     Returns
     -------
@@ -255,12 +273,15 @@ def fit_grams(
     """
     M = _check(halves, blocks, kind)
     first, second = (_about_means(np.asarray(gram, np.float64), M) for gram in halves)
+    if deviation:
+        first, second = _without_negative(first), _without_negative(second)
     squares = np.add(*(np.diag(gram)[:M] for gram in halves)) / (first.n + second.n)
     largest = [squares[b.start : b.stop].max(initial=0.0) for b in blocks]
     sizes = [block.stop - block.start for block in blocks]
     block = np.repeat(np.arange(len(sizes)), sizes)
     search = _Search(first, second, block)
     floors = 10 * noise * np.sqrt(M) * np.array(largest)
+    floors = np.maximum(floors, deviation * np.sqrt(M) / (first.n + second.n))
     starts = [np.full(len(sizes), np.log(start)) for start in STARTS]
     if M > THIN:
         thin = _thinned(sizes, THIN)
@@ -275,7 +296,8 @@ def fit_grams(
     ]
     errors = np.array([_errors(*model) for model in models])
     whole = _together(first, second)
-    W, _ = _solve(whole, each)
+    # Noise of both halves together is less of their rows by sqrt(2).
+    W, _ = _solve(whole, each / np.sqrt(2) if deviation else each)
     error = errors.mean(axis=0)
     spread = np.abs(errors[0] - errors[1]) / 2
     alpha = float(penalties.min(initial=LARGEST))
@@ -290,7 +312,8 @@ def fit_grams(
     )
     if kind == "continuous":
         return fit
-    slope, offset = _calibrated(models, class_weights)
+    least = LEAST_WITHIN if deviation else 0.0
+    slope, offset = _calibrated(models, class_weights, least)
     return GramFit(**{**vars(fit), "slope": slope, "offset": offset})
 
 
@@ -464,7 +487,7 @@ def _errors(W: Array, half: _Half, other: _Half) -> Array:
 
 
 def _calibrated(
-    models: Sequence[Judged], class_weights: Array | None
+    models: Sequence[Judged], class_weights: Array | None, least: float
 ) -> tuple[Array, Array]:
     """Return slope and offset of log odds, by the scores of the other half.
 
@@ -491,7 +514,11 @@ def _calibrated(
     within = (squares - (mu.T * counts) @ mu) / n
     spread = float(np.trace(squares / n - np.outer(mean, mean)))
     ridge = 1e-6 * spread * np.eye(K)
-    slope = np.linalg.pinv(0.5 * (within + within.T) + ridge, hermitian=True) @ mu.T
+    within = 0.5 * (within + within.T) + ridge
+    if least:  # noise can make any of it negative
+        values, vectors = np.linalg.eigh(within)
+        within = (vectors * np.maximum(values, least * abs(spread))) @ vectors.T
+    slope = np.linalg.pinv(within, hermitian=True) @ mu.T
     prior = counts / n
     if class_weights is not None:
         if np.shape(class_weights) != prior.shape or not np.min(class_weights) > 0:

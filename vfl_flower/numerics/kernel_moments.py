@@ -202,9 +202,9 @@ def pack_local(fitted: LocalColumns) -> dict[str, Any]:
 
 def unpack_local(part: Mapping[str, Any]) -> LocalColumns:
     """Return what :func:`pack_local` has packed."""
-    return LocalColumns(
-        **{f.name: part[_LOCAL + f.name] for f in dataclasses.fields(LocalColumns)}
-    )
+    names = [f.name for f in dataclasses.fields(LocalColumns)]
+    kept = {name: part[_LOCAL + name] for name in names if _LOCAL + name in part}
+    return LocalColumns(**kept)
 
 
 def decision_function(
