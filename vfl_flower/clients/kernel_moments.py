@@ -841,6 +841,11 @@ def _solve(
             grams, blocks_of(sizes), "continuous" if real else "classes", **more
         )
     except ValueError as error:
+        if roles.noise:
+            raise PartyError(
+                "epsilon must be larger, or the rows more: with this noise no fit of a "
+                "half is any good for the other one"
+            ) from None
         raise PartyError(str(error)) from None
     solved.weights[: sum(kinds)] *= of_local
     return grams, solved, order

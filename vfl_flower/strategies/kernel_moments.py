@@ -169,6 +169,8 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         "rows": task.rows,
         "bandwidth": max(joint.bandwidths) / turn.multiple,
     }
+    if solver.epsilon:
+        metrics |= {"epsilon": solver.epsilon, "delta": solver.delta}
     for name in ("regularization", "cv_score"):
         if name not in fitted[holder]:
             raise fitted.failure(holder, f"its reply lacks {name!r}")
