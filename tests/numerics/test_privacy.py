@@ -15,10 +15,8 @@ def closed_form(epsilon, delta):
 
     def excess(log_sigma):
         sigma = np.exp(log_sigma)
-        first = ndtr(0.5 / sigma - epsilon * sigma)
-        return (
-            first - np.exp(epsilon + log_ndtr(-0.5 / sigma - epsilon * sigma)) - delta
-        )
+        second = log_ndtr(-0.5 / sigma - epsilon * sigma)
+        return ndtr(0.5 / sigma - epsilon * sigma) - np.exp(epsilon + second) - delta
 
     return float(np.exp(brentq(excess, -4, 8, xtol=1e-12)))
 

@@ -253,7 +253,8 @@ def fit_grams(
         largest eigenvalue of such noise, ``2 deviation sqrt(M)``. Ridges of about that
         size are those of O. Sheffet ("Old Techniques in Differentially Private Linear
         Regression", ALT 2019) and Y.-X. Wang ("Revisiting differentially private linear
-        regression", UAI 2018); here the other half chooses them.
+        regression", UAI 2018); here the other half chooses them. Scores of classes are
+        then log odds, and `slope` and `offset` change nothing.
 
     Returns
     -------
@@ -314,6 +315,9 @@ def fit_grams(
         return fit
     least = LEAST_WITHIN if deviation else 0.0
     slope, offset = _calibrated(models, class_weights, least)
+    if deviation:  # large penalties move the border: take the scores for log odds
+        fit = replace(fit, weights=W @ slope, intercept=fit.intercept @ slope + offset)
+        slope, offset = np.eye(len(offset)), np.zeros(len(offset))
     return GramFit(**{**vars(fit), "slope": slope, "offset": offset})
 
 
