@@ -212,16 +212,16 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     states = [steps.KernelState(task) for _ in parties]
     sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
 
-    def median(joint: steps.Joint | None) -> Array:
+    def scaled() -> Array:
+        parts = zip(parties, fitted, states, strict=True)
         return np.sum(
             [
                 cumulants(
-                    scaled_columns(f.local, f.X)
-                    * (s.relevance if joint is not None else 1.0),
+                    scaled_columns(f.local, f.X) * s.relevance,
                     task.kernel,
                     member.rng("pairs"),
                 )
-                for member, f, s in zip(parties, fitted, states, strict=True)
+                for member, f, s in parts
             ],
             axis=0,
         )
@@ -229,7 +229,9 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     d = sum(f.X.shape[1] for f in fitted)
     density = min(1.0, max(server.DENSITY, server.LEAST_COLUMNS / d))
     others = sum(sizes) + 2
-    joint = server._joint(solver, task, median_of(median(None)), density, others)
+    told = [steps._distances(p, task, f) for p, f in zip(parties, fitted, strict=True)]
+    median = median_of(np.sum(told, axis=0))
+    joint = server._joint(solver, task, median, density, others)
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
     target = (y[rows] - shift) / scale
@@ -283,7 +285,7 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
             omega = steps._frequencies(member, state, pilot, f.X.shape[1])
             state.relevance = np.sqrt(relevance_of(omega.T @ B))
         joint = server._relevant(joint)
-        multiple = server._multiple(task.kernel, median(joint))
+        multiple = server._multiple(task.kernel, scaled())
     _, fit = turn(joint, multiple)
     return Pooled(parties, fitted, states, joint, multiple, fit, shift, scale)
 

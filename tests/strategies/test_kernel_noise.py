@@ -20,7 +20,13 @@ from vfl_flower.clients import kernel_noise, moments_roles
 from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics import privacy
-from vfl_flower.numerics.kernel_moments import joint_angles, pairs, unpack_local
+from vfl_flower.numerics.kernel_moments import (
+    cumulants,
+    joint_angles,
+    normal_cumulants,
+    pairs,
+    unpack_local,
+)
 from vfl_flower.numerics.local_columns import local_columns, scaled_columns
 from vfl_flower.numerics.split import split_halves
 from vfl_flower.protocol.consent import Consent, Limit
@@ -466,3 +472,21 @@ def test_too_much_noise_is_said(monkeypatch):
     monkeypatch.setattr(server, "noise_deviation", lambda *values: 1e12)
     with pytest.raises(FederationError, match="widest ring"):
         simulate(strategy(), parties(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mean"), [("gaussian", 2 * 0.36), ("laplacian", 0.6 * 2 / np.pi**0.5)]
+)
+def test_the_bandwidth_does_not_depend_on_rows(kernel, mean):
+    """Other rows of as many columns give the same; those of normal ones are theirs."""
+    told = []
+    for seed in (0, 1):
+        made = Party(data(seed=seed)[0][:, :2], name="p", index=1)
+        made.n_parties, made.session, made.run_secret = 3, 5, bytes(32)
+        task = dataclasses.replace(TASK, kernel=kernel)
+        told.append(party.prepare(made, task=task)["distances"])
+    np.testing.assert_array_equal(*told)
+    assert told[0][0] == pytest.approx(2 * mean)
+    X = np.random.default_rng(0).normal(size=(200_000, 2))
+    measured = cumulants(X, kernel, np.random.default_rng(1))
+    np.testing.assert_allclose(normal_cumulants(2, kernel), measured, rtol=0.05)

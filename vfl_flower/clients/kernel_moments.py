@@ -63,6 +63,7 @@ from vfl_flower.numerics.kernel_moments import (
     cumulants,
     joint_angles,
     joint_frequencies,
+    normal_cumulants,
     pack_local,
 )
 from vfl_flower.numerics.local_columns import (
@@ -97,6 +98,10 @@ KINDS = 3
 
 MOST_CUMULANT = 2.0**39
 """Largest cumulant of distances in units of relevance; larger ones are clipped."""
+
+ASSUMED = 0.6
+"""Deviation that scaled columns are said to have where there is noise: their own
+distances would tell of rows. Chosen as :data:`vfl_flower.numerics.privacy.LOCAL` is."""
 
 MOST_KERNELS = 8
 """Most bandwidths."""
@@ -313,11 +318,10 @@ def prepare(party: Party, task: Task) -> Prepared:
             f"{task.delta:g}"
         )
     fitted = _fitted(party, task)
-    scaled = scaled_columns(fitted.local, fitted.X)
     state = KernelState(task)
     reply: Prepared = {
         "columns": [block.stop - block.start for block in fitted.local.blocks],
-        "distances": cumulants(scaled, task.kernel, party.rng("pairs")),
+        "distances": _distances(party, task, fitted),
     }
     if party.y is not None:
         _targets(party, state)
@@ -325,6 +329,14 @@ def prepare(party: Party, task: Task) -> Prepared:
         reply["outputs"] = len(state.classes) if several else 1
     party.remember(state)
     return reply
+
+
+def _distances(party: Party, task: Task, fitted: _Fitted) -> Array:
+    """Return the cumulants of distances; with noise, not those of the rows."""
+    if task.epsilon:
+        return normal_cumulants(fitted.X.shape[1], task.kernel, ASSUMED)
+    scaled = scaled_columns(fitted.local, fitted.X)
+    return cumulants(scaled, task.kernel, party.rng("pairs"))
 
 
 def _targets(party: Party, state: KernelState) -> Array:

@@ -2,7 +2,7 @@ r"""How much noise makes the Gram matrices of a kernel model differentially priv
 
 **What is compared**: two data sets that differ in the values of one row at one party
 (but the label holder), with all that the parties have chosen by their rows held fixed:
-scales, which columns there are, the bandwidth.
+scales, and which columns there are.
 
 A row of the features is f, with :math:`|f|^2 \le R` (:func:`row_bound`), and each row
 is in one Gram matrix. The upper triangle gets Gaussian noise of deviation s, its

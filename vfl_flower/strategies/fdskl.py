@@ -211,8 +211,8 @@ class FDSKL(ProtocolStrategy):
     epsilon: NotNegative = pydantic.Field(default=0.0, kw_only=True)
     """For moments: above 0, each party adds Gaussian noise to the sums of products, so
     that they are (epsilon, delta)-differentially private for the values of a training
-    row at one party, given its scales and the bandwidth; a small one takes fewer
-    features. Needs the package dp-accounting. Scores of rows have no noise."""
+    row at one party, given its scales; a small one takes fewer features. Needs the
+    package dp-accounting. Scores of rows have no noise."""
     delta: Fraction = pydantic.Field(default=1e-6, kw_only=True)
     """See epsilon; above 0, and below 1 / rows."""
     _: KW_ONLY
