@@ -14,7 +14,14 @@ from deviating import RealParties
 from scipy.stats import chi2
 from transcripts import Recorder
 
-from vfl_flower import FDSKL, FederationError, Party, PartyFailed, simulate
+from vfl_flower import (
+    FDSKL,
+    FederationError,
+    Party,
+    PartyFailed,
+    load_model,
+    simulate,
+)
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients import kernel_noise, moments_roles
 from vfl_flower.clients.kernel_angles import FRACTION
@@ -456,6 +463,28 @@ def test_a_model_with_noise_predicts(target):
     else:
         assert result.metrics["test_error"] < 0.2
         assert (result.model.predict(blocks) != y).mean() < 0.2
+
+
+def test_a_kept_model_predicts_new_rows(tmp_path):
+    """Its rows of local columns are as long as those of training."""
+    X, y = data()
+    federation = parties(3, X, y)
+    for member in federation:
+        member.state_dir = tmp_path / member.name
+    result = simulate(strategy(100.0), federation, seed=1)
+    new, _ = data(70, seed=9)
+    receiving = parties(3, new, None)
+    for member in receiving:
+        member.state_dir = tmp_path / member.name
+    simulate(FDSKLPrediction(result.model.model, solver="moments"), receiving)
+    (file,) = (tmp_path / "p2").glob("predictions-*.csv")
+    rows = [line.split(",") for line in file.read_text().splitlines()[1:]]
+    expected = result.model.predict(np.array_split(new, 3, axis=1))
+    answered = np.array(rows, dtype=float)[:, 1]
+    assert np.abs(answered - expected).max() < 0.02 * expected.std()
+    result.model.save(tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz").predict(np.array_split(new, 3, axis=1))
+    np.testing.assert_array_equal(again, expected)
 
 
 @pytest.mark.parametrize("dealer", ["server", "p1"])
