@@ -265,6 +265,7 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
                 gram /= np.outer(units, units)
                 units[: sum(sizes)] = weights[0]
             more["deviation"] = deviation * np.sqrt(count - 1)
+            more["target_deviation"] = more["deviation"] / weights[1]
         fit = fit_grams(
             grams,
             steps.blocks_of([*sizes, *(2 * c for c in joint.counts)]),

@@ -93,7 +93,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl tolerance": FDSKL(**_kernel, budget=48_000, tolerance=1e-6),
     "fdskl moments": FDSKL(**_shared, test_fraction=0.25),
     "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
-    "fdskl moments noise": FDSKL(**_shared, epsilon=1.0),
+    "fdskl moments noise": FDSKL(**_shared, epsilon=50.0),
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "k-means kept": CoresetVKMC(**_clusters),

@@ -280,3 +280,25 @@ def test_scores_under_noise_are_log_odds(classes):
     p = 1 / (1 + np.exp(-logits[:, 0]))
     if classes == 2:
         np.testing.assert_allclose(p, fit.probabilities(logits)[:, 0])
+
+
+def test_the_gradient_is_that_of_the_error_under_noise():
+    F, Y, half = table(3)
+    halves = (gram_fit._about_means(gram, 9) for gram in grams(F, Y, half))
+    search = gram_fit._Search(*halves, np.repeat([0, 1], [3, 6]), 0.1, (3.0, 7.0))
+    logs = np.array([-1.0, -2.0])
+    error = check_grad(lambda x: search(x)[0], lambda x: search(x)[1], logs)
+    assert error < 1e-6 * np.abs(search(logs)[1]).max()
+
+
+def test_noise_alone_gives_the_mean():
+    """In each of a hundred draws, and not a fit that noise makes look good."""
+    rng = np.random.default_rng(0)
+    blocks, errors = [Block("few", 0, 2), Block("empty", 2, 2), Block("all", 2, 9)], []
+    for draw in range(100):
+        F, y = rng.normal(size=(160, 9)) / 3, rng.normal(size=(160, 1))
+        halves = noisy(grams(F, y, np.arange(160) % 2), 100.0, 9, seed=draw)
+        fit = fit_grams(halves, blocks, "continuous", deviation=100.0)
+        assert fit.error[0] > 0
+        errors.append(((fit.scores(F) - y) ** 2).mean() / y.var())
+    assert np.quantile(errors, 0.9) < 1.5

@@ -848,6 +848,7 @@ def _solve(
     more = {}
     if roles.noise:
         more["deviation"] = roles.noise * np.sqrt(party.n_parties - 1)
+        more["target_deviation"] = more["deviation"] / of_others[0]
     try:
         solved = fit_grams(
             grams, blocks_of(sizes), "continuous" if real else "classes", **more
