@@ -22,12 +22,14 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from vfl_flower import Party
 from vfl_flower.clients import kernel_moments as steps
+from vfl_flower.numerics import privacy
 from vfl_flower.numerics.gram_fit import GramFit, fit_grams
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_moments import cumulants, median_of
@@ -39,6 +41,9 @@ from vfl_flower.typing import Array
 REAL = ("kc_house", "protein", "pol", "generated")
 TUNED_ON = 4000
 """Rows on which kernel methods are tuned."""
+
+DELTA = 1e-6
+"""Of the noise."""
 
 MODELS = ("moments", "linear", "kernel", "boosting")
 
@@ -154,6 +159,36 @@ def columns(
     return np.hstack(parts, dtype=np.float32)
 
 
+def noise_of(
+    sizes: list[int], parties: int, M: int, deviation: float, rng: np.random.Generator
+) -> Array:
+    """Return the sum of the parties' noise in a Gram matrix, symmetric.
+
+    Parameters
+    ----------
+    sizes : list of int
+        Numbers of local columns of each kind, of each party; the last one opens it.
+    parties, M : int
+        Numbers of parties, and of all features; one target and the ones follow.
+    deviation : float
+        Of one party's noise beside the diagonal.
+    rng : numpy.random.Generator
+        Source of the draw: that of the protocol is another one.
+    """
+    kinds, place = len(sizes) // parties, np.arange(M + 2)
+    total = np.zeros((M + 2, M + 2))
+    for j in range(parties - 1):
+        start = sum(sizes[: j * kinds])
+        stop = start + sum(sizes[j * kinds : (j + 1) * kinds])
+        mine = (place >= start) & (place < stop)
+        mine |= (place >= sum(sizes)) & (place < M)
+        drawn = rng.normal(0.0, deviation, total.shape)
+        noise = np.triu(drawn, 1)
+        noise += noise.T + np.sqrt(2) * np.diag(np.diag(drawn))
+        total += noise * (mine[:, None] | mine)
+    return total
+
+
 def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> Pooled:
     """Train a model of two classes, -1 and +1, or of numbers.
 
@@ -177,16 +212,16 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     states = [steps.KernelState(task) for _ in parties]
     sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
 
-    def median(joint: steps.Joint | None) -> Array:
+    def scaled() -> Array:
+        parts = zip(parties, fitted, states, strict=True)
         return np.sum(
             [
                 cumulants(
-                    scaled_columns(f.local, f.X)
-                    * (s.relevance if joint is not None else 1.0),
+                    scaled_columns(f.local, f.X) * s.relevance,
                     task.kernel,
                     member.rng("pairs"),
                 )
-                for member, f, s in zip(parties, fitted, states, strict=True)
+                for member, f, s in parts
             ],
             axis=0,
         )
@@ -194,10 +229,14 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     d = sum(f.X.shape[1] for f in fitted)
     density = min(1.0, max(server.DENSITY, server.LEAST_COLUMNS / d))
     others = sum(sizes) + 2
-    joint = server._joint(solver, task, median_of(median(None)), density, others)
+    told = [steps._distances(p, task, f) for p, f in zip(parties, fitted, strict=True)]
+    median = median_of(np.sum(told, axis=0))
+    joint = server._joint(solver, task, median, density, others)
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
     target = (y[rows] - shift) / scale
+    if solver.epsilon and real:
+        target = np.clip(target, -privacy.MOST_TARGET, privacy.MOST_TARGET)
 
     def turn(joint: steps.Joint, multiple: int) -> tuple[list[Array], GramFit]:
         M = sum(sizes) + 2 * joint.angles
@@ -210,14 +249,35 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
                 more = target[part], np.ones(len(part))
                 F = np.column_stack([F, *more]).astype(np.float32)
                 gram += F.T @ F
-        return grams, fit_grams(
+        more = {}
+        if solver.epsilon:
+            angles, count = joint.angles, len(parties)
+            weights = privacy.column_weights(angles, count, 1, real)
+            units = np.repeat(
+                [weights[0], 1.0, *weights[1:]], [sum(sizes), 2 * angles, 1, 1]
+            )
+            deviation = privacy.noise_deviation(solver.epsilon, solver.delta, angles)
+            rng = np.random.default_rng([seed, 77])
+            for gram in grams:
+                gram *= np.outer(units, units)
+                gram += noise_of(sizes, count, M, deviation, rng)
+                units[:M] = 1.0
+                gram /= np.outer(units, units)
+                units[: sum(sizes)] = weights[0]
+            more["deviation"] = deviation * np.sqrt(count - 1)
+            more["target_deviation"] = more["deviation"] / weights[1]
+        fit = fit_grams(
             grams,
             steps.blocks_of([*sizes, *(2 * c for c in joint.counts)]),
             "continuous" if real else "classes",
+            **more,
         )
+        if solver.epsilon:
+            fit.weights[: sum(sizes)] *= weights[0]
+        return grams, fit
 
     multiple = 1
-    if solver.relevance and solver.bandwidth is None:
+    if solver.relevance and solver.bandwidth is None and not solver.epsilon:
         pilot = server._pilot(joint)
         grams, solved = turn(pilot, 1)
         holder = parties[-1]
@@ -226,13 +286,19 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
             omega = steps._frequencies(member, state, pilot, f.X.shape[1])
             state.relevance = np.sqrt(relevance_of(omega.T @ B))
         joint = server._relevant(joint)
-        multiple = server._multiple(task.kernel, median(joint))
+        multiple = server._multiple(task.kernel, scaled())
     _, fit = turn(joint, multiple)
     return Pooled(parties, fitted, states, joint, multiple, fit, shift, scale)
 
 
 def moments(
-    real: bool, X: Array, y: Array, parties: int, seed: int, relevance: bool = True
+    real: bool,
+    X: Array,
+    y: Array,
+    parties: int,
+    seed: int,
+    relevance: bool = True,
+    epsilon: float = 0.0,
 ) -> Callable[[Array], tuple[Array, Array | None, str]]:
     """Fit as ``FDSKL(solver="moments")`` does, and return what scores rows."""
     blocks = np.array_split(X, parties, axis=1)
@@ -242,6 +308,7 @@ def moments(
     ]
     target: Target = "continuous" if real else "binary"
     settings = target, "gaussian", 0.0, len(y), 0, None, "server", 16, relevance
+    settings += epsilon, DELTA  # type: ignore[assignment]
     model = pooled(members, y, server.Solver(*settings), seed)  # type: ignore[arg-type]
     rows, M = steps._task(model.states[0]).rows, len(model.fit.weights)
     error = model.fit.error[0] / model.fit.variance[0]
@@ -331,6 +398,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--kernel-rows", type=int, default=20_000)
     parser.add_argument("--one-turn", action="store_true", help="no relevance")
+    parser.add_argument(
+        "--epsilons", type=float, nargs="+", default=[0.0], help="noise of moments"
+    )
     parser.add_argument("--published", action="store_true", help="publisher's split")
     options = parser.parse_args()
     for name in options.names:
@@ -338,16 +408,21 @@ def main() -> None:
         for seed in options.seeds:
             X, y, X_test, y_test = load(name, seed, options.published)
             for model in options.models:
-                for parties in options.parties if model == "moments" else [1]:
+                ours = model == "moments"
+                for parties, epsilon in product(
+                    options.parties if ours else [1], options.epsilons if ours else [0]
+                ):
                     start = time.perf_counter()
-                    if model == "moments":
-                        score = moments(real, X, y, parties, seed, not options.one_turn)
+                    if ours:
+                        two = not options.one_turn
+                        score = moments(real, X, y, parties, seed, two, epsilon)
                     else:
                         score = other(model, real, X, y, seed, options.kernel_rows)
                     f, p, told = score(X_test)
+                    noisy = f"with epsilon {epsilon:g} " * bool(epsilon)
                     print(
                         f"{name} {seed} {model} {f'of {parties} ' * (parties > 1)}"
-                        f"{said(real, y_test, f, p)}; {told}; "
+                        f"{noisy}{said(real, y_test, f, p)}; {told}; "
                         f"{time.perf_counter() - start:.0f} s",
                         flush=True,
                     )

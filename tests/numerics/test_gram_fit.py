@@ -228,3 +228,77 @@ def test_real_targets_have_no_probabilities():
     fit = fit_grams(grams(F, Y, half), BLOCKS, "continuous")
     with pytest.raises(ValueError, match="probabilities must be of classes"):
         fit.probabilities(fit.scores(F))
+
+
+def noisy(halves, deviation, M, seed=0):
+    """Return Gram matrices with noise in all entries that have features."""
+    rng, made = np.random.default_rng(seed), []
+    for half in halves:
+        drawn = np.triu(rng.normal(0, deviation, half.shape), 1)
+        drawn += drawn.T + np.sqrt(2) * np.diag(rng.normal(0, deviation, len(half)))
+        drawn[M:, M:] = 0
+        made.append(half + drawn)
+    return made
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_a_fit_under_noise_is_no_worse_than_the_mean_by_much(classes):
+    """And nearly as good as without noise, where there is little."""
+    F, Y, half = table(classes, n=4000)
+    kind = "classes" if classes else "continuous"
+    errors = []
+    for deviation in (1.0, 30.0, 300.0):
+        halves = noisy(grams(F, Y, half), deviation, 9)
+        fit = fit_grams(halves, BLOCKS, kind, deviation=deviation)
+        assert (fit.alpha * len(F) / 2 * np.sqrt(2) >= deviation * np.sqrt(9) / 2).all()
+        scores = fit.scores(F)
+        if classes:
+            right = fit.probabilities(scores)
+            right = (right > 0.5) if classes == 2 else right == right.max(1)[:, None]
+            errors.append((right != (Y > 0)).any(axis=1).mean())
+        else:
+            errors.append(((scores - Y) ** 2).mean() / Y.var())
+    base = 1.0 if not classes else {2: 0.3, 3: 0.5}[classes]
+    exact = fit_grams(grams(F, Y, half), BLOCKS, kind).error[0] / Y[:, 0].var()
+    if not classes:
+        assert errors[0] < 1.05 * exact
+    assert errors[0] < 0.75 * base
+    assert max(errors) < 1.2 * base
+    assert errors[2] > errors[0]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_under_noise_are_log_odds(classes):
+    F, Y, half = table(classes, n=2000)
+    halves = grams(F, Y, half)
+    plain = fit_grams(halves, BLOCKS, "classes")
+    fit = fit_grams(halves, BLOCKS, "classes", deviation=1e-6)
+    expected = plain.probabilities(plain.scores(F))
+    # Penalties of the whole are less by sqrt(2).
+    np.testing.assert_allclose(fit.probabilities(fit.scores(F)), expected, atol=0.02)
+    logits = fit.scores(F)
+    p = 1 / (1 + np.exp(-logits[:, 0]))
+    if classes == 2:
+        np.testing.assert_allclose(p, fit.probabilities(logits)[:, 0])
+
+
+def test_the_gradient_is_that_of_the_error_under_noise():
+    F, Y, half = table(3)
+    halves = (gram_fit._about_means(gram, 9) for gram in grams(F, Y, half))
+    search = gram_fit._Search(*halves, np.repeat([0, 1], [3, 6]), 0.1, (3.0, 7.0))
+    logs = np.array([-1.0, -2.0])
+    error = check_grad(lambda x: search(x)[0], lambda x: search(x)[1], logs)
+    assert error < 1e-6 * np.abs(search(logs)[1]).max()
+
+
+def test_noise_alone_gives_the_mean():
+    """In each of a hundred draws, and not a fit that noise makes look good."""
+    rng = np.random.default_rng(0)
+    blocks, errors = [Block("few", 0, 2), Block("empty", 2, 2), Block("all", 2, 9)], []
+    for draw in range(100):
+        F, y = rng.normal(size=(160, 9)) / 3, rng.normal(size=(160, 1))
+        halves = noisy(grams(F, y, np.arange(160) % 2), 100.0, 9, seed=draw)
+        fit = fit_grams(halves, blocks, "continuous", deviation=100.0)
+        assert fit.error[0] > 0
+        errors.append(((fit.scores(F) - y) ** 2).mean() / y.var())
+    assert np.quantile(errors, 0.9) < 1.5

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
@@ -30,6 +29,7 @@ from vfl_flower.clients.kernel_angles import (
     hidden_angles,
 )
 from vfl_flower.clients.kernel_dealing import root_of, turn_cosines_of
+from vfl_flower.clients.kernel_noise import added_noise, check_noise, shared_noise
 from vfl_flower.clients.kernel_relevance import (
     PROBES,
     hidden_frequencies,
@@ -53,6 +53,7 @@ from vfl_flower.clients.moments import (
 from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
     Roles,
+    check_epsilon,
     check_roles,
     check_rows,
 )
@@ -62,6 +63,7 @@ from vfl_flower.numerics.kernel_moments import (
     cumulants,
     joint_angles,
     joint_frequencies,
+    normal_cumulants,
     pack_local,
 )
 from vfl_flower.numerics.local_columns import (
@@ -71,6 +73,7 @@ from vfl_flower.numerics.local_columns import (
     local_columns,
     scaled_columns,
 )
+from vfl_flower.numerics.privacy import MOST_TARGET, column_weights, noise_deviation
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.relevance import probes as draw_probes
@@ -96,6 +99,10 @@ KINDS = 3
 MOST_CUMULANT = 2.0**39
 """Largest cumulant of distances in units of relevance; larger ones are clipped."""
 
+ASSUMED = 0.6
+"""Deviation that scaled columns are said to have where there is noise: their own
+distances would tell of rows. Chosen as :data:`vfl_flower.numerics.privacy.LOCAL` is."""
+
 MOST_KERNELS = 8
 """Most bandwidths."""
 
@@ -119,6 +126,8 @@ class Task:
         Most local columns of a party.
     balanced : bool
         Whether classes count as if they had equally many rows.
+    epsilon, delta : float
+        What noise gives the rows of each party; an epsilon of 0: there is no noise.
     """
 
     target: Target
@@ -127,6 +136,8 @@ class Task:
     rows: Natural
     most: Count
     balanced: bool = False
+    epsilon: NotNegative = 0.0
+    delta: Fraction = 0.0
 
 
 @dataclass(frozen=True)
@@ -221,6 +232,11 @@ def _halves(party: Party, task: Task) -> list[Array]:
         raise PartyError(str(error)) from None
 
 
+def training_rows(party: Party, task: Task) -> Array:
+    """Return the numbers of the rows of both halves."""
+    return np.concatenate(_halves(party, task))
+
+
 @dataclass(frozen=True)
 class _Fitted:
     """A party's own columns on the training rows, and how local ones are made."""
@@ -240,7 +256,14 @@ def _fitted(party: Party, task: Task) -> _Fitted:
     X = np.asarray(party.rows.take(np.concatenate(halves)), dtype=np.float64)
     half = np.repeat([0, 1], [len(rows) for rows in halves])
     rng = party.rng("local columns")
-    local = fit_local_columns(X, half, most=task.most, least=LEAST_ROWS, rng=rng)
+    local = fit_local_columns(
+        X,
+        half,
+        most=task.most,
+        least=LEAST_ROWS,
+        bounded=bool(task.epsilon),
+        rng=rng,
+    )
     fitted = _Fitted(X, half, local)
     party.cache["kernel_moments"] = (party.session, task), fitted
     return fitted
@@ -266,6 +289,7 @@ class Multiplied(TypedDict):
     turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     joint_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    noise: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
 
@@ -290,12 +314,17 @@ def prepare(party: Party, task: Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
     if party.part:
         raise PartyError("this run has its model already")
+    check_epsilon(party, task.epsilon)
+    if task.epsilon and not 0 < task.delta * party.n_rows < 1:
+        raise PartyError(
+            f"delta must be above 0 and below 1 / {party.n_rows} rows, got "
+            f"{task.delta:g}"
+        )
     fitted = _fitted(party, task)
-    scaled = scaled_columns(fitted.local, fitted.X)
     state = KernelState(task)
     reply: Prepared = {
         "columns": [block.stop - block.start for block in fitted.local.blocks],
-        "distances": cumulants(scaled, task.kernel, party.rng("pairs")),
+        "distances": _distances(party, task, fitted),
     }
     if party.y is not None:
         _targets(party, state)
@@ -305,9 +334,17 @@ def prepare(party: Party, task: Task) -> Prepared:
     return reply
 
 
+def _distances(party: Party, task: Task, fitted: _Fitted) -> Array:
+    """Return the cumulants of distances; with noise, not those of the rows."""
+    if task.epsilon:
+        return normal_cumulants(fitted.X.shape[1], task.kernel, ASSUMED)
+    scaled = scaled_columns(fitted.local, fitted.X)
+    return cumulants(scaled, task.kernel, party.rng("pairs"))
+
+
 def _targets(party: Party, state: KernelState) -> Array:
     """Return the label holder's columns beside its local ones: targets, and ones."""
-    task, rows = _task(state), np.concatenate(_halves(party, _task(state)))
+    task, rows = _task(state), training_rows(party, _task(state))
     assert party.y is not None
     y = np.asarray(party.y[rows], dtype=np.float64)
     if np.isnan(y).any():
@@ -315,6 +352,8 @@ def _targets(party: Party, state: KernelState) -> Array:
     if task.target == "continuous":
         state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
         y = (y - state.y_mean) / state.y_scale
+        if task.epsilon:
+            y = np.clip(y, -MOST_TARGET, MOST_TARGET)
     state.classes = classes_of(party, task.target)
     Y = signs_of(y, task.target, state.classes)
     if task.target == "multiclass" and Y.shape[1] < 3:
@@ -359,6 +398,7 @@ def multiply(
     multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
     triple: Annotated[Array | None, Bytes, OWN] = None,
     probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    noise: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Multiplied:
     """Hide a part of the rows, open the part before it, multiply the part before that.
 
@@ -397,6 +437,8 @@ def multiply(
         columns.
     probes : dict of int to Array of uint8
         What the label holder has sent for it after that turn.
+    noise : dict of int to Array of uint8
+        In the last trip shares of the noise of the parties that do not compute.
     """
     state = party.recall(KernelState)
     if trip == 0:
@@ -452,6 +494,8 @@ def multiply(
     if party.index not in (roles.first, roles.second):
         if angles is not None:
             raise PartyError("angles must be for the two parties that compute")
+        if roles.noise and trip == len(parts):
+            reply["noise"] = shared_noise(party, roles)
         return reply
     if trip == 1:
         prove(party, moments, triple_checks)
@@ -470,7 +514,8 @@ def multiply(
         moments.joint = open_joint(party, moments, shares, part)
         reply["joint_openings"] = {_other_of(party, roles): moments.joint}
     if trip == len(parts) + 1:
-        made = shares_of(party, moments)
+        more = added_noise(party, roles, noise) if roles.noise else []
+        made = shares_of(party, moments, more)
         if "shares" in made:
             reply["gram_shares"] = made["shares"]
     return reply
@@ -488,13 +533,23 @@ def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) ->
     sizes = [len(rows) for rows in _halves(party, task)]
     if roles.rows != sizes:
         raise PartyError("rows must be those of the two halves")
-    if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
+    turns = 1 if task.epsilon else MOST_TURNS
+    if roles.turn != state.turns or roles.turn >= turns or party.part:
         raise PartyError(
-            f"turn must be the next one, {state.turns}, and below {MOST_TURNS}, got "
+            f"turn must be the next one, {state.turns}, and below {turns}, got "
             f"{roles.turn}"
         )
     if roles.joint != 2 * joint.angles or len(joint.counts) != len(joint.bandwidths):
         raise PartyError("joint must have a cosine and a sine for each angle")
+    try:
+        least = (
+            noise_deviation(task.epsilon, task.delta, joint.angles)
+            if task.epsilon
+            else 0.0
+        )
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    check_noise(roles, least)
     for size in sizes:
         check_rows(None, size, roles.columns)
 
@@ -515,12 +570,29 @@ def _hide(
     made = local_columns(fitted.local, X)
     if party.y is not None:
         made = np.column_stack([made, _targets(party, state)[chosen]])
+    outputs = made.shape[1] - fitted.local.n_columns - 1  # at the label holder
+    of_local, of_targets, of_ones = _weights(party, state, outputs)
+    made[:, : fitted.local.n_columns] *= of_local
+    if party.y is not None:
+        made[:, fitted.local.n_columns : -1] *= of_targets
+        made[:, -1] *= of_ones
     blocks = np.split(made, [rows[0].stop - rows[0].start])
     openings = hide(party, roles, blocks, moments.dealt, part)
     reply["own_openings"] = {roles.first: openings, roles.second: openings}
     angles = _angles(party, state, joint, fitted.local, X)
     deals = _angle_deals(party, roles)
     reply["angles"] = hidden_angles(party, roles, deals, state.angles, angles, part)
+
+
+def _weights(
+    party: Party, state: KernelState, outputs: int
+) -> tuple[float, float, float]:
+    """Return what local columns, targets and ones are multiplied with."""
+    task, joint = _task(state), state.joint
+    if joint is None or not task.epsilon:
+        return 1.0, 1.0, 1.0
+    real = task.target == "continuous"
+    return column_weights(joint.angles, party.n_parties, max(1, outputs), real)
 
 
 def _angle_deals(party: Party, roles: Roles) -> list[Deal]:
@@ -643,6 +715,8 @@ def relevance(
         return {}
     if joint is None or gram_shares is None or triples is None:
         raise PartyError("relevance must have the shares of the second party")
+    if joint.relevant or _task(state).epsilon:
+        raise PartyError("relevance must follow a first turn without noise")
     roles, index = moments.roles, party.index or 0
     others = [j for j in range(party.n_parties) if j != index]
     if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
@@ -770,14 +844,30 @@ def _solve(
     order = _order(roles, local.n_columns, settings)
     grams = [gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)]
     sizes = [*kinds, *(2 * count for count in settings.counts)]
-    real, outputs = task.target == "continuous", len(grams[0]) - sum(sizes) - 1
-    solve = fit_grams
+    real = task.target == "continuous"
+    M, outputs = sum(sizes), len(order) - sum(sizes) - 1
+    of_local, *of_others = _weights(party, state, outputs)
+    units = np.repeat([1.0, *of_others], [M, outputs, 1])
+    grams = [gram / np.outer(units, units) for gram in grams]
+    more: dict[str, Any] = {}
     if task.balanced:
-        solve = partial(fit_grams, class_weights=_balance(grams, outputs))
+        more["class_weights"] = _balance(grams, outputs)
+    # Noise of the other parties, all of which have some in joint features.
+    if roles.noise:
+        more["deviation"] = roles.noise * np.sqrt(party.n_parties - 1)
+        more["target_deviation"] = more["deviation"] / of_others[0]
     try:
-        solved = solve(grams, blocks_of(sizes), "continuous" if real else "classes")
+        solved = fit_grams(
+            grams, blocks_of(sizes), "continuous" if real else "classes", **more
+        )
     except ValueError as error:
+        if roles.noise:
+            raise PartyError(
+                "epsilon must be larger, or the rows more: with this noise no fit of a "
+                "half is any good for the other one"
+            ) from None
         raise PartyError(str(error)) from None
+    solved.weights[: sum(kinds)] *= of_local
     return grams, solved, order
 
 

@@ -32,6 +32,7 @@ from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
     NORM,
     Roles,
+    check_epsilon,
     check_roles,
     check_rows,
 )
@@ -91,6 +92,7 @@ def parts(
         What the dealer sends: the server, or a party.
     """
     check_labels(party)
+    check_epsilon(party)
     check_roles(party, roles, 1)
     scale = 1.0
     if coefficients is None:

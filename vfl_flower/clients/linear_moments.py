@@ -38,6 +38,7 @@ from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
     NORM,
     Roles,
+    check_epsilon,
     check_roles,
     check_rows,
 )
@@ -164,6 +165,7 @@ def columns(
     check_labels(party)
     X_all = party.rows
     d, holder = X_all.shape[1], party.index == roles.first
+    check_epsilon(party)
     check_roles(party, roles, d + holder)
     halves = _halves(party, n, test_fraction, evaluated, coreset)
     if counted != roles.columns * len(halves) or roles.rows != [

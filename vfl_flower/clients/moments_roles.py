@@ -15,9 +15,10 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from vfl_flower.numerics.privacy import row_bound
 from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Count
+from vfl_flower.protocol.settings import Count, NotNegative
 from vfl_flower.secure_aggregation.fixed_point import (
     FixedPoint,
     finest_gram_fixed_point,
@@ -54,6 +55,10 @@ PART_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are multiplied together: so many that no
 message has more than some 300 MB, and no party or server more than 1.5 GB in all."""
 
+NOISE_DEVIATIONS = 20
+"""Deviations that an entry is off by at most, for each party, with its noise: 14 on the
+diagonal."""
+
 Place = Annotated[int, Ge(0), Le(2**20)]
 
 
@@ -81,6 +86,9 @@ class Roles:
         and as many fraction bits as fit.
     turn : int
         Which of the run's sets of Gram matrices these are.
+    noise : float
+        Standard deviation of each party's noise in an entry beside the diagonal; with
+        noise, rows have a squared length of at most that of :func:`row_bound`.
     """
 
     first: Place
@@ -91,6 +99,7 @@ class Roles:
     joint: Count = 0
     fraction: Count = 0
     turn: Count = 0
+    noise: NotNegative = 0.0
 
     @property
     def columns(self) -> int:
@@ -102,9 +111,11 @@ class Roles:
         if not self.fraction:
             return encoding(rows)
         total = sum(self.rows)
-        return gram_fixed_point(
-            total, LARGEST, self.fraction, square_sum=MOST_JOINT * total
-        )
+        largest = MOST_JOINT * total
+        if self.noise:
+            largest = row_bound(self.joint // 2) * total
+            largest += NOISE_DEVIATIONS * self.noise * len(self.owners)
+        return gram_fixed_point(total, LARGEST, self.fraction, square_sum=largest)
 
     @property
     def whole(self) -> list[range]:
@@ -245,6 +256,31 @@ def check_roles(
             f"this party's consent lets {name or 'that party'} deal no correlated "
             "randomness, from which it reads the rows if it colludes with a party that "
             f"computes: add 'dealers = [\"{name}\"]' to its consent.toml"
+        )
+
+
+def check_epsilon(party: Party, epsilon: float = 0.0) -> None:
+    """Refuse Gram matrices with less noise than this party's consent asks for.
+
+    Parameters
+    ----------
+    party : Party
+        The party.
+    epsilon : float
+        Of the noise; 0: there is none.
+
+    Raises
+    ------
+    PartyError
+        The text names the rule.
+    """
+    limit = party.consent.leaves.get("moments") if party.consent is not None else None
+    most = limit.epsilon if limit is not None else None
+    if most is not None and not 0 < epsilon <= most:
+        got = f"epsilon {epsilon:g}" if epsilon else "no noise"
+        raise PartyError(
+            "this party's consent lets moments leave it with noise of epsilon "
+            f"{most:g} or less, this run has {got}"
         )
 
 

@@ -31,7 +31,7 @@ intercept changes, since the coefficients point along
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -57,6 +57,9 @@ kernel of a block is the same with fewer of its random features, and so is its w
 
 POLISH = 5
 """See `THIN`."""
+
+LEAST_WITHIN = 0.05
+"""Smallest variance of scores within classes, in that of all scores, under noise."""
 
 LARGEST = 1e3
 """Largest penalty in the variance of a whole block: nothing of it is left."""
@@ -196,6 +199,12 @@ def _about_means(gram: Array, M: int) -> _Half:
     return _Half(sums[:M, :M], sums[:M, M:], sums[M:, M:], mean[:M], mean[M:], n)
 
 
+def _without_negative(half: _Half) -> _Half:
+    """Return the half with the nearest sums of features that a half can have."""
+    values, vectors = np.linalg.eigh(half.S)
+    return replace(half, S=(vectors * np.maximum(values, 0.0)) @ vectors.T)
+
+
 def _together(first: _Half, second: _Half) -> _Half:
     """Return the sums over both halves, about the means of all rows."""
     n = first.n + second.n
@@ -218,6 +227,8 @@ def fit_grams(
     *,
     class_weights: Array | None = None,
     noise: float = 1e-6,
+    deviation: float = 0.0,
+    target_deviation: float | None = None,
 ) -> GramFit:
     r"""Choose the penalties by the halves, and fit on all rows.
 
@@ -236,6 +247,20 @@ def fit_grams(
         Errors of G, relative to the lengths of the two columns. No penalty is below
         ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
         times what such errors can make of a direction without variance.
+    deviation : float
+        Standard deviation of independent noise in the entries of G that have features;
+        0: there is none. With noise the sums of features are replaced by the nearest
+        ones without negative eigenvalues, and no penalty is below a quarter of the
+        largest eigenvalue of such noise, ``2 deviation sqrt(M)``. Ridges of about that
+        size are those of O. Sheffet ("Old Techniques in Differentially Private Linear
+        Regression", ALT 2019) and Y.-X. Wang ("Revisiting differentially private linear
+        regression", UAI 2018); here the other half chooses them. Scores of classes are
+        then log odds, and `slope` and `offset` change nothing.
+    target_deviation : float, optional
+        That of the entries of features with targets; default: the same. Noise of both
+        makes the error of a half on the other one uncertain, by a deviation of
+        ``(sqrt(2) deviation |w|^2 + 2 target_deviation |w|) / n`` at most, which is
+        added to it: or the least error would be one that noise makes small.
 
     Returns
     -------
@@ -255,16 +280,22 @@ def fit_grams(
     """
     M = _check(halves, blocks, kind)
     first, second = (_about_means(np.asarray(gram, np.float64), M) for gram in halves)
+    if deviation:
+        first, second = _without_negative(first), _without_negative(second)
     squares = np.add(*(np.diag(gram)[:M] for gram in halves)) / (first.n + second.n)
     largest = [squares[b.start : b.stop].max(initial=0.0) for b in blocks]
     sizes = [block.stop - block.start for block in blocks]
     block = np.repeat(np.arange(len(sizes)), sizes)
-    search = _Search(first, second, block)
-    floors = 10 * noise * np.sqrt(M) * np.array(largest)
-    starts = [np.full(len(sizes), np.log(start)) for start in STARTS]
+    least = deviation * np.sqrt(M) / (first.n + second.n)
+    floors = np.maximum(10 * noise * np.sqrt(M) * np.array(largest), least)
+    spread = deviation, deviation if target_deviation is None else target_deviation
+    search = _Search(first, second, block, least, spread)
+    levels = [*STARTS, LARGEST] if deviation else STARTS
+    starts = [np.full(len(sizes), np.log(start)) for start in levels]
     if M > THIN:
         thin = _thinned(sizes, THIN)
-        few = _Search(_part(first, thin), _part(second, thin), block[thin])
+        parts = _part(first, thin), _part(second, thin)
+        few = _Search(*parts, block[thin], least, spread)
         starts = [few.best(starts, STEPS, floors)]
     logs = search.best(starts, POLISH if M > THIN else STEPS, floors)
     penalties = np.exp(logs) * search.units
@@ -273,11 +304,12 @@ def fit_grams(
         (_solve(half, each)[0], half, other)
         for half, other in ((first, second), (second, first))
     ]
-    errors = np.array([_errors(*model) for model in models])
+    errors = np.array([_errors(*m) + _uncertain(m[0], spread) / m[2].n for m in models])
     whole = _together(first, second)
-    W, _ = _solve(whole, each)
+    # Noise of both halves together is less of their rows by sqrt(2).
+    W, _ = _solve(whole, each / np.sqrt(2) if deviation else each)
     error = errors.mean(axis=0)
-    spread = np.abs(errors[0] - errors[1]) / 2
+    difference = np.abs(errors[0] - errors[1]) / 2
     alpha = float(penalties.min(initial=LARGEST))
     fit = GramFit(
         weights=W,
@@ -285,12 +317,16 @@ def fit_grams(
         alpha=alpha,
         block_weights=np.sqrt(alpha / penalties),
         error=error,
-        error_se=np.maximum(spread, error * np.sqrt(2 / whole.n)),
+        error_se=np.maximum(difference, error * np.sqrt(2 / whole.n)),
         variance=np.diag(whole.T) / whole.n,
     )
     if kind == "continuous":
         return fit
-    slope, offset = _calibrated(models, class_weights)
+    least = LEAST_WITHIN if deviation else 0.0
+    slope, offset = _calibrated(models, class_weights, least)
+    if deviation:  # large penalties move the border: take the scores for log odds
+        fit = replace(fit, weights=W @ slope, intercept=fit.intercept @ slope + offset)
+        slope, offset = np.eye(len(offset)), np.zeros(len(offset))
     return GramFit(**{**vars(fit), "slope": slope, "offset": offset})
 
 
@@ -330,15 +366,26 @@ class _Search:
         The halves.
     block : Array of int, shape (M,)
         The block of each feature.
+    least : float
+        Smallest unit of a penalty: noise can leave nothing of a whole block.
+    spread : tuple of two floats
+        Deviations of noise of features, and of features with targets.
     """
 
-    def __init__(self, first: _Half, second: _Half, block: Array) -> None:
+    def __init__(
+        self,
+        first: _Half,
+        second: _Half,
+        block: Array,
+        least: float = 0.0,
+        spread: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self.block, self.count = block, int(block.max(initial=-1)) + 1
-        self._pairs = (first, second), (second, first)
+        self._pairs, self._spread = ((first, second), (second, first)), spread
         n = first.n + second.n
         variances = (np.diag(first.S) + np.diag(second.S)) / n
         total = np.bincount(block, weights=variances, minlength=self.count)
-        self.units = np.where(total > 0, total, 1.0)
+        self.units = np.maximum(np.where(total > 0, total, 1.0), least)
         targets = (np.diag(first.T) + np.diag(second.T)) / n
         self._scales = np.where(targets > 0, targets, 1.0) * len(targets)
 
@@ -359,11 +406,15 @@ class _Search:
                 return LARGEST, np.zeros(self.count)
             shift = (half.mean - other.mean) @ W - (half.y_mean - other.y_mean)
             errors = _errors(W, half, other)
+            errors += _uncertain(W, self._spread) / other.n
             if (errors < 0).any():  # of noise that large weights make larger
                 return LARGEST, np.zeros(self.count)
             total += float((errors / self._scales).sum()) / 2
             slopes = (other.S @ W - other.C) / other.n
             slopes += np.outer(half.mean - other.mean, shift)
+            of_features, of_targets = self._spread
+            lengths = np.maximum(np.linalg.norm(W, axis=0), 1e-300)
+            slopes += W * (np.sqrt(2) * of_features + of_targets / lengths) / other.n
             P = _solved(factor, slopes / self._scales)
             products = half.n * penalties * (P * W).sum(axis=1)
             gradient -= np.bincount(self.block, products, minlength=self.count)
@@ -463,8 +514,14 @@ def _errors(W: Array, half: _Half, other: _Half) -> Array:
     return np.asarray(squares / other.n + shift**2)
 
 
+def _uncertain(W: Array, spread: tuple[float, float]) -> Array:
+    """Return the deviation of n times an error of another half, by its noise."""
+    lengths = np.linalg.norm(W, axis=0)
+    return np.asarray(lengths * (np.sqrt(2) * spread[0] * lengths + 2 * spread[1]))
+
+
 def _calibrated(
-    models: Sequence[Judged], class_weights: Array | None
+    models: Sequence[Judged], class_weights: Array | None, least: float
 ) -> tuple[Array, Array]:
     """Return slope and offset of log odds, by the scores of the other half.
 
@@ -491,7 +548,11 @@ def _calibrated(
     within = (squares - (mu.T * counts) @ mu) / n
     spread = float(np.trace(squares / n - np.outer(mean, mean)))
     ridge = 1e-6 * spread * np.eye(K)
-    slope = np.linalg.pinv(0.5 * (within + within.T) + ridge, hermitian=True) @ mu.T
+    within = 0.5 * (within + within.T) + ridge
+    if least:  # noise can make any of it negative
+        values, vectors = np.linalg.eigh(within)
+        within = (vectors * np.maximum(values, least * abs(spread))) @ vectors.T
+    slope = np.linalg.pinv(within, hermitian=True) @ mu.T
     prior = counts / n
     if class_weights is not None:
         if np.shape(class_weights) != prior.shape or not np.min(class_weights) > 0:

@@ -45,6 +45,9 @@ WAVE_BANDWIDTH = 0.5
 REACHED = 5
 """Rows of each half that are at or beyond either end of a column, once clipped."""
 
+BOUNDED_WAVES = 8
+"""Most frequencies of waves where rows are bounded."""
+
 PAIRS = 2000
 """Pairs of rows whose distances give the median."""
 
@@ -72,6 +75,9 @@ class LocalColumns:
         An interval is ``low < x <= high``, in the unit of the source column.
     frequencies : Array, shape (d, m)
         Of the waves, in radians per unit of the scaled columns.
+    bounded : bool
+        Whether a row of the columns has a length of at most 1, for noise of a given
+        size: values and waves of sqrt(1/2) each, and there are no others.
     """
 
     center: Array
@@ -84,6 +90,7 @@ class LocalColumns:
     lows: Array
     highs: Array
     frequencies: Array
+    bounded: bool = False
 
     @property
     def n_columns(self) -> int:
@@ -149,6 +156,14 @@ def local_columns(fitted: LocalColumns, X: Array) -> Array:
     Z = scaled_columns(fitted, X)
     at = X[:, fitted.interval_columns]
     angles = Z @ fitted.frequencies
+    if fitted.bounded:
+        values = Z[:, fitted.values]
+        # About 1 before: a scaled column has a mean square of 1.
+        values /= np.sqrt(max(1, len(fitted.values)))
+        values /= np.maximum(1.0, np.linalg.norm(values, axis=1, keepdims=True))
+        waves = np.hstack([np.cos(angles), np.sin(angles)])
+        waves /= np.sqrt(max(1, angles.shape[1]))
+        return np.asarray(np.sqrt(0.5) * np.hstack([values, waves]))
     return np.hstack(
         [
             Z[:, fitted.values] / CLIP,
@@ -169,6 +184,7 @@ def fit_local_columns(
     bins: int = 16,
     waves: int = 32,
     most_leverage: float = 0.5,
+    bounded: bool = False,
     rng: np.random.Generator,
 ) -> LocalColumns:
     """Choose the columns by the training rows of a party.
@@ -190,6 +206,8 @@ def fit_local_columns(
         Most frequencies, each of two columns.
     most_leverage : float
         Largest leverage of a row in the columns of each half.
+    bounded : bool
+        As in :class:`LocalColumns`: few waves, and neither intervals nor gaps.
     rng : numpy.random.Generator
         Draws the frequencies, and the pairs of rows for their bandwidth.
 
@@ -228,6 +246,7 @@ def fit_local_columns(
         *(center, scale, lowest, highest),
         *(nothing, nothing, nothing),
         *(np.zeros(0), np.zeros(0), np.zeros((d, 0))),
+        bounded=bounded,
     )
     Z = scaled_columns(fitted, X)
     supported = np.array([_supported(z, parts, least) for z in Z.T], dtype=bool)
@@ -235,8 +254,10 @@ def fit_local_columns(
     fitted.scale[~supported] = 0.0
     values = np.flatnonzero(supported)[:most]
     gaps = np.flatnonzero([_supported(k, parts, least) for k in known.T])
-    gaps = gaps[: most - len(values)]
+    gaps = gaps[: 0 if bounded else most - len(values)]
     room = most - len(values) - len(gaps)
+    if bounded:
+        bins, waves = 0, min(waves, BOUNDED_WAVES)
     for count in range(bins, 1, -1):
         found = [
             (column, low, high)

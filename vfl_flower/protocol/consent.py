@@ -25,7 +25,7 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.secure_aggregation import parse_key
 from vfl_flower.typing import Array
 
@@ -83,10 +83,13 @@ class Limit:
         In one run.
     life : int or None
         In all runs, for the life of the data.
+    epsilon : float or None
+        Of `moments`, the largest epsilon of the noise in them; None: they need none.
     """
 
     run: Count | None = None
     life: Count | None = None
+    epsilon: Positive | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,9 +332,12 @@ def _limit(kind: str, value: object) -> Limit | None:
             f"{kind} must be true or false or a table with 'run' and 'life'"
         )
     try:
-        return Limit(**structure(fields_of(Limit), value, {}))
+        limit = Limit(**structure(fields_of(Limit), value, {}))
     except ContractError as error:
         raise ContractError(f"{kind}: {error}") from None
+    if limit.epsilon is not None and kind != "moments":
+        raise ContractError(f"{kind} must have no 'epsilon': 'moments' alone has one")
+    return limit
 
 
 def pack_rows(rows: Array) -> bytes:
@@ -393,7 +399,7 @@ class Releases:
             It may not leave, or not as often.
         """
         limit = self.consent.limit(kind)
-        if kind not in _WITHOUT_ROWS or limit == Limit():
+        if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
             return
         times = self.run.get(kind, np.zeros(self._n_rows, dtype=bool)).copy()
         count = int(np.count_nonzero(times))  # a bit each time, as rows have

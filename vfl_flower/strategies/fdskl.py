@@ -86,6 +86,7 @@ _OF_SOLVER = {
     "doubly-stochastic": ("iterations", "block", "step", "schedule", *_ANGLES),
     "moments": (
         *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
+        *("epsilon", "delta"),
     ),
 }
 """Settings that have an effect with some of the solvers only."""
@@ -216,7 +217,14 @@ class FDSKL(ProtocolStrategy):
     """For moments: solve twice. After a first turn with fewer features each party gets
     to know how much the model changes with each of its own columns, on average, and
     scales them for the second turn, in four more round trips. Not where a party deals,
-    or the bandwidth is given."""
+    the bandwidth is given, or there is an `epsilon`."""
+    epsilon: NotNegative = pydantic.Field(default=0.0, kw_only=True)
+    """For moments: above 0, each party adds Gaussian noise to the sums of products, so
+    that they are (epsilon, delta)-differentially private for the values of a training
+    row at one party, given its scales; a small one takes fewer features. Needs the
+    package dp-accounting. Scores of rows have no noise."""
+    delta: Fraction = pydantic.Field(default=1e-6, kw_only=True)
+    """See epsilon; above 0, and below 1 / rows."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
@@ -343,6 +351,10 @@ class FDSKL(ProtocolStrategy):
             )
 
     def _check_moments(self) -> None:
+        if not self.epsilon:
+            check_unused(self, ["delta"], "epsilon 0")
+        elif not self.delta:
+            raise ValueError("delta must be above 0 with an epsilon, got 0.0")
         if self.loss == "smooth_hinge":
             raise ValueError(
                 "loss must be 'square', or left out, with solver 'moments', got "
@@ -485,6 +497,8 @@ class FDSKL(ProtocolStrategy):
             self.relevance,
             self.computes,
             self._balanced,
+            self.epsilon,
+            self.delta,
         )
         metrics, model.kept = kernel_moments.train(parties, solver, test)
         model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -20,6 +21,7 @@ from vfl_flower.clients.moments_roles import (
 )
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_moments import median_of
+from vfl_flower.numerics.privacy import noise_deviation, private_angles
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
@@ -31,6 +33,8 @@ from vfl_flower.strategies.moments import roles_of, secret
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
+
+log = logging.getLogger("vfl_flower")
 
 NARROW = 0.75
 """Share of the joint features that have half of the bandwidth of the median distance;
@@ -92,6 +96,8 @@ class Solver:
         Of an angle.
     relevance : bool
         Whether a turn with fewer features tells the relevance of columns.
+    epsilon, delta : float
+        What noise gives the rows of each party; an epsilon of 0: there is no noise.
     """
 
     target: Target
@@ -105,6 +111,8 @@ class Solver:
     relevance: bool = True
     computes: str = ""
     balanced: bool = False
+    epsilon: float = 0.0
+    delta: float = 0.0
 
 
 def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
@@ -149,7 +157,9 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     )
     flat = [size for of_party in kinds for size in of_party]
     probes: dict[str, Any] = {}
-    if solver.relevance and solver.bandwidth is None and roles.dealer is None:
+    if solver.epsilon:
+        roles = _noisy(solver, roles, joint)
+    elif solver.relevance and solver.bandwidth is None and roles.dealer is None:
         pilot = _pilot(joint)
         of_pilot = replace(roles, joint=2 * pilot.angles)
         probes = relevance(parties, of_pilot, pilot, flat, outputs)
@@ -166,6 +176,8 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         "rows": task.rows,
         "bandwidth": max(joint.bandwidths) / turn.multiple,
     }
+    if solver.epsilon:
+        metrics |= {"epsilon": solver.epsilon, "delta": solver.delta}
     for name in ("regularization", "cv_score"):
         if name not in fitted[holder]:
             raise fitted.failure(holder, f"its reply lacks {name!r}")
@@ -187,13 +199,17 @@ def _task(solver: Solver, count: int) -> party.Task:
     Local columns have what joint ones leave of those that the rows allow, or half.
     """
     columns = 2 * solver.features or COLUMNS
+    if solver.epsilon and not solver.features:  # few features, and so more rows
+        most = 2 * private_angles(solver.rows, solver.epsilon) + MOST_LOCAL
+        columns = min(COLUMNS, most)
     rows = min(solver.rows, most_numbers(solver) // columns)
     room = rows // 2 // ROWS_PER_COLUMN
     left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
     most = min(MOST_LOCAL, left // count)
+    privacy = solver.epsilon, solver.delta
     return party.Task(
         *(solver.target, solver.kernel, solver.test_fraction, rows, most),
-        solver.balanced,
+        *(solver.balanced, *privacy),
     )
 
 
@@ -204,6 +220,8 @@ def _joint(
     half = task.rows // 2
     room = min(half // ROWS_PER_COLUMN, MOST_COLUMNS, most_numbers(solver) // task.rows)
     count = solver.features // 2 or min(MOST_FEATURES, room - others) // 2
+    if solver.epsilon and not solver.features:
+        count = min(count, private_angles(task.rows, solver.epsilon))
     if others + 2 * count > room or count < 1:
         raise FederationError(
             f"features must leave {ROWS_PER_COLUMN} rows in each half of {half} rows "
@@ -220,6 +238,24 @@ def _joint(
     counts = {0.5 * middle: few, middle: count - few}
     given = {bandwidth: size for bandwidth, size in counts.items() if size}
     return party.Joint([*given], [*given.values()], density, solver.bits)
+
+
+def _noisy(solver: Solver, roles: Roles, joint: party.Joint) -> Roles:
+    """Return the roles with the noise that each party needs."""
+    try:
+        noise = noise_deviation(solver.epsilon, solver.delta, joint.angles)
+        # A little more: parties may find another last digit.
+        noisy = replace(roles, noise=noise * (1 + 1e-6))
+        noisy.deals(0)
+    except ValueError as error:
+        raise FederationError(str(error)) from None
+    log.info(
+        "each party but the label holder adds noise of deviation %.3g to sums of "
+        "products, and the relevance of columns is not asked for: epsilon is %g",
+        noise,
+        solver.epsilon,
+    )
+    return noisy
 
 
 def _pilot(joint: party.Joint) -> party.Joint:
@@ -426,6 +462,8 @@ def gram_matrices(
         if before is not None and earlier is not None:
             told["own_openings"] = _told(parties, earlier, "own_openings")
             told["joint_openings"] = _told(parties, before, "joint_openings")
+        if roles.noise and before is not None and trip == parts + 1:
+            told["noise"] = _told(parties, before, "noise")
         once = {"distances": _BOUND} if joint.relevant and trip == 0 else {}
         asked = party.multiply.summing(**sums, **once)
         replies = parties.ask(
@@ -452,7 +490,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     The label holder adds what its own local columns give by itself.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
-    return replace(roles, owners=owners, rows=[rows], turn=turn)
+    return replace(roles, owners=owners, rows=[rows], turn=turn, noise=0.0)
 
 
 def score_rows(
