@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.common.config import parse_config_args
@@ -108,6 +110,25 @@ def test_failed(probe, superlink):
 def test_timeout(probe, superlink):
     with pytest.raises(RunFailed, match="did not finish within 5 s"):
         submit(superlink, probe, run_config={"mode": '"hang"'}, timeout=5)
+
+
+def test_lines_that_come_at_the_end_are_shown(tmp_path):
+    """Flower reads the log, then that the run has ended, and ends the stream."""
+    logs = iter([b"one\ntwo\n", b"one\ntwo\nresults in here\n"])
+
+    class Cut:
+        def flwr(self, command, *_):
+            ended = {"status": "finished:completed", "status-details": ""}
+            return {"run": {"run-id": "7"}, "ls": {"runs": [ended]}}[command]
+
+        @contextmanager
+        def command(self, _, out, err):
+            out.write(next(logs))
+            yield SimpleNamespace(wait=lambda: 0, kill=lambda: None)
+
+    shown = []
+    submit(Cut(), tmp_path, show=shown.append)
+    assert shown == ["one\n", "two\n", "results in here\n"]
 
 
 @pytest.mark.slow

@@ -218,6 +218,9 @@ def submit(
         row = _ended(processes, run_id, connection)
         if row is not None:  # otherwise only the connection has broken off
             break
+    # Flower ends a stream by a status that it reads after the log, and so without the
+    # lines that came in between.
+    _show_log(processes, run_id, connection, give_up, lines, show)
     output = "".join(lines)
     if row["status"] != "finished:completed":
         plain = [COLOR.sub("", line).rstrip() for line in output.splitlines()]
