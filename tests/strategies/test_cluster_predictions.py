@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from faults import Fault, FaultyGrid
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
@@ -268,6 +269,29 @@ def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
     with pytest.raises(FederationError, match="'east' does too"):
         simulate(strategy, parties(folder, names=four))
     simulate(strategy, parties(folder))
+
+
+@pytest.mark.parametrize("fault", ["raise", "duplicate", "reply unavailable"])
+@pytest.mark.parametrize("task", ["Prediction", "Evaluation"])
+def test_a_fault_is_mended_or_named(kind, task, fault, tmp_path, clock):
+    model = trained(kind, tmp_path)
+    new = parties(tmp_path, seed=50)
+    section = {"fk-kmeans": "kernel_kmeans", "mufc": "mufc"}[kind]
+    step = {"Prediction": "predict", "Evaluation": "evaluate"}[task]
+    struck = Fault(fault, f"{section}_{step}", 1, nth=0)
+    grid = FaultyGrid(new, [struck], clock)
+    strategy = later(kind, task, model, tmp_path)
+    if fault == "raise":
+        with pytest.raises(PartyFailed, match="south"):
+            strategy.start(grid)
+        return
+    metrics = strategy.start(grid).metrics
+    assert grid.struck == 1
+    if task == "Prediction":
+        assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
+    else:
+        clean = strategy.start(InProcessGrid(new)).metrics
+        assert metrics == clean
 
 
 def test_a_killed_removal_is_settled_first(tmp_path):
