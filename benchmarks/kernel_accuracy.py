@@ -308,8 +308,8 @@ def moments(
     ]
     target: Target = "continuous" if real else "binary"
     settings = target, "gaussian", 0.0, len(y), 0, None, "server", 16, relevance
-    settings += epsilon, DELTA  # type: ignore[assignment]
-    model = pooled(members, y, server.Solver(*settings), seed)  # type: ignore[arg-type]
+    solver = server.Solver(*settings, epsilon=epsilon, delta=DELTA)  # type: ignore[arg-type]
+    model = pooled(members, y, solver, seed)
     rows, M = steps._task(model.states[0]).rows, len(model.fit.weights)
     error = model.fit.error[0] / model.fit.variance[0]
     told = f"{rows} rows, {M} columns, halves {error:.4f}"

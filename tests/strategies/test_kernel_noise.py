@@ -241,7 +241,7 @@ def test_noise_does_not_hold_back_numbers_above_the_bound(monkeypatch):
 
 # -- what a party refuses --------------------------------------------------------------
 
-TASK = party.Task("continuous", "gaussian", 0.0, N, 5, 1.0, 1e-6)
+TASK = party.Task("continuous", "gaussian", 0.0, N, 5, epsilon=1.0, delta=1e-6)
 JOINT = party.Joint([1.0], [4], 1.0, 16)
 
 
