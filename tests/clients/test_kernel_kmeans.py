@@ -87,6 +87,7 @@ def test_what_leaves_only_into_a_sum_or_encrypted():
         "embed": {"sum_h"},
         "lloyd": {"inertia", "sizes", "counts", "sums"},
         "assign": {"inertia", "sizes"},
+        "evaluate": {"cost"},
         "spread": {"spread"},
         "angles": {"angles"},
     }
@@ -297,6 +298,7 @@ def test_labels_stay_and_sums_leave():
     np.testing.assert_array_equal(asked.part["labels"], labels)
     np.testing.assert_array_equal(asked.predictions.values, labels)
     given = {name for name, value in asdict(SETUP).items() if value is not None}
+    given |= {"n_columns", "columns"}
     assert set(asked.part) == {*given, "seed", "P", "centers", "labels"}
 
 

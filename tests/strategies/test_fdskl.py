@@ -1451,7 +1451,8 @@ def test_the_party_whose_phase_stays_is_drawn():
 def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, settings, factor):
     """At the party that has them: it alone knows."""
     federation = parties()
-    federation[0].X[:, 0] = factor * federation[0].X[:, 1]
+    first = federation[0].X
+    federation[0].X = np.column_stack([factor * first[:, 1], first[:, 1:]])
     FDSKL(**settings, seed=0, bandwidth=1.0).start(InProcessGrid(federation))
     told = re.findall(r"columns differ by a factor of (\S+),", caplog.text)
     expected = [factor] if factor > 30 else []
