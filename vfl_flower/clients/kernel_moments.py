@@ -847,15 +847,15 @@ def _solve(
     real = task.target == "continuous"
     M, outputs = sum(sizes), len(order) - sum(sizes) - 1
     of_local, *of_others = _weights(party, state, outputs)
-    units = np.repeat([1.0, *of_others], [M, outputs, 1])
-    grams = [gram / np.outer(units, units) for gram in grams]
     more: dict[str, Any] = {}
-    if task.balanced:
-        more["class_weights"] = _balance(grams, outputs)
-    # Noise of the other parties, all of which have some in joint features.
     if roles.noise:
+        units = np.repeat([1.0, *of_others], [M, outputs, 1])
+        grams = [gram / np.outer(units, units) for gram in grams]
+        # Of the other parties, all of which have some in joint features.
         more["deviation"] = roles.noise * np.sqrt(party.n_parties - 1)
         more["target_deviation"] = more["deviation"] / of_others[0]
+    if task.balanced:
+        more["class_weights"] = _balance(grams, outputs)
     try:
         solved = fit_grams(
             grams, blocks_of(sizes), "continuous" if real else "classes", **more

@@ -559,9 +559,9 @@ def predict(
     party: Party, model: str, version: Version, before: str, centers: Centers
 ) -> Predicted:
     """Give each row of the party's data the nearest centre; the labels stay here."""
-    found = _new_rows(party, model, version, before, centers)
+    new = _new_rows(party, model, version, before, centers)
     named = f"{model}-{party.session:016x}"  # training has the file of the model's name
-    party.predictions = Predictions(found.labels, found.rows, named)
+    party.predictions = Predictions(new.labels, new.rows, named)
     return {"done": True}
 
 
@@ -575,14 +575,14 @@ def evaluate(
 
     A server that chooses centres freely could single out rows.
     """
-    found = _new_rows(party, model, version, before, centers)
-    if len(found.rows) < FEWEST:
+    new = _new_rows(party, model, version, before, centers)
+    if len(new.rows) < FEWEST:
         raise PartyError(f"a cost must be of at least {FEWEST} rows of a party")
-    party.share(found.rows, "row-sums")
-    cost = float(found.costs.sum())
+    party.share(new.rows, "row-sums")
+    cost = float(new.costs.sum())
     if not np.isfinite(cost):
         raise PartyError("rows must be near enough to the box for a finite cost")
-    return {"totals": np.array([float(len(found.rows)), cost])}
+    return {"totals": np.array([float(len(new.rows)), cost])}
 
 
 # -- what a party finds in its folder -------------------------------------------------

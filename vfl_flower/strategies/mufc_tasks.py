@@ -276,7 +276,22 @@ class MUFCForgetClient(LaterTask):
 
 
 @settings
-class MUFCStatus(LaterTask):
+class ReadingTask(LaterTask):
+    """A task that draws nothing, and after which the model is as it was."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+
+    @property
+    def needs(self) -> tuple[Kind, ...]:
+        """Nothing: at most counts of rows leave."""
+        return ()
+
+
+@settings
+class MUFCStatus(ReadingTask):
     """Report how much of a model was forgotten; bring parties up to date after a crash.
 
     Centres, sizes and objective are as the server keeps them.
@@ -284,16 +299,6 @@ class MUFCStatus(LaterTask):
 
     task = "status"
     steps: ClassVar[Steps] = (party.status,)
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_unused(self, ["seed"], "task 'status', which draws nothing")
-
-    @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Nothing: counts of rows leave."""
-        return ()
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
@@ -313,7 +318,7 @@ class MUFCStatus(LaterTask):
 
 
 @settings
-class MUFCPrediction(LaterTask):
+class MUFCPrediction(ReadingTask):
     """The clusters of new rows, which stay at their parties.
 
     =============  =====================================  ==========================
@@ -337,16 +342,6 @@ class MUFCPrediction(LaterTask):
 
     task = "predict"
     steps: ClassVar[Steps] = (party.predict,)
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
-
-    @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Nothing leaves."""
-        return ()
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
