@@ -16,6 +16,7 @@ from transcripts import Recorder
 
 from vfl_flower import (
     FDSKL,
+    CoresetVRLR,
     FederationError,
     Party,
     PartyFailed,
@@ -23,7 +24,7 @@ from vfl_flower import (
     simulate,
 )
 from vfl_flower.clients import kernel_moments as party
-from vfl_flower.clients import kernel_noise, moments_roles
+from vfl_flower.clients import kernel_noise
 from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics import privacy
@@ -417,10 +418,20 @@ def test_a_limit_of_epsilon_is_read():
             Consent.parse({"leaves": leaves})
 
 
-def test_gram_matrices_of_other_strategies_have_no_noise():
-    made = Party(data()[0], consent=Consent(leaves={"moments": Limit(epsilon=1.0)}))
-    with pytest.raises(PartyError, match="this run has no noise"):
-        moments_roles.check_epsilon(made)
+@pytest.mark.parametrize(
+    ("solver", "action"),
+    [("moments", "linear_moments_columns"), ("central", "linear_losses_parts")],
+)
+def test_gram_matrices_of_other_strategies_have_no_noise(tmp_path, solver, action):
+    """Neither those that a linear model is solved from nor those that test it."""
+    federation = real(tmp_path, Limit(epsilon=1.0))
+    for member in federation:
+        for kind in ("totals", "row-sums", "rows", "coefficients"):
+            member.consent.leaves[kind] = Limit()
+    run = CoresetVRLR(size=100, solver=solver, test_fraction=0.2)
+    with pytest.raises(PartyFailed, match="this run has no noise") as failed:
+        run.start(RealParties(federation))
+    assert failed.value.action == action
 
 
 # -- settings and use ------------------------------------------------------------------

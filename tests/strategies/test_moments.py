@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import re
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -181,6 +182,7 @@ class Listening:
         self.seen = {}
         original = party.gram.function
 
+        @wraps(original)  # its annotations are the contract of the step
         def listen(who, openings=None, checks=None):
             if openings:
                 self.seen[who.index] = (openings, checks)
