@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from sklearn import metrics
+from sklearn.calibration import calibration_curve
 
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import probabilities
@@ -132,3 +133,91 @@ def test_what_is_no_better_than_a_constant(metrics, words):
     assert len(told) == len(words)
     for sentence, word in zip(told, words, strict=True):
         assert word in sentence
+
+
+# -- curves ----------------------------------------------------------------------------
+
+
+def _untied(n):
+    rng = np.random.default_rng(3)
+    probability = rng.permutation(np.linspace(0.01, 0.99, n))
+    return rng.random(n) < probability, np.log(probability), probability
+
+
+@pytest.mark.parametrize(("n", "bins"), [(100, 5), (399, 19), (400, 20), (10_007, 20)])
+def test_bins_have_nearly_equal_counts(n, bins):
+    told = evaluation.two_class_curve(*_untied(n), 20)
+    assert len(told["rows"]) == bins
+    assert told["rows"].sum() == n
+    assert 20 <= told["rows"].min() >= told["rows"].max() - 1
+
+
+def test_a_curve_of_two_classes_beside_scikit_learn():
+    """Calibration as by quantiles; the cumulated counts are points of the ROC curve."""
+    positive, scores, probability = _untied(1000)
+    told = evaluation.two_class_curve(positive, scores, probability, 20)
+    true, predicted = calibration_curve(
+        positive, probability, n_bins=20, strategy="quantile"
+    )
+    np.testing.assert_allclose(told["score"], predicted)
+    np.testing.assert_allclose(told["positives"] / told["rows"], true)
+    fpr, tpr, thresholds = metrics.roc_curve(
+        positive, probability, drop_intermediate=False
+    )
+    cut = np.sort(probability)[np.cumsum(told["rows"])[:-1]]  # first row above a bin
+    at = np.isin(thresholds, cut)
+    assert at.sum() == 19
+    above = np.cumsum(told["positives"][::-1]), np.cumsum(told["rows"][::-1])
+    np.testing.assert_allclose(above[0][:-1] / positive.sum(), tpr[at])
+    negative = (above[1] - above[0])[:-1] / (~positive).sum()
+    np.testing.assert_allclose(negative, fpr[at])
+
+
+def test_a_curve_of_numbers_beside_numpy():
+    rng = np.random.default_rng(4)
+    predicted = rng.normal(size=600)
+    y = predicted + rng.normal(size=600)
+    told = evaluation.regression_curve(y, predicted, 20)
+    bins = np.array_split(np.argsort(predicted), 20)
+    np.testing.assert_allclose(told["rows"], [30] * 20)
+    np.testing.assert_allclose(told["predicted"], [predicted[b].mean() for b in bins])
+    np.testing.assert_allclose(told["true"], [y[b].mean() for b in bins])
+    np.testing.assert_allclose(told["true_sd"], [y[b].std() for b in bins])
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-14])
+def test_equal_predictions_are_in_one_bin(noise):
+    """Whatever the order of the rows, and whatever rounding has left between them."""
+    rng = np.random.default_rng(5)
+    predicted = rng.integers(5, size=500) + 3.0
+    y = rng.normal(size=500)
+    told = evaluation.regression_curve(y, predicted + noise * rng.normal(size=500), 20)
+    np.testing.assert_allclose(told["predicted"], [3, 4, 5, 6, 7])
+    np.testing.assert_allclose(told["rows"], np.bincount(predicted.astype(int) - 3))
+    order = rng.permutation(500)
+    again = evaluation.regression_curve(y[order], predicted[order], 20)
+    for name, of_bins in again.items():
+        np.testing.assert_allclose(of_bins, told[name], rtol=1e-9)
+
+
+def test_a_bin_between_many_equal_predictions_has_rows_enough():
+    """Two large groups, and 19 rows between them, which join one of them."""
+    predicted = np.repeat([0.0, 1.0, 2.0], [60, 19, 60])
+    told = evaluation.regression_curve(np.arange(139.0), predicted, 20)
+    assert sorted(told["rows"].tolist()) == [60, 79]
+
+
+@pytest.mark.parametrize(
+    "predicted", [np.linspace(0, 1, 99), np.zeros(500), np.arange(500) == 7]
+)
+def test_no_curve_of_few_rows_or_of_equal_predictions(predicted):
+    y = np.arange(float(len(predicted)))
+    assert evaluation.regression_curve(y, predicted * 1.0, 20) == {}
+    assert evaluation.two_class_curve(y > 50, predicted * 1.0, None, 20) == {}
+
+
+def test_curves_of_large_numbers_do_not_overflow():
+    y = np.linspace(1, 1.7, 200) * 1e308
+    told = evaluation.regression_curve(y, y, 20)
+    assert all(np.isfinite(of_bins).all() for of_bins in told.values())
+    assert told["true"][0] == pytest.approx(y[9], rel=0.01)

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from vfl_flower import Ledger, Party, PartyFailed, __version__, register
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol import identity
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.protocol.answering import Plan, hello
+from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
 from vfl_flower.protocol.frame import MOST_CLIPPED
 from vfl_flower.protocol.journal import FILE
@@ -286,6 +286,17 @@ def test_hello_says_these_facts_and_no_more(server):
         "version": __version__,
         "lacks": [],
     }
+
+
+def test_hello_says_what_a_consent_lets_of_what_a_run_can_do_without():
+    party, plan = Party(np.ones((2, 1))), Plan([], False, 3, wants=["curves"])
+    assert hello(party, plan=plan)["lets"] == ["curves"]
+    party.consent = Consent(leaves={"curves": Limit(life=3)})
+    assert hello(party, plan=plan)["lets"] == ["curves"]
+    party.consent = Consent()
+    reply = hello(party, plan=plan)
+    assert reply["lets"] == reply["lacks"] == []
+    assert "lets" not in hello(party, plan=Plan([], False, 3))
 
 
 def test_hello_of_a_party_without_name_and_place():

@@ -33,7 +33,7 @@ from vfl_flower.clients import (
     moments_roles,
 )
 from vfl_flower.clients import kernel_moments as party
-from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics.gram_fit import GramFit, fit_grams
@@ -427,7 +427,7 @@ def uniform(data):
 CLEAR = {
     "kernel_moments_prepare": {"columns", "outputs"},
     "kernel_moments_fit": {"kept", "regularization", "cv_score"},
-    "kernel_scores_scores": set(NAMES),
+    "kernel_scores_scores": set(Told.__annotations__),
 }
 """What parties send in the clear: the last two steps only the label holder."""
 

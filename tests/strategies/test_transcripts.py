@@ -10,7 +10,7 @@ from transcripts import Recorder, actual, is_uniform, leaving, our_steps, patter
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
-from vfl_flower.clients.evaluation import NAMES as TOLD
+from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.fdskl import PAIRS
 from vfl_flower.clients.kernel_kmeans import expand
 from vfl_flower.numerics.blocks import RowBlocks
@@ -387,7 +387,7 @@ MORE = names("more.rows more.start more.stop more.bits")
 PROBLEM = names("problem.loss problem.rows problem.regularization problem.balanced")
 SCORED = names("angles at")
 FDSKL_DOWN = {
-    "hello": (names(GREETING), []),
+    "hello": (names(GREETING), [names("plan.wants")]),
     "fdskl_distances": (names("kernel target holder"), [names("rows")]),
     "fdskl_bandwidth": (names("kernel"), [names("distances")]),
     "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send"), MORE]),
@@ -401,7 +401,7 @@ FDSKL_DOWN = {
     ),
     "fdskl_answer": (
         names("columns size evaluate last"),
-        [REQUEST, SCORED, names("offsets"), names("scores done")],
+        [REQUEST, SCORED, names("offsets"), names("scores done"), names("curves")],
     ),
     "fdskl_part": (names(), []),
 }
@@ -412,7 +412,7 @@ FDSKL_UP = {
     "fdskl_enough": names("features"),
     "fdskl_fit": names("columns multiple regularization converged cv_score"),
     "fdskl_start": names("rows columns scale"),
-    "fdskl_answer": set(TOLD),
+    "fdskl_answer": set(Told.__annotations__),
 }
 """What a label holder sends in the clear; the other parties send nothing."""
 
@@ -446,7 +446,7 @@ def check_fdskl(transcript, *holders):
         assert set(e.frame) == told_up(() if relayed else sums)
         assert sums <= set(e.values)
         if e.action == "hello":
-            assert public - {"keeps"} == UP["hello"]
+            assert public - {"keeps", "lets"} == UP["hello"]
         elif e.action == "fdskl_part":
             assert public == PART
         else:
@@ -542,7 +542,7 @@ def test_messages_of_several_label_holders(topology, target):
     assert bounds == {2.0**16 * largest}
     assert picked[1].values == {}
     last = [e for e in transcript if e.up and e.action == "fdskl_answer"][-3:]
-    told = [set(e.values) & set(TOLD) for e in last]
+    told = [set(e.values) & set(Told.__annotations__) for e in last]
     # The first holder alone, and of few labels no error.
     assert told == [{"test_rows"}, set(), set()]
 

@@ -185,7 +185,7 @@ def _seen_at_defaults(name: str) -> dict[str, Seen]:
     """Return what training sends at the defaults of a run config."""
     config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
     strategy = make_strategy(config)
-    shapes = [Shape(400, 3), Shape(400, 3), Shape(400, 3, 400)]
+    shapes = [Shape(600, 3), Shape(600, 3), Shape(600, 3, 600)]  # enough for curves
     with quietly():
         return rehearse(strategy, shapes).seen
 

@@ -195,6 +195,11 @@ class RunPlan:
             text = f"The consent of each party must let these leave it: {kinds}."
             less = self.strategy.needs_less
             text += f" {less[0].upper()}{less[1:]}." if less else ""
+        for kind in self.strategy.wants:
+            text += (
+                f" Where it also names `{kind}` ({KINDS[kind]}), the result has them; "
+                "no run needs them."
+            )
         if len(self.shapes) == 2:
             text += " Of two parties, one that learns a sum knows the other's part."
         if self.strategy.masking == "plain":

@@ -50,6 +50,7 @@ def write_report(
                 t: {metric: _number(value) for metric, value in metrics.items()}
                 for t, metrics in result.train_metrics_clientapp.items()
             },
+            **({"curves": dict(result.curves)} if result.curves else {}),
             "ledger": result.ledger.to_dict(),
         }
         for name, result in results.items()

@@ -9,7 +9,7 @@ the receiver, opens the sums.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -73,11 +73,15 @@ class PredictionState:
         Of a clustering, the squared distances to these.
     told : bool
         Whether it has told what the predictions are worth, once a session.
+    curves : bool
+        Whether all parties were asked for all blocks as for one with which means of
+        bins of rows are told.
     """
 
-    values: Array
-    costs: Array
+    values: Array = field(default_factory=lambda: np.zeros(0))
+    costs: Array = field(default_factory=lambda: np.zeros(0))
     told: bool = False
+    curves: bool = False
 
 
 class Kept(TypedDict):
@@ -167,9 +171,15 @@ def part(party: Party) -> PartInfo:
 
 @step
 @reveals("predictions")
-def addends(party: Party, start: Count, stop: Natural) -> Addends:
-    """Give the party's addends for rows `start` to `stop` - 1, of all outputs."""
+def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> Addends:
+    """Give the party's addends for rows `start` to `stop` - 1, of all outputs.
+
+    With `curves` the receiver will tell means of bins of rows, which the consents of
+    all parties must name: masks cancel where all were asked the same.
+    """
     own = _part(party)
+    if curves:
+        party.reveal("curves", again=True)
     weights, size = own["weights"], block_rows(len(own["weights"]))
     if start % size or stop != min(start + size, party.n_rows):
         raise PartyError(
@@ -183,16 +193,26 @@ def addends(party: Party, start: Count, stop: Natural) -> Addends:
         for X in RowBlocks(party.rows, rows=rows)
     ]
     total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))
+    if party.index == own["receiver"]:
+        first, state = not party.remembered(), _state(party)
+        state.curves = curves and (first or state.curves)
+        party.remember(state)
     return {"sums": (total + own["intercept"]).ravel()}
+
+
+def _state(party: Party) -> PredictionState:
+    return party.recall(PredictionState) if party.remembered() else PredictionState()
 
 
 @step
 @reveals("moments", when="evaluate")
+@reveals("curves", when="curves", optional=True)
 def answer(
     party: Party,
     sums: Annotated[Array, Reals("*"), SEALED],
     evaluate: bool,
     last: bool,
+    curves: bool = False,
 ) -> Answered:
     """Turn sums into predictions, at the receiver; with the last, keep or judge all.
 
@@ -207,13 +227,16 @@ def answer(
         function that a server which deviates has chosen; consent bounds how many.
     last : bool
         Whether these are the last rows.
+    curves : bool
+        With the last rows of a regression that is evaluated: tell means of bins of rows
+        too.
     """
     own = _part(party)
     if party.index != own["receiver"] or sums.size % len(own["weights"]):
         raise PartyError("sums must be those of the receiver's model, and sent to it")
-    state = PredictionState(np.zeros(0), np.zeros(0))
-    if party.remembered():
-        state = party.recall(PredictionState)
+    state = _state(party)
+    if curves and not state.curves:
+        raise PartyError("curves must be as in what all parties were asked before")
     table = sums.reshape(-1, len(own["weights"]))
     due = min(block_rows(len(own["weights"])), party.n_rows - len(state.values))
     if len(table) != due:
@@ -230,14 +253,14 @@ def answer(
     if len(state.values) != party.n_rows:
         raise PartyError(f"sums must be of all {party.n_rows} rows, each once")
     if evaluate:
-        return cast(Answered, _worth(party, own, state))
+        return cast(Answered, _worth(party, own, state, curves))
     clusters = own["kind"] == "k-means"
     given = state.values.astype(np.int64) if clusters else state.values
     party.predictions = Predictions(given)
     return {"done": True}
 
 
-def _worth(party: Party, own: Part, state: PredictionState) -> Told:
+def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Told:
     """Return what the predictions are worth, once a session."""
     if state.told:
         raise PartyError("this party tells the errors of its answers once a session")
@@ -253,6 +276,7 @@ def _worth(party: Party, own: Part, state: PredictionState) -> Told:
         return {"test_rows": 0}
     if party.y is not None and own["kind"] == "linear":
         y = np.asarray(party.y[known], dtype=np.float64)
-        return told(party, y, state.values[known], "continuous", np.zeros(0))
+        values, no_classes = state.values[known], np.zeros(0)
+        return told(party, y, values, "continuous", no_classes, curves=curves)
     cost, cost_se = mean_and_error(state.costs)
     return {"test_rows": party.n_rows, "test_loss": cost, "test_loss_se": cost_se}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MaxLen
 
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.contract import Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, NotNegative
 from vfl_flower.typing import Array
 
 Share = Annotated[float, Ge(0), Le(1)]
+OfBins = Annotated[Array, Reals("bins"), MaxLen(evaluation.MOST_BINS)]
 
 
 class Told(TypedDict):
@@ -39,10 +42,35 @@ class Told(TypedDict):
     test_r2: NotRequired[Annotated[float, Le(1)]]
     test_mae: NotRequired[NotNegative]
     test_mae_se: NotRequired[NotNegative]
+    curve_rows: NotRequired[
+        Annotated[Array, Whole("bins", LEAST_ROWS), MaxLen(evaluation.MOST_BINS)]
+    ]
+    curve_positives: NotRequired[Annotated[Array, Whole("bins")]]
+    curve_score: NotRequired[OfBins]
+    curve_predicted: NotRequired[OfBins]
+    curve_true: NotRequired[OfBins]
+    curve_true_sd: NotRequired[OfBins]
 
 
-NAMES = tuple(Told.__annotations__)
-"""The names of these numbers."""
+CURVE = "curve_"
+"""How the names of numbers of bins begin."""
+
+NAMES = tuple(name for name in Told.__annotations__ if not name.startswith(CURVE))
+"""The names of the other numbers."""
+
+
+def metrics_of(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of all rows in the reply of a step that tells them."""
+    return {name: reply[name] for name in NAMES if name in reply}
+
+
+def curves_of(reply: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the numbers of bins in the reply of a step that tells them, if any."""
+    return {
+        name.removeprefix(CURVE): reply[name].tolist()
+        for name in Told.__annotations__
+        if name.startswith(CURVE) and name in reply
+    }
 
 
 def least_rows(party: Party) -> int:
@@ -81,6 +109,7 @@ def told(
     classes: Array,
     scores: Array | None = None,
     probability: Array | None = None,
+    curves: bool = False,
 ) -> Told:
     """Return what a party tells of the answers for rows whose labels it knows.
 
@@ -102,18 +131,24 @@ def told(
         With two classes: by which the model ranks the rows.
     probability : Array, shape (n,), optional
         What the model gives the class that a row has.
+    curves : bool
+        Whether to tell numbers of bins of rows too, of numbers and of two classes: each
+        bin has :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows or more.
 
     Raises
     ------
     PartyError
         The mean squared error is not finite.
     """
+    bins: dict[str, Array] = {}
     if target == "continuous":
         numbers = evaluation.regression(y, predicted)
         if not np.isfinite(numbers["loss"] + numbers["loss_se"]):
             raise PartyError(
                 "the mean squared error is not finite: steps are too large"
             )
+        if curves:
+            bins = evaluation.regression_curve(y, predicted, LEAST_ROWS)
     else:
         numbers = evaluation.wrong(y, predicted)
         counts = np.unique(y, return_counts=True)[1]
@@ -130,5 +165,10 @@ def told(
             numbers |= evaluation.two_classes(
                 positive, predicted == classes[1], scores, probability
             )
-    named = {f"test_{name}": number for name, number in numbers.items()}
+            if curves:
+                bins = evaluation.two_class_curve(
+                    positive, scores, probability, LEAST_ROWS
+                )
+    named: dict[str, Any] = {f"test_{name}": number for name, number in numbers.items()}
+    named |= {f"{CURVE}{name}": of_bins for name, of_bins in bins.items()}
     return cast(Told, {"test_rows": len(y), **named})

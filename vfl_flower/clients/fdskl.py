@@ -1161,6 +1161,7 @@ def part(party: Party) -> PartInfo:
 @step
 @reveals("angles", "request")
 @reveals("predictions", "size")
+@reveals("curves", "curves", optional=True)
 def answer(
     party: Party,
     columns: Columns,
@@ -1173,6 +1174,7 @@ def answer(
     request: AngleRequest | None = None,
     evaluate: bool = False,
     last: bool = False,
+    curves: Annotated[bool, OWN] = False,
 ) -> Answered:
     """Algorithm 2 for blocks of rows, up to three of which overlap.
 
@@ -1201,6 +1203,9 @@ def answer(
         receiver knows; otherwise the receiver keeps its answers as predictions.
     last : bool
         Whether the receiver now has all answers.
+    curves : bool
+        With the last answers that are evaluated, at the receiver: tell means of bins of
+        rows too.
     """
     if not party.part:
         raise PartyError("this run has no model")
@@ -1232,7 +1237,7 @@ def answer(
         reply["angles"] = _angles(party, request)["angles"]
     if last and len(state.rows):
         if evaluate:
-            reply |= _errors(party, model_part, state)
+            reply |= _errors(party, model_part, state, curves)
         else:
             everything = np.array_equal(state.rows, np.arange(party.n_rows))
             rows = None if everything else state.rows
@@ -1271,7 +1276,9 @@ def _answer(
         state.sure = np.concatenate([state.sure, sure])
 
 
-def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
+def _errors(
+    party: Party, model_part: Part, state: FDSKLState, curves: bool
+) -> Answered:
     """Return what the answers are worth for rows whose labels this party knows."""
     if party.y is None:
         raise PartyError("this party holds no labels")
@@ -1294,5 +1301,8 @@ def _errors(party: Party, model_part: Part, state: FDSKLState) -> Answered:
         probability = state.sure[known]
     if model_part.get("loss") != "logistic":
         probability = None
-    numbers = told(party, y, state.answers[known], target, classes, scores, probability)
-    return cast(Answered, numbers)
+    answered = state.answers[known]
+    return cast(
+        Answered,
+        told(party, y, answered, target, classes, scores, probability, curves),
+    )

@@ -298,6 +298,7 @@ def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
 
 @step
 @parts_of("fdskl")
+@reveals("curves", when="curves", optional=True)
 def scores(
     party: Party,
     angles: OpenedAngles,
@@ -306,6 +307,7 @@ def scores(
     hidden: Annotated[dict[int, Array], Bytes, PRIVATE],
     evaluate: bool = False,
     last: bool = True,
+    curves: bool = False,
 ) -> Told:
     """Open the scores of rows, at the label holder.
 
@@ -323,6 +325,8 @@ def scores(
         Compare with the labels; otherwise the answers are kept as predictions.
     last : bool
         Whether these are the last rows.
+    curves : bool
+        With the last rows that are evaluated: tell means of bins of rows too.
     """
     state, of_rows = _rows_state(party)
     roles, state.rows = of_rows.roles, None
@@ -394,7 +398,7 @@ def scores(
                 "this party tells the errors of its answers once a session"
             )
         state.evaluated = True
-        return _told(party, part, answered, numbers, opened_scores, chances)
+        return _told(party, part, answered, numbers, opened_scores, chances, curves)
     everything = np.array_equal(numbers, np.arange(party.n_rows))
     party.predictions = Predictions(
         answered, None if everything else numbers, more=more
@@ -409,6 +413,7 @@ def _told(
     rows: Array,
     scores: Array,
     chances: Array | None,
+    curves: bool,
 ) -> Told:
     """Return what the answers are worth, unless it tells of too few rows."""
     if party.y is None:
@@ -425,4 +430,5 @@ def _told(
             chances = np.hstack([1 - chances, chances])
         probability = (chances * (y[:, None] == classes)).sum(axis=1)
     two = scores[known, 0] if part["target"] == "binary" else None
-    return told(party, y, answered[known], part["target"], classes, two, probability)
+    answered, target = answered[known], part["target"]
+    return told(party, y, answered, target, classes, two, probability, curves)

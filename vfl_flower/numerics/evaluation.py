@@ -19,6 +19,15 @@ import numpy as np
 
 from vfl_flower.typing import Array
 
+MOST_BINS = 20
+"""Most bins of a curve."""
+
+LEAST_OF_CURVE = 100
+"""Fewest rows of a curve: of fewer the bins say nothing that the mean does not say."""
+
+ROUNDING = 2.0**-40
+"""Numbers are equal that differ by less than this share of the largest one."""
+
 LEAST_PROBABILITY = 2.0**-52
 """A probability below counts as this in a log loss, which is infinite at 0."""
 
@@ -165,6 +174,105 @@ def two_classes(
         brier, brier_se = mean_and_error((probability - positive) ** 2)
         told |= {"brier": brier, "brier_se": brier_se}
     return told
+
+
+def equal_bins(order_by: Array, least: int) -> list[Array]:
+    """Cut rows, in the order of a number, into bins of nearly equal counts.
+
+    Numbers that are equal up to rounding are never cut apart: the order among them is
+    that of the rows, which would decide who is in a bin.
+
+    Parameters
+    ----------
+    order_by : Array, shape (n,)
+        A number for each row.
+    least : int
+        Fewest rows of a bin.
+
+    Returns
+    -------
+    list of Array of int
+        Positions of the rows of each bin, :data:`MOST_BINS` at most.
+    """
+    n = len(order_by)
+    order = np.argsort(order_by, kind="stable")
+    ranked = order_by[order]
+    with np.errstate(all="ignore"):
+        apart = np.diff(ranked) > ROUNDING * np.abs(ranked).max()
+    starts = np.flatnonzero(apart) + 1
+    edges = [0]
+    count = min(MOST_BINS, n // least)
+    for k in range(1, count if len(starts) else 0):
+        edge = starts[np.abs(starts - k * n / count).argmin()]
+        if least <= edge - edges[-1] and least <= n - edge:
+            edges.append(edge)
+    return np.split(order, edges[1:])
+
+
+def two_class_curve(
+    positive: Array, scores: Array, probability: Array | None, least: int
+) -> dict[str, Array]:
+    """Return the numbers of rows and of positive ones in bins of rows by their score.
+
+    Parameters
+    ----------
+    positive, scores, probability
+        As of :func:`two_classes`.
+    least : int
+        Fewest rows of a bin.
+
+    Returns
+    -------
+    dict of str to Array, shape (B,)
+        ``rows`` and ``positives``; with a probability ``score``, its mean. Empty where
+        the rows, or those of different scores, are too few for two bins.
+    """
+    if not (bins := _bins_of_curve(scores, least)):
+        return {}
+    told = {
+        "rows": np.array([len(rows) for rows in bins], np.uint32),
+        "positives": np.array([positive[rows].sum() for rows in bins], np.uint32),
+    }
+    if probability is not None:
+        told["score"] = np.array([probability[rows].mean() for rows in bins])
+    return told
+
+
+def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
+    """Return means of labels and predictions in bins of rows by their prediction.
+
+    Parameters
+    ----------
+    y, predicted : Array, shape (n,)
+        As of :func:`regression`.
+    least : int
+        Fewest rows of a bin.
+
+    Returns
+    -------
+    dict of str to Array, shape (B,)
+        ``rows``, their number; ``predicted``, ``true`` and ``true_sd``, the means of
+        predictions and labels and the standard deviation of the labels, in the unit of
+        y. Empty where the rows, or those of different predictions, are too few for two
+        bins.
+    """
+    if not (bins := _bins_of_curve(predicted, least)):
+        return {}
+    count = np.array([len(rows) for rows in bins], np.uint32)
+    means, errors = np.transpose([mean_and_error(y[rows]) for rows in bins])
+    return {
+        "rows": count,
+        "predicted": np.array([mean_and_error(predicted[rows])[0] for rows in bins]),
+        "true": means,
+        "true_sd": errors * np.sqrt(count - 1.0),
+    }
+
+
+def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
+    if len(order_by) < LEAST_OF_CURVE:
+        return []
+    bins = equal_bins(order_by, least)
+    return bins if len(bins) > 1 else []
 
 
 def shortfalls(metrics: Mapping[str, Any]) -> list[str]:

@@ -89,6 +89,7 @@ class Hello(TypedDict):
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
     lacks: list[Text]
+    lets: NotRequired[list[Kind]]
     identity: NotRequired[Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]]
     signature: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
     state_key: NotRequired[StateKey]
@@ -113,6 +114,8 @@ class Plan:
         Who deals correlated randomness, if somebody does.
     computes : str or None
         Who computes with the party that has the labels, where the run names it.
+    wants: list of str or None
+        What may leave them beside, and need not.
     """
 
     kinds: list[Kind]
@@ -120,6 +123,7 @@ class Plan:
     parties: Natural
     dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
     computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
+    wants: list[Kind] | None = None
 
 
 def _hello(
@@ -130,7 +134,13 @@ def _hello(
     """Say who this party is; :func:`answer` adds its key of the run, signed."""
     lacks = []
     if plan is not None and party.consent is not None:
-        lacks = party.consent.lacks(**vars(plan))
+        lacks = party.consent.lacks(
+            kinds=plan.kinds,
+            seeded=plan.seeded,
+            parties=plan.parties,
+            dealer=plan.dealer,
+            computes=plan.computes,
+        )
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
@@ -155,6 +165,8 @@ def _hello(
     }
     if party.state_dir is not None:
         reply["keeps"] = True
+    if plan is not None and plan.wants:
+        reply["lets"] = [kind for kind in plan.wants if party.lets(kind)]
     return reply
 
 
@@ -316,7 +328,13 @@ def _run(
     for revealed in step.reveals:
         if revealed.applies(arguments):
             times = arguments[revealed.times] if revealed.times else 1
-            party.reveal(revealed.kind, again, times)
+            try:
+                party.reveal(revealed.kind, again, times)
+            except PartyError as error:
+                if not (revealed.optional and party.lets(revealed.kind)):
+                    raise
+                log.warning("%s goes on without %s: %s", step, revealed.kind, error)
+                arguments[revealed.when] = False
     reply = flatten(step(party, **arguments))
     clipped = sums.hide(step, reply, _sizes(party))
     content = pack(reply)

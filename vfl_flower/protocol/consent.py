@@ -40,6 +40,7 @@ Kind = Literal[
     "coefficients",
     "levels",
     "moments",
+    "curves",
 ]
 """What leaves a party beyond sums over the rows of all parties."""
 
@@ -54,10 +55,11 @@ KINDS: dict[Kind, str] = {
     "coefficients": "this party's coefficients of a linear model",
     "levels": "texts of columns that enough rows of all parties have, to the others",
     "moments": "means, and sums of products of columns, to the party with the labels",
+    "curves": "means of labels and predictions, each of 20 rows or more, to the server",
 }
 """The kinds in words, as documents and refusals say them."""
 
-_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels", "moments"})
+_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels", "moments", "curves"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
 MOST_BYTES = 2**20

@@ -147,12 +147,13 @@ class Parties(Sequence[PartyInfo]):
         steps: Sequence[Step[..., Any]] = (),
         needs: Sequence[Kind] = (),
         needs_less: str = "",
+        wants: Sequence[Kind] = (),
         dealer: str | None = None,
         computes: str | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
-        self._dealer, self._computes = dealer, computes
+        self._wants, self._dealer, self._computes = wants, dealer, computes
         self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -227,6 +228,19 @@ class Parties(Sequence[PartyInfo]):
                 f"{self.n_rows - holders[0].n_labels} are missing"
             )
         return self.label_holders[0]
+
+    def let(self, kind: Kind, *places: int) -> bool:
+        """Return whether parties let a kind leave them that the run does not need.
+
+        If not, the log says whose consent lacks the line.
+        """
+        names = [self[j].name for j in places if kind not in self[j].lets]
+        if names:
+            log.info(
+                "the result has no %s: the consent.toml of %s would need '%s = true'",
+                *(kind, ", ".join(map(repr, names)), kind),
+            )
+        return not names
 
     def refuse_two(self, what: str, allowed: bool) -> None:
         """Raise where a sum of two parties would show one of them the other's part.
@@ -771,6 +785,7 @@ class Parties(Sequence[PartyInfo]):
                 replies[node]["n_columns"],
                 replies[node]["n_labels"],
                 replies[node].get("keeps", False),
+                tuple(replies[node].get("lets", ())),
             )
             for node in order
         ]
@@ -809,7 +824,10 @@ class Parties(Sequence[PartyInfo]):
     def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
         seeded = not self._private_draws
-        plan = Plan(list(self._needs), seeded, count, self._dealer, self._computes)
+        plan = Plan(
+            *(list(self._needs), seeded, count, self._dealer, self._computes),
+            list(self._wants) or None,
+        )
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}
         return pack(values, {"session": self.session, **more})

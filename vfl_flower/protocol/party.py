@@ -271,6 +271,10 @@ class Party:
         entries = (self.encoding or {}).get("columns", ())
         return any(entry.get("later") for entry in entries)
 
+    def lets(self, kind: Kind) -> bool:
+        """Return whether the party's consent names a kind that may leave it."""
+        return self.consent is None or kind in self.consent.leaves
+
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check before a step computes that what it reveals may leave, and count it.
 

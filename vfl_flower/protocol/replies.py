@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import R
@@ -34,6 +35,8 @@ class PartyInfo:
         Number of rows whose label it knows.
     keeps : bool
         Whether it has a place for its parts of models.
+    lets : tuple of str
+        What may leave it of what the run wants and does not need.
     """
 
     node_id: int
@@ -42,6 +45,7 @@ class PartyInfo:
     n_columns: int
     n_labels: int
     keeps: bool = False
+    lets: tuple[Kind, ...] = ()
 
 
 @dataclass(frozen=True)

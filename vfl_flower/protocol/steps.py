@@ -191,11 +191,15 @@ class Reveals:
         after "not ", only where it is not. "": always.
     times : str
         A parameter of the step: how often it leaves. "": once.
+    optional : bool
+        Whether the step goes on where it has left as often as it may: then without
+        it, as if the parameter `when` were false.
     """
 
     kind: Kind
     when: str = ""
     times: str = ""
+    optional: bool = False
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Return whether a request with these values reveals it."""
@@ -206,18 +210,20 @@ class Reveals:
         return present != self.when.startswith("not ")
 
 
-def reveals(kind: Kind, when: str = "", times: str = "") -> Callable[[F], F]:
+def reveals(
+    kind: Kind, when: str = "", times: str = "", optional: bool = False
+) -> Callable[[F], F]:
     """Declare what a step reveals; below :func:`step`, and once for each kind.
 
     Parameters
     ----------
-    kind, when, times : str
+    kind, when, times, optional : str, str, str, bool
         As in :class:`Reveals`.
     """
 
     def declare(function: F) -> F:
         earlier = getattr(function, "reveals", ())
-        vars(function)["reveals"] = (Reveals(kind, when, times), *earlier)
+        vars(function)["reveals"] = (Reveals(kind, when, times, optional), *earlier)
         return function
 
     return declare

@@ -49,6 +49,9 @@ class ProtocolResult(Result):
     warnings : tuple of str
         Why the model may be worse than it should be, such as a solver that did not
         converge.
+    curves : mapping of str to sequence of float
+        What pictures of the model need, bin by bin; empty where there is nothing. See
+        ``docs/simulate.md``.
     """
 
     model: Model = field(kw_only=True)
@@ -56,6 +59,7 @@ class ProtocolResult(Result):
     evaluation: Ledger = field(kw_only=True)
     seed: int | None = field(kw_only=True)
     warnings: tuple[str, ...] = field(default=(), kw_only=True)
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict, kw_only=True)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -78,6 +82,8 @@ class Run:
         protocol that needs them adds the number of its model.
     final : bool
         Set by a protocol that must not begin again even with `allow_missing`.
+    curves : dict of str to list of float
+        Set by a protocol where it has what pictures of the model need.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Run:
         self._evaluate_fn = evaluate_fn
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
+        self.curves: dict[str, list[float]] = {}
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the server's generator of one named stream."""
@@ -316,6 +323,7 @@ class ProtocolStrategy(Strategy):
             evaluation=ledger.of(*(step.action for step in self.evaluation_steps)),
             seed=self.seed,
             warnings=tuple(warnings),
+            curves=run.curves,
         )
 
     def _without(self, error: Exception, run: Run) -> dict[int, str]:
@@ -368,6 +376,7 @@ class ProtocolStrategy(Strategy):
             steps=self.steps,
             needs=self.needs,
             needs_less=self.needs_less,
+            wants=self.wants,
             dealer=self.dealt_by,
             computes=self.computed_by,
             checkpoint=checkpoint,
@@ -411,6 +420,11 @@ class ProtocolStrategy(Strategy):
     def needs_less(self) -> str:
         """Which setting needs less to leave the parties, as a sentence; or nothing."""
         return ""
+
+    @property
+    def wants(self) -> tuple[Kind, ...]:
+        """What may leave the parties beside, and without which the run does less."""
+        return ()
 
     @property
     def dealt_by(self) -> str | None:

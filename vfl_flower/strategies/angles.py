@@ -168,7 +168,13 @@ class Angles:
         return trees
 
     def answers(
-        self, rows: Array, M: int, columns: int, block_bytes: int, evaluate: bool
+        self,
+        rows: Array,
+        M: int,
+        columns: int,
+        block_bytes: int,
+        evaluate: bool,
+        curves: bool = False,
     ) -> party.Answered:
         """Algorithm 2 for `rows`, in blocks; return the last reply of the receiver.
 
@@ -207,6 +213,7 @@ class Angles:
                 request=request,
                 evaluate=evaluate,
                 last=k == trips - 1,
+                curves=self.each({receiver: True} if curves and k == trips - 1 else {}),
             )
             scored = None
             if pending is not None and size:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import coreset_predictions as party
-from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
@@ -104,6 +104,11 @@ class CoresetPrediction(ProtocolStrategy):
         check_unused(self, ["seed"], "predictions, which draw nothing")
 
     @property
+    def wants(self) -> tuple[Kind, ...]:
+        """Of an evaluation the curves."""
+        return ("curves",) if self.evaluates else ()
+
+    @property
     def works_with(self) -> str:
         """Number of the model whose parts the parties load."""
         return self.model
@@ -135,6 +140,11 @@ class CoresetPrediction(ProtocolStrategy):
                 f"{len(parties)} do"
             )
         n, receiver = parties.n_rows, first["receiver"]
+        curves = (
+            self.evaluates
+            and first["kind"] == "linear"
+            and parties.let("curves", *range(len(parties)))
+        )
         block, told = party.block_rows(first["outputs"]), party.Answered()
         for start in range(0, n, block):
             stop = min(start + block, n)
@@ -142,6 +152,7 @@ class CoresetPrediction(ProtocolStrategy):
                 party.addends.summing(sums=Sum(_BOUND, to=receiver)),
                 start=start,
                 stop=stop,
+                curves=curves,
             ).sealed["sums"]
             told = parties.ask_one(
                 receiver,
@@ -149,10 +160,12 @@ class CoresetPrediction(ProtocolStrategy):
                 sums=opened(sealed),
                 evaluate=self.evaluates and stop == n,
                 last=stop == n,
+                curves=curves and stop == n,
             )
         metrics: dict[str, Any] = {"rows": n}
         if self.evaluates:
-            metrics |= {name: told[name] for name in NAMES if name in told}  # type: ignore[literal-required]
+            metrics |= metrics_of(told)
+            run.curves = curves_of(told)
         else:
             log.info(
                 "%d predictions are at %r, in predictions-%s-%016x.csv of its "
@@ -176,7 +189,8 @@ class CoresetEvaluation(CoresetPrediction):
     addends        its part of the prediction of each     nothing: only the receiver
                    row, masked                            can open the sum
     answer         the receiver alone: errors of all      all of it
-                   predictions, with standard errors
+                   predictions, with standard errors;
+                   curves if all parties consent
     =============  =====================================  ==========================
 
     Of a regression the mean squared error, the mean absolute error and R^2 on the rows
@@ -185,6 +199,9 @@ class CoresetEvaluation(CoresetPrediction):
 
     Notes
     -----
+    Curves tell means over bins of predictions by a model that the server hands out,
+    which can be a column of any party: so all of them are asked.
+
     A server that deviates can give the parties another model before each evaluation.
     The errors of many models tell the labels and rows, so the receiver counts each
     evaluation as ``moments`` against the limit of its consent. One row cannot stand in

@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients import kernel_moments as moments_party
-from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
@@ -122,9 +122,10 @@ class FDSKL(ProtocolStrategy):
     fit            the label holder: the error of the     the error, and lambda
                    halves, and lambda; each party
                    whether it keeps its part
-    scores         of rows held out, in three round       the metrics
-                   trips: as in multiply; then the label
-                   holder: metrics
+    scores         of rows held out, in three round       the metrics, the
+                   trips: as in multiply; then the label  curves
+                   holder: metrics, and curves if it
+                   consents
     =============  =====================================  ==========================
 
     No number of a row leaves a party but under masks. The label holder learns the
@@ -156,9 +157,9 @@ class FDSKL(ProtocolStrategy):
                    (``doubly-stochastic``)
     iterate        angles; one of several label holders   nothing
                    also its part of the scores; masked
-    answer         the same for rows held out; then the   the mean error
-                   first label holder: their mean error
-                   and number
+    answer         the same for rows held out; then the   the mean error, the
+                   first label holder: their mean error   curves
+                   and number, and curves if it consents
     last of        whether it keeps its part              all of it
     training
     =============  =====================================  ==========================
@@ -372,6 +373,11 @@ class FDSKL(ProtocolStrategy):
         return ("moments",) if self.solver == "moments" else ("angles",)
 
     @property
+    def wants(self) -> tuple[Kind, ...]:
+        """With rows held out the curves."""
+        return ("curves",) if self.test_fraction else ()
+
+    @property
     def dealt_by(self) -> str | None:
         """With ``moments`` the dealer."""
         return self.dealer if self.solver == "moments" else None
@@ -466,9 +472,11 @@ class FDSKL(ProtocolStrategy):
                     most = min(most, TEST_ROWS)
                 order = run.rng("test rows").permutation(len(test))
                 test = np.sort(test[order[:most]])
-            metrics |= self._evaluate(
+            reply = self._evaluate(
                 replace(angles, scale=trained.scale), test, M, trained.columns
             )
+            metrics |= metrics_of(reply)
+            run.curves = curves_of(reply)
         run.record(1, model.to_record(), metrics)
         return model.to_record()
 
@@ -500,7 +508,7 @@ class FDSKL(ProtocolStrategy):
             self.epsilon,
             self.delta,
         )
-        metrics, model.kept = kernel_moments.train(parties, solver, test)
+        metrics, run.curves, model.kept = kernel_moments.train(parties, solver, test)
         model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]
         run.record(1, model.to_record(), metrics)
         return model.to_record()
@@ -901,17 +909,17 @@ class FDSKL(ProtocolStrategy):
 
     def _evaluate(
         self, angles: Angles, test: Array, M: int, columns: int
-    ) -> dict[str, Any]:
+    ) -> party.Answered:
         """Return what the model is worth on the rows held out."""
         parties, receiver = angles.parties, angles.holders[0]
-        rows = test.astype(np.uint32)
-        reply = angles.answers(rows, M, columns, self.block_bytes, evaluate=True)
+        rows, curves = test.astype(np.uint32), parties.let("curves", receiver)
+        reply = angles.answers(rows, M, columns, self.block_bytes, True, curves)
         least = "test_loss" if self.target == "continuous" else "test_error"
         count = reply.get("test_rows")
         if count is None or (count and least not in reply):
             reason = f"its reply lacks test_rows or {least}"
             raise parties.failure(receiver, party.answer, reason)
-        return {name: number for name, number in reply.items() if name in NAMES}
+        return reply
 
     def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
         """Raise unless label holder j gives these values and as many columns as fit."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from vfl_flower.clients import kernel_dealing, kernel_relevance, kernel_scores
 from vfl_flower.clients import kernel_moments as party
-from vfl_flower.clients.evaluation import Told
+from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
 from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
 from vfl_flower.clients.moments_roles import (
     MOST_COLUMNS,
@@ -115,7 +115,9 @@ class Solver:
     delta: float = 0.0
 
 
-def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any], bool]:
+def train(
+    parties: Parties, solver: Solver, test: Array
+) -> tuple[dict[str, Any], dict[str, list[float]], bool]:
     """Train, and measure the error on the rows that are held out.
 
     Parameters
@@ -131,6 +133,8 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
     -------
     dict of str to number
         Metrics.
+    dict of str to list of float
+        Curves, if any.
     bool
         Whether all parties keep their parts of the model.
     """
@@ -182,10 +186,15 @@ def train(parties: Parties, solver: Solver, test: Array) -> tuple[dict[str, Any]
         if name not in fitted[holder]:
             raise fitted.failure(holder, f"its reply lacks {name!r}")
         metrics[name] = fitted[holder][name]
+    reply: Told = {}
     if of_rows is not None:
-        reply = score_rows(parties, of_rows, test, dealing, evaluate=True)
-        metrics |= reply
-    return metrics, all(fitted.each("kept"))
+        reply = score_rows(
+            *(parties, of_rows, test, dealing),
+            evaluate=True,
+            curves=parties.let("curves", holder),
+        )
+    kept = all(fitted.each("kept"))
+    return metrics | metrics_of(reply), curves_of(reply), kept
 
 
 def most_numbers(solver: Solver) -> int:
@@ -507,8 +516,8 @@ def score_rows(
     dealing : Dealing
         What is dealt for them.
     **how : bool
-        `evaluate` and `last`, as :func:`vfl_flower.clients.kernel_scores.scores` has
-        them.
+        `evaluate`, `last` and `curves`, as
+        :func:`vfl_flower.clients.kernel_scores.scores` has them.
     """
     first, bits, outputs = roles.first, dealing.bits, dealing.outputs
     hidden = parties.ask(
@@ -545,6 +554,7 @@ def predict(
     outputs: int,
     bits: AngleBits,
     evaluate: bool = False,
+    curves: bool = False,
     described: Replies[Any] | None = None,
 ) -> Told:
     """Let the label holder open the scores of all rows, in blocks.
@@ -561,6 +571,8 @@ def predict(
         Of an angle.
     evaluate : bool
         Whether the label holder judges its answers, and does not keep them.
+    curves : bool
+        Whether it then tells means of bins of rows too.
     described : Replies, optional
         To the step in which a party has dealt for the first block.
 
@@ -578,7 +590,8 @@ def predict(
             dealing = Dealing(bits, outputs, b"", {}, told)
         else:
             dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
-        how = {"evaluate": evaluate, "last": turn == len(blocks) - 1}
+        last = turn == len(blocks) - 1
+        how = {"evaluate": evaluate, "last": last, "curves": curves and last}
         reply = score_rows(parties, of_rows, block, dealing, **how)
     return reply
 

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_dealing, kernel_scores
-from vfl_flower.clients.evaluation import NAMES
+from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
@@ -122,6 +122,11 @@ class FDSKLPrediction(ProtocolStrategy):
         return ("moments",) if self.solver == "moments" else ("angles",)
 
     @property
+    def wants(self) -> tuple[Kind, ...]:
+        """Of an evaluation the curves."""
+        return ("curves",) if self.evaluates else ()
+
+    @property
     def dealt_by(self) -> str | None:
         """With ``moments`` the dealer."""
         return self.dealer if self.solver == "moments" else None
@@ -167,6 +172,7 @@ class FDSKLPrediction(ProtocolStrategy):
         holders, M = first["holders"], first["n_features"]
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
+        curves = self.evaluates and parties.let("curves", holders[0])
         if moments:
             reply: Mapping[str, Any] = kernel_moments.predict(
                 parties,
@@ -180,6 +186,7 @@ class FDSKLPrediction(ProtocolStrategy):
                 columns,
                 16 if self.bits == 16 else 32,
                 self.evaluates,
+                curves,
                 replies,
             )
         else:
@@ -191,10 +198,13 @@ class FDSKLPrediction(ProtocolStrategy):
                 kept=tuple(first["kept"]),
                 scale=max(replies[j]["scale"] for j in holders),
             )
-            reply = angles.answers(rows, M, columns, self.block_bytes, self.evaluates)
+            reply = angles.answers(
+                *(rows, M, columns, self.block_bytes, self.evaluates, curves)
+            )
         metrics: dict[str, Any] = {"rows": parties.n_rows}
         if self.evaluates:
-            metrics |= {name: told for name, told in reply.items() if name in NAMES}
+            metrics |= metrics_of(reply)
+            run.curves = curves_of(reply)
         else:
             log.info(
                 "%d predictions are at %r, in predictions-%s-%016x.csv of its "
@@ -260,8 +270,8 @@ class FDSKLEvaluation(FDSKLPrediction):
 
     The same messages as of :class:`FDSKLPrediction`. The first label holder of training
     has the labels of the new rows, of at least 20, and writes no predictions: it tells
-    the server their error and the other metrics of the rows held out in training, once
-    a session.
+    the server their error and the other metrics of the rows held out in training, and
+    the curves if it consents, once a session.
     """
 
     task = "evaluate"

@@ -1,0 +1,518 @@
+"""Curves: means of bins of rows, beside the pooled ones, and attacks on the bins."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from faults import LyingGrid
+from transcripts import Recorder
+
+from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
+from vfl_flower.app.plan import RunPlan
+from vfl_flower.app.rehearsal import Shape
+from vfl_flower.app.report import write_report
+from vfl_flower.clients import evaluation as tellers
+from vfl_flower.clients import fdskl, kernel_scores
+from vfl_flower.clients.fdskl import FDSKLState
+from vfl_flower.models.coresets import KMeansModel
+from vfl_flower.numerics import evaluation
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol import strategy as frame
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import ModelPart, save_part
+from vfl_flower.secure_aggregation import group
+from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
+from vfl_flower.strategies import fdskl as fdskl_strategy
+
+N, HOLDER = 600, 2
+MODEL = "0123456789abcdef"
+LEAVES = ("moments", "angles", "predictions", "curves")
+SOLVERS = {
+    "moments": {"relevance": False, "features": 16},
+    "direct": {"features": 16},
+    "doubly-stochastic": {"iterations": 4, "block": 16},
+}
+
+
+def data(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 6))
+    return X, X[:, 0] + np.sin(X[:, 3]) + 0.5 * X[:, 5] + 0.3 * rng.normal(size=n)
+
+
+def parties(X, y, folder=None):
+    return [
+        Party(
+            block,
+            y if j == HOLDER else None,
+            ids=np.arange(len(X)),
+            name=f"p{j}",
+            state_dir=None if folder is None else folder / f"p{j}",
+        )
+        for j, block in enumerate(np.array_split(X, 3, axis=1))
+    ]
+
+
+def letting(federation, *kinds, curves=()):
+    """Give all parties a consent to these kinds, and some of them one to curves."""
+    for j, member in enumerate(federation):
+        leaves = {kind: Limit() for kind in kinds}
+        if j in dict(curves):
+            leaves["curves"] = dict(curves)[j]
+        member.consent = Consent(leaves=leaves, peers=None)
+    return federation
+
+
+def everyone(limit=None):
+    return dict.fromkeys(range(3), limit or Limit())
+
+
+def strategy(solver="moments", target="continuous", **settings):
+    loss = "square" if target == "continuous" else "logistic"
+    fixed = {"solver": solver, "target": target, "test_fraction": 0.4}
+    return FDSKL(loss, **fixed | SOLVERS[solver] | settings)
+
+
+def totals(curves, name="true"):
+    """Return the sum over all rows that the means of bins tell."""
+    return float(np.dot(curves["rows"], curves[name]))
+
+
+class Spy:
+    """Keeps what the label holder's numbers are of."""
+
+    def __init__(self, monkeypatch, *clients):
+        self.seen = []
+        for client in clients:
+            monkeypatch.setattr(client, "told", self._told)
+
+    def _told(self, party, y, predicted, target, classes, *more, **named):
+        self.seen.append((y, predicted, classes, *more))
+        return tellers.told(party, y, predicted, target, classes, *more, **named)
+
+
+# -- beside the pooled computation -----------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_curves_of_numbers_held_out(solver, monkeypatch):
+    """They are means over the rows held out, in the order of the predictions."""
+    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    X, y = data()
+    result = simulate(strategy(solver), parties(X, y), seed=1)
+    ((true, predicted, *_),) = spy.seen
+    bins = np.array_split(np.argsort(predicted), 12)  # of 240 rows
+    assert result.curves["rows"] == [20] * 12
+    np.testing.assert_allclose(result.curves["true"], [true[b].mean() for b in bins])
+    np.testing.assert_allclose(result.curves["true_sd"], [true[b].std() for b in bins])
+    means = [predicted[b].mean() for b in bins]
+    np.testing.assert_allclose(result.curves["predicted"], means)
+    test = split_rows(N, 0.4, 1)[1]
+    np.testing.assert_array_equal(np.sort(true), np.sort(y[test]))
+    pooled = result.model.predict(np.array_split(X[test], 3, axis=1))
+    # The run has angles of 16 bits.
+    np.testing.assert_allclose(np.sort(predicted), np.sort(pooled), atol=0.01)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_curves_of_two_classes_held_out(solver, monkeypatch):
+    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    X, y = data()
+    result = simulate(strategy(solver, "binary"), parties(X, 1.0 * (y > 0)), seed=1)
+    ((true, _, _, scores, own, *_),) = spy.seen
+    probability = np.where(true == 1, own, 1 - own)
+    bins = np.array_split(np.argsort(scores), 12)
+    assert result.curves["positives"] == [int(true[b].sum()) for b in bins]
+    means = [probability[b].mean() for b in bins]
+    np.testing.assert_allclose(result.curves["score"], means)
+    assert set(result.curves) == {"rows", "positives", "score"}
+    found = (
+        result.metrics["test_true_positives"] + result.metrics["test_false_negatives"]
+    )
+    assert sum(result.curves["positives"]) == found
+
+
+def test_a_model_without_probabilities_has_no_score():
+    X, y = data()
+    hinge = FDSKL("smooth_hinge", solver="direct", features=16, test_fraction=0.4)
+    result = simulate(hinge, parties(X, 1.0 * (y > 0)), seed=1)
+    assert set(result.curves) == {"rows", "positives"}
+
+
+def test_several_classes_and_few_rows_have_no_curve():
+    X, y = data()
+    classes = np.digitize(y, [-1, 1]) * 1.0
+    several = simulate(strategy("direct", "multiclass"), parties(X, classes), seed=1)
+    assert "test_error" in several.metrics
+    few = simulate(strategy("direct", test_fraction=0.16), parties(X, y), seed=1)
+    assert few.metrics["test_rows"] == 96
+    assert several.curves == few.curves == {}
+
+
+@pytest.mark.parametrize("solver", ["moments", "direct"])
+def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
+    """As of rows held out, in as many round trips as without."""
+    X, y = data()
+    training = strategy(solver, test_fraction=0.0)
+    number = simulate(training, parties(X, y, tmp_path), seed=1).model.number
+    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    new, labels = data(150, seed=5)
+    labels[:30] = np.nan
+    trips = []
+    for curves in ({HOLDER: Limit()}, {0: Limit(), 1: Limit()}):
+        kinds = "moments", "angles", "predictions"
+        asked = letting(parties(new, labels, tmp_path), *kinds, curves=curves)
+        result = FDSKLEvaluation(number, solver=solver).start(RealParties(asked))
+        trips.append(result.ledger.round_trips)
+        assert result.metrics["test_rows"] == 120
+        if HOLDER not in curves:
+            assert result.curves == {}
+            continue
+        bins = np.array_split(np.argsort(spy.seen[0][1]), 6)
+        means = [spy.seen[0][0][b].mean() for b in bins]
+        np.testing.assert_allclose(result.curves["true"], means)
+    assert trips[0] == trips[1]
+
+
+def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
+    X, y = data()
+    model = simulate(
+        CoresetVRLR(sampling="full"), parties(X, y, tmp_path), seed=1
+    ).model
+    new, labels = data(200, seed=5)
+    result = CoresetEvaluation(model.number).start(
+        RealParties(parties(new, labels, tmp_path))
+    )
+    predicted = model.predict(np.array_split(new, 3, axis=1))
+    bins = np.array_split(np.argsort(predicted), 10)
+    assert result.curves["rows"] == [20] * 10
+    for name, of_rows in (("predicted", predicted), ("true", labels)):
+        means = [of_rows[b].mean() for b in bins]
+        np.testing.assert_allclose(result.curves[name], means, rtol=1e-6)
+
+
+def test_nobody_has_residuals_of_rows_in_training_a_linear_model():
+    X, y = data()
+    for solver in ("moments", "central", "cg"):
+        linear = CoresetVRLR(200, solver=solver, test_fraction=0.4)
+        result = simulate(linear, parties(X, y), seed=1)
+        assert "test_loss" in result.metrics
+        assert result.curves == {}
+
+
+def test_clusters_have_no_curve(tmp_path):
+    X, _ = data()
+    result = simulate(CoresetVKMC(3, size=100), parties(X, None, tmp_path), seed=1)
+    assert isinstance(result.model, KMeansModel)
+    grid = RealParties(parties(X, None, tmp_path))
+    told = CoresetEvaluation(result.model.number).start(grid)
+    assert told.metrics["test_rows"] == N
+    assert told.curves == {}
+
+
+# -- what it costs, and who is asked ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("solver", "target", "names"),
+    [
+        ("moments", "continuous", {"rows", "predicted", "true", "true_sd"}),
+        ("moments", "binary", {"rows", "positives", "score"}),
+        ("direct", "continuous", {"rows", "predicted", "true", "true_sd"}),
+    ],
+)
+def test_curves_cost_no_round_trip_and_few_bytes(solver, target, names):
+    """One reply of the label holder has them, and no message is more."""
+    X, y = data()
+    y = y if target == "continuous" else 1.0 * (y > 0)
+    kind = "moments" if solver == "moments" else "angles"
+    sizes, trips = [], []
+    for curves in ({HOLDER: Limit()}, {}):
+        grid = Recorder(letting(parties(X, y), kind, curves=curves))
+        result = strategy(solver, target).start(grid)
+        trips.append({a: len(waits) for a, waits in result.ledger.waits.items()})
+        replies = [e for e in grid.transcript if "test_rows" in e.values]
+        assert [(e.up, e.party) for e in replies] == [(True, HOLDER)]
+        sizes.append(replies[0].size)
+        wanted = {f"curve_{name}" for name in names} if curves else set()
+        for entry in grid.transcript:
+            sent = {n for n in entry.values if n.startswith("curve_")}
+            assert sent == (wanted if entry is replies[0] else set())
+    assert trips[0] == trips[1]
+    assert 0 < sizes[0] - sizes[1] < 1500
+
+
+def test_curves_of_a_linear_model_stay_where_one_consent_lacks_them(tmp_path, caplog):
+    X, y = data()
+    federation = letting(
+        *(parties(X, y, tmp_path), "moments", "predictions"),
+        curves={0: Limit(), 2: Limit()},
+    )
+    hand_out(federation, np.ones(6))
+    with caplog.at_level(logging.INFO, "vfl_flower"):
+        result = CoresetEvaluation(MODEL).start(RealParties(federation))
+    assert result.curves == {}
+    assert "test_loss" in result.metrics
+    said = (
+        "the result has no curves: the consent.toml of 'p1' would need 'curves = true'"
+    )
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("solver", ["moments", "direct"])
+def test_a_limit_leaves_the_curves_out_and_the_run_goes_on(solver, tmp_path, caplog):
+    """That the limit of something that is not needed is used up fails no run."""
+    X, y = data()
+    had = []
+    for _ in range(3):
+        federation = letting(
+            *(parties(X, y, tmp_path), "moments", "angles"),
+            curves=everyone(Limit(life=2)),
+        )
+        result = strategy(solver).start(RealParties(federation))
+        assert "test_loss" in result.metrics
+        had.append(bool(result.curves))
+    assert had == [True, True, False]
+    assert "lets curves leave it 2 times for the life" in caplog.text
+
+
+def told(values, frame, **changed):
+    frame.pop("digest")
+    return pack(values | changed, frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "lie", "reason"),
+    [
+        ("rows", np.full(12, 19), "at least 20"),
+        ("rows", np.full(21, 20), "length 20 or less"),
+        ("true", np.zeros(11), r"shape \(12\)"),
+        ("true", np.full(12, np.nan), "finite"),
+        ("score", np.full((12, 2), 0.5), "shape"),
+    ],
+)
+def test_a_reply_with_other_bins_is_refused(name, lie, reason):
+    X, y = data()
+    grid = LyingGrid(
+        *(parties(X, y), "fdskl_answer", HOLDER),
+        lambda _, values, frame: told(values, frame, **{f"curve_{name}": lie}),
+        place=1,
+    )
+    with pytest.raises(PartyFailed, match=f"malformed: .*{reason}"):
+        strategy("direct").start(grid)
+
+
+# -- attacks ---------------------------------------------------------------------------
+
+
+def hand_out(federation, weights, intercept=0.0):
+    """Give the parties the blocks of a linear model, as a server that deviates does."""
+    for j, member in enumerate(federation):
+        settings = {"kind": "linear", "intercept": intercept * (j == HOLDER)}
+        settings |= {"receiver": HOLDER, "index": j, "n_parties": 3, "columns": []}
+        settings["encoding"] = member.encoding
+        block = {"weights": np.reshape(weights[2 * j : 2 * j + 2], (1, 2))}
+        part = ModelPart(MODEL, "coreset_predictions", settings, block)
+        save_part(member.state_dir, part)
+    return federation
+
+
+def evaluated(federation):
+    return CoresetEvaluation(MODEL).start(RealParties(federation)).curves
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_equal_predictions_do_not_let_the_order_of_rows_make_the_bins(
+    guard, tmp_path, monkeypatch
+):
+    """With a model of weights 0 the bins would be the rows 1 to 20, 21 to 40 .."""
+    if not guard:
+        monkeypatch.setattr(evaluation, "ROUNDING", -1.0)
+    X, y = data(200)
+    told = evaluated(hand_out(parties(X, y, tmp_path), np.zeros(6), 1.0))
+    if guard:
+        assert told == {}
+    else:
+        np.testing.assert_allclose(told["true"], y.reshape(10, 20).mean(axis=1))
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_row_that_is_repeated_has_no_bin_of_its_own(guard, monkeypatch):
+    """Its equal predictions are all of a bin, whose mean is the label."""
+    if not guard:
+        monkeypatch.setattr(fdskl, "hides_each", lambda *_: True)
+    _, y = data(200)
+    party = Party(np.zeros((200, 1)), y=y)
+    rows = np.append(np.arange(100), np.full(10_000, 7))
+    answers = rows * 37.0 % 100
+    state = FDSKLState(answers=answers, rows=rows.astype(np.uint32))
+    part = {"target": "continuous", "classes": np.zeros(0)}
+    if guard:
+        with pytest.raises(Exception, match="evaluated on each row once"):
+            fdskl._errors(party, part, state, curves=True)
+        return
+    told = fdskl._errors(party, part, state, curves=True)
+    (at,) = np.flatnonzero(told["curve_rows"] == 10_001)
+    assert told["curve_true"][at] == pytest.approx(y[7])
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_no_bin_is_of_few_rows(guard, monkeypatch):
+    """Of bins of one row the means are the labels, in the order of the predictions."""
+    if not guard:
+        monkeypatch.setattr(tellers, "LEAST_ROWS", 1)
+        monkeypatch.setattr(evaluation, "MOST_BINS", N)
+    X, y = data()
+    predicted = X[:, 0]
+    told = tellers.told(
+        *(Party(X, y=y), y, predicted, "continuous", np.zeros(0)), curves=True
+    )
+    labels = y[np.argsort(predicted)]
+    if guard:
+        assert told["curve_rows"].min() >= 20
+        assert len(told["curve_rows"]) == 20
+    else:
+        np.testing.assert_array_equal(told["curve_true"], labels)
+
+
+@pytest.mark.parametrize("life", [None, 1])
+def test_two_curves_that_differ_by_a_row_tell_its_label(life, tmp_path, monkeypatch):
+    """From two runs whose rows held out the server chooses; a limit ends it."""
+    X, y = data()
+    sums = []
+    for count in (120, 121):
+        chosen = np.arange(count, N), np.arange(count)
+        monkeypatch.setattr(fdskl_strategy, "split_rows", lambda *_, c=chosen: c)
+        federation = letting(
+            *(parties(X, y, tmp_path), "angles"), curves=everyone(Limit(life=life))
+        )
+        curves = strategy("direct", bandwidth=2.0).start(RealParties(federation)).curves
+        sums.append(totals(curves) if curves else None)
+    if life is None:
+        assert sums[1] - sums[0] == pytest.approx(y[120], abs=1e-9)
+    else:
+        assert sums[0] is not None
+        assert sums[1] is None
+
+
+class Shifted(Parties):
+    """A server that adds to the sealed sums of predictions what it likes."""
+
+    order: np.ndarray
+
+    def ask_exactly(self, question, *args, **values):
+        """Ask, and shift the sums."""
+        replies = super().ask_exactly(question, *args, **values)
+        for sealed in replies.sealed.values():
+            bound, size = sealed.seals[0].bound, 1e4
+            shift, _ = group("ring", bound, len(self)).encode(size * self.order)
+            sealed.parts[0][...] += shift.reshape(sealed.parts[0].shape)
+        return replies
+
+
+@pytest.mark.parametrize("life", [None, 1])
+def test_sums_that_a_server_shifts_choose_the_bins(life, tmp_path, monkeypatch):
+    """Two curves then tell how two labels differ; a limit ends it."""
+    X, y = data(100)
+    monkeypatch.setattr(frame, "Parties", Shifted)
+    means = []
+    for swapped in ([3, 50], [50, 3]):
+        Shifted.order = np.arange(100.0)
+        Shifted.order[[3, 50]] = swapped
+        federation = letting(
+            *(parties(X, y, tmp_path), "predictions", "moments"),
+            curves=everyone(Limit(life=life)),
+        )
+        told = evaluated(hand_out(federation, np.zeros(6)))
+        means.append(np.array(told.get("true", ())))
+    np.testing.assert_allclose(means[0], y.reshape(5, 20).mean(axis=1))
+    if life is None:
+        differ = 20 * (means[0] - means[1])[0]
+        assert differ == pytest.approx(y[3] - y[50], abs=1e-9)
+    else:
+        assert not len(means[1])
+
+
+@pytest.mark.parametrize("consents", [True, False])
+def test_a_model_of_one_column_tells_its_means(consents, tmp_path, monkeypatch):
+    """Of any party, so all are asked, also where the server says that nobody minds."""
+    X, y = data(200)
+    curves = everyone() if consents else {0: Limit(), HOLDER: Limit()}
+    kinds = "predictions", "moments"
+    federation = letting(parties(X, y, tmp_path), *kinds, curves=curves)
+    hand_out(federation, np.eye(6)[3])
+    monkeypatch.setattr(Parties, "let", lambda *_: True)
+    if consents:
+        means = np.sort(X[:, 3]).reshape(10, 20).mean(axis=1)
+        np.testing.assert_allclose(evaluated(federation)["predicted"], means, atol=1e-6)
+        return
+    with pytest.raises(PartyFailed, match="lets no curves leave it"):
+        evaluated(federation)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_server_that_asks_the_label_holder_alone(refused, tmp_path, monkeypatch):
+    """The others' columns are under masks that then do not cancel, or it refuses."""
+    X, y = data(200)
+    kinds = "predictions", "moments"
+    federation = letting(parties(X, y, tmp_path), *kinds, curves={HOLDER: Limit()})
+    original = Parties._round_trip
+    lies = ("answer",) if refused else ("answer", "addends")
+
+    def deviate(self, step, requests, *rest):
+        if step.action.endswith(lies):
+            requests[HOLDER]["curves"] = True
+        return original(self, step, requests, *rest)
+
+    monkeypatch.setattr(Parties, "_round_trip", deviate)
+    monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
+    hand_out(federation, np.eye(6)[3])
+    if refused:
+        with pytest.raises(PartyFailed, match="curves must be as in what all parties"):
+            evaluated(federation)
+    else:
+        told = evaluated(federation)
+        assert np.abs(told["predicted"]).max() > 100 * np.abs(X).max()
+
+
+def test_the_label_holder_is_not_asked_again_for_curves(tmp_path, monkeypatch):
+    """First all without curves, then it alone with them: the sums are the first."""
+    original = Parties.ask_exactly
+
+    def twice(self, question, *args, **values):
+        first = original(self, question, *args, **values | {"curves": False})
+        self._ask(question.step, question.sums, values | {"curves": True})
+        return first
+
+    X, y = data(200)
+    kinds = "predictions", "moments"
+    federation = letting(parties(X, y, tmp_path), *kinds, curves=everyone())
+    monkeypatch.setattr(Parties, "ask_exactly", twice)
+    with pytest.raises(PartyFailed, match="curves must be as in what all parties"):
+        evaluated(hand_out(federation, np.eye(6)[3]))
+
+
+def test_what_the_report_has_of_curves(tmp_path):
+    X, y = data()
+    results = {
+        "a": simulate(strategy("direct"), parties(X, y), seed=1),
+        "b": simulate(strategy("direct", test_fraction=0.0), parties(X, y), seed=1),
+    }
+    write_report(tmp_path, results, {})
+    written = json.loads((tmp_path / "result.json").read_text())["results"]
+    assert written["a"]["curves"] == results["a"].curves
+    assert "curves" not in written["b"]
+
+
+def test_a_plan_says_which_line_of_a_consent_a_run_can_do_without():
+    said = [
+        str(RunPlan(strategy(test_fraction=share), (Shape(N, 2),) * 3, []))
+        for share in (0.4, 0.0)
+    ]
+    wanted = "Where it also names `curves` (means of labels and predictions"
+    assert [wanted in text for text in said] == [True, False]
+    assert all("let these leave it: `moments`" in text for text in said)
