@@ -56,7 +56,7 @@ from vfl_flower.protocol.messages import (
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
-from vfl_flower.protocol.settings import Natural
+from vfl_flower.protocol.settings import Natural, NotNegative
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.version import __version__
@@ -113,6 +113,9 @@ class Plan:
         Who deals correlated randomness, if somebody does.
     computes : str or None
         Who computes with the party that has the labels, where the run names it.
+    epsilon : float or None
+        Of the noise in the Gram matrices that are opened, 0 for none; None: no Gram
+        matrix is opened.
     """
 
     kinds: list[Kind]
@@ -120,6 +123,7 @@ class Plan:
     parties: Natural
     dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
     computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
+    epsilon: NotNegative | None = None
 
 
 def _hello(

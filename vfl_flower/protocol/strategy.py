@@ -370,6 +370,7 @@ class ProtocolStrategy(Strategy):
             needs_less=self.needs_less,
             dealer=self.dealt_by,
             computes=self.computed_by,
+            epsilon=self.gram_epsilon,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
@@ -420,6 +421,14 @@ class ProtocolStrategy(Strategy):
     @property
     def computed_by(self) -> str | None:
         """Name of the party that computes with the label holder; None: the first."""
+        return None
+
+    @property
+    def gram_epsilon(self) -> float | None:
+        """Epsilon of the noise in the Gram matrices that are opened, 0: no noise.
+
+        None: no Gram matrix is opened.
+        """
         return None
 
     @property
