@@ -163,7 +163,8 @@ class CoresetVRLR(CoresetStrategy):
     otherwise in three more round trips."""
     allow_two_parties: bool = False
     """Let cg and saga run between two parties, each of which then learns the other's
-    part of the predictions from the residuals."""
+    part of the predictions from the residuals; and let two parties predict or evaluate,
+    of which the label holder then learns the other's part."""
 
     model_class = LinearModel
     labelled = True
