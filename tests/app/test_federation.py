@@ -476,7 +476,8 @@ def test_what_party_refuses(place, airline, take_part):
 def test_too_few_peers_are_told(place, take_part):
     _, one = write_card(place)
     done = run(*take_part, "--peer", one)
-    assert "1 pinned, but consent.toml wants runs of at least 3 parties" in done.stderr
+    note = "1 pinned, but consent.toml wants runs of at least 3 parties; for runs of"
+    assert f"{note} two" in done.stderr
 
 
 def test_the_consent_to_begin_with_holds_the_defaults():

@@ -24,7 +24,14 @@ from vfl_flower import (
     PartyFailed,
 )
 from vfl_flower.clients import coresets, linear
-from vfl_flower.protocol.consent import FREE, KINDS, Consent, Kind, Limit
+from vfl_flower.protocol.consent import (
+    FREE,
+    KINDS,
+    MOST_BYTES,
+    Consent,
+    Kind,
+    Limit,
+)
 from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
@@ -116,6 +123,17 @@ def test_a_file_with_a_fault(tmp_path, text, rule):
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(PartyError, match=rule):
+        Consent.load(path)
+
+
+def test_a_file_that_is_too_large(tmp_path):
+    """A rule at its end must not be lost."""
+    (path := tmp_path / "consent.toml").touch(mode=0o600)
+    first, last = "allow-seed = true\n", "\nmin-parties = 4\n"
+    path.write_text(f"{first:#<{MOST_BYTES - len(last)}}{last}")
+    assert Consent.load(path) == Consent(allow_seed=True, min_parties=4)
+    path.write_text(f"{first:#<{MOST_BYTES}}{last}")
+    with pytest.raises(PartyError, match=f"consent must have at most {MOST_BYTES} byt"):
         Consent.load(path)
 
 

@@ -1064,6 +1064,19 @@ def test_strict_parties_refuse(tmp_path, count, changes, lacks):
         strategy(features=16).start(RealParties(real(tmp_path, count, **changes)))
 
 
+def test_of_two_parties_one_may_run_the_server(tmp_path, monkeypatch):
+    """So no dealer is safe: consent must name one, also where the plan names none."""
+    monkeypatch.setattr(FDSKL, "dealt_by", None)
+    monkeypatch.setattr(FDSKLPrediction, "dealt_by", None)
+    training = strategy(features=16)
+    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+        training.start(RealParties(real(tmp_path / "a", 2)))
+    accepted = real(tmp_path / "b", 2, dealers=["server"])
+    model = training.start(RealParties(accepted)).model.model
+    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+        FDSKLPrediction(model).start(RealParties(real(tmp_path / "b", 2)))
+
+
 def test_consent_counts_columns_and_scores(tmp_path):
     """Of both Gram matrices, and one for each score that is opened of rows."""
     training = strategy(features=16, test_fraction=0.1, seed=0)

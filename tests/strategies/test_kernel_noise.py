@@ -6,6 +6,7 @@ here makes more than 50 of them.
 """
 
 import dataclasses
+import re
 from contextlib import suppress
 
 import numpy as np
@@ -395,8 +396,9 @@ def real(folder, leaves, X=None, y=None):
 
 def test_a_party_asks_for_noise_in_its_consent(tmp_path):
     federation = real(tmp_path, Limit(epsilon=1.0))
-    for epsilon in (0.0, 1.5):
-        with pytest.raises(PartyFailed, match="noise of epsilon 1 or less"):
+    for epsilon, line in ((0.0, "true"), (1.5, "{ epsilon = 1.5 }")):
+        needs = f"need [leaves], moments = {line} (it has epsilon = 1)"
+        with pytest.raises(FederationError, match=re.escape(needs)):
             strategy(epsilon).start(RealParties(federation))
     result = strategy(1.0, test_fraction=0.1).start(RealParties(federation))
     assert result.metrics["epsilon"] == 1.0
@@ -405,6 +407,16 @@ def test_a_party_asks_for_noise_in_its_consent(tmp_path):
     predicting = FDSKLPrediction(result.model.model, solver="moments")
     predicting.start(RealParties(new))
     assert list((tmp_path / "p2").glob("predictions-*.csv"))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.5])
+def test_a_party_asks_for_noise_whatever_the_server_says(
+    tmp_path, monkeypatch, epsilon
+):
+    federation = real(tmp_path, Limit(epsilon=1.0))
+    monkeypatch.setattr(FDSKL, "gram_epsilon", 1.0)
+    with pytest.raises(PartyFailed, match="noise of epsilon 1 or less"):
+        strategy(epsilon).start(RealParties(federation))
 
 
 def test_a_limit_of_epsilon_is_read():
@@ -422,13 +434,18 @@ def test_a_limit_of_epsilon_is_read():
     ("solver", "action"),
     [("moments", "linear_moments_columns"), ("central", "linear_losses_parts")],
 )
-def test_gram_matrices_of_other_strategies_have_no_noise(tmp_path, solver, action):
+def test_gram_matrices_of_other_strategies_have_no_noise(
+    tmp_path, monkeypatch, solver, action
+):
     """Neither those that a linear model is solved from nor those that test it."""
     federation = real(tmp_path, Limit(epsilon=1.0))
     for member in federation:
         for kind in ("totals", "row-sums", "rows", "coefficients"):
             member.consent.leaves[kind] = Limit()
     run = CoresetVRLR(size=100, solver=solver, test_fraction=0.2)
+    with pytest.raises(FederationError, match=r"moments = true \(it has epsilon = 1\)"):
+        run.start(RealParties(federation))
+    monkeypatch.setattr(CoresetVRLR, "gram_epsilon", 1.0)  # what the server says
     with pytest.raises(PartyFailed, match="this run has no noise") as failed:
         run.start(RealParties(federation))
     assert failed.value.action == action

@@ -17,10 +17,11 @@ COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
 PLACE = Path(__file__).parents[2]
 
 
-def said(folder: Path, *words: object) -> str:
+def said(folder: Path, *words: object, code: int = 0) -> str:
     """Run a command of ``vfl-flower`` to its end, and return what it prints.
 
     Its process is forked from one that has imported the package, as all of them would.
+    It must end with the exit code.
     """
     with tempfile.TemporaryDirectory() as scratch:
         logs = [Path(scratch) / name for name in ("out", "err")]
@@ -30,8 +31,8 @@ def said(folder: Path, *words: object) -> str:
         process.start()
         process.join()
         out, err = (log.read_text(errors="replace") for log in logs)
-    assert process.exitcode == 0, out + err
-    return out
+    assert process.exitcode == code, out + err
+    return out + err if code else out
 
 
 def _command(

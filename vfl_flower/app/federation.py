@@ -75,7 +75,7 @@ from vfl_flower.app.party_folder import (
 )
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import QUERY, PartySource
-from vfl_flower.protocol.consent import KINDS, in_order
+from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, in_order
 
 CONNECTION = "federation"
 """Name of the SuperLink in the ``config.toml`` that ``coordinator`` writes."""
@@ -569,9 +569,12 @@ def party(
             err=systemd,
         )
         if len(pinned) + 1 < consent.least_parties and not consent.trust_on_first_use:
+            least, two = consent.least_parties, ""
+            if (len(pinned), least) == (1, LEAST_PARTIES):
+                two = "; for runs of two, see two-parties there"
             typer.echo(
                 f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least "
-                f"{consent.least_parties} parties.",
+                f"{least} parties{two}.",
                 err=True,
             )
         if systemd:

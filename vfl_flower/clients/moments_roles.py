@@ -275,12 +275,11 @@ def check_epsilon(party: Party, epsilon: float = 0.0) -> None:
         The text names the rule.
     """
     limit = party.consent.leaves.get("moments") if party.consent is not None else None
-    most = limit.epsilon if limit is not None else None
-    if most is not None and not 0 < epsilon <= most:
+    if limit is not None and not limit.accepts_noise(epsilon):
         got = f"epsilon {epsilon:g}" if epsilon else "no noise"
         raise PartyError(
             "this party's consent lets moments leave it with noise of epsilon "
-            f"{most:g} or less, this run has {got}"
+            f"{limit.epsilon:g} or less, this run has {got}"
         )
 
 

@@ -56,7 +56,7 @@ from vfl_flower.protocol.messages import (
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
-from vfl_flower.protocol.settings import Natural
+from vfl_flower.protocol.settings import Natural, NotNegative
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.version import __version__
@@ -114,8 +114,11 @@ class Plan:
         Who deals correlated randomness, if somebody does.
     computes : str or None
         Who computes with the party that has the labels, where the run names it.
-    wants: list of str or None
-        What may leave them beside, and need not.
+    epsilon : float or None
+        Of the noise in the Gram matrices that are opened, 0 for none; None: no Gram
+        matrix is opened.
+    wants : list of str or None
+        What else may leave them, and need not.
     """
 
     kinds: list[Kind]
@@ -123,6 +126,7 @@ class Plan:
     parties: Natural
     dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
     computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
+    epsilon: NotNegative | None = None
     wants: list[Kind] | None = None
 
 
@@ -140,6 +144,7 @@ def _hello(
             parties=plan.parties,
             dealer=plan.dealer,
             computes=plan.computes,
+            epsilon=plan.epsilon,
         )
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))

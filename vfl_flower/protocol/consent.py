@@ -93,6 +93,10 @@ class Limit:
     life: Count | None = None
     epsilon: Positive | None = None
 
+    def accepts_noise(self, epsilon: float) -> bool:
+        """Return whether noise of an epsilon is enough; 0: there is none."""
+        return self.epsilon is None or 0 < epsilon <= self.epsilon
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
@@ -189,14 +193,18 @@ class Consent(_Rules):
         Raises
         ------
         PartyError
-            There is no such file, others may write to it, or a key or value is not one
-            that it may hold. The sentence names neither path nor value.
+            There is no such file, it is too large, others may write to it, or a key or
+            value is not one that it may hold. The sentence names neither path nor
+            value.
         """
         path = Path(path)
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
-                tables = tomllib.loads(file.read(MOST_BYTES).decode("utf-8-sig"))
+                content = file.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise PartyError(f"consent must have at most {MOST_BYTES} bytes")
+            tables = tomllib.loads(content.decode("utf-8-sig"))
         except OSError as error:
             raise PartyError(f"consent cannot be read: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -272,6 +280,7 @@ class Consent(_Rules):
         parties: int,
         dealer: str | None = None,
         computes: str | None = None,
+        epsilon: float | None = None,
     ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
 
@@ -288,6 +297,9 @@ class Consent(_Rules):
         computes : str, optional
             Who computes with the party that has the labels; default: the first of the
             others.
+        epsilon : float, optional
+            Of the noise in the Gram matrices that are opened; 0: there is none.
+            Default: no Gram matrix is opened.
         """
         lines = []
         if parties < self.least_parties:
@@ -299,11 +311,12 @@ class Consent(_Rules):
             lines.append(f'dealers = ["{dealer}"]')
         if computes is not None and not self.accepts_computing(computes):
             lines.append(f'computes = ["{computes}"]')
-        missing = [kind for kind in kinds if kind not in self.leaves]
-        if missing:
-            lines.append("[leaves]")
-            lines += [f"{kind} = true" for kind in missing]
-        return lines
+        leaves = [f"{kind} = true" for kind in kinds if kind not in self.leaves]
+        limit = self.leaves.get("moments", Limit())
+        if epsilon is not None and not limit.accepts_noise(epsilon):
+            noise = f"{{ epsilon = {epsilon:g} }}" if epsilon else "true"
+            leaves.append(f"moments = {noise} (it has epsilon = {limit.epsilon:g})")
+        return [*lines, *(["[leaves]"] if leaves else []), *leaves]
 
 
 FREE = Consent(

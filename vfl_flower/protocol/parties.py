@@ -108,6 +108,9 @@ class Parties(Sequence[PartyInfo]):
     computes : str, optional
         Who computes with the label holder, which their consent may refuse; default: the
         first of the others.
+    epsilon : float, optional
+        Of the noise in the Gram matrices that are opened, which their consent may find
+        too large; 0: there is none. Default: no Gram matrix is opened.
     checkpoint : Checkpoint, optional
         The draws of the server, and the round trips that the run has made before.
 
@@ -150,10 +153,12 @@ class Parties(Sequence[PartyInfo]):
         wants: Sequence[Kind] = (),
         dealer: str | None = None,
         computes: str | None = None,
+        epsilon: float | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
-        self._wants, self._dealer, self._computes = wants, dealer, computes
+        self._wants = wants
+        self._dealer, self._computes, self._epsilon = dealer, computes, epsilon
         self._least, self._partition, self._without = least, partition, set(without)
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -825,8 +830,13 @@ class Parties(Sequence[PartyInfo]):
         """Return the first message of the run to each of a number of parties."""
         seeded = not self._private_draws
         plan = Plan(
-            *(list(self._needs), seeded, count, self._dealer, self._computes),
-            list(self._wants) or None,
+            kinds=list(self._needs),
+            seeded=seeded,
+            parties=count,
+            dealer=self._dealer,
+            computes=self._computes,
+            epsilon=self._epsilon,
+            wants=list(self._wants) or None,
         )
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}

@@ -163,7 +163,8 @@ class CoresetVRLR(CoresetStrategy):
     otherwise in three more round trips."""
     allow_two_parties: bool = False
     """Let cg and saga run between two parties, each of which then learns the other's
-    part of the predictions from the residuals."""
+    part of the predictions from the residuals; and let two parties predict or evaluate,
+    of which the label holder then learns the other's part."""
 
     model_class = LinearModel
     labelled = True
@@ -208,6 +209,11 @@ class CoresetVRLR(CoresetStrategy):
     def computed_by(self) -> str | None:
         """Who computes with the label holder, where it is named and needed."""
         return self.computes or None if self.dealt_by else None
+
+    @property
+    def gram_epsilon(self) -> float | None:
+        """There is no noise in the Gram matrices that somebody deals for."""
+        return 0.0 if self.dealt_by else None
 
     @property
     def needs_less(self) -> str:

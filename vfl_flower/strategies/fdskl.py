@@ -387,6 +387,11 @@ class FDSKL(ProtocolStrategy):
         """With ``moments`` who computes with the label holder, where it is named."""
         return self.computes or None
 
+    @property
+    def gram_epsilon(self) -> float | None:
+        """With ``moments`` that of the setting."""
+        return self.epsilon if self.solver == "moments" else None
+
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""
         holders, direct = parties.label_holders, self.solver == "direct"
