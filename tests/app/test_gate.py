@@ -169,7 +169,7 @@ def test_a_superlink_that_is_down(folder):
 
 
 def test_another_superlink_hears_nothing(folder, link, asked, tmp_path):
-    """What listens on the port of the SuperLink with another authority's certificate."""
+    """One that listens on that port with the certificate of another authority."""
     write_certificates(tmp_path, ["127.0.0.1"])
     with gated(link, folder, superlinks=tmp_path) as client:
         assert client.post("/v1/fleet/x", content=b"y").status_code == 503
