@@ -227,6 +227,7 @@ def test_the_command_knows_the_superlink_by_its_authority(monkeypatch, tmp_path)
 @pytest.mark.parametrize("certificates", [None, "/a/ca.crt"])
 def test_flowers_own_starts_in_its_place(monkeypatch, replaced, caplog, certificates):
     monkeypatch.setitem(serverapps.SHAPES, preload, "other")
+    monkeypatch.setattr(serverapps, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit):
         server_executor.start("127.0.0.1:1", certificates, 7)
     ((program, words),) = replaced

@@ -34,7 +34,8 @@ from vfl_flower.clients import (
 )
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.clients.kernel_angles import FRACTION, HEAD
+from vfl_flower.clients.moments import Portion
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics.gram_fit import GramFit, fit_grams
 from vfl_flower.numerics.kernel_moments import (
@@ -52,9 +53,9 @@ from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
-from vfl_flower.secure_aggregation.fixed_point import gram_error
-from vfl_flower.secure_aggregation.shares import Deal, Dealt
-from vfl_flower.secure_aggregation.triples import deal_predictions
+from vfl_flower.secure_aggregation.fixed_point import decode, gram_error
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack
+from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -924,6 +925,38 @@ def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
     monkeypatch.setattr(server, "row_roles", of_another)
     with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def read_local_columns(result):
+    """Return local columns of a party's rows, as a label holder that deals reads them.
+
+    It knows both masks: what hides zeros.
+    """
+    X, _ = data(100, seed=5)
+    part = result.model.parts[0]
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session, one.run_secret, one.part = 3, 5, bytes(32), part
+    widths, joint = [part["local"], 3, 0], part["n_features"]
+    roles = Roles(2, 1, widths, [len(X)], 2, joint, FRACTION)
+    dealt = kernel_dealing.deal_rows(5, bytes(32), roles, 1)[0]
+    values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
+    reply = kernel_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
+    deal = kernel_dealing.row_deal(roles, 5, 1)
+    seed = Portion(dealt[HEAD:]).take()
+    masks = hide_rows(deal, 0, seed, np.zeros((len(X), part["local"]), np.uint64))
+    opened = unpack(reply["hidden"][2], deal.bits, masks.shape)
+    elements = subtract(opened, masks, deal.bits)
+    true = local_columns(unpack_local(part), X[:, :2])
+    return decode(elements, deal.bits, FRACTION), true
+
+
+def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypatch):
+    with monkeypatch.context() as careless:
+        careless.setattr(kernel_scores, "check_roles", lambda *_, **__: None)
+        read, true = read_local_columns(trained[0])
+        np.testing.assert_allclose(read, true, rtol=0, atol=1e-3)
+    with pytest.raises(PartyError, match="must be different parties"):
+        read_local_columns(trained[0])
 
 
 def test_few_test_rows_have_no_error():

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 from transcripts import Recorder, actual, our_steps, patterns
 
 from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed, simulate
-from vfl_flower.clients import linear_losses, linear_moments
+from vfl_flower.clients import linear_losses, linear_moments, moments_roles
 from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.split import split_rows
@@ -21,6 +21,8 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
+from vfl_flower.secure_aggregation.fixed_point import decode
+from vfl_flower.secure_aggregation.shares import subtract, unpack
 from vfl_flower.strategies import moments as server
 
 N = 600
@@ -390,6 +392,88 @@ def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
         party.check_roles(one, roles, 2, fraction)
     roles = dataclasses.replace(roles, joint=2 * bool(fraction))
     party.check_roles(one, roles, 2, fraction)
+
+
+def test_a_party_deals_for_no_roles_that_it_refuses():
+    """One that computes too would read the rows of all others."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session, one.run_secret = 3, 5, bytes(32)
+    roles = party.Roles(2, 1, [2, 3, 3], [N], dealer=0)
+    assert sorted(party.deal(one, roles=roles)["delivered"]) == [0, 1, 2]
+    with pytest.raises(PartyError, match="must be different parties"):
+        party.deal(one, roles=dataclasses.replace(roles, second=0))
+
+
+EVERY_ROW = linear_losses.Evaluated(train=True, test=False)
+
+
+def asked_for_errors(one, roles, **changes):
+    """Ask one party for its part of predictions, as a deviating server may."""
+    one.n_parties, one.session, one.seed = 3, 5, 0
+    values = {"counted": 3 * len(roles.rows), "test_fraction": 0.0, "intercept": 0.0}
+    values |= {"evaluated": EVERY_ROW, "coefficients": np.eye(one.X.shape[1])[0]}
+    return linear_losses.parts(one, roles=roles, **values | changes)
+
+
+def read_column():
+    """Return the first column of a party, as a label holder that also deals reads it.
+
+    The party's part of the predictions is that column, by the coefficients that the
+    server tells it. The label holder knows both masks: what hides zeros.
+    """
+    X, _ = data()
+    roles = party.Roles(2, 1, [1, 1, 1], [N], dealer=2)
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    one = Party(X[:, :2], name="p0", index=0)
+    reply = asked_for_errors(one, roles, delivered={2: dealt})
+    masks = party.hide(one, roles, [np.zeros((N, 1))], dealt)
+    numbers = roles.numbers(N)
+    opened, hidden = (
+        unpack(sent, numbers.bits, (N,)) for sent in (reply["openings"][2], masks)
+    )
+    elements = subtract(opened, hidden, numbers.bits)
+    column = decode(elements, numbers.bits, numbers.fraction) / moments_roles.NORM
+    mean, size, _ = reply["units"][2].view("<f8")
+    return -(column * size * np.sqrt(N) + mean)
+
+
+def test_a_label_holder_that_deals_reads_no_column(monkeypatch):
+    with monkeypatch.context() as careless:
+        careless.setattr(linear_losses, "check_roles", lambda *_: None)
+        np.testing.assert_allclose(read_column(), data()[0][:, 0], rtol=0, atol=1e-5)
+    with pytest.raises(PartyError, match="must be different parties"):
+        read_column()
+
+
+def test_errors_have_no_noise_and_are_refused_where_consent_wants_it():
+    X, _ = data()
+    leaves = {"moments": Limit(epsilon=1.0)}
+    one = Party(X[:, :2], name="p0", index=0, consent=Consent(leaves=leaves))
+    with pytest.raises(PartyError, match="noise of epsilon 1 or less, this run has no"):
+        asked_for_errors(one, party.Roles(2, 1, [1, 1, 1], [N]))
+
+
+@pytest.mark.parametrize("rows", [19, 20])
+def test_errors_are_of_twenty_rows(rows):
+    """That of a row would be the square of what is left of it."""
+    X, _ = data()
+    one = Party(X[:rows, :2], name="p0", index=0)
+    roles = party.Roles(2, 1, [1, 1, 1], [rows])
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    if rows == 20:
+        assert asked_for_errors(one, roles, dealt=dealt)["openings"]
+    else:
+        with pytest.raises(PartyError, match="must be of at least 20 rows"):
+            asked_for_errors(one, roles, dealt=dealt)
+
+
+def test_errors_need_the_labels_of_all_rows():
+    X, y = data()
+    y = np.where(np.arange(N) == 3, np.nan, y)
+    one = Party(X[:, :2], y, name="p2", index=2)
+    with pytest.raises(PartyError, match="the labels of all of its rows"):
+        asked_for_errors(one, party.Roles(2, 1, [1, 1, 1], [N]))
 
 
 # -- what an opened Gram matrix would tell ---------------------------------------------
