@@ -438,8 +438,16 @@ REFUSED = [
     (begun, lambda asked: client.gram(asked, 2, R * 1e308), "R must be small"),
     (begun, lambda asked: client.gram(asked, 2, R * 1e150), "R must be small"),
     # The product alone is too large, or the map of the embedding.
-    (begun_with(1e45), lambda asked: client.gram(asked, 2, R * 1e10), "R must be small"),
-    (begun_with(0.0), lambda asked: client.gram(asked, 2, R * 1e150), "R must be small"),
+    (
+        begun_with(1e45),
+        lambda asked: client.gram(asked, 2, R * 1e10),
+        "R must be small",
+    ),
+    (
+        begun_with(0.0),
+        lambda asked: client.gram(asked, 2, R * 1e150),
+        "R must be small",
+    ),
     (begun, lambda asked: client.product(asked, VECTORS), "first product"),
     (begun, lambda asked: client.product(asked, VECTORS[1:], 1), "vectors must be"),
     (begun, lambda asked: client.product(asked, np.ones((6, 7)), 1), "vectors must be"),
