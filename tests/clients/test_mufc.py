@@ -5,8 +5,6 @@ Steps are called without Flower. For the law a party's state is kept in memory.
 
 import copy
 import math
-import re
-import shutil
 from collections import Counter
 from itertools import product
 from pathlib import Path
