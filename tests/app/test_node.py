@@ -540,6 +540,7 @@ def test_it_ends_where_it_must_not_fall_back(monkeypatch, replaced):
 )
 def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(node, "preload", lambda: pytest.fail("it starts"))
     with pytest.raises(SystemExit, match=rule):
         executor.command()(arguments)
 

@@ -640,6 +640,24 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
 
 
+def test_a_party_deals_for_no_roles_that_it_refuses(trained):
+    """One that computes too would read the rows of all others."""
+    made = lone()
+    roles = dataclasses.replace(ROLES, dealer=1)
+    of_rows = dataclasses.replace(roles, owners=[5, 3, 0], rows=[10])
+    dealt = kernel_dealing.deal(made, roles=roles, row_roles=of_rows)
+    assert sorted(dealt) == ["row_parts", "turn_parts"]
+    for asked in ({"roles": roles}, {"row_roles": of_rows}):
+        ((name, right),) = asked.items()
+        wrong = dataclasses.replace(right, second=1)
+        with pytest.raises(PartyError, match="must be different parties"):
+            kernel_dealing.deal(made, **{name: wrong})
+    made.part = trained[0].model.parts[1]
+    assert "first_rows" in kernel_dealing.part(made, 1, 0)
+    with pytest.raises(PartyError, match="must be different parties"):
+        kernel_dealing.part(made, 1, 1)
+
+
 def test_a_column_that_points_to_a_row_is_refused_at_its_own_party():
     made, width = prepared()
     task, fitted = made.cache["kernel_moments"]
