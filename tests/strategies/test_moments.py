@@ -468,6 +468,19 @@ def test_errors_are_of_twenty_rows(rows):
             asked_for_errors(one, roles, dealt=dealt)
 
 
+@pytest.mark.parametrize(
+    ("roles", "values"), [({}, {"counted": 1}), ({"rows": [N - 1]}, {})]
+)
+def test_errors_count_the_columns_of_what_is_opened(roles, values):
+    """By this number consent counts, and no matrix is of rows that a server chooses."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    roles = dataclasses.replace(party.Roles(2, 1, [1, 1, 1], [N]), **roles)
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    with pytest.raises(PartyError, match="counted and rows must be those of the Gram"):
+        asked_for_errors(one, roles, dealt=dealt, **values)
+
+
 def test_errors_need_the_labels_of_all_rows():
     X, y = data()
     y = np.where(np.arange(N) == 3, np.nan, y)
