@@ -405,6 +405,18 @@ def test_a_party_deals_for_no_roles_that_it_refuses():
         party.deal(one, roles=dataclasses.replace(roles, second=0))
 
 
+@pytest.mark.parametrize("joint", [None, {1: np.zeros(8, np.uint8)}])
+def test_joint_columns_are_opened_by_the_other_that_computes(joint):
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session = 3, 5
+    roles = party.Roles(2, 0, [2, 3, 3], [N], joint=2, fraction=16)
+    state = party.MomentsState(roles, np.zeros(0, np.uint8))
+    openings = dict.fromkeys(range(3), np.zeros(8, np.uint8))
+    with pytest.raises(PartyError, match="what the other one has opened of joint"):
+        party.add_products(one, state, openings, roles.whole, joint)
+
+
 EVERY_ROW = linear_losses.Evaluated(train=True, test=False)
 
 
@@ -479,6 +491,30 @@ def test_errors_count_the_columns_of_what_is_opened(roles, values):
     dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
     with pytest.raises(PartyError, match="counted and rows must be those of the Gram"):
         asked_for_errors(one, roles, dealt=dealt, **values)
+
+
+def test_predictions_that_are_too_large_have_no_errors():
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    roles = party.Roles(2, 1, [1, 1, 1], [N])
+    with pytest.raises(PartyError, match="this party's predictions are too large"):
+        asked_for_errors(one, roles, coefficients=np.array([1e101, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("told", "rule"),
+    [
+        ({}, "at place 1"),
+        ({1: np.zeros(2)}, "at place 1"),
+        ({1: np.array([0, 2e100, 0])}, "at most 1e"),
+        ({1: np.array([np.nan, 1, 0])}, "at most 1e"),
+    ],
+)
+def test_units_of_another_party_are_refused_unless_they_are_whole(told, rule):
+    """They are encrypted for the label holder, so that no contract sees them."""
+    units = {j: numbers.view(np.uint8) for j, numbers in told.items()}
+    with pytest.raises(PartyError, match=rule):
+        linear_losses._told(units, 1, 1)
 
 
 def test_errors_need_the_labels_of_all_rows():
