@@ -417,6 +417,41 @@ def test_joint_columns_are_opened_by_the_other_that_computes(joint):
         party.add_products(one, state, openings, roles.whole, joint)
 
 
+def multiplying(index=2):
+    """Return a party that computes, after it has multiplied, and its state."""
+    one = Party(np.ones((N, 2)), name="p", index=index)
+    one.n_parties, one.session = 3, 5
+    state = party.MomentsState(party.Roles(2, 0, [2, 3, 3], [N]), np.zeros(0, np.uint8))
+    state.shares = np.zeros(8 * 36 + 32, np.uint8)
+    return one, state
+
+
+@pytest.mark.parametrize("sent", [None, {}, {1: []}, {0: [], 1: []}])
+def test_proofs_are_made_of_what_the_other_one_has_sent(sent):
+    with pytest.raises(PartyError, match="what the other computing party has sent"):
+        party.prove(*multiplying(), sent)
+
+
+def test_a_party_that_does_not_compute_multiplies_nothing():
+    with pytest.raises(PartyError, match="the two parties that compute"):
+        party.prove(*multiplying(1), {0: []})
+
+
+@pytest.mark.parametrize(
+    ("shares", "rule"),
+    [
+        ({}, "the shares of the second party"),
+        ({1: np.zeros(320, np.uint8)}, "the shares of the second party"),
+        ({0: np.zeros(319, np.uint8)}, "shares must have 320 bytes, got 319"),
+        ({0: np.zeros(321, np.uint8)}, "shares must have 320 bytes, got 321"),
+        ({0: np.ones(320, np.uint8)}, "the triple of the dealer must be right"),
+    ],
+)
+def test_shares_that_open_nothing(shares, rule):
+    with pytest.raises(PartyError, match=rule):
+        party.opened(*multiplying(), shares)
+
+
 EVERY_ROW = linear_losses.Evaluated(train=True, test=False)
 
 
