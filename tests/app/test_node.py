@@ -132,21 +132,25 @@ class Link:
 
     def ask(self, party: Node, action: str, ttl: float = 60.0) -> Message:
         """Let the node answer a message, and return its reply."""
-        self.tell(party, action, ttl)
-        return inflate_object_from_contents(self.replies.pop(), self.objects)
+        number = self.tell(party, action, ttl)
+        reply = inflate_object_from_contents(self.replies.pop(), self.objects)
+        assert reply.metadata.reply_to_message_id == number
+        return reply
 
-    def tell(self, party: Node, action: str, ttl: float = 60.0) -> None:
-        """Let the node answer a message."""
+    def tell(self, party: Node, action: str, ttl: float = 60.0) -> str:
+        """Let the node answer a message, whose number is returned."""
         values = ConfigRecord({"number": next(self.numbers)})
         with apart():
             TaskIdentity.run_id = self.run.run_id
             TaskIdentity.node_id = TaskIdentity.task_id = 1
             content = RecordDict({"values": values})
             message = Message(content, 12, f"query.{action}", ttl=ttl)
-        message.metadata.__dict__["_message_id"] = message.object_id
         nested = get_all_nested_objects(message)
         self.objects |= {name: part.deflate() for name, part in nested.items()}
-        party.answer(message, get_object_tree(message))
+        tree = get_object_tree(message)
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        party.answer(message, tree)
+        return tree.object_id
 
     def _send(self, message, tree, seconds):
         self.replies.append(tree.object_id)

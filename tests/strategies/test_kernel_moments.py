@@ -977,6 +977,12 @@ def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypa
         read_local_columns(trained[0])
 
 
+def test_rows_are_scored_with_a_model():
+    values = {"outputs": 1, "bits": 16, "numbers": np.arange(10)}
+    with pytest.raises(PartyError, match="no model of this kind"):
+        kernel_scores.rows(lone(), roles=ROLES, **values)
+
+
 def test_few_test_rows_have_no_error():
     result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
     assert result.metrics["test_rows"] == 0

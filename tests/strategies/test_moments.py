@@ -417,6 +417,17 @@ def test_joint_columns_are_opened_by_the_other_that_computes(joint):
         party.add_products(one, state, openings, roles.whole, joint)
 
 
+def test_columns_that_are_longer_than_said_are_not_hidden():
+    """They would be cut off, and the Gram matrix would be another one."""
+    one = Party(np.ones((N, 2)), name="p0", index=0)
+    one.n_parties, one.session = 3, 5
+    roles = party.Roles(2, 1, [2, 3, 3], [N])
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    assert party.hide(one, roles, [np.full((N, 2), 0.04)], dealt).any()
+    with pytest.raises(PartyError, match="numbers that are not too large"):
+        party.hide(one, roles, [np.full((N, 2), 4.0)], dealt)
+
+
 def multiplying(index=2):
     """Return a party that computes, after it has multiplied, and its state."""
     one = Party(np.ones((N, 2)), name="p", index=index)
