@@ -983,6 +983,26 @@ def test_rows_are_scored_with_a_model():
         kernel_scores.rows(lone(), roles=ROLES, **values)
 
 
+@pytest.mark.parametrize(
+    ("index", "changes", "values", "rule"),
+    [
+        (0, {"joint": 22}, {}, "joint and rows must be those of the model"),
+        (0, {"rows": [99]}, {}, "joint and rows must be those of the model"),
+        (2, {}, {"outputs": 2}, "outputs must be 1, those of the model, got 2"),
+    ],
+)
+def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
+    parts = trained[0].model.parts
+    made = Party(data(100)[0][:, 2 * index : 2 * index + 2], name="p", index=index)
+    made.n_parties, made.session, made.part = 3, 5, parts[index]
+    widths = [parts[0]["local"], parts[1]["local"], 0]
+    roles = Roles(2, 1, widths, [100], None, parts[0]["n_features"], FRACTION)
+    values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)} | values
+    roles = dataclasses.replace(roles, **changes)
+    with pytest.raises(PartyError, match=rule):
+        kernel_scores.rows(made, roles=roles, **values)
+
+
 def test_few_test_rows_have_no_error():
     result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
     assert result.metrics["test_rows"] == 0
