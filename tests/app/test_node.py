@@ -4,13 +4,19 @@ The SuperLink is one in memory. With a real one: tests/wiring/test_executor.py.
 """
 
 import itertools
+import multiprocessing
 import os
 import signal
+import sys
 import time
+from collections import namedtuple
+from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import ErrorCode
@@ -25,6 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower.app import executor, node
 from vfl_flower.app.bundle import bundle_hash, hash_of, installed_bundle
+from vfl_flower.app.certificates import write_certificates, write_supernode_key
 from vfl_flower.app.node import Fleet, Node, check_flower
 from vfl_flower.app.template import project
 from vfl_flower.simulation import apart
@@ -33,6 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower'
 
 OTHER = """
 import os, signal, time
+from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -76,7 +84,15 @@ def die(message, context):
 
 @app.query("hang")
 def hang(message, context):
-    time.sleep(60)
+    time.sleep(20)
+    Path(__file__).with_name("done").touch()
+    return Message(RecordDict(), reply_to=message)
+
+@app.query("interrupt")
+def interrupt(message, context):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+    return Message(RecordDict(), reply_to=message)
 
 @app.query("raise")
 def fail(message, context):
@@ -96,6 +112,7 @@ class Link:
         self.objects: dict[str, bytes] = {}
         self.replies: list[str] = []
         self.fetched: list[str] = []
+        self.confirmed: list[str] = []
         self.numbers = itertools.count()
 
     def fleet(self) -> Fleet:
@@ -110,22 +127,30 @@ class Link:
             push_object=lambda run_id, session, object_id, content: self.objects.update(
                 {object_id: content}
             ),
-            confirm=lambda run_id, object_id: None,
+            confirm=lambda run_id, object_id: self.confirmed.append(object_id),
         )
 
     def ask(self, party: Node, action: str, ttl: float = 60.0) -> Message:
         """Let the node answer a message, and return its reply."""
+        number = self.tell(party, action, ttl)
+        reply = inflate_object_from_contents(self.replies.pop(), self.objects)
+        assert reply.metadata.reply_to_message_id == number
+        return reply
+
+    def tell(self, party: Node, action: str, ttl: float = 60.0) -> str:
+        """Let the node answer a message, whose number is returned."""
         values = ConfigRecord({"number": next(self.numbers)})
         with apart():
             TaskIdentity.run_id = self.run.run_id
             TaskIdentity.node_id = TaskIdentity.task_id = 1
             content = RecordDict({"values": values})
             message = Message(content, 12, f"query.{action}", ttl=ttl)
-        message.metadata.__dict__["_message_id"] = message.object_id
         nested = get_all_nested_objects(message)
         self.objects |= {name: part.deflate() for name, part in nested.items()}
-        party.answer(message, get_object_tree(message))
-        return inflate_object_from_contents(self.replies.pop(), self.objects)
+        tree = get_object_tree(message)
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        party.answer(message, tree)
+        return tree.object_id
 
     def _send(self, message, tree, seconds):
         self.replies.append(tree.object_id)
@@ -201,6 +226,17 @@ def test_other_code_under_a_pinned_hash_is_refused(start, other):
     assert link.fetched == [hash_of(pinned)]
 
 
+def test_a_pinned_bundle_has_its_own_modules(start):
+    """A checkout of this package in a bundle, say, of which all is imported already."""
+    files = {"vfl_flower/__init__.py": b"", "vfl_flower/app/__init__.py": b""}
+    files |= {"pyproject.toml": project().encode()}
+    files |= {"vfl_flower/app/client_app.py": OTHER.encode()}
+    bundle = build_fab_from_files(files)[0]
+    link = Link(bundle)
+    reply = link.ask(start(link, bundle), "count")
+    assert reply.content["values"]["party"] == "airline"
+
+
 # -- a process for each message --------------------------------------------------------
 
 
@@ -264,11 +300,54 @@ def test_a_process_that_could_not_start_is_asked_for_again(start, other, monkeyp
     assert link.ask(party, "count").content["values"]["kept"] == 1
 
 
-def test_a_process_ends_with_the_life_of_its_message(start, other, monkeypatch):
-    monkeypatch.setattr(node, "LONGEST", 1.5)
+@pytest.mark.parametrize(("longest", "ttl"), [(0.5, 60.0), (60.0, 0.5)])
+def test_a_process_ends_with_the_life_of_its_message(
+    start, other, monkeypatch, tmp_path, longest, ttl
+):
+    """It is killed: none is left, and none has come to its end."""
+    monkeypatch.setattr(node, "LONGEST", longest)
     link = Link(other)
-    reply = link.ask(start(link, other), "hang")
-    assert "longer than 1.5 s" in reply.error.reason
+    reply = link.ask(start(link, other), "hang", ttl)
+    assert "longer than 0.5 s" in reply.error.reason
+    assert multiprocessing.active_children() == []
+    assert list(tmp_path.rglob("done")) == []
+
+
+def test_a_process_ends_with_a_killed_node(start, other, monkeypatch):
+    """A killed node has no end of the pipe that the process watches."""
+    poll = Connection.poll
+
+    def cut(self, seconds):
+        (process,) = multiprocessing.active_children()
+        watched, _ = process._popen.finalizer._args
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), watched)
+        return poll(self, seconds)
+
+    link = Link(other)
+    party = start(link, other)
+    monkeypatch.setattr(Connection, "poll", cut)
+    assert "exit code 1" in link.ask(party, "hang").error.reason
+
+
+def test_an_interrupt_of_the_terminal_is_for_the_node(start, other):
+    """Ctrl-C reaches each process of a group: an answer is finished."""
+    link = Link(other)
+    assert link.ask(start(link, other), "interrupt").has_content()
+
+
+def test_what_the_superlink_has_is_not_sent(start, other):
+    """It is told of each message that came, which it then need not keep."""
+    link, sent = Link(other), []
+    party = start(link, other)
+    party.fleet = party.fleet._replace(
+        send=lambda *_: (set(), "session"),
+        push_object=lambda *given: sent.append(given),
+    )
+    link.tell(party, "count")
+    assert sent == []
+    (confirmed,) = link.confirmed
+    assert confirmed in link.fetched
 
 
 def test_an_exception_tells_the_server_no_value(start, other):
@@ -280,8 +359,68 @@ def test_an_exception_tells_the_server_no_value(start, other):
 def test_a_failure_of_the_node_itself_is_answered(start, other, monkeypatch):
     link = Link(other)
     party = start(link, other)
-    monkeypatch.setattr(node, "in_a_process", lambda *_: 1 / 0)
-    assert link.ask(party, "count").error.reason.startswith("ZeroDivisionError")
+
+    def fail(*_):
+        raise ValueError("a row of the party: 17, 42")
+
+    monkeypatch.setattr(node, "in_a_process", fail)
+    reason = link.ask(party, "count").error.reason
+    assert reason == "ValueError; the party's log says more"
+
+
+# -- the connection --------------------------------------------------------------------
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """Return what SuperNodes that start connect by, and what then serves."""
+    calls: list[tuple[object, ...]] = []
+
+    @contextmanager
+    def connect(*given):
+        calls.append(given)
+        yield Link(installed_bundle()[0]).fleet()
+
+    for module in (node.heartbeat, node.fleet_http_connection):
+        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
+    monkeypatch.setattr(node, "preload", lambda: calls.append(()))
+    monkeypatch.setattr(node, "http_request_response", connect)
+    monkeypatch.setattr(Node, "serve", lambda served: calls.append(served))
+    return calls
+
+
+def test_it_connects_as_its_party_says(connected, tmp_path):
+    """By its key, to a SuperLink of that authority, with its bundles and no others."""
+    write_certificates(tmp_path, ["localhost"])
+    write_supernode_key(tmp_path / "airline.key")
+    words = ["--superlink", "localhost:443", "--max-retries", "3"]
+    words += ["--root-certificates", str(tmp_path / "ca.crt")]
+    words += ["--auth-supernode-private-key", str(tmp_path / "airline.key")]
+    words += ["--node-config", 'party-name="airline"']
+    node.run_node(words, frozenset({"a" * 64}))
+    preloaded, (address, insecure, authority, keys, *retries), served = connected
+    assert preloaded == ()  # before there is a connection, and its threads
+    assert (address, insecure, retries) == ("localhost:443", False, [3, None])
+    assert authority == (tmp_path / "ca.crt").read_bytes()
+    own = load_ssh_private_key((tmp_path / "airline.key").read_bytes(), None)
+    assert keys[0].private_numbers() == own.private_numbers()
+    assert served.pinned == {"a" * 64}
+    assert served.node_config == {"party-name": "airline"}
+    assert not served.scratch.exists()
+    for module in (node.heartbeat, node.fleet_http_connection):
+        assert module.HEARTBEAT_DEFAULT_INTERVAL == node.HEARTBEAT
+
+
+def test_a_key_needs_tls(connected, tmp_path):
+    write_supernode_key(tmp_path / "airline.key")
+    words = [
+        "--insecure",
+        "--auth-supernode-private-key",
+        str(tmp_path / "airline.key"),
+    ]
+    with pytest.raises(ValueError, match="a SuperNode with a key needs TLS"):
+        node.run_node(words)
+    assert connected == []
 
 
 # -- asking for work -------------------------------------------------------------------
@@ -289,7 +428,8 @@ def test_a_failure_of_the_node_itself_is_answered(start, other, monkeypatch):
 
 def test_it_asks_less_and_less_often(start, other, monkeypatch):
     """A twentieth of the time since the last message, from 0.1 s to 3 s."""
-    now, slept = [100.0], []
+    now, slept, messages = [100.0], [], [(None, None)]
+    party = start(Link(other))
 
     def sleep(seconds):
         slept.append(seconds)
@@ -297,14 +437,21 @@ def test_it_asks_less_and_less_often(start, other, monkeypatch):
         if now[0] > 300:
             raise KeyboardInterrupt
 
+    def receive():
+        return messages.pop() if messages and 3.0 in slept else None
+
     monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(node.time, "sleep", sleep)
+    monkeypatch.setattr(party, "answer", lambda *_: None)
+    party.fleet = party.fleet._replace(receive=receive)
     with pytest.raises(KeyboardInterrupt):
-        start(Link(other)).serve()
-    assert slept[0] == 0.1
-    assert slept == sorted(slept)
-    assert slept[-1] == 3.0
-    assert len(slept) < 150
+        party.serve()
+    message = slept.index(3.0) + 1
+    for waits in (slept[:message], slept[message:]):
+        assert waits[0] == 0.1
+        assert waits == sorted(waits)
+        assert waits[-1] == 3.0
+        assert len(waits) < 150
 
 
 def test_it_outlives_a_run_that_is_stopped_and_a_reply_that_is_lost(
@@ -319,7 +466,14 @@ def test_it_outlives_a_run_that_is_stopped_and_a_reply_that_is_lost(
             raise outcome
 
     monkeypatch.setattr(party, "answer", answer)
-    party.fleet = party.fleet._replace(receive=lambda: (None, None))
+    received = iter([RunNotRunningException()])
+
+    def receive():
+        for error in received:
+            raise error
+        return None, None
+
+    party.fleet = party.fleet._replace(receive=receive)
     with pytest.raises(KeyboardInterrupt):
         party.serve()
 
@@ -346,6 +500,18 @@ def test_other_heartbeats_are_noticed(monkeypatch):
         check_flower()
 
 
+def test_a_connection_of_other_parts_is_noticed(monkeypatch):
+    monkeypatch.setattr(node, "Fleet", namedtuple("Fleet", "node_id receive"))
+    with pytest.raises(ImportError, match="connection of a SuperNode has 8 parts"):
+        check_flower()
+
+
+def test_a_missing_option_is_noticed(monkeypatch):
+    monkeypatch.setattr(node, "HONOURED", node.HONOURED | {"another"})
+    with pytest.raises(ImportError, match="has no option another"):
+        check_flower()
+
+
 def test_flowers_own_node_starts_in_its_place_and_says_so(
     monkeypatch, replaced, caplog
 ):
@@ -354,6 +520,8 @@ def test_flowers_own_node_starts_in_its_place_and_says_so(
         executor.command()(["--bundle", "a" * 64, "--insecure", "--port", "9091"])
     command = ["flower-supernode", "--insecure", "--port", "9091"]
     assert replaced == [("flower-supernode", command)]
+    scripts, *others = os.environ["PATH"].split(os.pathsep)  # the fixture's is /bin
+    assert (Path(scripts), others) == (Path(sys.executable).parent, ["/bin"])
     assert "runs whatever bundle the server sends" in caplog.text
     assert "push_objects" in caplog.text
 
@@ -376,6 +544,7 @@ def test_it_ends_where_it_must_not_fall_back(monkeypatch, replaced):
 )
 def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(node, "preload", lambda: pytest.fail("it starts"))
     with pytest.raises(SystemExit, match=rule):
         executor.command()(arguments)
 

@@ -6,19 +6,35 @@ With a SuperLink that has TLS: tests/wiring/test_afternoon.py.
 import os
 import signal
 import sys
+from dataclasses import replace
+from pathlib import Path
+from queue import Queue
 
 import pytest
+import typer
 from flwr.common.constant import SubStatus
 from flwr.supercore.cli.flower_superexec import _parse_args
 from flwr.supercore.constant import TaskType
+from flwr.supercore.logger import console_handler
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.superlink.grid import HttpGrid
+from typer.testing import CliRunner
 
 from vfl_flower.app import server_executor, serverapps
 from vfl_flower.app.bundle import bundle_hash
-from vfl_flower.app.node import preload
-from vfl_flower.app.serverapps import ForkingExecutor, check_flower, serve, tell_end
+from vfl_flower.app.federation import server_executor_command
+from vfl_flower.app.node import PRELOADED, preload
+from vfl_flower.app.serverapps import (
+    PRELOADED_TOO,
+    WAIT,
+    ForkingExecutor,
+    check_flower,
+    serve,
+    serve_run,
+    tell_end,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 
@@ -44,8 +60,8 @@ def spec():
     return make
 
 
-def test_the_installed_bundle_alone_is_forked(spec, monkeypatch):
-    forked, new = [], []
+def test_the_installed_bundle_alone_is_forked_and_watched(spec, monkeypatch):
+    forked, new, watched = [], [], Queue()
 
     class Process:
         def __init__(self, target, args, daemon):
@@ -55,16 +71,52 @@ def test_the_installed_bundle_alone_is_forked(spec, monkeypatch):
         def start(self):
             pass
 
-    monkeypatch.setattr(serverapps, "tell_end", lambda spec, process: None)
+    monkeypatch.setattr(serverapps, "tell_end", lambda *given: watched.put(given))
     monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
     monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new.append(spec))
     executor = ForkingExecutor(bundle_hash())
     others = [spec("0" * 64), spec(None), spec(bundle_hash(), TaskType.SIMULATION)]
-    executor.launch(spec(bundle_hash()))
+    launched = executor.launch(spec(bundle_hash()))
     for task in others:
         executor.launch(task)
+    assert launched.status == LaunchResultStatus.ACCEPTED
     assert forked == [spec(bundle_hash())]
     assert new == others
+    task, process = watched.get(timeout=60)
+    assert (task, type(process)) == (spec(bundle_hash()), Process)
+
+
+@pytest.mark.parametrize("suppressed", [True, False])
+@pytest.mark.parametrize("certificates", [None, b"of the authority"])
+def test_a_forked_one_runs_as_flowers_own(
+    spec, monkeypatch, tmp_path, capfd, suppressed, certificates
+):
+    """What it prints is in the log of the run, and where asked nowhere else."""
+    runs, path = [], tmp_path / "ca.crt"
+    if certificates:
+        path.write_bytes(certificates)
+    task = replace(
+        spec(bundle_hash()),
+        insecure=not certificates,
+        root_certificates_path=str(path) if certificates else None,
+        suppress_output=suppressed,
+    )
+
+    def run_serverapp(address, lines, *given):
+        os.write(1, b"of a library\n")
+        os.write(2, b"of another\n")
+        sys.stdout.write("of the app")
+        runs.append((address, lines.get_nowait(), *given))
+
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "write", stream.write)  # Flower puts another there
+    monkeypatch.setattr(console_handler, "stream", console_handler.stream)
+    monkeypatch.setattr(serverapps, "run_serverapp", run_serverapp)
+    serve_run(task)
+    given = "127.0.0.1:1", "of the app", "token", not certificates, certificates
+    assert runs == [(*given, os.getpid(), False)]
+    out, err = capfd.readouterr()
+    assert ("of a library" in out, "of another" in err) == (not suppressed,) * 2
 
 
 def test_one_that_cannot_start_ends_its_run_alone(spec, monkeypatch):
@@ -109,46 +161,79 @@ def test_the_superlink_is_told_of_a_killed_one(
             requests.append((request.sub_status, request.details))
 
         def close(self):
-            pass
+            requests.append("closed")
 
     monkeypatch.setattr(serverapps, "HttpGrid", Grid)
     preload()  # else the process that forks has a thread of Arrow's, for all tests
     process = serverapps.PROCESSES.Process(target=target, args=(argument,))
     process.start()
     tell_end(spec("0" * 64), process)
-    assert requests == ([(SubStatus.FAILED, told)] if told else [])
+    assert requests == ([(SubStatus.FAILED, told), "closed"] if told else [])
 
 
 def test_flowers_loop_takes_this_executor(monkeypatch):
     """It asks the module for what starts processes, and finds the one that forks."""
-    found = []
+    found, steps = [], []
 
     def loop(address, insecure, certificates, parent_pid):
+        steps.append(os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"])
         executor = superexec.get_executor("subprocess", executor_config=None)
         found.append((executor.bundle, address, insecure, certificates, parent_pid))
 
     monkeypatch.setattr(superexec, "get_executor", superexec.get_executor)
     monkeypatch.setattr(superexec, "run_superexec", loop)
-    monkeypatch.setattr(serverapps, "preload", lambda: None)
-    monkeypatch.setattr(
-        serverapps.PROCESSES, "set_forkserver_preload", lambda names: None
-    )
-    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.3")
+    monkeypatch.setattr(serverapps, "preload", lambda: steps.append("preloaded"))
+    monkeypatch.setattr(serverapps.PROCESSES, "set_forkserver_preload", steps.extend)
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "")  # as after the test
+    monkeypatch.delenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")
     serve("127.0.0.1:1", "ca.crt", 7)
     assert found == [(bundle_hash(), "127.0.0.1:1", False, "ca.crt", 7)]
+    assert steps == [*PRELOADED, *PRELOADED_TOO, "preloaded", WAIT]
+    serve("127.0.0.1:1", None, 7)
+    assert found[1:] == [(bundle_hash(), "127.0.0.1:1", True, None, 7)]
 
 
 def test_the_installed_flower_is_the_one_that_is_called():
     check_flower()
 
 
+@pytest.mark.parametrize(
+    ("holder", "name"), [(superexec, "get_executor"), (HttpGrid, "_runtime_client")]
+)
+def test_another_flower_is_noticed(monkeypatch, holder, name):
+    monkeypatch.delattr(holder, name)
+    with pytest.raises(ImportError, match=f"has no {name}"):
+        check_flower()
+
+
+def test_a_task_without_a_bundle_is_noticed(monkeypatch):
+    monkeypatch.delitem(ExecutionSpec.__dataclass_fields__, "fab_hash")
+    with pytest.raises(ImportError, match="has no fab_hash"):
+        check_flower()
+
+
+def test_the_command_knows_the_superlink_by_its_authority(monkeypatch, tmp_path):
+    """And ends with the SuperLink: the words are those of the coordinator."""
+    served = []
+    monkeypatch.setattr(serverapps, "serve", lambda *given: served.append(given))
+    command = typer.Typer()
+    command.command()(server_executor.main)
+    words = server_executor_command(tmp_path, 8001, 7)
+    done = CliRunner().invoke(command, words[3:])
+    assert done.exit_code == 0, done.output
+    assert served == [("127.0.0.1:8001", str(tmp_path / "ca.crt"), 7)]
+
+
 @pytest.mark.parametrize("certificates", [None, "/a/ca.crt"])
 def test_flowers_own_starts_in_its_place(monkeypatch, replaced, caplog, certificates):
     monkeypatch.setitem(serverapps.SHAPES, preload, "other")
+    monkeypatch.setattr(serverapps, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit):
         server_executor.start("127.0.0.1:1", certificates, 7)
     ((program, words),) = replaced
     assert program == words[0] == "flower-superexec"
+    scripts, *others = os.environ["PATH"].split(os.pathsep)  # the fixture's is /bin
+    assert (Path(scripts), others) == (Path(sys.executable).parent, ["/bin"])
     monkeypatch.setattr("sys.argv", words)
     args = _parse_args().parse_args()
     assert (args.runtime_api_address, args.parent_pid) == ("127.0.0.1:1", 7)

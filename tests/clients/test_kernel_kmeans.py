@@ -231,9 +231,13 @@ def test_without_the_mechanism():
     np.testing.assert_allclose(client.expand(asked, g)["rows"], A @ g)
     g = client.project(asked, 2 * c, 1)["projected"]  # another product, no setup
     np.testing.assert_allclose(g, 2 * A.T @ c)
+    one = client.project(asked, np.eye(N)[3], 1)["projected"]
+    np.testing.assert_allclose(one, A[3])  # all that there is of a row
     asked.allow_plain = False
     with pytest.raises(PartyError, match="cem must be true"):
         client.expand(asked, g)
+    with pytest.raises(PartyError, match="cem must be true"):
+        client.project(asked, np.eye(N)[3], 1)
 
 
 # -- k-means ---------------------------------------------------------------------------
@@ -380,6 +384,18 @@ def begun_without_cem():
     return asked
 
 
+def begun_with(size):
+    """Return a function for a party after the first iteration, with larger columns."""
+
+    def made():
+        asked = ready()
+        asked.X = size * asked.X
+        first_gram(asked, kernel="polynomial", gamma=1.0, offset=0.0)
+        return asked
+
+    return made
+
+
 def embedded():
     return trained()[0]
 
@@ -421,6 +437,17 @@ REFUSED = [
     (begun, lambda asked: client.gram(asked, 2, np.ones((6, 7))), "from 1 to 6"),
     (begun, lambda asked: client.gram(asked, 2, R * 1e308), "R must be small"),
     (begun, lambda asked: client.gram(asked, 2, R * 1e150), "R must be small"),
+    # The product alone is too large, or the map of the embedding.
+    (
+        begun_with(1e45),
+        lambda asked: client.gram(asked, 2, R * 1e10),
+        "R must be small",
+    ),
+    (
+        begun_with(0.0),
+        lambda asked: client.gram(asked, 2, R * 1e150),
+        "R must be small",
+    ),
     (begun, lambda asked: client.product(asked, VECTORS), "first product"),
     (begun, lambda asked: client.product(asked, VECTORS[1:], 1), "vectors must be"),
     (begun, lambda asked: client.product(asked, np.ones((6, 7)), 1), "vectors must be"),

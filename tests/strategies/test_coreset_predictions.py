@@ -174,6 +174,39 @@ def test_sums_are_those_of_the_next_block(tmp_path, monkeypatch):
         asked.ask_one(0, party.answer, sums=sums, evaluate=False, last=False)
 
 
+def keeping(kind="k-means", receiver=1):
+    """Return the second of three parties, with 40 rows and its block of a model."""
+    one = Party(data(40)[0][:, 2:4], name="p1", index=1)
+    one.n_parties, one.session = 3, 5
+    weights = np.eye(2)[: 1 + (kind == "k-means")]
+    party.keep(one, kind, weights, 0.0, receiver)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("one", "values", "rule"),
+    [
+        # Each party that has a mean of its own would tell it for other centres.
+        (keeping(receiver=0), {}, "of the receiver's model"),
+        (keeping(), {"sums": np.ones(79)}, "of the receiver's model"),
+        (keeping(), {"sums": np.ones(60)}, "of the next 40 rows, got 30"),
+        (keeping("linear"), {"sums": np.ones(40)}, "holds no labels"),
+        (Party(np.ones((40, 2))), {}, "no model of the parties' blocks"),
+    ],
+)
+def test_sums_that_a_party_does_not_answer(one, values, rule):
+    values = {"sums": np.ones(80), "evaluate": True, "last": True} | values
+    with pytest.raises(PartyError, match=rule):
+        party.answer(one, **values)
+
+
+def test_the_mean_of_some_rows_is_not_told(monkeypatch):
+    """A server reads a block of rows, or few of them, if it says too soon `last`."""
+    monkeypatch.setattr(party, "MOST_SUMS", 60)
+    with pytest.raises(PartyError, match="must be of all 40 rows"):
+        party.answer(keeping(), np.ones(60), evaluate=True, last=True)
+
+
 @pytest.mark.parametrize("most", [None, 5])
 def test_a_limit_ends_evaluations_of_models_that_the_server_chooses(most, tmp_path):
     """Of the model b alone MAE(b) = mean |y - b|, which bends at each label."""

@@ -34,7 +34,8 @@ from vfl_flower.clients import (
 )
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.clients.kernel_angles import FRACTION, HEAD
+from vfl_flower.clients.moments import Portion
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics.gram_fit import GramFit, fit_grams
 from vfl_flower.numerics.kernel_moments import (
@@ -52,9 +53,9 @@ from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
-from vfl_flower.secure_aggregation.fixed_point import gram_error
-from vfl_flower.secure_aggregation.shares import Deal, Dealt
-from vfl_flower.secure_aggregation.triples import deal_predictions
+from vfl_flower.secure_aggregation.fixed_point import decode, gram_error
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack
+from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -639,6 +640,24 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
 
 
+def test_a_party_deals_for_no_roles_that_it_refuses(trained):
+    """One that computes too would read the rows of all others."""
+    made = lone()
+    roles = dataclasses.replace(ROLES, dealer=1)
+    of_rows = dataclasses.replace(roles, owners=[5, 3, 0], rows=[10])
+    dealt = kernel_dealing.deal(made, roles=roles, row_roles=of_rows)
+    assert sorted(dealt) == ["row_parts", "turn_parts"]
+    for asked in ({"roles": roles}, {"row_roles": of_rows}):
+        ((name, right),) = asked.items()
+        wrong = dataclasses.replace(right, second=1)
+        with pytest.raises(PartyError, match="must be different parties"):
+            kernel_dealing.deal(made, **{name: wrong})
+    made.part = trained[0].model.parts[1]
+    assert "first_rows" in kernel_dealing.part(made, 1, 0)
+    with pytest.raises(PartyError, match="must be different parties"):
+        kernel_dealing.part(made, 1, 1)
+
+
 def test_a_column_that_points_to_a_row_is_refused_at_its_own_party():
     made, width = prepared()
     task, fitted = made.cache["kernel_moments"]
@@ -924,6 +943,64 @@ def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
     monkeypatch.setattr(server, "row_roles", of_another)
     with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+
+
+def read_local_columns(result):
+    """Return local columns of a party's rows, as a label holder that deals reads them.
+
+    It knows both masks: what hides zeros.
+    """
+    X, _ = data(100, seed=5)
+    part = result.model.parts[0]
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session, one.run_secret, one.part = 3, 5, bytes(32), part
+    widths, joint = [part["local"], 3, 0], part["n_features"]
+    roles = Roles(2, 1, widths, [len(X)], 2, joint, FRACTION)
+    dealt = kernel_dealing.deal_rows(5, bytes(32), roles, 1)[0]
+    values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
+    reply = kernel_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
+    deal = kernel_dealing.row_deal(roles, 5, 1)
+    seed = Portion(dealt[HEAD:]).take()
+    masks = hide_rows(deal, 0, seed, np.zeros((len(X), part["local"]), np.uint64))
+    opened = unpack(reply["hidden"][2], deal.bits, masks.shape)
+    elements = subtract(opened, masks, deal.bits)
+    true = local_columns(unpack_local(part), X[:, :2])
+    return decode(elements, deal.bits, FRACTION), true
+
+
+def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypatch):
+    with monkeypatch.context() as careless:
+        careless.setattr(kernel_scores, "check_roles", lambda *_, **__: None)
+        read, true = read_local_columns(trained[0])
+        np.testing.assert_allclose(read, true, rtol=0, atol=1e-3)
+    with pytest.raises(PartyError, match="must be different parties"):
+        read_local_columns(trained[0])
+
+
+def test_rows_are_scored_with_a_model():
+    values = {"outputs": 1, "bits": 16, "numbers": np.arange(10)}
+    with pytest.raises(PartyError, match="no model of this kind"):
+        kernel_scores.rows(lone(), roles=ROLES, **values)
+
+
+@pytest.mark.parametrize(
+    ("index", "changes", "values", "rule"),
+    [
+        (0, {"joint": 22}, {}, "joint and rows must be those of the model"),
+        (0, {"rows": [99]}, {}, "joint and rows must be those of the model"),
+        (2, {}, {"outputs": 2}, "outputs must be 1, those of the model, got 2"),
+    ],
+)
+def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
+    parts = trained[0].model.parts
+    made = Party(data(100)[0][:, 2 * index : 2 * index + 2], name="p", index=index)
+    made.n_parties, made.session, made.part = 3, 5, parts[index]
+    widths = [parts[0]["local"], parts[1]["local"], 0]
+    roles = Roles(2, 1, widths, [100], None, parts[0]["n_features"], FRACTION)
+    values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)} | values
+    roles = dataclasses.replace(roles, **changes)
+    with pytest.raises(PartyError, match=rule):
+        kernel_scores.rows(made, roles=roles, **values)
 
 
 def test_few_test_rows_have_no_error():

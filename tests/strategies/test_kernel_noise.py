@@ -287,6 +287,13 @@ def test_noise_where_there_is_no_epsilon_is_refused():
         party._check_turn(made, made.recall(party.KernelState), roles, JOINT)
 
 
+def test_noise_of_few_numbers_is_refused():
+    """So narrow in fixed point that it would not be nearly normal."""
+    _, roles = lone()
+    with pytest.raises(PartyError, match="noise must be wider"):
+        kernel_noise.check_noise(dataclasses.replace(roles, noise=1e-5), 1e-5)
+
+
 @pytest.mark.parametrize("delta", [0.0, 1 / N, 0.9])
 def test_a_delta_that_a_party_refuses(delta):
     with pytest.raises(PartyError, match="delta must be above 0 and below 1 / 900"):

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 from transcripts import Recorder, actual, our_steps, patterns
 
 from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed, simulate
-from vfl_flower.clients import linear_losses, linear_moments
+from vfl_flower.clients import linear_losses, linear_moments, moments_roles
 from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.split import split_rows
@@ -21,6 +21,8 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
+from vfl_flower.secure_aggregation.fixed_point import decode
+from vfl_flower.secure_aggregation.shares import subtract, unpack
 from vfl_flower.strategies import moments as server
 
 N = 600
@@ -390,6 +392,183 @@ def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
         party.check_roles(one, roles, 2, fraction)
     roles = dataclasses.replace(roles, joint=2 * bool(fraction))
     party.check_roles(one, roles, 2, fraction)
+
+
+def test_a_party_deals_for_no_roles_that_it_refuses():
+    """One that computes too would read the rows of all others."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session, one.run_secret = 3, 5, bytes(32)
+    roles = party.Roles(2, 1, [2, 3, 3], [N], dealer=0)
+    assert sorted(party.deal(one, roles=roles)["delivered"]) == [0, 1, 2]
+    with pytest.raises(PartyError, match="must be different parties"):
+        party.deal(one, roles=dataclasses.replace(roles, second=0))
+
+
+@pytest.mark.parametrize("joint", [None, {1: np.zeros(8, np.uint8)}])
+def test_joint_columns_are_opened_by_the_other_that_computes(joint):
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    one.n_parties, one.session = 3, 5
+    roles = party.Roles(2, 0, [2, 3, 3], [N], joint=2, fraction=16)
+    state = party.MomentsState(roles, np.zeros(0, np.uint8))
+    openings = dict.fromkeys(range(3), np.zeros(8, np.uint8))
+    with pytest.raises(PartyError, match="what the other one has opened of joint"):
+        party.add_products(one, state, openings, roles.whole, joint)
+
+
+def test_columns_that_are_longer_than_said_are_not_hidden():
+    """They would be cut off, and the Gram matrix would be another one."""
+    one = Party(np.ones((N, 2)), name="p0", index=0)
+    one.n_parties, one.session = 3, 5
+    roles = party.Roles(2, 1, [2, 3, 3], [N])
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    assert party.hide(one, roles, [np.full((N, 2), 0.04)], dealt).any()
+    with pytest.raises(PartyError, match="numbers that are not too large"):
+        party.hide(one, roles, [np.full((N, 2), 4.0)], dealt)
+
+
+def multiplying(index=2):
+    """Return a party that computes, after it has multiplied, and its state."""
+    one = Party(np.ones((N, 2)), name="p", index=index)
+    one.n_parties, one.session = 3, 5
+    state = party.MomentsState(party.Roles(2, 0, [2, 3, 3], [N]), np.zeros(0, np.uint8))
+    state.shares = np.zeros(8 * 36 + 32, np.uint8)
+    return one, state
+
+
+@pytest.mark.parametrize("sent", [None, {}, {1: []}, {0: [], 1: []}])
+def test_proofs_are_made_of_what_the_other_one_has_sent(sent):
+    with pytest.raises(PartyError, match="what the other computing party has sent"):
+        party.prove(*multiplying(), sent)
+
+
+def test_a_party_that_does_not_compute_multiplies_nothing():
+    with pytest.raises(PartyError, match="the two parties that compute"):
+        party.prove(*multiplying(1), {0: []})
+
+
+@pytest.mark.parametrize(
+    ("shares", "rule"),
+    [
+        ({}, "the shares of the second party"),
+        ({1: np.zeros(320, np.uint8)}, "the shares of the second party"),
+        ({0: np.zeros(319, np.uint8)}, "shares must have 320 bytes, got 319"),
+        ({0: np.zeros(321, np.uint8)}, "shares must have 320 bytes, got 321"),
+        ({0: np.ones(320, np.uint8)}, "the triple of the dealer must be right"),
+    ],
+)
+def test_shares_that_open_nothing(shares, rule):
+    with pytest.raises(PartyError, match=rule):
+        party.opened(*multiplying(), shares)
+
+
+EVERY_ROW = linear_losses.Evaluated(train=True, test=False)
+
+
+def asked_for_errors(one, roles, **changes):
+    """Ask one party for its part of predictions, as a deviating server may."""
+    one.n_parties, one.session, one.seed = 3, 5, 0
+    values = {"counted": 3 * len(roles.rows), "test_fraction": 0.0, "intercept": 0.0}
+    values |= {"evaluated": EVERY_ROW, "coefficients": np.eye(one.X.shape[1])[0]}
+    return linear_losses.parts(one, roles=roles, **values | changes)
+
+
+def read_column():
+    """Return the first column of a party, as a label holder that also deals reads it.
+
+    The party's part of the predictions is that column, by the coefficients that the
+    server tells it. The label holder knows both masks: what hides zeros.
+    """
+    X, _ = data()
+    roles = party.Roles(2, 1, [1, 1, 1], [N], dealer=2)
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    one = Party(X[:, :2], name="p0", index=0)
+    reply = asked_for_errors(one, roles, delivered={2: dealt})
+    masks = party.hide(one, roles, [np.zeros((N, 1))], dealt)
+    numbers = roles.numbers(N)
+    opened, hidden = (
+        unpack(sent, numbers.bits, (N,)) for sent in (reply["openings"][2], masks)
+    )
+    elements = subtract(opened, hidden, numbers.bits)
+    column = decode(elements, numbers.bits, numbers.fraction) / moments_roles.NORM
+    mean, size, _ = reply["units"][2].view("<f8")
+    return -(column * size * np.sqrt(N) + mean)
+
+
+def test_a_label_holder_that_deals_reads_no_column(monkeypatch):
+    with monkeypatch.context() as careless:
+        careless.setattr(linear_losses, "check_roles", lambda *_: None)
+        np.testing.assert_allclose(read_column(), data()[0][:, 0], rtol=0, atol=1e-5)
+    with pytest.raises(PartyError, match="must be different parties"):
+        read_column()
+
+
+def test_errors_have_no_noise_and_are_refused_where_consent_wants_it():
+    X, _ = data()
+    leaves = {"moments": Limit(epsilon=1.0)}
+    one = Party(X[:, :2], name="p0", index=0, consent=Consent(leaves=leaves))
+    with pytest.raises(PartyError, match="noise of epsilon 1 or less, this run has no"):
+        asked_for_errors(one, party.Roles(2, 1, [1, 1, 1], [N]))
+
+
+@pytest.mark.parametrize("rows", [19, 20])
+def test_errors_are_of_twenty_rows(rows):
+    """That of a row would be the square of what is left of it."""
+    X, _ = data()
+    one = Party(X[:rows, :2], name="p0", index=0)
+    roles = party.Roles(2, 1, [1, 1, 1], [rows])
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    if rows == 20:
+        assert asked_for_errors(one, roles, dealt=dealt)["openings"]
+    else:
+        with pytest.raises(PartyError, match="must be of at least 20 rows"):
+            asked_for_errors(one, roles, dealt=dealt)
+
+
+@pytest.mark.parametrize(
+    ("roles", "values"), [({}, {"counted": 1}), ({"rows": [N - 1]}, {})]
+)
+def test_errors_count_the_columns_of_what_is_opened(roles, values):
+    """By this number consent counts, and no matrix is of rows that a server chooses."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    roles = dataclasses.replace(party.Roles(2, 1, [1, 1, 1], [N]), **roles)
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    with pytest.raises(PartyError, match="counted and rows must be those of the Gram"):
+        asked_for_errors(one, roles, dealt=dealt, **values)
+
+
+def test_predictions_that_are_too_large_have_no_errors():
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0)
+    roles = party.Roles(2, 1, [1, 1, 1], [N])
+    with pytest.raises(PartyError, match="this party's predictions are too large"):
+        asked_for_errors(one, roles, coefficients=np.array([1e101, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("told", "rule"),
+    [
+        ({}, "at place 1"),
+        ({1: np.zeros(2)}, "at place 1"),
+        ({1: np.array([0, 2e100, 0])}, "at most 1e"),
+        ({1: np.array([np.nan, 1, 0])}, "at most 1e"),
+    ],
+)
+def test_units_of_another_party_are_refused_unless_they_are_whole(told, rule):
+    """They are encrypted for the label holder, so that no contract sees them."""
+    units = {j: numbers.view(np.uint8) for j, numbers in told.items()}
+    with pytest.raises(PartyError, match=rule):
+        linear_losses._told(units, 1, 1)
+
+
+def test_errors_need_the_labels_of_all_rows():
+    X, y = data()
+    y = np.where(np.arange(N) == 3, np.nan, y)
+    one = Party(X[:, :2], y, name="p2", index=2)
+    with pytest.raises(PartyError, match="the labels of all of its rows"):
+        asked_for_errors(one, party.Roles(2, 1, [1, 1, 1], [N]))
 
 
 # -- what an opened Gram matrix would tell ---------------------------------------------

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from vfl_flower.app.certificates import AUTHORITY, CERTIFICATE, KEY
 
 SUPERNODES = re.compile("/v1/fleet/[a-z-]+")
-"""Paths that SuperNodes ask for."""
+"""Paths that SuperNodes ask for, by POST and without a query."""
 
 _OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
 """Headers of one connection, which the next one has anew."""
@@ -56,7 +56,6 @@ def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
         asked = client.build_request(
             request.method,
             path,
-            params=request.query_params,
             headers=[h for h in request.headers.raw if h[0] not in _OF_A_HOP],
             content=request.stream(),
         )
@@ -80,8 +79,7 @@ def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
         async with client:
             yield
 
-    methods = ["GET", "POST", "PUT", "DELETE"]
-    routes = [Route("/{path:path}", hand_on, methods=methods)]
+    routes = [Route("/{path:path}", hand_on, methods=["POST"])]
     return Starlette(routes=routes, lifespan=closing)
 
 
