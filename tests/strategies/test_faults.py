@@ -51,34 +51,36 @@ def faultless(variant: str, count: int = 2) -> ProtocolResult:
 
 
 # No list of steps that one could forget to add to, and each step once: what follows a
-# fault in another variant `test_once_in_every_step_at_every_party` shows.
+# fault in another variant `test_kinds_in_turn_in_every_step_at_every_party` shows.
 STEPS = [
     (variant, action)
     for action, variant in {
         a: v for v in reversed(VARIANTS) for a in faultless(v).ledger.waits
     }.items()
 ]
-OFTEN = [(v, a) for v, a in STEPS if v in ("paper", "cg", "fdskl", "mufc", "remove")]
+FEW = ("paper", "cg", "fdskl", "mufc", "remove")
+OFTEN = [(v, a) for v, a in STEPS if v in FEW]
 """For what does not depend on the step: enough of them."""
 REPEATED = [(v, a) for v, a in STEPS if len(faultless(v).ledger.waits[a]) > 1]
 
 HARMLESS = ("duplicate", "reorder", "delay")
 """Kinds that the result survives also where they happen each time.
 
-`test_always_in_every_step_at_every_party` is of them. So of single steps there are
-duplicates only, whose replies are compared.
+`test_always_in_every_step_at_every_party` is of them.
 """
 SILENT = ("lose request", "lose reply")
 """Kinds after which nobody says that a message was lost."""
 FATAL = ("raise", *SILENT)
 """Kinds that end the run at the first time."""
+HEALED = tuple(kind for kind in KINDS if kind not in (*FATAL, *HARMLESS))
+"""Kinds after which a party is asked once more."""
 
 
 def run(
-    variant: str, fault: Fault, clock: Clock, count: int = 2
+    variant: str, faults: Sequence[Fault], clock: Clock, count: int = 2
 ) -> tuple[FaultyGrid, ProtocolResult]:
-    """Run a variant with one fault: it leaves at the parties what it leaves without."""
-    grid = FaultyGrid(parties_of(variant, count), [fault], clock)
+    """Run a variant with faults: it leaves at the parties what it leaves without."""
+    grid = FaultyGrid(parties_of(variant, count), faults, clock)
     result, left = start(variant, grid)
     expected = faultless_run(variant, count)[1]
     np.testing.assert_equal(known(variant, left), known(variant, expected))
@@ -153,42 +155,87 @@ def test_every_step_of_the_clients_is_run():
     assert {action for _, action in STEPS} >= {"hello", *our_steps()} - others
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("reorder", "delay")])
-@pytest.mark.parametrize(("variant", "action"), STEPS)
-def test_once(variant, action, kind, clock):
-    fault = Fault(kind, action, BAD, nth=0, seconds=TIMEOUT / 4)
-    if kind in FATAL:
-        assert_failed(variant, fault, clock)
-        return
-    grid, result = run(variant, fault, clock)
-    assert grid.struck == 1
-    assert_unchanged(variant, result)
-    sent = result.ledger.messages - faultless(variant).ledger.messages
-    assert sent == (0 if kind in HARMLESS else 1)
-    for first, second in grid.twins:  # asked twice, a party says the same
+def assert_twins_are_equal(grid: FaultyGrid) -> None:
+    """Raise unless a party that was asked twice has said the same."""
+    for first, second in grid.twins:
         (values, frame), (again, frame_again) = map(
             unpack, (first.content, second.content)
         )
         np.testing.assert_equal(values, again)
         assert frame.get("clipped") == frame_again.get("clipped")
-    # The last step of a run, or a greeting, is overtaken by no round or harmlessly.
-    for late in grid.late if action != "hello" else []:
-        assert "is over, the last one was" in late.error.reason
+
+
+def assert_late_are_refused(grid: FaultyGrid) -> None:
+    """Raise unless a party has refused each request that a later round overtook.
+
+    The last step of a run, or a greeting, is overtaken by no round or harmlessly.
+    """
+    for late in grid.late:
+        if late.metadata.message_type != "train.hello":
+            assert "is over, the last one was" in late.error.reason
+
+
+# To the server a lost request and a lost reply are the same silence.
+@pytest.mark.parametrize(
+    ("variant", "action", "kind"),
+    [(*step, kind) for step in STEPS for kind in ("raise", "lose reply")]
+    + [(*step, "lose request") for step in OFTEN],
+)
+def test_once_and_the_run_ends(variant, action, kind, clock):
+    assert_failed(variant, Fault(kind, action, BAD, nth=0), clock)
+
+
+@pytest.mark.parametrize("kind", ["duplicate", *HEALED])
+@pytest.mark.parametrize(("variant", "action"), OFTEN)
+def test_once(variant, action, kind, clock):
+    """One fault in a run, and no other: it is the same in every step.
+
+    What does depend on the step, how a party answers again, the two tests show whose
+    names end in `every_step_at_every_party`.
+    """
+    fault = Fault(kind, action, BAD, nth=0, seconds=TIMEOUT / 4)
+    grid, result = run(variant, [fault], clock)
+    assert grid.struck == 1
+    assert_unchanged(variant, result)
+    sent = result.ledger.messages - faultless(variant).ledger.messages
+    assert sent == (0 if kind in HARMLESS else 1)
+    assert_twins_are_equal(grid)
+    assert_late_are_refused(grid)
+
+
+@pytest.mark.parametrize("turn", range(len(HEALED) + 1))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kinds_in_turn_in_every_step_at_every_party(variant, turn, clock):
+    """Over the turns each party has each kind, and none, in each step of a variant.
+
+    In a step of one run each of the three parties has another kind, or none.
+    """
+    kinds, clean = (*HEALED, None), faultless(variant, 3).ledger
+    steps, names = list(clean.waits), [p.name for p in parties_of(variant, 3)]
+    faults = [
+        Fault(kind, action, party, nth=0)
+        for action, name in clean.entries
+        for party in [names.index(name)]
+        if (kind := kinds[(steps.index(action) + 3 * party + turn) % len(kinds)])
+    ]
+    grid, result = run(variant, faults, clock, count=3)
+    assert_unchanged(variant, result, count=3)
+    assert grid.struck == len(faults) == result.ledger.messages - clean.messages
+    assert_late_are_refused(grid)
 
 
 def test_requests_are_overtaken(clock):
     """Or the kind would show nothing."""
     fault = Fault("overtaken", "coresets_totals", BAD)
-    grid, _ = run("paper", fault, clock)
+    grid, _ = run("paper", [fault], clock)
     (late,) = grid.late
     assert late.error.reason == "round 1 is over, the last one was 2"
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*FATAL, *HARMLESS)])
+@pytest.mark.parametrize("kind", HEALED)
 @pytest.mark.parametrize(("variant", "action"), REPEATED)
 def test_once_in_a_later_round(variant, action, kind, clock):
-    fault = Fault(kind, action, BAD, nth=1, seconds=TIMEOUT / 4)
-    grid, result = run(variant, fault, clock)
+    grid, result = run(variant, [Fault(kind, action, BAD, nth=1)], clock)
     assert grid.struck == 1
     assert_unchanged(variant, result)
 
@@ -209,12 +256,13 @@ def test_silence_in_a_later_round(variant, action, kind, clock):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_always_in_every_step_at_every_party(variant, kind, clock):
     fault = Fault(kind, nth=None, seconds=TIMEOUT / 4)
-    grid, result = run(variant, fault, clock, count=3)
+    grid, result = run(variant, [fault], clock, count=3)
     assert grid.struck == result.ledger.messages
     assert_unchanged(variant, result, count=3)
+    assert_twins_are_equal(grid)
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*FATAL, *HARMLESS)])
+@pytest.mark.parametrize("kind", HEALED)
 @pytest.mark.parametrize(("variant", "action"), OFTEN)
 def test_always(variant, action, kind, clock):
     fault = Fault(kind, action, BAD, nth=None)
@@ -226,10 +274,11 @@ def test_always(variant, action, kind, clock):
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in FATAL])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_once_in_every_step_at_every_party(variant, kind, clock):
+@pytest.mark.parametrize("variant", FEW)
+def test_all_parties_at_once(variant, kind, clock):
+    """All have the same fault in every step: nobody's reply is there to go on with."""
     fault = Fault(kind, nth=0, seconds=TIMEOUT / 4)
-    grid, result = run(variant, fault, clock, count=3)
+    grid, result = run(variant, [fault], clock, count=3)
     assert grid.struck == len(result.ledger.entries)
     assert_unchanged(variant, result, count=3)
 
@@ -237,7 +286,7 @@ def test_once_in_every_step_at_every_party(variant, kind, clock):
 @pytest.mark.parametrize(("variant", "action"), OFTEN)
 def test_reply_after_most_of_the_time(variant, action, clock):
     fault = Fault("delay", action, BAD, nth=0, seconds=TIMEOUT * 0.75)
-    grid, result = run(variant, fault, clock)
+    grid, result = run(variant, [fault], clock)
     assert_unchanged(variant, result)
     assert result.ledger.messages == faultless(variant).ledger.messages
     # A party may be at work: it is waited for and not asked again.
