@@ -1,5 +1,7 @@
 """Fixtures that every folder of tests may use."""
 
+import gc
+
 import hypothesis
 import numpy as np
 import pytest
@@ -39,12 +41,24 @@ hypothesis.settings.load_profile("no clock")
 def pytest_collection_modifyitems(items):
     """Begin with the slow tests: they wait for processes while others compute.
 
-    Those that share a deployment come first of all, so that one worker has them.
+    Those that share a deployment come first of all, so that one worker has them, and
+    next those of other folders, so that the deployment ends.
     """
-    items.sort(
-        key=lambda item: (
-            item.get_closest_marker("slow") is None,
-            "organisations" not in item.fixturenames,
-            "wiring" not in item.path.parts,
-        )
-    )
+
+    def place(item) -> tuple[bool, bool, bool]:
+        slow = item.get_closest_marker("slow") is not None
+        shared = "organisations" in item.fixturenames
+        return not slow, not shared, slow == ("wiring" in item.path.parts)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage in what modules and collected tests leave: there is none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

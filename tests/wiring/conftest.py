@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wiring.deployment import FORKING, Organisations, deploy, node_configs
 
 from vfl_flower.app.bundle import bundle_hash
 from vfl_flower.app.template import write_app
+from wiring.deployment import FORKING, Organisations, deploy, node_configs
 
 
 @pytest.fixture(scope="session")
@@ -31,12 +31,13 @@ def pinned(project) -> str:
         return bundle_hash(project)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def organisations(tmp_path_factory, pinned) -> Iterator[Organisations]:
     """Return three parties whose SuperNodes run the installed package.
 
     They also run the bundle of this project, which they have pinned. One deployment
-    serves all tests: each puts its own files in the place of those before.
+    serves all tests: each puts its own files in the place of those before. It ends when
+    another folder's test begins: idle, its SuperNodes ask for work all the time.
     """
     folder = tmp_path_factory.mktemp("organisations")
     program = (*FORKING, "--bundle", pinned)

@@ -5,9 +5,9 @@ import ssl
 import pytest
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import load_control_authn_plugin
-from wiring.handshake import check_supernode_key, shake_hands
 
 from vfl_flower.app.certificates import write_certificates, write_supernode_key
+from wiring.handshake import check_supernode_key, shake_hands
 
 
 def test_certificate_is_for_its_hosts_and_of_its_authority(tmp_path):

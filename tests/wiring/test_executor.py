@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wiring.deployment import NAMES, STOCK, Organisations
 
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.flower_run import wait_for
@@ -22,6 +21,7 @@ from vfl_flower.app.template import project as template_project
 from vfl_flower.app.template import write_app
 from vfl_flower.data import load_party
 from vfl_flower.simulation import simulate
+from wiring.deployment import NAMES, STOCK, Organisations
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from wiring.deployment import NAMES, Organisations
 
 from vfl_flower.app.flower_run import CONNECTION
+from wiring.deployment import NAMES, Organisations
 
 pytestmark = pytest.mark.slow
 

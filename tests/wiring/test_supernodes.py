@@ -14,7 +14,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, RecordDict
-from wiring.deployment import NAMES, STOCK, Deployment, Run
 
 from vfl_flower.app.bundle import installed_bundle
 from vfl_flower.app.certificates import write_certificates
@@ -27,6 +26,7 @@ from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.protocol.consent import FREE
 from vfl_flower.simulation import simulate
+from wiring.deployment import NAMES, STOCK, Deployment, Run
 
 pytestmark = pytest.mark.slow
 
