@@ -2,37 +2,46 @@
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from vfl_flower.app.cli import app
 from vfl_flower.app.flower_run import RunFailed, _process_table, wait_for
-from vfl_flower.app.node import PROCESSES
+from vfl_flower.app.node import PROCESSES, preload
 
-COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
 PLACE = Path(__file__).parents[2]
 
 
 def said(folder: Path, *words: object, code: int = 0) -> str:
     """Run a command of ``vfl-flower`` to its end, and return what it prints.
 
-    Its process is forked from one that has imported the package, as all of them would.
     It must end with the exit code.
     """
     with tempfile.TemporaryDirectory() as scratch:
         logs = [Path(scratch) / name for name in ("out", "err")]
-        environment = {**os.environ, "PYTHONPATH": str(PLACE)}
-        arguments = folder, environment, list(map(str, words)), *logs
-        process = PROCESSES.Process(target=_command, args=arguments)
-        process.start()
+        process = begun(folder, words, *logs)
         process.join()
         out, err = (log.read_text(errors="replace") for log in logs)
     assert process.exitcode == code, out + err
     return out + err if code else out
+
+
+def begun(
+    folder: Path, words: Sequence[object], out: Path, err: Path
+) -> ForkServerProcess:
+    """Start a command of ``vfl-flower``.
+
+    Its process is forked from one that has imported the package, as all of them would.
+    """
+    preload()
+    environment = {**os.environ, "PYTHONPATH": str(PLACE)}
+    arguments = folder, environment, list(map(str, words)), out, err
+    process = PROCESSES.Process(target=_command, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
 def _command(
@@ -43,7 +52,7 @@ def _command(
     os.environ.clear()
     os.environ.update(environment)
     for log, stream in ((out, 1), (err, 2)):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), stream)
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     app(words, prog_name="vfl-flower")
 
 
@@ -52,22 +61,24 @@ class Running:
 
     def __init__(self, folder: Path, log: str, *words: object) -> None:
         self.log = folder / f"{log}.log"
-        with self.log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [*COMMAND, *map(str, words)],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(PLACE)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        self.log.touch()
+        self.process = begun(folder, words, self.log, self.log)
+
+    def poll(self) -> int | None:
+        """Return the exit code of the command if it has ended."""
+        return self.process.exitcode
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait until the command ends, and return its exit code; None: it does not."""
+        self.process.join(seconds)
+        return self.process.exitcode
 
     def wait_to_say(self, words: str, seconds: float = 90) -> None:
         """Wait until the command has printed something."""
 
         def has_said() -> bool:
             text = self.log.read_text(errors="replace")
-            if words not in text and self.process.poll() is not None:
+            if words not in text and self.poll() is not None:
                 raise RunFailed(f"ended:\n{text}")
             return words in text
 
@@ -75,8 +86,8 @@ class Running:
 
     def end(self, kind: signal.Signals = signal.SIGTERM) -> str:
         """Tell the command to end, and return all that it has printed."""
-        self.process.send_signal(kind)
-        assert self.process.wait(30) == 0
+        os.kill(self.process.pid, kind)
+        assert self.wait(30) == 0
         return self.log.read_text(errors="replace")
 
 
@@ -87,7 +98,7 @@ def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
     try:
         yield command
     finally:
-        if command.process.poll() is None:
+        if command.poll() is None:
             command.end()
     assert started_in(folder / str(words[1])) == []
 

@@ -21,8 +21,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from flwr.app import Context, RecordDict
-from wiring.commands import Running, running, said, started_in
-from wiring.raw_files import HOSPITAL, INSURER, LABORATORY, write_columns, write_rows
 
 from vfl_flower import Party, load_model, simulate
 from vfl_flower.app.certificates import write_supernode_key
@@ -33,6 +31,8 @@ from vfl_flower.app.flower_run import Processes, RunFailed, free_port
 from vfl_flower.app.party_folder import needs_of
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.protocol.consent import FREE, Consent
+from wiring.commands import Running, running, said, started_in
+from wiring.raw_files import HOSPITAL, INSURER, LABORATORY, write_columns, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ class Federation:
     def run(self, *words: object, code: int = 0) -> str:
         """Start a run of the connected parties, and return what the command prints."""
         out = f"output-dir={self.place}/out"
-        count = sum(party.process.poll() is None for party in self.parties.values())
+        count = sum(party.poll() is None for party in self.parties.values())
         return self.said(
             *("run", *words, "--federation", "federation"),
             *("--set", f"n-parties={count}", "--set", out),
@@ -121,7 +121,7 @@ def federation(
             yield made
         finally:
             for party in filter(None, made.parties.values()):
-                if party.process.poll() is None:
+                if party.poll() is None:
                     party.end()
         link.end(signal.SIGINT)
     assert started_in(place) == []
@@ -430,11 +430,11 @@ def test_each_party_ends_and_a_killed_one_is_refused_until_it_is_missed(clinics)
         if f"{place}/{name}/supernode.key" in line
     ]
     os.kill(pid, signal.SIGKILL)
-    assert killed.process.wait(30) == 1
+    assert killed.wait(30) == 1
     assert "Error: the SuperNode ended" in killed.log.read_text()
     made.begin(name)
     again = made.parties[name]
-    assert again.process.wait(60) == 1
+    assert again.wait(60) == 1
     text = again.log.read_text()
     assert "Error: the SuperNode ended. The SuperLink has refused the key" in text
     assert "wait 30 seconds" in text
