@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -113,10 +114,16 @@ def _declared(
     if dataclasses.is_dataclass(declared.kind):
         inside = declared_values(draw, fields_of(declared.kind), sizes)
         return {f"{name}.{key}": value for key, value in inside.items()}
-    value = draw(st.from_type(declared.annotation).filter(_travels))
+    value = draw(of_type(declared.annotation))
     if type(value) is int:
         sizes[name] = value = min(value, MOST)
     return {name: value}
+
+
+@cache
+def of_type(annotation: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for values of a type that travel: it takes long to make."""
+    return st.from_type(annotation).filter(_travels)
 
 
 def flat_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
