@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,8 +75,17 @@ def test_scikit_learns_checks(estimator):
     assert failed.keys() - skipped == expected.keys(), failed
 
 
-def test_the_list_has_every_estimator():
+def test_the_list_is_in_the_documentation():
+    """It has every estimator, and the settings and exceptions of each."""
     assert {type(estimator).__name__ for estimator in CHECKED} == set(sklearn.__all__)
+    page = Path(__file__).parent.parent / "docs" / "scikit-learn.md"
+    rows = re.findall(r"(?m)^\| `(\w+\(.*\))` \|(.*?)\|.*\|$", page.read_text())
+    told = {estimator: check.strip(" `") for estimator, check in rows}
+    expected = {}
+    for estimator, failing in CHECKED.items():
+        shown = " ".join(repr(estimator).split()).replace("( ", "(").replace("'", '"')
+        expected[shown] = " ".join(failing)
+    assert told == expected
 
 
 @pytest.mark.parametrize("name", sklearn.__all__)
