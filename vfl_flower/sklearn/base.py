@@ -43,7 +43,8 @@ def estimates(
     strategy : type
         The strategy that ``fit`` runs.
     **fixed
-        Settings that the estimator sets itself, and their values.
+        Settings that the estimator sets itself, and their values; ``...`` where ``fit``
+        sets them.
     """
 
     def decorate(cls: type[E]) -> type[E]:
@@ -127,14 +128,7 @@ class SplitColumns(Estimator):
 
         `how` it is checked is what scikit-learn's ``validate_data`` takes.
         """
-        given = self.columns_per_party
-        if blocks := as_blocks(X):
-            if given is not None:
-                raise ValueError(
-                    "columns_per_party must be None where X is a list of blocks, got "
-                    f"{given!r}"
-                )
-            X, given = np.hstack(blocks), [block.shape[1] for block in blocks]
+        X, given = whole(X, "columns_per_party", self.columns_per_party, axis=1)
         checked = validate_data(self, X, y, dtype=np.float64, **how)
         X, y = (checked, None) if isinstance(y, str) else checked
         n_columns = X.shape[1]
@@ -205,14 +199,7 @@ class SplitRows(Estimator):
 
     def _split(self, X: Any) -> Array:
         """Check what ``fit`` is given, and return its rows."""
-        given = self.rows_per_party
-        if blocks := as_blocks(X):
-            if given is not None:
-                raise ValueError(
-                    "rows_per_party must be None where X is a list of blocks, got "
-                    f"{given!r}"
-                )
-            X, given = np.vstack(blocks), [len(block) for block in blocks]
+        X, given = whole(X, "rows_per_party", self.rows_per_party, axis=0)
         X = validate_data(self, X, dtype=np.float64)
         given = 3 if given is None else given
         self.rows_per_party_ = split(given, len(X), "rows_per_party", "n_samples")
@@ -237,6 +224,23 @@ def as_blocks(X: Any) -> list[Any]:
         return []
     made = [block.to_pandas() if hasattr(block, "to_pandas") else block for block in X]
     return [np.asarray(block) for block in made]
+
+
+def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
+    """Return X as one matrix, and how it is split: as `given`, or as its blocks are.
+
+    Raises
+    ------
+    ValueError
+        X is a list of blocks, and `argument` is not None.
+    """
+    if not (blocks := as_blocks(X)):
+        return X, given
+    if given is not None:
+        raise ValueError(
+            f"{argument} must be None where X is a list of blocks, got {given!r}"
+        )
+    return np.concatenate(blocks, axis), [block.shape[axis] for block in blocks]
 
 
 def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
