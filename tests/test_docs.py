@@ -109,6 +109,7 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
         "docs/fdskl.md",
         "docs/kernel-kmeans.md",
         "docs/mufc.md",
+        "docs/scikit-learn.md",
         "docs/experiments.md",
     ],
 )
@@ -568,7 +569,9 @@ def test_every_page_is_reached():
     assert {page for page in PAGES if page.startswith("docs/")} <= reached
 
 
-ROOMS = "app|clients|data|models|numerics|protocol|secure_aggregation|strategies"
+ROOMS = (
+    "app|clients|data|models|numerics|protocol|secure_aggregation|sklearn|strategies"
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -107,12 +107,34 @@ def test_kernel_prediction():
     np.testing.assert_array_equal(KERNEL.predict(X), labels)
 
 
+def test_kernel_probabilities():
+    """Of two classes the logistic function of the score, or with a line of its own."""
+    X = [np.ones((3, 2)), np.arange(3.0)[:, None]]
+    scores = KERNEL.decision_function(X)[:, 0]
+    with pytest.raises(ValueError, match=r"'binary' and loss None$"):
+        KERNEL.predict_proba(X)
+
+    def model(**more):
+        parts = [PARTS[0], PARTS[1] | more]
+        return KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], parts=parts)
+
+    expected = 1 / (1 + np.exp(-scores))
+    chances = model(loss="logistic").predict_proba(X)
+    np.testing.assert_allclose(chances, np.stack([1 - expected, expected], axis=1))
+    line = {"slope": np.array([[2.0]]), "offset": np.array([-1.0])}
+    expected = 1 / (1 + np.exp(1 - 2 * scores))
+    chances = model(**line).predict_proba(X)
+    np.testing.assert_allclose(chances, np.stack([1 - expected, expected], axis=1))
+    with pytest.raises(ValueError, match=r"must be of classes, .* 'continuous'"):
+        model(target="continuous", loss="logistic").predict_proba(X)
+
+
 def test_kernel_model_whose_parts_lie_at_the_parties(tmp_path):
     apart = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True)
     for model in (apart, KernelModel.load(apart.save(tmp_path / "m.npz"))):
         assert_same(model, apart)
         assert model.parts is None
-        for method in (model.predict, model.decision_function):
+        for method in (model.predict, model.decision_function, model.predict_proba):
             with pytest.raises(ValueError, match="lie at the parties") as caught:
                 method(blocks(model))
             assert str(caught.value) == (

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import pytest
 from annotated_types import Ge, Le, Lt, MaxLen, MinLen
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 from transcripts import our_steps
+from typing_extensions import TypeAliasType
 
 from vfl_flower import Party
 from vfl_flower.protocol.contract import (
@@ -142,6 +144,18 @@ def test_a_flat_name_that_is_not_declared(name):
 def test_an_annotation_without_a_meaning(annotation):
     with pytest.raises(TypeError, match="no meaning"):
         parse(annotation)
+
+
+def test_a_type_statement_stands_for_its_type():
+    """As NumPy's NDArray is one from 2.5 on, on Python 3.12 or newer."""
+    number = TypeVar("number", bound=np.generic)
+    plain = TypeAliasType("plain", np.ndarray[Any, np.dtype[np.float64]])
+    made = np.ndarray[Any, np.dtype[number]]
+    generic = TypeAliasType("generic", made, type_params=(number,))
+    expected = parse(Annotated[Array, Reals("m")])
+    for alias in (plain, generic[np.float64], NDArray[Any]):
+        assert parse(Annotated[alias, Reals("m")]) == expected
+    assert parse(TypeAliasType("whole", int)) == parse(int)
 
 
 def test_a_contract_of_a_step_that_declares_nonsense():

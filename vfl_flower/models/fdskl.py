@@ -10,8 +10,13 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, check_blocks, plain
-from vfl_flower.numerics import kernel_moments
-from vfl_flower.numerics.kernel_model import Part, answers, decision_function
+from vfl_flower.numerics import gram_fit, kernel_moments
+from vfl_flower.numerics.kernel_model import (
+    Part,
+    answers,
+    decision_function,
+    probabilities,
+)
 from vfl_flower.typing import Array, Arrays
 
 
@@ -101,9 +106,46 @@ class KernelModel(Model):
 
         See :meth:`decision_function`.
         """
-        scores = self.decision_function(blocks)
-        holder = next(part for part in self.parts or [] if "coef" in part)
+        scores, holder = self.decision_function(blocks), self._holder
         return answers(scores, holder["target"], holder["classes"])
+
+    def predict_proba(self, blocks: Sequence[Array]) -> Array:
+        """Return the probabilities of the classes of new rows.
+
+        Parameters
+        ----------
+        blocks
+            As of :meth:`decision_function`.
+
+        Returns
+        -------
+        Array, shape (n, C), or (n, 2) of two classes
+
+        Raises
+        ------
+        ValueError
+            As :meth:`decision_function`; or the model has none: those of real numbers,
+            and of another loss than the logistic one without sums of products.
+        """
+        scores, holder = self.decision_function(blocks), self._holder
+        if "slope" in holder:
+            chances = gram_fit.probabilities(scores, holder["slope"], holder["offset"])
+            return (
+                np.hstack([1 - chances, chances]) if scores.shape[1] == 1 else chances
+            )
+        if holder["target"] == "continuous" or holder.get("loss") != "logistic":
+            raise ValueError(
+                "the model must be of classes, and of the logistic loss, for "
+                f"probabilities, got target {holder['target']!r} and loss "
+                f"{holder.get('loss')!r}"
+            )
+        return probabilities(scores)
+
+    @property
+    def _holder(self) -> dict[str, Any]:
+        """The part of the first label holder."""
+        holder = next(part for part in self.parts or [] if "coef" in part)
+        return cast(dict[str, Any], holder)
 
     def arrays(self) -> Arrays:
         """Return the settings and, where they are here, ``part_<j>.<name>``."""

@@ -249,6 +249,8 @@ def _parse(annotation: Any) -> Field:
         elif origin in (Union, types.UnionType) and types.NoneType in arguments:
             required = False
             bare = Union[tuple(a for a in arguments if a is not types.NoneType)]  # noqa: UP007
+        elif hasattr(origin or bare, "__value__"):
+            bare = (origin or bare).__value__  # of a type statement, as NumPy's NDArray
         else:
             break
     leaves = next((m for m in metadata if isinstance(m, Leaves)), None)

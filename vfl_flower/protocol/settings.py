@@ -159,7 +159,7 @@ def settings(cls: type[T]) -> type[T]:
         raise _refusal(type(self), first, args, arguments)
 
     made.__init__ = init
-    made.__doc__ = _documented(made)
+    made.__doc__ = documented(made.__doc__ or "", settings_of(made))
     return made  # type: ignore[no-any-return]
 
 
@@ -320,17 +320,29 @@ def _refusal(
     return ValueError(f"{name} must be {setting.rule}, got {shown}")
 
 
-def _documented(strategy: type) -> str:
-    """Return the docstring of a strategy, with its settings as its parameters."""
-    parameters = ["", "", "Parameters", "----------"]
-    for setting in settings_of(strategy):
+def documented(text: str, declared: Sequence[Setting]) -> str:
+    """Return a docstring with settings at the end of its parameters.
+
+    Parameters
+    ----------
+    text : str
+        The docstring; parameters get a section where it has none.
+    declared : sequence of Setting
+        In the order of the docstring.
+    """
+    parameters = []
+    for setting in declared:
         default = "" if setting.default is ... else f", default {setting.default!r}"
         parameters += [
             f"{setting.name} : {setting.rule}{default}",
             textwrap.indent(textwrap.fill(setting.text, 80), "    "),
         ]
-    text = inspect.cleandoc(strategy.__doc__ or "")
+    text = inspect.cleandoc(text)
+    title = "\n\nParameters\n----------\n"
+    head, found, rest = text.partition(title)
     # Before the next section: a line of dashes stands below its title.
-    section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{text}\n")
-    place = section.start() if section else len(text)
-    return text[:place] + "\n".join(parameters) + text[place:]
+    body = rest if found else head
+    section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{body}\n")
+    place = section.start() if section else len(body)
+    before = head + title + rest[:place] + "\n" if found else head[:place] + title
+    return before + "\n".join(parameters) + body[place:]

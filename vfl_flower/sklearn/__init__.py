@@ -1,0 +1,15 @@
+"""Estimators for scikit-learn, each of which runs a strategy in this process."""
+
+from vfl_flower.sklearn.coresets import CoresetKMeans, CoresetRegressor
+from vfl_flower.sklearn.fdskl import KernelClassifier, KernelRegressor
+from vfl_flower.sklearn.kernel_kmeans import KernelKMeans
+from vfl_flower.sklearn.mufc import ForgettingKMeans
+
+__all__ = [
+    "CoresetKMeans",
+    "CoresetRegressor",
+    "ForgettingKMeans",
+    "KernelClassifier",
+    "KernelKMeans",
+    "KernelRegressor",
+]

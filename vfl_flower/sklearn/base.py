@@ -1,0 +1,333 @@
+"""What the estimators have in common: one X, split over parties in this process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from numbers import Integral
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from vfl_flower.models.base import check_blocks
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.settings import documented, settings_of
+from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.simulation import simulate
+from vfl_flower.typing import Array
+
+E = TypeVar("E", bound="Estimator")
+
+OF_A_RUN = ("seed", "n_parties")
+"""Settings that follow from ``random_state`` and from X."""
+
+
+def estimates(
+    strategy: type[ProtocolStrategy], **fixed: Any
+) -> Callable[[type[E]], type[E]]:
+    """Give an estimator the settings of a strategy as arguments of its constructor.
+
+    A dataclass writes the constructor, so its signature has every argument, as
+    scikit-learn needs it. Nothing is checked before ``fit``, as scikit-learn wants it;
+    then the constructor of the strategy checks all.
+
+    Parameters
+    ----------
+    strategy : type
+        The strategy that ``fit`` runs.
+    **fixed
+        Settings that the estimator sets itself, and their values; ``...`` where ``fit``
+        sets them.
+    """
+
+    def decorate(cls: type[E]) -> type[E]:
+        taken = [
+            setting
+            for setting in settings_of(strategy)
+            if setting.name not in {*OF_A_RUN, *fixed}
+        ]
+        names = [setting.name for setting in taken]
+        cls.__annotations__ = inspect.get_annotations(cls) | dict.fromkeys(names, Any)
+        for setting in taken:
+            setattr(cls, setting.name, setting.default)
+        cls._strategy, cls._names, cls._fixed = strategy, names, fixed
+        cls.__doc__ = documented(cls.__doc__ or "", taken)
+        return dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    return decorate
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Estimator(BaseEstimator):
+    """Base of the estimators.
+
+    Parameters
+    ----------
+    random_state : int, RandomState or None
+        An int is the seed of the run: ``simulate`` with this seed gives the same model.
+        None: the parties draw from their operating system.
+    """
+
+    random_state: Any = None
+
+    _strategy: ClassVar[type[ProtocolStrategy]]
+    _names: ClassVar[list[str]]
+    _fixed: ClassVar[dict[str, Any]]
+
+    def _made(self, **settings: Any) -> ProtocolStrategy:
+        """Return the strategy; `settings` are those that the estimator sets in fit."""
+        chosen = {name: getattr(self, name) for name in self._names}
+        return self._strategy(**chosen | self._fixed | settings)
+
+    def _run(
+        self, strategy: ProtocolStrategy, parties: Sequence[Party]
+    ) -> ProtocolResult:
+        """Run a strategy on parties, and keep the result and its ledger."""
+        seed, random = self.random_state, check_random_state(self.random_state)
+        if seed is not None and not isinstance(seed, Integral):
+            seed = random.randint(2**31)
+        try:
+            self.result_ = simulate(strategy, parties, seed)
+        except FederationError as error:  # the data do not fit the settings
+            raise ValueError(str(error)) from error
+        self.ledger_ = self.result_.ledger
+        return self.result_
+
+    @property
+    def _model(self) -> Any:
+        """The model of the last run."""
+        return self.result_.model
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SplitColumns(Estimator):
+    """Base of the estimators whose parties hold columns of the same rows.
+
+    Parameters
+    ----------
+    columns_per_party : int, list, partitioner of Flower Datasets or None
+        Which columns of X each party holds. An int: so many parties of consecutive
+        columns; a list of counts of consecutive columns; a list of lists of numbers or
+        of names of columns; or a vertical partitioner. None: two parties, or those of
+        X where that is a list of blocks, one a party.
+    random_state
+        As of :class:`Estimator`.
+    """
+
+    columns_per_party: Any = None
+
+    def _split(self, X: Any, y: Any = "no_validation", **how: Any) -> Any:
+        """Check what ``fit`` is given; return the block of each party, and y.
+
+        `how` it is checked is what scikit-learn's ``validate_data`` takes.
+        """
+        X, given = whole(X, "columns_per_party", self.columns_per_party, axis=1)
+        checked = validate_data(self, X, y, dtype=np.float64, **how)
+        X, y = (checked, None) if isinstance(y, str) else checked
+        n_columns = X.shape[1]
+        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(n_columns)])
+        if hasattr(given, "load_partition"):
+            given = columns_of(given, names)
+        given = 2 if given is None else given
+        self.columns_per_party_ = split(
+            given, n_columns, "columns_per_party", "n_features", names
+        )
+        return [X[:, own] for own in self.columns_per_party_], y
+
+    def _blocks(self, X: Any) -> list[Array]:
+        """Return the block of each party of what ``predict`` is given."""
+        check_is_fitted(self)
+        if blocks := as_blocks(X):
+            return check_blocks(blocks, [len(own) for own in self.columns_per_party_])
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return [X[:, own] for own in self.columns_per_party_]
+
+    def _joined(self, blocks: Sequence[Array]) -> Array:
+        """Return what belongs to the columns of each party in the order of X's."""
+        order = np.argsort(np.concatenate(self.columns_per_party_))
+        return np.concatenate(blocks, axis=-1)[..., order]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Labelled(SplitColumns):
+    """Base of the estimators of which one party holds labels.
+
+    Parameters
+    ----------
+    columns_per_party, random_state
+        As of :class:`SplitColumns`.
+    label_party : int
+        The place of the party that holds y, from 0; -1 is the last.
+    """
+
+    label_party: int = -1
+
+    def _parties(self, blocks: Sequence[Array], y: Array) -> list[Party]:
+        """Return the parties, one of them with the labels y."""
+        places = range(len(blocks))
+        if self.label_party not in [*places, *(j - len(blocks) for j in places)]:
+            raise ValueError(
+                f"label_party must be the place of one of the {len(blocks)} parties, "
+                f"got {self.label_party!r}"
+            )
+        holder = places[self.label_party]
+        return [Party(X, y=y if j == holder else None) for j, X in enumerate(blocks)]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SplitRows(Estimator):
+    """Base of the estimators whose parties hold different rows of the same columns.
+
+    Parameters
+    ----------
+    rows_per_party : int, list or None
+        Which rows of X each party holds. An int: so many parties of consecutive rows; a
+        list of counts of consecutive rows; or a list of lists of numbers of rows. None:
+        three parties, or those of X where that is a list of blocks, one a party.
+    random_state
+        As of :class:`Estimator`.
+    """
+
+    rows_per_party: Any = None
+
+    def _split(self, X: Any) -> Array:
+        """Check what ``fit`` is given, and return its rows."""
+        X, given = whole(X, "rows_per_party", self.rows_per_party, axis=0)
+        X = validate_data(self, X, dtype=np.float64)
+        given = 3 if given is None else given
+        self.rows_per_party_ = split(given, len(X), "rows_per_party", "n_samples")
+        return np.asarray(X)
+
+    def _rows(self, X: Any) -> Array:
+        """Return the rows of what ``predict`` is given."""
+        check_is_fitted(self)
+        X = np.vstack(blocks) if (blocks := as_blocks(X)) else X
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+
+
+def as_blocks(X: Any) -> list[Any]:
+    """Return the matrices of a list of matrices; none where X is anything else.
+
+    A matrix may be an array, a DataFrame, or a data set of Hugging Face's Datasets,
+    which Flower Datasets returns.
+    """
+    if not isinstance(X, list | tuple):
+        return []
+    if not all(len(getattr(block, "shape", ())) == 2 for block in X):
+        return []
+    made = [block.to_pandas() if hasattr(block, "to_pandas") else block for block in X]
+    return [np.asarray(block) for block in made]
+
+
+def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
+    """Return X as one matrix, and how it is split: as `given`, or as its blocks are.
+
+    Raises
+    ------
+    ValueError
+        X is a list of blocks, and `argument` is not None.
+    """
+    if not (blocks := as_blocks(X)):
+        return X, given
+    if given is not None:
+        raise ValueError(
+            f"{argument} must be None where X is a list of blocks, got {given!r}"
+        )
+    return np.concatenate(blocks, axis), [block.shape[axis] for block in blocks]
+
+
+def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
+    """Return the names of the columns that a vertical partitioner gives each party.
+
+    Parameters
+    ----------
+    partitioner : flwr_datasets.partitioner.Partitioner
+        It is not changed: a partitioner takes one data set in its life, and it draws.
+    names : sequence of str
+        Names of the columns of X.
+    """
+    fresh = deepcopy(partitioner)
+    if not fresh.is_dataset_assigned():
+        from datasets import Dataset
+
+        fresh.dataset = Dataset.from_dict({name: [] for name in names})
+    parts = range(fresh.num_partitions)
+    return [fresh.load_partition(part).column_names for part in parts]
+
+
+def split(
+    given: Any, n: int, argument: str, what: str, names: Sequence[str] = ()
+) -> list[Array]:
+    """Return which of n columns, or rows, each party holds.
+
+    Parameters
+    ----------
+    given : int or sequence
+        The value of `argument`; see :class:`SplitColumns`.
+    n : int
+        How many there are.
+    argument, what : str
+        Names of the argument and, in scikit-learn's words, of their number.
+    names : sequence of str
+        Names of the columns.
+
+    Returns
+    -------
+    list of Array of int, shape (d_j,)
+
+    Raises
+    ------
+    ValueError
+        Not each column or row belongs to one party, or a party has none.
+
+    Examples
+    --------
+    >>> [own.tolist() for own in split([1, 2], 3, "columns_per_party", "n_features")]
+    [[0], [1, 2]]
+    """
+    if isinstance(given, Integral):
+        parties = int(given)
+        if not 1 <= parties <= n:
+            raise ValueError(
+                f"{argument} must be a number of parties from 1 to {what}, got "
+                f"{parties} with {what} = {n}"
+            )
+        return np.array_split(np.arange(n), parties)
+    if not is_list(given):
+        raise ValueError(
+            f"{argument} must be a number of parties or a list with an item for each, "
+            f"got {given!r}"
+        )
+    items: list[Any] = list(given)
+    if all(isinstance(item, Integral) for item in items):
+        if min(items, default=0) < 1 or sum(items) != n:
+            raise ValueError(
+                f"{argument} must be counts of at least 1 that add up to {what} = {n}, "
+                f"got {items}"
+            )
+        return np.split(np.arange(n), np.cumsum(items)[:-1])
+    if not all(map(is_list, items)):
+        raise ValueError(f"{argument} must be all counts or all lists, got {given!r}")
+    places = {name: place for place, name in enumerate(names)}
+    held = [[places.get(one, one) for one in item] for item in items]
+    for one in chain(*held):
+        if one not in range(n):
+            raise ValueError(f"{argument} has {one!r}, and X with {what} = {n} has not")
+    if not all(held) or sorted(chain(*held)) != list(range(n)):
+        raise ValueError(
+            f"{argument} must have at least one item for each party, and each of "
+            f"{what} = {n} once"
+        )
+    return [np.array(item, dtype=np.int64) for item in held]
+
+
+def is_list(value: Any) -> bool:
+    """Return whether a value is a list of items, such as an array, and no text."""
+    return isinstance(value, Iterable) and not isinstance(value, str)

@@ -1,0 +1,82 @@
+"""Estimator of kernel k-means over split rows."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClusterMixin
+
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.protocol.party import Party
+from vfl_flower.sklearn.base import SplitRows, estimates
+from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.typing import Array
+
+
+@estimates(FKKMeans, partition="horizontal", allow_missing=False)
+class KernelKMeans(ClusterMixin, SplitRows):
+    """Kernel k-means whose rows are split over parties.
+
+    Runs :class:`~vfl_flower.strategies.kernel_kmeans.FKKMeans` in this process.
+
+    Parameters
+    ----------
+    rows_per_party, random_state
+        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
+
+    Attributes
+    ----------
+    labels_ : Array of int, shape (n,)
+        Clusters of the rows of ``fit``.
+    cluster_centers_ : Array, shape (k, s)
+        Centres in the space of the embedding.
+    inertia_ : float
+        Sum of the squared distances of the embedded rows to their centres.
+    n_iter_ : int
+        Iterations of the subspace.
+    rows_per_party_ : list of Array of int
+        Numbers of the rows of each party.
+    result_ : ProtocolResult
+        Result of the run.
+    ledger_ : Ledger
+        Round trips, messages and bytes of the run.
+
+    Examples
+    --------
+    Four groups of rows, of which opposite ones are alike for this kernel:
+
+    >>> rng = np.random.default_rng(0)
+    >>> lines = np.repeat([[1, 1], [1, -1]], 300, axis=0)
+    >>> X = rng.choice([-1, 1], (600, 1)) * lines + rng.normal(size=(600, 2)) / 5
+    >>> model = KernelKMeans(n_clusters=2, n_components=2, kernel="polynomial",
+    ...     degree=2, offset=0.0, random_state=0)
+    >>> labels = model.fit_predict(X)
+    >>> sorted((int(labels[:300].sum()), int(labels[300:].sum())))
+    [0, 300]
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit the model to X, shape (n, d) or a block a party; y is not used."""
+        X = self._split(X)
+        parties = [Party(X[own]) for own in self.rows_per_party_]
+        result = self._run(self._made(), parties)
+        self.labels_ = np.empty(len(X), dtype=np.int64)
+        for own, labels in zip(self.rows_per_party_, self._model.labels_, strict=True):
+            self.labels_[own] = labels
+        self.cluster_centers_ = self._model.cluster_centers_
+        self.inertia_ = self._model.inertia_
+        self.n_iter_ = int(result.metrics["iterations"])
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Return the clusters of rows, shape (n,)."""
+        rows = self._rows(X)
+        return np.asarray(self._model.predict(rows))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return minus the sum of the squared distances of embedded rows to centres."""
+        rows = self._rows(X)
+        rows = self._rows(X)
+        embedded = self._model.transform(rows)
+        return -float(assign(embedded, self.cluster_centers_)[1].sum())

@@ -1,0 +1,155 @@
+"""Estimator of clusters that can forget, over split rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import ClusterMixin
+
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.mufc import Box
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.sklearn.base import SplitRows, estimates
+from vfl_flower.strategies.mufc import MUFC
+from vfl_flower.strategies.mufc_tasks import MUFCUnlearn
+from vfl_flower.typing import Array
+
+
+@estimates(MUFC, server_state=..., allow_missing=False)
+class ForgettingKMeans(ClusterMixin, SplitRows):
+    """k-means that can forget rows, which are split over parties.
+
+    Runs :class:`~vfl_flower.strategies.mufc.MUFC` in this process.
+
+    Parameters
+    ----------
+    rows_per_party, random_state
+        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
+    state_folder : str, Path or None
+        Folder in which server and parties keep what they need to forget, each in one of
+        its own; None: the model cannot forget.
+
+    Attributes
+    ----------
+    cluster_centers_ : Array, shape (k, d)
+        Centres, in the unit of the columns of X.
+    labels_ : Array of int, shape (n,)
+        Clusters of the rows of ``fit``: for each that of its party's local centroid. Of
+        rows that were forgotten: -1.
+    forgotten_ : Array of int, shape (m,)
+        Numbers of the rows that were forgotten.
+    inertia_ : float
+        Sum of the squared distances of these rows to the centres of their clusters, in
+        sides of the box squared.
+    rows_per_party_ : list of Array of int
+        Numbers of the rows of each party.
+    result_ : ProtocolResult
+        Result of the last run.
+    ledger_ : Ledger
+        Round trips, messages and bytes of the last run.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(300, 2)) / 40 + rng.choice([-0.3, 0.3], size=(300, 1))
+    >>> with TemporaryDirectory() as folder:
+    ...     model = ForgettingKMeans(n_clusters=2, state_folder=folder, random_state=0)
+    ...     labels = model.fit(X).forget(X, [0, 7]).labels_
+    >>> labels[[0, 7]].tolist(), int((labels < 0).sum())
+    ([-1, -1], 2)
+    """
+
+    state_folder: Any = None
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit the model to X, shape (n, d) or a block a party; y is not used."""
+        X, self.forgotten_ = self._split(X), np.zeros(0, dtype=np.int64)
+        strategy = self._made(server_state=self._server_state)
+        return self._cluster(strategy, X, self.forgotten_)
+
+    def forget(self, X: Any, rows: Any) -> Self:
+        """Make the model what it would be without some of its rows.
+
+        Parameters
+        ----------
+        X : Array, shape (n, d), or a list of blocks
+            The rows of ``fit``, all of them; those forgotten before are not read.
+        rows : Array of int, shape (m,)
+            Numbers of the rows to forget, from 0.
+
+        Raises
+        ------
+        ValueError
+            There was no `state_folder`, X does not have as many rows as that of
+            ``fit``, or a number is of none of the rows that the model has.
+        """
+        X, rows = self._rows(X), np.unique(rows)
+        if self.state_folder is None:
+            raise ValueError("state_folder must be a folder at fit and now, got None")
+        kept = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
+        if len(X) != len(self.labels_):
+            raise ValueError(
+                f"X must have the {len(self.labels_)} rows of fit, got {len(X)}"
+            )
+        if not np.isin(rows, kept).all():
+            raise ValueError("rows must be numbers of rows that the model has")
+        requests = {
+            name: np.intersect1d(rows, own).tolist()
+            for name, own in zip(
+                self._names_of_parties, self.rows_per_party_, strict=True
+            )
+        }
+        task = MUFCUnlearn(
+            self._model.model,
+            requests,
+            server_state=self._server_state,
+            masking=self.masking,
+        )
+        return self._cluster(task, X, rows)
+
+    def predict(self, X: Any) -> Array:
+        """Return the number of the nearest centre of each row, shape (n,)."""
+        rows = self._rows(X)
+        return np.asarray(self._model.predict(rows))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return minus the sum of the squared distances of rows to the nearest centres.
+
+        In sides of the box squared, as `inertia_`.
+        """
+        rows, model = self._rows(X), self._model
+        box = Box(model.lower, model.upper)
+        distances = assign(box.scale(rows), box.scale(model.cluster_centers_))[1]
+        return -float(distances.sum())
+
+    def _cluster(self, strategy: ProtocolStrategy, X: Array, rows: Array) -> Self:
+        """Run training, or a task that forgets `rows`, on those that are not forgotten.
+
+        Each row has its number for its id.
+        """
+        folder = None if self.state_folder is None else Path(self.state_folder)
+        held = [np.setdiff1d(own, self.forgotten_) for own in self.rows_per_party_]
+        parties = [
+            Party(X[own], ids=own, name=name, state_dir=folder and folder / name)
+            for name, own in zip(self._names_of_parties, held, strict=True)
+        ]
+        self._run(strategy, parties)
+        self.forgotten_ = np.union1d(self.forgotten_, rows)
+        self.labels_ = np.full(len(X), -1)
+        for own, labels in zip(held, self._model.labels_ or [], strict=True):
+            self.labels_[np.setdiff1d(own, rows)] = labels
+        self.cluster_centers_ = self._model.cluster_centers_
+        self.inertia_ = self._model.inertia_
+        return self
+
+    @property
+    def _server_state(self) -> Path | None:
+        return None if self.state_folder is None else Path(self.state_folder, "server")
+
+    @property
+    def _names_of_parties(self) -> list[str]:
+        return [f"party-{j}" for j in range(len(self.rows_per_party_))]
