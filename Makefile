@@ -44,9 +44,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PY) benchmarks/masks.py 8
 	$(PY) benchmarks/gram.py --quick
-	$(PY) benchmarks/moments.py
-	$(PY) benchmarks/kernel_accuracy.py
-	$(PY) benchmarks/kernel_moments.py --quick
+	$(PY) -m simulations.kernel_moments --quick
 	$(PY) benchmarks/leverage.py --n 50000 --repeats 3
 	$(PY) benchmarks/coresets_floor.py --repeats 3
 	$(PY) benchmarks/coresets_scaling.py --n 10000 100000

@@ -10,6 +10,8 @@ percentage; other labels a regression, whose error is the mean square.
 `pp_svmv`           PP-SVMV [3]: the parties' local kernel matrices are summed
 `fd_svrg`           FD-SVRG [4]: a linear model of partial predictions
 `linear`            what FD-SVRG converges to, on pooled columns
+`tuned_alike`       linear, kernel and boosted models of scikit-learn, all of whose
+                    settings are chosen on two halves of the training rows
 `gradient_boosting` scikit-learn's histogram gradient boosting on pooled columns, in
                     place of SecureBoost, which sends encrypted histograms of the same
                     gradients and finds the same kind of trees
@@ -55,6 +57,13 @@ GRID = [(C, scale) for C in (1.0, 10.0) for scale in (1.0, 4.0)]
 
 BLOCK = 1024
 """Features that are evaluated together."""
+
+TUNED_ON, KERNEL_ROWS = 4000, 20_000
+"""Rows on which `tuned_alike` tunes kernel methods, and most rows to fit them on."""
+
+Fitted = tuple[Callable[[Array], tuple[Array, Array | None]], dict[str, Any]]
+"""A function of rows to scores and probabilities of +1, where there are some; and what
+was chosen."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +347,82 @@ def gradient_boosting(data: Columns, *, seed: int = 0) -> Score:
     binary = is_binary(data.train_and_test()[1])
     make = HistGradientBoostingClassifier if binary else HistGradientBoostingRegressor
     return _pooled("gradient boosting, pooled", make(random_state=seed), data)
+
+
+def tuned_alike(name: str, X: Array, y: Array, seed: int) -> Fitted:
+    """Fit one of scikit-learn's models, tuned on two halves of its rows.
+
+    Parameters
+    ----------
+    name : {"linear", "kernel", "boosting"}
+        Ridge or logistic regression; kernel ridge regression or support vectors, with
+        Gaussian kernels; histogram gradient boosting. The columns of the first two are
+        in standard deviations and clipped at 8 of them.
+    X, y : Array, shapes (n, d) and (n,)
+        Training rows. Labels of -1 and +1 make it a classification.
+    seed : int
+        Of the halves, and of the rows of kernel methods.
+    """
+    from sklearn.ensemble import (
+        HistGradientBoostingClassifier,
+        HistGradientBoostingRegressor,
+    )
+    from sklearn.impute import SimpleImputer
+    from sklearn.kernel_ridge import KernelRidge
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.model_selection import GridSearchCV, KFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
+    from sklearn.svm import SVC
+
+    rng, n, real, d = np.random.default_rng(seed), len(y), not is_binary(y), X.shape[1]
+    mean = y.mean() if real and name != "boosting" else 0.0
+    model: Any
+    grid: dict[str, Any]
+    if name == "boosting":
+        kind = HistGradientBoostingRegressor if real else HistGradientBoostingClassifier
+        model = kind(
+            max_iter=600, early_stopping=True, n_iter_no_change=20, random_state=seed
+        )
+        grid = {"learning_rate": [0.05, 0.1], "max_leaf_nodes": [31, 127]}
+    elif name == "linear":
+        model = Ridge() if real else LogisticRegression(max_iter=1000)
+        strengths = 10.0 ** (np.arange(-2, 5) if real else np.arange(-3, 3))
+        grid = {"alpha" if real else "C": strengths}
+    elif real:
+        model = KernelRidge(kernel="rbf")
+        grid = {"alpha": [1e-3, 1e-2, 1e-1], "gamma": np.array([0.1, 0.3, 1, 3]) / d}
+    else:
+        model = SVC(cache_size=500)
+        grid = {"C": [1.0, 10.0, 100.0], "gamma": np.array([0.3, 1, 3, 10]) / d}
+    tuned, fitted = (TUNED_ON, KERNEL_ROWS) if name == "kernel" else (n, n)
+    if name != "boosting":
+        clip = FunctionTransformer(np.clip, kw_args={"a_min": -8, "a_max": 8})
+        step = type(model).__name__.lower()
+        model = make_pipeline(
+            SimpleImputer(strategy="median"), StandardScaler(), clip, model
+        )
+        grid = {f"{step}__{key}": values for key, values in grid.items()}
+    search = GridSearchCV(
+        model,
+        grid,
+        cv=KFold(2, shuffle=True, random_state=seed),
+        scoring="neg_mean_squared_error" if real else "accuracy",
+        refit=False,
+    )
+    rows = rng.permutation(n)[:tuned]
+    search.fit(X[rows], y[rows] - mean)
+    rows = rng.permutation(n)[:fitted]
+    best = model.set_params(**search.best_params_).fit(X[rows], y[rows] - mean)
+    chosen = {k.rpartition("__")[2]: float(v) for k, v in search.best_params_.items()}
+
+    def score(new: Array) -> tuple[Array, Array | None]:
+        if real:
+            return best.predict(new) + mean, None
+        p = best.predict_proba(new)[:, 1] if name != "kernel" else None
+        return best.decision_function(new), p
+
+    return score, {"rows": len(rows), "chosen": chosen}
 
 
 def _pooled(name: str, model: Any, data: Columns) -> Score:

@@ -132,9 +132,13 @@ class Results:
         Name of the experiments' module in this package.
     name : str
         Name of the table, if the module has several.
+    stem : str
+        Name of the files, if it is another one.
 
     Attributes
     ----------
+    stem : Path
+        The files, without their endings.
     command : str
         The command with all options that were given; absolute paths, which depend on
         the machine, are written as FOLDER.
@@ -144,10 +148,12 @@ class Results:
         The reason for each data set that was skipped.
     """
 
-    def __init__(self, context: typer.Context, module: str, name: str = "") -> None:
+    def __init__(
+        self, context: typer.Context, module: str, name: str = "", stem: str = ""
+    ) -> None:
         self._name = name or "experiments"
-        stem = f"{module}-{name}" if name else module
-        self._stem = Path(context.params["output_dir"]) / stem
+        stem = stem or (f"{module}-{name}" if name else module)
+        self.stem = Path(context.params["output_dir"]) / stem
         self._options = dict(context.params)
         words = ["python", "-m", f"simulations.{module}"]
         for parameter in context.command.params:
@@ -188,6 +194,19 @@ class Results:
                 reasons = (f"{name}: {text}" for name, text in self.skipped.items())
                 raise MissingData("; ".join(reasons)) from None
 
+    def earlier(self) -> Any:
+        """Return the figures that an earlier command has written here, or None."""
+        file = self.stem.with_suffix(".json")
+        return json.loads(file.read_text())[self._name] if file.is_file() else None
+
+    def text(self, page: Iterable[str]) -> str:
+        """Return the page as it is written."""
+        notes = (f"**{k}** was skipped: {why}." for k, why in self.skipped.items())
+        parts = [*page, *notes]
+        if not parts[0].startswith("# "):
+            parts.insert(0, f"`{self.command}`; {self.versions}.")
+        return "\n\n".join(filter(None, parts)) + "\n"
+
     def write(self, figures: Any, page: Iterable[str]) -> str:
         """Write the figures as JSON and the page as Markdown, and return the page.
 
@@ -198,19 +217,15 @@ class Results:
         page : iterable of str
             Its paragraphs and tables. The header comes first, unless there is a title.
         """
-        notes = (f"**{k}** was skipped: {why}." for k, why in self.skipped.items())
-        parts = [*page, *notes]
-        if not parts[0].startswith("# "):
-            parts.insert(0, f"`{self.command}`; {self.versions}.")
-        text = "\n\n".join(filter(None, parts)) + "\n"
+        text = self.text(page)
         results = {"command": self.command, "settings": self._options}
         results |= {"versions": self.versions, "skipped": self.skipped}
-        self._stem.parent.mkdir(parents=True, exist_ok=True)
+        self.stem.parent.mkdir(parents=True, exist_ok=True)
         write_text(
-            self._stem.with_suffix(".json"),
+            self.stem.with_suffix(".json"),
             json.dumps(results | {self._name: figures}, indent=1),
         )
-        write_text(self._stem.with_suffix(".md"), text)
+        write_text(self.stem.with_suffix(".md"), text)
         return text
 
 

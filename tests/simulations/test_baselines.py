@@ -16,6 +16,7 @@ from simulations.baselines import (
     median_squared_distance,
     pp_svmv,
     svm,
+    tuned_alike,
 )
 from simulations.experiments import Columns
 from vfl_flower.numerics.random_features import RandomFeatures
@@ -187,3 +188,32 @@ def test_trees_fit_what_a_line_cannot(binary):
     data = draw(binary)
     line = linear(data).error
     assert gradient_boosting(data).error < (line - 5 if binary else 0.8 * line)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_models_are_tuned_on_training_rows_alone(binary):
+    """Labels with a mean of 100 are fitted as well, and a linear model fits neither."""
+    X, y, X_test, y_test = draw(binary).train_and_test()
+    shift = 0 if binary else 100
+    errors, told = {}, {}
+    for name in ("linear", "kernel", "boosting"):
+        score, told[name] = tuned_alike(name, X, y + shift, 0)
+        f, p = score(X_test)
+        errors[name] = baselines.test_error(f - shift, y_test)
+        assert told[name]["rows"] == N
+        assert (p is None) == (not binary or name == "kernel")
+        if p is not None:
+            np.testing.assert_array_equal(p > 0.5, f > 0)
+    assert errors["kernel"] < 0.8 * errors["linear"]
+    assert errors["boosting"] < errors["linear"]
+    kernel = {"C", "gamma"} if binary else {"alpha", "gamma"}
+    assert set(told["kernel"]["chosen"]) == kernel
+    assert set(told["boosting"]["chosen"]) == {"learning_rate", "max_leaf_nodes"}
+
+
+def test_a_kernel_method_is_fitted_on_so_many_rows(monkeypatch):
+    monkeypatch.setattr(baselines, "TUNED_ON", 40)
+    monkeypatch.setattr(baselines, "KERNEL_ROWS", 90)
+    X, y, *_ = draw(True).train_and_test()
+    assert tuned_alike("kernel", X, y, 0)[1]["rows"] == 90
+    assert tuned_alike("linear", X, y, 0)[1]["rows"] == N

@@ -6,10 +6,7 @@ here makes more than 200 of them.
 """
 
 import dataclasses
-import importlib.util
-import sys
 from functools import wraps
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +15,7 @@ from draws import repeated_draws
 from scipy.stats import chi2
 from transcripts import Recorder, actual, patterns
 
+from simulations import moments_pooled
 from vfl_flower import (
     FDSKL,
     FederationError,
@@ -682,38 +680,29 @@ def test_a_party_takes_two_turns_and_each_once():
 # -- a second turn, of columns that are scaled by their relevance ----------------------
 
 
-def benchmark():
-    """Return the module that trains from pooled columns, as published figures do."""
-    file = Path(__file__).parents[2] / "benchmarks" / "kernel_accuracy.py"
-    spec = importlib.util.spec_from_file_location("kernel_accuracy", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kernel_accuracy"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("relevance", [False, True])
 @pytest.mark.parametrize("target", ["continuous", "binary"])
-def test_the_benchmark_measures_the_model_of_the_strategy(
+def test_published_figures_are_those_of_the_model_of_the_strategy(
     monkeypatch, relevance, target
 ):
     """The same columns and relevances, and scores to the precision of the features.
 
     Of ten runs no score had a standard deviation above 0.008 of the spread.
     """
-    pooled = benchmark()
     X, y = data()
     if target == "binary":
         y = np.where(y > np.median(y), 1.0, -1.0)
     monkeypatch.setattr(party, "fit_grams", lambda g, b, kind: ridge(g, b))
-    monkeypatch.setattr(pooled, "fit_grams", lambda g, b, kind: ridge(g, b))
+    monkeypatch.setattr(
+        moments_pooled, "fit_grams", lambda g, b, kind, **_: ridge(g, b)
+    )
     training = strategy(target=target, relevance=relevance, features=64)
     result = simulate(training, parties(3, 2, X, y), seed=3)
     blocks = np.array_split(X, 3, axis=1)
     solver = server.Solver(
         target, "gaussian", 0.0, N, 64, None, "server", 16, relevance
     )
-    model = pooled.pooled(parties(3, 2, X, y), y, solver, 3)
+    model = moments_pooled.pooled(parties(3, 2, X, y), y, solver, 3)
     for part, fitted, state in zip(
         result.model.parts, model.fitted, model.states, strict=True
     ):

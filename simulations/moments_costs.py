@@ -1,0 +1,203 @@
+"""What kernel models from sums of products cost, and how exact these sums are.
+
+`roles` runs ``FDSKL(solver="moments")`` with each party in a process of its own and
+messages that are packed, sealed and opened as on SuperNodes, so that seconds of
+processor and memory are those of each role. `gram_errors` compares a Gram matrix under
+shares with NumPy's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+from vfl_flower import FDSKL, Party
+from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.numerics.gram_fit import Block, fit_grams
+from vfl_flower.secure_aggregation.angle_shares import (
+    cosine_error,
+    cosine_shares,
+    deal_cosines,
+    hide_angles,
+)
+from vfl_flower.secure_aggregation.fixed_point import (
+    cosine_bound,
+    decode,
+    gram_error,
+    gram_fixed_point,
+)
+from vfl_flower.secure_aggregation.shares import Deal, Dealt, add
+from vfl_flower.secure_aggregation.triples import GramTriple, deal_gram, open_gram
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies.kernel_moments import MOST_PILOT
+
+ROLES = ("label holder", "second party", "another party")
+COLUMNS = 12
+"""Columns of the generated rows of `roles`."""
+
+
+def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
+    """Compare the Gram matrix of joint features under shares with that of NumPy.
+
+    The parties' angles are uniform and rounded to 16 bits of a turn; NumPy takes the
+    cosine of their exact sum.
+
+    Returns
+    -------
+    dict
+        ``bits`` of the ring; ``largest``, the largest error of an entry, its stated
+        ``bound`` and the root mean square ``rms``; ``diagonal``, the mean entry there.
+    """
+    rng = np.random.default_rng([rows, features, parties])
+    turns = rng.random((parties, rows, features))
+    angles = np.rint(turns * 2**16).astype("<u4").astype("<u2")
+    bits = gram_fixed_point(rows, cosine_bound(FRACTION), FRACTION).bits
+    joint = Deal(1, "angles", 0, 0, (rows, features), bits)
+    deal = Deal(1, "open", 0, 0, (rows, features), bits)
+    root = rng.bytes(32)
+    seeds = [joint.seed(root, party) for party in range(parties)]
+    pair = [GramTriple(deal, j, dealt) for j, dealt in enumerate(deal_gram(deal, root))]
+    first = Dealt.of(joint, 0, seeds[0])
+    for block, second in enumerate(deal_cosines(joint, root, parties, FRACTION)):
+        part = list(joint.blocks())[block]
+        hidden = [
+            hide_angles(joint, seed, own[part], block)
+            for seed, own in zip(seeds, angles, strict=True)
+        ]
+        delta = np.sum(hidden, axis=0, dtype="<u2")
+        sent = [
+            own.opening(cosine_shares(joint, j, dealt, delta, block, FRACTION), block)
+            for j, (own, dealt) in enumerate(zip(pair, (first, second), strict=True))
+        ]
+        opened = add(*sent, bits=bits)
+        for own in pair:
+            own.add(opened, block)
+    opened = open_gram(pair[0].share(), pair[1].share(), deal)
+    found = decode(opened, bits, 2 * FRACTION)
+    F = np.cos(2 * np.pi * turns.sum(axis=0))
+    exact = F.T @ F
+    error = np.abs(found - exact)
+    return {
+        "bits": bits,
+        "largest": float(error.max()),
+        "bound": gram_error(rows, 1.0, cosine_error(parties, FRACTION)),
+        "rms": float(np.sqrt(np.mean(error**2))),
+        "diagonal": float(np.diag(exact).mean()),
+    }
+
+
+def memory() -> float:
+    """Return the largest memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Processes(InProcessGrid):
+    """Parties that answer each in a process of its own."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        fork = multiprocessing.get_context("fork")
+        self.ends: dict[int, Connection] = {}
+        for node in self._contexts:
+            self.ends[node], end = fork.Pipe()
+            fork.Process(target=self._serve, args=(node, end), daemon=True).start()
+
+    def _serve(self, node: int, end: Connection) -> None:
+        before = memory()
+        while data := end.recv_bytes():
+            message = message_from_proto(ProtoMessage.FromString(data))
+            del data
+            reply = self._app(message, self._contexts[node])
+            reply.metadata.__dict__["_message_id"] = "reply"
+            end.send_bytes(message_to_proto(reply).SerializeToString())
+        end.send([process_time(), memory() - before])
+
+    def _push(self, message: Message) -> str:
+        self._pushed += 1
+        number = f"message-{self._pushed}"
+        message.metadata.__dict__["_message_id"] = number
+        end = self.ends[message.metadata.dst_node_id]
+        end.send_bytes(message_to_proto(message).SerializeToString())
+        reply = ProtoMessage.FromString(end.recv_bytes())
+        self._replies[number] = message_from_proto(reply)
+        return number
+
+    def ended(self) -> list[Any]:
+        """Return the seconds, and the memory above that at first, of each party."""
+        for end in self.ends.values():
+            end.send_bytes(b"")
+        return [end.recv() for end in self.ends.values()]
+
+
+def pooled(rows: int, columns: int) -> float:
+    """Return the seconds of the Gram matrices and the fit of pooled features."""
+    rng = np.random.default_rng(0)
+    F = rng.standard_normal((rows, columns + 2))
+    F[:, -1] = 1.0
+    start = process_time()
+    grams = [half.T @ half for half in np.split(F, 2)]
+    thirds = np.linspace(0, columns, 4).astype(int).tolist()
+    blocks = [Block("", a, b) for a, b in pairwise(thirds)]
+    fit_grams(grams, blocks, "continuous")
+    return process_time() - start
+
+
+def roles(rows: int, features: int, count: int, relevance: bool) -> dict[str, Any]:
+    """Train on generated rows of `count` parties, and measure each role.
+
+    Call it in a process of its own, so that memory is that of this run.
+
+    Returns
+    -------
+    dict
+        ``local`` columns, ``round_trips``, ``numpy`` (seconds of `pooled` in each
+        turn), and by role ``seconds`` of processor, ``megabytes`` above those at the
+        start of the run, and of a party ``sent`` and ``received``, in bytes for each
+        row and feature of the model.
+    """
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, COLUMNS))
+    y = np.sin(X).sum(axis=1) + 0.1 * rng.normal(size=rows)
+    parties = [
+        Party(block, y if j == 0 else None)
+        for j, block in enumerate(np.array_split(X, count, axis=1))
+    ]
+    before = memory()
+    grid = Processes(parties)
+    strategy = FDSKL(
+        solver="moments", target="continuous", features=features, relevance=relevance
+    )
+    start, wall = process_time(), perf_counter()
+    result = strategy.start(grid)
+    wall = perf_counter() - wall
+    used = [*grid.ended(), [process_time() - start, memory() - before]]
+    names = [*(ROLES[min(j, 2)] for j in range(count)), "dealing server"]
+    local = int(result.metrics["local_columns"])
+    turns = [min(features, 2 * MOST_PILOT)] * relevance + [features]
+    figures: dict[str, Any] = {
+        "local": local,
+        "round_trips": result.ledger.round_trips,
+        "numpy": sum(pooled(rows, local + joint) for joint in turns),
+        "wall": wall,
+    }
+    for j, (name, (seconds, megabytes)) in enumerate(zip(names, used, strict=True)):
+        if name not in figures:
+            figures[name] = {"seconds": seconds, "megabytes": megabytes}
+        if j < min(count, len(ROLES)):
+            entries = [
+                e for e in result.ledger.entries.values() if e.party == f"party-{j}"
+            ]
+            for key, way in (("sent", "bytes_up"), ("received", "bytes_down")):
+                size = sum(getattr(entry, way) for entry in entries)
+                figures[name][key] = size / rows / (features + local)
+    return figures

@@ -1,0 +1,265 @@
+"""Kernel models of ``FDSKL(solver="moments")`` from the pooled columns of all parties.
+
+Their sums of products are those of float32 numbers in one place, in the place of
+shares; all choices and columns are made by the functions of the strategy and of its
+steps, so a test error is that of a run, in a fraction of its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulations.baselines import Fitted, is_binary
+from vfl_flower import Party
+from vfl_flower.clients import kernel_moments as steps
+from vfl_flower.numerics import privacy
+from vfl_flower.numerics.gram_fit import GramFit, fit_grams
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.numerics.kernel_moments import cumulants, median_of
+from vfl_flower.numerics.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.relevance import relevance_of
+from vfl_flower.strategies import kernel_moments as server
+from vfl_flower.typing import Array
+
+DELTA = 1e-6
+"""Of the noise."""
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A model of ``FDSKL(solver="moments")`` from pooled columns.
+
+    All choices and columns are made by the functions of the strategy and of its steps;
+    sums of products alone are those of float32 numbers in one place, in the place of
+    shares.
+
+    Attributes
+    ----------
+    parties : list of Party
+        With a place each.
+    fitted : list
+        Their columns of the training rows, and how local ones are made.
+    state : list of KernelState
+        Their relevances.
+    joint : Joint
+        The joint features, and how many times their angles are taken.
+    multiple : int
+        See there.
+    fit : GramFit
+        In units of the scaled targets.
+    shift, scale : float
+        Of the targets.
+    """
+
+    parties: list[Party]
+    fitted: list[steps._Fitted]
+    states: list[steps.KernelState]
+    joint: steps.Joint
+    multiple: int
+    fit: GramFit
+    shift: float
+    scale: float
+
+    def __call__(self, X: Array) -> Array:
+        """Return the scores of rows, shape (rows,)."""
+        blocks = np.split(X, np.cumsum([f.X.shape[1] for f in self.fitted])[:-1], 1)
+        scores = []
+        for rows in np.array_split(np.arange(len(X)), -(-len(X) // 4096)):
+            parts = [
+                replace(f, X=b[rows]) for f, b in zip(self.fitted, blocks, strict=True)
+            ]
+            F = columns(self.parties, parts, self.states, self.joint, self.multiple)
+            scores.append(self.fit.scores(F)[:, 0])
+        return self.scale * np.concatenate(scores) + self.shift
+
+
+def columns(
+    parties: list[Party],
+    fitted: list[steps._Fitted],
+    states: list[steps.KernelState],
+    joint: steps.Joint,
+    multiple: int,
+) -> Array:
+    """Return all features of the rows of `fitted`: local, and joint by bandwidth."""
+    parts = [local_columns(f.local, f.X) for f in fitted]
+    each = [
+        steps._angles(p, s, joint, f.local, f.X)
+        for p, f, s in zip(parties, fitted, states, strict=True)
+    ]
+    angles = np.sum(each, axis=0, dtype=each[0].dtype)
+    angles = angles * angles.dtype.type(multiple)
+    turned = angles * np.float32(2 * np.pi * 2.0**-joint.bits)
+    for part in np.split(turned, np.cumsum(joint.counts)[:-1], axis=1):
+        parts += [np.cos(part), np.sin(part)]
+    return np.hstack(parts, dtype=np.float32)
+
+
+def noise_of(
+    sizes: list[int], parties: int, M: int, deviation: float, rng: np.random.Generator
+) -> Array:
+    """Return the sum of the parties' noise in a Gram matrix, symmetric.
+
+    Parameters
+    ----------
+    sizes : list of int
+        Numbers of local columns of each kind, of each party; the last one opens it.
+    parties, M : int
+        Numbers of parties, and of all features; one target and the ones follow.
+    deviation : float
+        Of one party's noise beside the diagonal.
+    rng : numpy.random.Generator
+        Source of the draw: that of the protocol is another one.
+    """
+    kinds, place = len(sizes) // parties, np.arange(M + 2)
+    total = np.zeros((M + 2, M + 2))
+    for j in range(parties - 1):
+        start = sum(sizes[: j * kinds])
+        stop = start + sum(sizes[j * kinds : (j + 1) * kinds])
+        mine = (place >= start) & (place < stop)
+        mine |= (place >= sum(sizes)) & (place < M)
+        drawn = rng.normal(0.0, deviation, total.shape)
+        noise = np.triu(drawn, 1)
+        noise += noise.T + np.sqrt(2) * np.diag(np.diag(drawn))
+        total += noise * (mine[:, None] | mine)
+    return total
+
+
+def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> Pooled:
+    """Train a model of two classes, -1 and +1, or of numbers.
+
+    Parameters
+    ----------
+    parties : list of Party
+        Those of a run of the strategy without rows held out.
+    y : Array, shape (n,)
+        The labels.
+    solver : Solver
+        How.
+    seed : int
+        Of the run.
+    """
+    for j, member in enumerate(parties):
+        member.index, member.n_parties, member.seed = j, len(parties), seed
+    task = server._task(solver, len(parties))
+    half = steps._halves(parties[0], task)
+    rows = np.concatenate(half)
+    fitted = [steps._fitted(member, task) for member in parties]
+    states = [steps.KernelState(task) for _ in parties]
+    sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
+
+    def scaled() -> Array:
+        parts = zip(parties, fitted, states, strict=True)
+        of_party = [
+            cumulants(
+                scaled_columns(f.local, f.X) * s.relevance,
+                task.kernel,
+                member.rng("pairs"),
+            )
+            for member, f, s in parts
+        ]
+        return np.asarray(np.sum(of_party, axis=0))
+
+    d = sum(f.X.shape[1] for f in fitted)
+    density = min(1.0, max(server.DENSITY, server.LEAST_COLUMNS / d))
+    others = sum(sizes) + 2
+    told = [steps._distances(p, task, f) for p, f in zip(parties, fitted, strict=True)]
+    median = median_of(np.sum(told, axis=0))
+    joint = server._joint(solver, task, median, density, others)
+    real = task.target == "continuous"
+    shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
+    target = (y[rows] - shift) / scale
+    if solver.epsilon and real:
+        target = np.clip(target, -privacy.MOST_TARGET, privacy.MOST_TARGET)
+
+    def turn(joint: steps.Joint, multiple: int) -> tuple[list[Array], GramFit]:
+        M = sum(sizes) + 2 * joint.angles
+        grams = [np.zeros((M + 2, M + 2)) for _ in half]
+        ends = np.cumsum([0, *map(len, half)])
+        for gram, start, stop in zip(grams, ends, ends[1:], strict=False):
+            for part in np.array_split(np.arange(start, stop), -(-stop // 4096)):
+                of_part = [replace(f, X=f.X[part]) for f in fitted]
+                F = columns(parties, of_part, states, joint, multiple)
+                F = np.column_stack([F, target[part], np.ones(len(part))])
+                F = F.astype(np.float32)
+                gram += F.T @ F
+        deviation, of_target = 0.0, None
+        if solver.epsilon:
+            angles, count = joint.angles, len(parties)
+            weights = privacy.column_weights(angles, count, 1, real)
+            units = np.repeat(
+                [weights[0], 1.0, *weights[1:]], [sum(sizes), 2 * angles, 1, 1]
+            )
+            each = privacy.noise_deviation(solver.epsilon, solver.delta, angles)
+            rng = np.random.default_rng([seed, 77])
+            for gram in grams:
+                gram *= np.outer(units, units)
+                gram += noise_of(sizes, count, M, each, rng)
+                units[:M] = 1.0
+                gram /= np.outer(units, units)
+                units[: sum(sizes)] = weights[0]
+            deviation = float(each * np.sqrt(count - 1))
+            of_target = float(deviation / weights[1])
+        fit = fit_grams(
+            grams,
+            steps.blocks_of([*sizes, *(2 * c for c in joint.counts)]),
+            "continuous" if real else "classes",
+            deviation=deviation,
+            target_deviation=of_target,
+        )
+        if solver.epsilon:
+            fit.weights[: sum(sizes)] *= weights[0]
+        return grams, fit
+
+    multiple = 1
+    if solver.relevance and solver.bandwidth is None and not solver.epsilon:
+        pilot = server._pilot(joint)
+        grams, solved = turn(pilot, 1)
+        holder = parties[-1]
+        B = steps.drawn_probes(grams, solved, pilot, holder.rng("probes"))
+        for member, f, state in zip(parties, fitted, states, strict=True):
+            omega = steps._frequencies(member, state, pilot, f.X.shape[1])
+            state.relevance = np.sqrt(relevance_of(omega.T @ B))
+        joint = server._relevant(joint)
+        multiple = server._multiple(task.kernel, scaled())
+    _, fit = turn(joint, multiple)
+    return Pooled(parties, fitted, states, joint, multiple, fit, shift, scale)
+
+
+def moments(
+    X: Array,
+    y: Array,
+    parties: int,
+    seed: int,
+    *,
+    features: int = 0,
+    relevance: bool = True,
+    epsilon: float = 0.0,
+) -> Fitted:
+    """Fit as ``FDSKL(solver="moments")`` does where the last party has the labels."""
+    blocks = np.array_split(X, parties, axis=1)
+    members = [
+        Party(block, y if j == parties - 1 else None, name=f"p{j}")
+        for j, block in enumerate(blocks)
+    ]
+    target: Target = "binary" if is_binary(y) else "continuous"
+    solver = server.Solver(
+        *(target, "gaussian", 0.0, len(y), features, None, "server", 16, relevance),
+        epsilon=epsilon,
+        delta=DELTA,
+    )
+    model = pooled(members, y, solver, seed)
+    settings = {
+        "rows": steps._task(model.states[0]).rows,
+        "columns": len(model.fit.weights),
+        "halves": float(model.fit.error[0] / model.fit.variance[0]),
+    }
+
+    def score(new: Array) -> tuple[Array, Array | None]:
+        f = model(new)
+        if target == "continuous":
+            return f, None
+        return f, model.fit.probabilities(f[:, None])[:, 0]
+
+    return score, settings

