@@ -171,7 +171,8 @@ def errors_page(cells: Cells, size: Size) -> Iterator[str]:
     trees, others, missed, unknown = [], [], [], []
     for name, row in zip(size.targets, rows, strict=True):
         if row["wins"].startswith("boosting"):
-            trees.append(name)
+            lacking = row["wins"].endswith("without kernel")
+            trees.append(name + " (kernel not measured)" * lacking)
         elif row["wins"] != NOT_MEASURED:
             others.append(f"{name} ({row['wins']})")
         missed += [name] if row["met"] == "no" else []

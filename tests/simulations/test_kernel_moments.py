@@ -148,6 +148,7 @@ def test_a_model_that_lacks_a_seed_is_not_judged(error, met):
     assert row["wins"] == "boosting, without kernel"
     assert row["moments behind"] == f"at least {error - 4:.2f} points"
     assert row["kernel"] == "6.00 (6.00, 6.00)"
+    assert "on a9a (kernel not measured);" in sentence
     assert sentence.endswith("of none." if met == "no" else "of a9a.")
     _, row = sentence_and_row(cells_of(moments=5.0))
     assert row["met"] == row["wins"] == row["moments behind"] == "not measured"
