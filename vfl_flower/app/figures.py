@@ -296,6 +296,8 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         _note(axes, "as predicted", (middle, middle), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("prediction")
         axes.set_ylabel("truth")
+        _sparse(axes)
+        axes.yaxis.set_major_formatter(_tick)
 
     off = int(np.abs(true - predicted).argmax())
     return _figure(
@@ -438,7 +440,7 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
             if min(values) > 0 and max(values) > 30 * min(values):
                 axes.set_yscale("log")
                 axes.yaxis.set_minor_locator(NullLocator())
-                axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+                axes.yaxis.set_major_formatter(_tick)
             axes.set_xlabel("MB sent so far")
             axes.set_title(_line(told[name]), loc="left")
             _sparse(axes)
@@ -818,6 +820,12 @@ def _sparse(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(_tick)
+
+
+def _tick(value: float, place: int | None) -> str:
+    """Return the number of a mark, without a power of ten beside the axis."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
 def _square(axes: Axes) -> None:

@@ -95,14 +95,14 @@ def page_text(result: ProtocolResult) -> str:
 def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
     """Return what stands for the run config of a result, and what repeats it."""
     strategy = result.strategy
-    settings = _changed(strategy)
+    settings = changed(strategy)
     given = ", ".join(f"{k}={v!r}" for k, v in settings.items() if k != "seed")
     name = type(strategy).__name__
     named = {"strategy": name, "task": strategy.task}
     return named, f"vf.simulate(vf.{name}({given}), parties, seed={result.seed})"
 
 
-def _changed(strategy: ProtocolStrategy) -> dict[str, Any]:
+def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
     """Return the settings that are not as by default, as JSON can have them.
 
     Folders are left out: they are of this machine.
@@ -151,7 +151,7 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
         "task": strategy.task,
         "question": strategy.question,
         "partition": strategy.partition,
-        "settings": _changed(strategy),
+        "settings": changed(strategy),
         "parties": [
             {
                 "name": info.name,

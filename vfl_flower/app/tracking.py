@@ -73,10 +73,10 @@ def log_to_mlflow(result: ProtocolResult) -> None:
         import mlflow
     except ImportError:
         raise ImportError("log_to_mlflow needs the package mlflow") from None
-    from vfl_flower.app.report import of_python
+    from vfl_flower.app.report import changed, of_python
 
-    settings, command = of_python(result)
-    mlflow.log_params(settings | {"seed": str(result.seed), "command": command})
+    named, command = of_python(result)
+    mlflow.log_params(changed(result.strategy) | named | {"command": command})
     for name, step, value in _points(result):
         mlflow.log_metric(name, value, step=step)
 
