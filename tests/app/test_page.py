@@ -358,6 +358,13 @@ def test_calibration_by_hand():
     assert data["standard_error"][0] == pytest.approx(np.sqrt(0.09 / 50))
 
 
+def test_without_probabilities_there_is_no_calibration():
+    curves = {name: TWO[name] for name in ("rows", "positives")}
+    figures_drawn = drawn(curves=curves)
+    assert figures_drawn["roc"].data == drawn(curves=TWO)["roc"].data
+    assert "calibration" not in figures_drawn
+
+
 def test_bins_of_one_class_draw_nothing():
     assert "roc" not in drawn(curves=TWO | {"positives": [0.0] * 4})
 

@@ -192,17 +192,17 @@ def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
 
 def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
     """ROC and calibration, from bins of the rows held out in the order of scores."""
-    if not {"score", "rows", "positives"} <= curves.keys():
+    if not {"rows", "positives"} <= curves.keys():
         return []
-    score, rows, positives = (
-        np.array(curves[name], dtype=np.float64)
-        for name in ("score", "rows", "positives")
+    rows, positives = (
+        np.array(curves[name], dtype=np.float64) for name in ("rows", "positives")
     )
+    # Without probabilities there is no score, and the bins still have their order.
+    score = np.array(curves.get("score", ()), dtype=np.float64)
     if not 0 < positives.sum() < rows.sum():
         return []
-    order = np.argsort(-score, kind="stable")
-    found = np.concatenate([[0.0], np.cumsum(positives[order])]) / positives.sum()
-    negatives = (rows - positives)[order]
+    found = np.concatenate([[0.0], np.cumsum(positives[::-1])]) / positives.sum()
+    negatives = (rows - positives)[::-1]
     alarms = np.concatenate([[0.0], np.cumsum(negatives)]) / negatives.sum()
     area = float(np.trapezoid(found, alarms))
     share = positives / rows
@@ -228,9 +228,8 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
         axes.set_xlabel("predicted probability of the positive class")
         axes.set_ylabel("share of rows that are positive")
 
-    worst = int(np.abs(share - score).argmax())
     total = int(rows.sum())
-    return [
+    figures = [
         _figure(
             "roc",
             "How well it separates the classes",
@@ -238,7 +237,7 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
             "Up: how many of the positive rows are found; to the right: how many of "
             "the others are false alarms. The nearer to the upper left corner, the "
             "better; the dashed line is guessing.",
-            f"ROC curve of {total:,} rows held out in {len(score)} groups, with an "
+            f"ROC curve of {total:,} rows held out in {len(rows)} groups, with an "
             f"area of about {area:.2f}; the line of guessing has 0.5.",
             {
                 "false_positive_rate": _floats(alarms),
@@ -247,6 +246,12 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
             roc,
             **_SQUARE,
         ),
+    ]
+    if not len(score):
+        return figures
+    worst = int(np.abs(share - score).argmax())
+    return [
+        *figures,
         _figure(
             "calibration",
             "Whether its probabilities are right",
@@ -823,7 +828,7 @@ def _sparse(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(_tick)
 
 
-def _tick(value: float, place: int | None) -> str:
+def _tick(value: float, place: float) -> str:
     """Return the number of a mark, without a power of ten beside the axis."""
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 

@@ -215,8 +215,8 @@ def _missing(result: Mapping[str, Any]) -> str:
         return ""
     return (
         "There is no picture of the predictions beside the truth. It needs groups of "
-        "at least 20 rows held out, of which the party with the labels tells means, "
-        "and this run has not told any."
+        "at least 20 rows held out, of which the party with the labels tells means "
+        "where its consent allows curves, and this run has not told any."
     )
 
 
