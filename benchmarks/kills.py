@@ -593,7 +593,8 @@ class Matrix:
     def result(self, lines: Sequence[str]) -> dict[str, Any]:
         """Return what a run that says so has left, here and at the parties."""
         values: dict[str, Any] = {}
-        folder = Path(lines[-1].removeprefix("results in "))
+        (place,) = (line for line in lines if line.startswith("results in "))
+        folder = Path(place.removeprefix("results in "))
         for path in folder.glob("model-*.npz"):
             values |= {f"server {k}": v for k, v in arrays_of(path).items()}
         text = (folder / "result.json").read_text()

@@ -9,6 +9,8 @@ from faults import Clock
 
 from vfl_flower import Party
 from vfl_flower.protocol import exchange, parties
+from vfl_flower.protocol.metrics import SPREAD
+from vfl_flower.protocol.strategy import ProtocolStrategy
 
 
 @pytest.fixture
@@ -18,6 +20,24 @@ def clock(monkeypatch) -> Clock:
     monkeypatch.setattr(exchange, "time", clock)
     monkeypatch.setattr(parties, "time", clock)
     return clock
+
+
+@pytest.fixture(autouse=True, scope="session")
+def explained():
+    """Fail whatever test gets a metric that its strategy does not explain."""
+    start = ProtocolStrategy.start
+
+    def checked(strategy, *args, **kwargs):
+        result = start(strategy, *args, **kwargs)
+        named = {n for of in result.train_metrics_clientapp.values() for n in of}
+        named = {name.removesuffix(SPREAD) for name in named} | {*result.traces}
+        ours = type(strategy).__module__.startswith("vfl_flower.")
+        assert not ours or named <= {*strategy.explained}, named
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProtocolStrategy, "start", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

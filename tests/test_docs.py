@@ -111,6 +111,7 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
         "docs/mufc.md",
         "docs/scikit-learn.md",
         "docs/experiments.md",
+        "docs/reports.md",
     ],
 )
 def test_examples_run(page, tmp_path, monkeypatch):

@@ -7,9 +7,11 @@ so that nothing passes by sharing memory.
 from __future__ import annotations
 
 import copy
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import (
@@ -23,9 +25,22 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower.app.register import make_client_app
+from vfl_flower.app.tracking import framed, report
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+
+
+class SimulatedResult(ProtocolResult):
+    """The result of a run in this process, which can show its report."""
+
+    def report(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the report; see :func:`vfl_flower.app.tracking.report`."""
+        return report(self, folder)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, for a notebook."""
+        return framed(self)
 
 
 @contextmanager
@@ -153,7 +168,7 @@ def simulate(
     seed: int | None = None,
     *,
     timeout: float = 3600,
-) -> ProtocolResult:
+) -> SimulatedResult:
     """Run a strategy on parties in this process.
 
     Parameters
@@ -169,8 +184,9 @@ def simulate(
 
     Returns
     -------
-    ProtocolResult
-        The same result as on SuperNodes at the same seed.
+    SimulatedResult
+        The same result as on SuperNodes at the same seed; its method ``report`` writes
+        it into a folder, and a notebook shows the page.
 
     Raises
     ------
@@ -202,6 +218,6 @@ def simulate(
             f"{strategy.n_parties}"
         )
     grid = InProcessGrid(parties)
-    result = strategy.start(grid, timeout=timeout)
+    result = SimulatedResult(**vars(strategy.start(grid, timeout=timeout)))
     strategy.complete(result.model, grid.memories())
     return result

@@ -1,5 +1,8 @@
 """The commands that start runs and look at results, without a SuperLink."""
 
+import json
+import shlex
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,12 +10,14 @@ from faults import Clock
 from typer.testing import CliRunner
 
 from vfl_flower import CoresetVRLR, load_model, simulate
-from vfl_flower.app import runs, stored
+from vfl_flower.app import reports, runs, stored
 from vfl_flower.app.cli import app
-from vfl_flower.app.config import party_source
+from vfl_flower.app.config import check_run_config, party_source, without_secrets
 from vfl_flower.app.flower_run import KILLED, RunFailed, _ended, why
 from vfl_flower.app.progress import Progress
-from vfl_flower.app.runs import Follower, clock, gather, size
+from vfl_flower.app.runs import Follower, gather
+from vfl_flower.app.server_app import command_of
+from vfl_flower.app.units import clock, size
 from vfl_flower.data import load_party
 
 
@@ -52,6 +57,72 @@ def simulated(files, out, *more):
 # -- simulate, report and models -------------------------------------------------------
 
 
+def test_the_page_is_made_again_from_the_folder(files, tmp_path, monkeypatch):
+    assert simulated(files, tmp_path / "out")[0] == 0
+    (folder,) = (tmp_path / "out").iterdir()
+    page, result = folder / "report.html", folder / "result.json"
+    first = page.read_bytes()
+    page.write_text("another")
+    assert call("report", folder)[0] == 0
+    assert page.read_text() == "another"
+    assert call("report", folder, "--rebuild")[0] == 0
+    assert page.read_bytes() == first
+    page.unlink()
+    opened = []
+    monkeypatch.setattr(reports.typer, "launch", lambda where: opened.append(where))
+    assert call("report", folder, "--open")[0] == 0
+    assert opened == [str(page)]
+    assert page.read_bytes() == first
+    read = json.loads(result.read_text())
+    del read["version"]
+    result.write_text(json.dumps(read))
+    code, out = call("report", folder, "--rebuild")
+    assert code == 1
+    assert "of an earlier version" in out
+
+
+def test_the_command_of_a_page_runs_it_again(files, tmp_path):
+    """It names the files, and all settings that are not as by default."""
+    given = ("--set", "seed=3", "--state-dir", tmp_path / "state")
+    assert simulated(files, tmp_path / "out", *given)[0] == 0
+    (folder,) = (tmp_path / "out").iterdir()
+    first = json.loads((folder / "result.json").read_text())
+    program, *words = shlex.split(first["command"])
+    assert program == "vfl-flower"
+    code, out = call(*words, "--set", f"output-dir={tmp_path / 'again'}")
+    assert code == 0, out
+    (folder,) = (tmp_path / "again").iterdir()
+    again = json.loads((folder / "result.json").read_text())
+    assert again["command"] == first["command"]
+    losses = [
+        read["results"]["coreset"]["metrics"]["1"]["train_loss"]
+        for read in (first, again)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        ({}, "vfl-flower run coreset-vrlr"),
+        (
+            {"data": "digits", "strategy": "fdskl", "fdskl.relevance": False},
+            "vfl-flower simulate fdskl --data digits --parties 3 "
+            "--set fdskl.relevance=false",
+        ),
+        (
+            {"task": "unlearn", "strategy": "mufc", "mufc.forget": "a:1", "seed": 2},
+            "vfl-flower run mufc --task unlearn --set seed=2 "
+            "--set 'mufc.forget=(not kept)'",
+        ),
+    ],
+)
+def test_the_command_of_a_run_config(config, command):
+    """One with data of its own was simulated; what no file may keep is not in it."""
+    checked = without_secrets(check_run_config(config))
+    assert command_of(checked, 3) == command
+
+
 def test_files_are_simulated_and_the_report_shown(files, tmp_path):
     code, out = simulated(files, tmp_path / "out", "--set", "seed=3")
     assert code == 0, out
@@ -77,6 +148,7 @@ def test_files_are_simulated_and_the_report_shown(files, tmp_path):
     number = folder.name.split("-")[-1]
     for name in (number, folder.name, folder):
         assert call("report", name, "--output-dir", tmp_path / "out")[1] == out
+    assert f"Page: {folder / 'report.html'}" in out
     code, out = call("report", "17", "--output-dir", tmp_path / "out")
     assert code == 1
     assert "there is no run '17'" in out

@@ -73,7 +73,7 @@ def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
 
     def rehearse(strategy, shapes, rows, clusters, grid):
         ledger = Ledger(waits={"hello": [0.0], "x": [0.0] * (3 + clusters)})
-        return Rehearsal(ledger, {}, 0.0)
+        return Rehearsal(ledger, 0.0)
 
     # As of a solver that stops when it has converged.
     monkeypatch.setattr(progress, "rehearse", rehearse)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord
 
-from vfl_flower import Ledger
+from vfl_flower import CoresetVRLR, Ledger
 from vfl_flower.app.report import markdown_table, summary_rows, write_report
 from vfl_flower.models.coresets import LinearModel
+from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.strategy import ProtocolResult
 
 
@@ -29,6 +30,8 @@ def result(loss, *, seed=4, **more):
         ledger=ledger,
         evaluation=ledger.of("test"),
         seed=seed,
+        strategy=CoresetVRLR(size=200),
+        parties=(PartyInfo(1, "airline", 400, 1, 400),),
     )
 
 

@@ -98,7 +98,9 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
     assert (folder / FILE).exists()
     main(grid(RealParties), context(**config, resume=folder.name, timeout=60.0))
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["model-coreset.npz", "report.md", "result.json"]
+    assert names == [
+        *("figures", "model-coreset.npz", "report.html", "report.md", "result.json"),
+    ]
     for name in (folder.name, "../runs", "other"):
         with pytest.raises(RunEnded, match="resume must be the name of a folder"):
             main(grid(RealParties), context(**config, resume=name))

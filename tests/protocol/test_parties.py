@@ -1089,6 +1089,40 @@ def test_ledger_counts_each_message_as_it_was_sent(clock):
     assert list(ledger.waits) == ["hello", "probe"]
 
 
+def test_ledger_times_each_party_apart(clock):
+    """One party after the other, as in one process: 3 s and 1 s, and none waits twice.
+
+    What the server waits beyond them is a look for replies every 10 ms.
+    """
+
+    class Slow(Edited):
+        def push_messages(self, messages):
+            seconds = 3.0 if len(self.sent) % 2 == 0 else 1.0
+            clock.sleep(seconds)
+            return super().push_messages(messages)
+
+    parties = greet(Slow(some(2)))
+    parties.ask(probe, x=np.ones(5))
+    first, second = (parties.ledger.entry("probe", f"party-{j}") for j in range(2))
+    assert first.seconds_answered == pytest.approx(3.0, abs=0.1)
+    assert second.seconds_answered == pytest.approx(1.0, abs=0.1)
+    assert parties.ledger.waits["probe"] == [pytest.approx(4.0, abs=0.1)]
+
+
+def test_ledger_knows_which_values_were_sent(clock):
+    """Of those declared; what ``hello`` has is always the same."""
+    parties = greet(Edited(some(2)))
+    parties.ask(probe, x=np.ones(5))
+    (action,) = parties.ledger.seen
+    seen = parties.ledger.seen[action]
+    assert action == "probe"
+    assert seen.request == {"x"}
+    assert seen.reply <= set(probe.contract.reply)
+    assert seen.reply
+    assert parties.ledger.of("probe").seen == parties.ledger.seen
+    assert parties.ledger.of("hello").seen == {}
+
+
 # -- trying again ----------------------------------------------------------------------
 
 

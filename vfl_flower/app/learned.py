@@ -13,10 +13,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from vfl_flower.app.config import check_run_config, make_strategy
-from vfl_flower.app.rehearsal import Seen, Shape, quietly, rehearse
+from vfl_flower.app.rehearsal import Shape, quietly, rehearse
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.contract import Field
+from vfl_flower.protocol.ledger import Seen
 from vfl_flower.protocol.steps import Step
 from vfl_flower.strategies import ALGORITHMS
 
@@ -74,7 +75,7 @@ def who_learns(
     steps : iterable of Step
         The steps, such as those of a strategy.
     seen : mapping of str to Seen, optional
-        What a rehearsal has seen, by action: only that is returned.
+        What was sent, by action: only that is returned.
 
     Returns
     -------
@@ -187,7 +188,7 @@ def _seen_at_defaults(name: str) -> dict[str, Seen]:
     strategy = make_strategy(config)
     shapes = [Shape(600, 3), Shape(600, 3), Shape(600, 3, 600)]  # enough for curves
     with quietly():
-        return rehearse(strategy, shapes).seen
+        return rehearse(strategy, shapes).ledger.seen
 
 
 def main(

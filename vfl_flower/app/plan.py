@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from vfl_flower.app.learned import Learned, table_of, who_learns
 from vfl_flower.app.rehearsal import Shape, n_rows_of, quietly, rehearse
 from vfl_flower.app.report import markdown_table
+from vfl_flower.app.units import duration
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import KINDS
 from vfl_flower.protocol.ledger import COUNTS, Entry, Ledger
@@ -137,7 +138,7 @@ class RunPlan:
         return [f"{action} *" if varies else action, *(f"{n:,}" for n in figures)]
 
     def _time(self, ledger: Ledger) -> str:
-        computing = f"{_duration(self.computing)} of computing, by this machine's speed"
+        computing = f"{duration(self.computing)} of computing, by this machine's speed"
         network = "the time that the network takes for the bytes comes on top"
         if self.seconds is None:
             return (
@@ -145,8 +146,8 @@ class RunPlan:
                 f"seconds each) and {computing}; {network}."
             )
         return (
-            f"Expected time: {_duration(self.seconds)}, which is {ledger.round_trips} "
-            f"round trips of {_duration(self.round_trip or 0.0)}, as `hello` took, and "
+            f"Expected time: {duration(self.seconds)}, which is {ledger.round_trips} "
+            f"round trips of {duration(self.round_trip or 0.0)}, as `hello` took, and "
             f"{computing}; {network}."
         )
 
@@ -205,13 +206,6 @@ class RunPlan:
         if self.strategy.masking == "plain":
             text += " With masking 'plain' the server learns each addend of all sums."
         return [text]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.{1 if seconds >= 10 else 2}f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def plan(
@@ -299,7 +293,7 @@ def plan(
         strategy,
         shapes,
         # Real parties send more in ``hello`` than rehearsed ones, such as signatures.
-        [*who_learns([hello]), *who_learns(strategy.steps, last.seen)],
+        [*who_learns([hello]), *who_learns(strategy.steps, last.ledger.seen)],
         ledger,
         rows=rows,
         extended=len(rehearsals) > 1,
@@ -390,7 +384,8 @@ def _extended_ledger(
             each = [getattr(e, name) / share for e, share in pairs]
             counts[name] = round(times * extended(each, doublings))
         # Seconds vary too much for a curve: they count as proportional to the rows.
-        counts["seconds_computed"] = entry.seconds_computed * 2**doublings
+        for name in ("seconds_computed", "seconds_answered"):
+            counts[name] = getattr(entry, name) * 2**doublings
         result.entries[action, party] = Entry(action, party, **counts)
     for action, waits in ledgers[-1].waits.items():
         of_step = (e for e in result.entries.values() if e.action == action)

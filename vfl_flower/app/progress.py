@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from vfl_flower.app.rehearsal import Rehearsal, Shape, Watched, quietly, rehearse
+from vfl_flower.app.rehearsal import Rehearsal, Shape, quietly, rehearse
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")
 
@@ -151,7 +152,7 @@ def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
     rows = min(wanted, FEW_ROWS)
     deadline = time.thread_time() + PATIENCE
 
-    class Hasty(Watched):
+    class Hasty(InProcessGrid):
         """A grid whose run ends when it takes too long."""
 
         def push_messages(self, messages: Iterable[Message]) -> list[str]:

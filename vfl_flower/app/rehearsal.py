@@ -10,22 +10,17 @@ import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
-from flwr.app import Message, RecordDict
 
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Kind
-from vfl_flower.protocol.contract import Field
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.replies import PartyInfo
-from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid, apart
 from vfl_flower.typing import Array
@@ -58,73 +53,6 @@ class Shape(NamedTuple):
         return cls(info.n_rows, info.n_columns, info.n_labels, info.name, info.keeps)
 
 
-@dataclass
-class Seen:
-    """What a rehearsal has seen of a step.
-
-    Attributes
-    ----------
-    request, reply : set of str
-        Values that were sent.
-    kinds : set of str
-        What the requests made it reveal.
-    """
-
-    request: set[str] = field(default_factory=set)
-    reply: set[str] = field(default_factory=set)
-    kinds: set[Kind] = field(default_factory=set)
-
-
-class Watched(InProcessGrid):
-    """A grid that notes which values are sent.
-
-    Attributes
-    ----------
-    seen : dict of str to Seen
-        By the action of a step.
-    """
-
-    def __init__(self, parties: Sequence[Party]) -> None:
-        super().__init__(parties)
-        self.seen: dict[str, Seen] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Note what the server sends."""
-        messages = list(messages)
-        for message in messages:
-            step, seen = self._of(message)
-            values = _values(message.content, step.contract.request)
-            seen.request |= values.keys()
-            seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Note what the parties send."""
-        replies = super().pull_messages(message_ids)
-        for message in replies:
-            if message.has_content():
-                step, seen = self._of(message)
-                seen.reply |= _values(message.content, step.contract.reply).keys()
-        return replies
-
-    def _of(self, message: Message) -> tuple[Step[..., Any], Seen]:
-        action = message.metadata.message_type.partition(".")[2]
-        step = hello if action == hello.action else STEPS[action]
-        return step, self.seen.setdefault(action, Seen())
-
-
-def _values(content: RecordDict, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the declared values that a message has; True for one of several parts."""
-    settings, arrays = content["settings"], content["arrays"]
-    values: dict[str, Any] = {}
-    for name in [*settings, *arrays]:
-        head = name.partition(".")[0]
-        if head not in fields:
-            head = head.rpartition("_")[0]
-        values[head] = settings[name] if head == name in settings else True
-    return values
-
-
 @dataclass(frozen=True)
 class Rehearsal:
     """What a rehearsal has cost and shown.
@@ -132,15 +60,12 @@ class Rehearsal:
     Attributes
     ----------
     ledger : Ledger
-        Its costs.
-    seen : dict of str to Seen
-        What was sent.
+        Its costs, and which values were sent.
     seconds : float
         Time that the server computed.
     """
 
     ledger: Ledger
-    seen: dict[str, Seen]
     seconds: float
 
     def sizes(self, action: str) -> tuple[int, int]:
@@ -162,7 +87,7 @@ def rehearse(
     shapes: Sequence[Shape],
     rows: int | None = None,
     clusters: bool = False,
-    grid: Callable[[Sequence[Party]], Watched] = Watched,
+    grid: Callable[[Sequence[Party]], InProcessGrid] = InProcessGrid,
 ) -> Rehearsal:
     """Run a strategy on random rows: so many of them; None: as many as there are.
 
@@ -198,17 +123,16 @@ def rehearse(
                 rows_of = {f"level {k}": n // levels for k in range(levels)}
                 parties[-1].texts = {"text": rows_of}
         with apart(), folder:
-            watched = grid(parties)
             start = time.perf_counter()
             try:
                 # Nobody watches a rehearsal.
-                ledger = strategy.replace().start(watched).ledger
+                ledger = strategy.replace().start(grid(parties)).ledger
             except Exception:
                 if last == 0:
                     raise
                 continue
             seconds = time.perf_counter() - start - ledger.seconds_waited
-            return Rehearsal(ledger, watched.seen, max(0.0, seconds))
+            return Rehearsal(ledger, max(0.0, seconds))
     raise AssertionError  # the last labels return or raise
 
 

@@ -1,4 +1,4 @@
-"""The only writer of results: JSON, Markdown and models, and what a run prints."""
+"""The only writer of results: JSON, Markdown, models, the page and its figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,35 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
+from vfl_flower.app.figures import figures_of
+from vfl_flower.app.learned import who_learns
+from vfl_flower.app.page import page_of
 from vfl_flower.files import write_whole
-from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.consent import KINDS
+from vfl_flower.protocol.metrics import SPREAD
+from vfl_flower.protocol.settings import settings_of, values_of
+from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.version import __version__
 
-SPREAD = "_se"
-"""How the name of a standard error ends: it stands beside the number that it is of."""
+RESULT = "result.json"
+"""File of a run's folder that has its figures."""
+
+PAGE = "report.html"
+"""File of a run's folder for people: all of it follows from :data:`RESULT`."""
+
+FIGURES = "figures"
+"""Folder of the page's figures, in the folder of a run."""
+
+MOST_COUNTS = 200
+"""Most counts of a model in the result; the others are added up in one more."""
 
 
 def write_report(
-    folder: Path, results: Mapping[str, ProtocolResult], settings: Mapping[str, Any]
+    folder: Path,
+    results: Mapping[str, ProtocolResult],
+    settings: Mapping[str, Any],
+    command: str = "",
 ) -> str:
     """Write the results of a run into a folder.
 
@@ -33,32 +54,19 @@ def write_report(
         By the name of the variant, such as its sampling.
     settings : mapping
         The run config.
+    command : str
+        What starts the run again.
 
     Returns
     -------
     str
         The report as text: a table of the results, the ledger of the first result, and
         the folder, which has ``result.json``, ``report.md`` and ``model-<name>.npz``.
+        The page is not among them: see :func:`write_page`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {
-        name: {
-            "seed": result.seed,
-            "model": result.model.number,
-            "warnings": list(result.warnings),
-            "metrics": {
-                t: {metric: _number(value) for metric, value in metrics.items()}
-                for t, metrics in result.train_metrics_clientapp.items()
-            },
-            **({"curves": dict(result.curves)} if result.curves else {}),
-            "ledger": result.ledger.to_dict(),
-        }
-        for name, result in results.items()
-    }
-    write_text(
-        folder / "result.json",
-        json.dumps({"run_config": dict(settings), "results": figures}, indent=1),
-    )
+    record = record_of(results, settings, command)
+    write_text(folder / RESULT, json.dumps(record, indent=1))
     for name, result in results.items():
         result.model.save(folder / f"model-{name}.npz")
     first = next(iter(results))
@@ -74,6 +82,175 @@ def write_report(
         f"```\n{ledger}\n```\n",
     )
     return f"{table}\n\nledger of {first}:\n{ledger}{kept}\n\nresults in {folder}"
+
+
+def page_text(result: ProtocolResult) -> str:
+    """Return the page of a result as text, and write nothing."""
+    record = record_of({result.strategy.variant: result}, *of_python(result))
+    # As it is read back: with the keys of JSON, which are texts.
+    record = json.loads(json.dumps(record))
+    return page_of(record, figures_of(record["results"]))
+
+
+def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
+    """Return what stands for the run config of a result, and what repeats it."""
+    strategy = result.strategy
+    settings = changed(strategy)
+    given = ", ".join(f"{k}={v!r}" for k, v in settings.items() if k != "seed")
+    name = type(strategy).__name__
+    named = {"strategy": name, "task": strategy.task}
+    return named, f"vf.simulate(vf.{name}({given}), parties, seed={result.seed})"
+
+
+def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
+    """Return the settings that are not as by default, as JSON can have them.
+
+    Folders are left out: they are of this machine.
+    """
+    defaults = {s.name: s.default for s in settings_of(type(strategy)) if not s.folder}
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in values_of(strategy).items()
+        if name in defaults and repr(getattr(strategy, name)) != repr(defaults[name])
+    }
+
+
+def record_of(
+    results: Mapping[str, ProtocolResult], settings: Mapping[str, Any], command: str
+) -> dict[str, Any]:
+    """Return what ``result.json`` has of a run: all that the page shows.
+
+    Parameters
+    ----------
+    results, settings, command
+        As of :func:`write_report`.
+    """
+    return {
+        "version": __version__,
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "command": command,
+        "run_config": dict(settings),
+        "results": {name: _result(result) for name, result in results.items()},
+    }
+
+
+def _result(result: ProtocolResult) -> dict[str, Any]:
+    """Return one result as plain numbers and texts."""
+    strategy, recorded = result.strategy, result.train_metrics_clientapp
+    named = {metric for metrics in recorded.values() for metric in metrics}
+    told = [
+        metric for metric in strategy.explained if metric in named | {*result.traces}
+    ]
+    learned = [
+        *who_learns([hello]),
+        *who_learns(strategy.steps, result.ledger.seen),
+    ]
+    revealed = {kind for row in learned for kind in row.kinds}
+    return {
+        "strategy": type(strategy).__name__,
+        "task": strategy.task,
+        "question": strategy.question,
+        "partition": strategy.partition,
+        "settings": changed(strategy),
+        "parties": [
+            {
+                "name": info.name,
+                "rows": info.n_rows,
+                "columns": info.n_columns,
+                "labels": info.n_labels,
+            }
+            for info in result.parties
+        ],
+        "seed": result.seed,
+        "model": result.model.number,
+        "note": result.model.note,
+        "warnings": list(result.warnings),
+        "metrics": {
+            t: {metric: _number(value) for metric, value in metrics.items()}
+            for t, metrics in recorded.items()
+        },
+        "explained": {metric: strategy.explained[metric]._asdict() for metric in told},
+        "traces": {
+            name: dict(zip(("round_trips", "bytes", "value"), columns, strict=True))
+            for name, points in result.traces.items()
+            if (columns := [[*c] for c in zip(*filter(_finite, points), strict=True)])
+        },
+        **({"curves": dict(result.curves)} if result.curves else {}),
+        "clusters": result.model.plane(),
+        "counts": _first(result.model.counts([info.name for info in result.parties])),
+        "learned": [row._asdict() for row in learned],
+        "kinds": {kind: KINDS[kind] for kind in KINDS if kind in revealed},
+        "seconds": result.seconds,
+        "evaluation_bytes_up": result.evaluation.bytes_up,
+        "ledger": result.ledger.to_dict(),
+    }
+
+
+def _finite(point: tuple[int, int, float]) -> bool:
+    return math.isfinite(point[2])
+
+
+def _first(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the largest counts, and the sum of the others."""
+    largest = sorted(counts.items(), key=lambda item: -item[1])
+    kept, rest = dict(largest[:MOST_COUNTS]), largest[MOST_COUNTS:]
+    return kept | ({f"{len(rest)} others": sum(n for _, n in rest)} if rest else {})
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of a run and its figures, from its ``result.json`` alone.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the run.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    ValueError
+        The result cannot be read, or an earlier version has written it.
+    OSError
+        The folder cannot be written to.
+    """
+    record = read_result(folder)
+    if "version" not in record:
+        raise ValueError(
+            f"the result in {folder} is of an earlier version, which kept too little "
+            "for a page: run it again"
+        )
+    figures = figures_of(record["results"])
+    (folder / FIGURES).mkdir(exist_ok=True)
+    for figure in figures:
+        for name, content in figure.files():
+            write_whole(folder / FIGURES / name, content)
+    write_text(folder / PAGE, page_of(record, figures))
+    return folder / PAGE
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return what a run has written.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be read, or is no result of a run.
+    """
+    try:
+        read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        assert isinstance(read["results"], dict)
+        assert {"strategy", "task"} <= read["run_config"].keys()
+    except OSError as error:
+        raise ValueError(
+            f"the result in {folder} cannot be read: {error.strerror}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        raise ValueError(f"the result in {folder} is damaged") from None
+    return dict(read)
 
 
 def warnings_of(results: Mapping[str, ProtocolResult]) -> list[str]:

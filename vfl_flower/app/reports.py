@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from vfl_flower.app.config import output_dir
-
-RESULT = "result.json"
-"""File of a run's folder that has its figures."""
+from vfl_flower.app.figures import last
+from vfl_flower.app.report import PAGE, RESULT, read_result, write_page
 
 OutputDir = Annotated[
     str,
@@ -62,27 +60,6 @@ def find_run(name: str, folder: Path) -> Path:
             "its results on the machine of the SuperLink"
         )
     return matching[-1]
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Return what a run has written.
-
-    Raises
-    ------
-    ValueError
-        The file cannot be read, or is no result of a run.
-    """
-    try:
-        read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        assert isinstance(read["results"], dict)
-        assert {"strategy", "task"} <= read["run_config"].keys()
-    except OSError as error:
-        raise ValueError(
-            f"the result in {folder} cannot be read: {error.strerror}"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise ValueError(f"the result in {folder} is damaged") from None
-    return dict(read)
 
 
 @dataclass(frozen=True)
@@ -184,19 +161,14 @@ def print_report(folder: Path, console: Console) -> None:
 
 def _lines(results: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield each metric and cost with its values, one a result."""
-    last = {name: _last(result["metrics"]) for name, result in results.items()}
+    latest = {name: last(result) for name, result in results.items()}
     names = list(
-        dict.fromkeys(metric for metrics in last.values() for metric in metrics)
+        dict.fromkeys(metric for metrics in latest.values() for metric in metrics)
     )
     for metric in names:
-        yield metric, [_shown(metrics.get(metric, "")) for metrics in last.values()]
+        yield metric, [_shown(metrics.get(metric, "")) for metrics in latest.values()]
     for cost in _COSTS:
         yield cost, [_shown(result["ledger"][cost]) for result in results.values()]
-
-
-def _last(metrics: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the metrics of the last iteration."""
-    return metrics[max(metrics, key=int)] if metrics else {}
 
 
 def _shown(value: Any) -> str:
@@ -225,11 +197,26 @@ def report(
         str, typer.Argument(help="The run's folder or number; default: the last run.")
     ] = "",
     output_dir_: OutputDir = "",
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the page and its figures again.")
+    ] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
 ) -> None:
-    """Show the report of a finished run, on the machine of its SuperLink."""
+    """Show the report of a finished run, on the machine of its SuperLink.
+
+    The page, report.html in the run's folder, is made where it is not there.
+    """
     try:
         folder = find_run(run, output_dir({"output-dir": output_dir_}))
         print_report(folder, Console(highlight=False))
-    except ValueError as error:
+        page = folder / PAGE
+        if rebuild or not page.is_file():
+            page = write_page(folder)
+        typer.echo(f"Page: {page}")
+        if open_ and typer.launch(str(page)):
+            raise ValueError("the browser cannot be opened: open the page in it")
+    except (ValueError, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -27,6 +27,7 @@ from vfl_flower.app.options import Config, Set, Task
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
+from vfl_flower.app.units import clock, size
 from vfl_flower.strategies import ALGORITHMS
 
 _FLOWERS = re.compile(
@@ -182,26 +183,6 @@ def describe(progress: Progress) -> str:
         f"{share}{progress.step:<24} round trip {progress.trips:>4}, "
         f"{size(progress.n_bytes):>8}, {clock(progress.seconds)}{left}"
     )
-
-
-def clock(seconds: float) -> str:
-    """Return a time: 45 s, 12:05 or 1:02:03."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02}"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
-def size(n_bytes: float) -> str:
-    """Return a number of bytes: 512 B, 1.5 kB, 27 MB."""
-    for unit in ("B", "kB", "MB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.3g} GB"
 
 
 Federation = Annotated[

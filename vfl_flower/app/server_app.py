@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +17,12 @@ from vfl_flower.app.config import (
     check_run_config,
     make_strategy,
     output_dir,
+    run_keys,
     without_secrets,
 )
 from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
-from vfl_flower.app.report import write_report
+from vfl_flower.app.report import write_page, write_report
 from vfl_flower.app.reports import remove_files
 from vfl_flower.protocol.checkpoint import FILE, Checkpoint
 from vfl_flower.protocol.exchange import FederationError
@@ -68,8 +70,15 @@ def main(grid: Grid, context: Context) -> None:
         execute(grid, context)
 
 
-def execute(grid: Grid, context: Context) -> None:
+def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     """Run what the run config says, wherever the parties are; see :func:`main`.
+
+    Parameters
+    ----------
+    grid, context
+        As Flower gives them.
+    more : sequence of str
+        Further words of the command that started it.
 
     Raises
     ------
@@ -97,8 +106,42 @@ def execute(grid: Grid, context: Context) -> None:
             results[name] = strategy.watched_by(Reporter()).start(
                 grid, timeout=config["timeout"], checkpoint=checkpoint
             )
-            text = write_report(folder, results, kept)
-    print(text, flush=True)
+            again = command_of(kept, len(results[name].parties), more)
+            text = write_report(folder, results, kept, again)
+    print(f"{text}\nreport: {write_page(folder)}", flush=True)
+
+
+def command_of(
+    config: Mapping[str, Any], n_parties: int, more: Sequence[str] = ()
+) -> str:
+    """Return the command that runs a run config again.
+
+    Parameters
+    ----------
+    config : mapping
+        A checked run config, without secrets.
+    n_parties : int
+        How many took part.
+    more : sequence of str
+        What else the command of a run on this machine had, such as party files; none:
+        where the run config names data, parties were simulated.
+    """
+    keys = run_keys()
+    named = ("strategy", "task", "resume", "output-dir", "data")
+    changed = {k: v for k, v in config.items() if v != keys[k].default}
+    data = ["--data", str(config["data"])] if "data" in changed else []
+    sets = [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in changed.items()
+        if key not in named
+    ]
+    more = list(more)
+    if data and not more:
+        more = ["--parties", str(n_parties)]
+    words = ["vfl-flower", "simulate" if more else "run", str(config["strategy"])]
+    words += ["--task", str(config["task"])] if "task" in changed else []
+    words += [*data, *more, *(word for pair in sets for word in ("--set", pair))]
+    return shlex.join(words)
 
 
 @contextmanager

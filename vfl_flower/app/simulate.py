@@ -255,11 +255,19 @@ def simulate(
             return
         with _logged_by(Follower(verbose)):
             grid = InProcessGrid([load(source, chosen) for source in sources])
-            execute(grid, Context(grid.run_id, 0, {}, RecordDict(), chosen))
+            context = Context(grid.run_id, 0, {}, RecordDict(), chosen)
+            execute(grid, context, _words(files, parties, state_dir))
     except (RunFailed, PartyError, RuntimeError, ValueError) as error:
         fail(error)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _words(files: Sequence[Path], n_parties: int, state_dir: Path | None) -> list[str]:
+    """Return the options of the command that are not in the run config."""
+    words = [word for file in files for word in ("--party", str(file))]
+    words += [] if files else ["--parties", str(n_parties)]
+    return words + ([] if state_dir is None else ["--state-dir", str(state_dir)])
 
 
 def _must_be_mended(sources: Sequence[PartySource], horizontal: bool) -> bool:

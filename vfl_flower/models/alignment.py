@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -54,6 +54,15 @@ class AlignmentModel(Model):
             Places of parties, from 0.
         """
         return int(self.counts_[self.held_[:, list(parties)].all(axis=1)].sum())
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Return how many ids each set of parties holds that no other party holds."""
+        counted = {}
+        for held, count in zip(self.held_, self.counts_, strict=True):
+            holders = [name for name, has in zip(names, held, strict=True) if has]
+            who = "all parties" if all(held) else f"only {', '.join(holders)}"
+            counted[who] = int(count)
+        return counted
 
     @property
     def note(self) -> str:

@@ -35,6 +35,39 @@ class Model:
         """What else a report should say about the model, or ""."""
         return ""
 
+    @property
+    def clusters(self) -> tuple[Array, Array] | None:
+        """Centres, shape (k, d), and rows of each cluster, shape (k,); or None.
+
+        No rows, shape (0,), where their numbers are not known.
+        """
+        return None
+
+    def plane(self) -> dict[str, list[float]] | None:
+        """Return where the clusters are in the plane in which they differ most.
+
+        With ``x`` and ``y``, ``rows`` as in :attr:`clusters`, and the ``shares`` of how
+        they differ that the two directions show; None: there are no clusters.
+        """
+        from vfl_flower.numerics.plane import principal_plane
+
+        if self.clusters is None or not len(self.clusters[0]):
+            return None
+        centers, sizes = self.clusters
+        places, shares = principal_plane(centers, sizes)
+        named = {"x": places[:, 0], "y": places[:, 1], "rows": sizes, "shares": shares}
+        return {name: [float(v) for v in values] for name, values in named.items()}
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Return numbers of rows that the model consists of, by what they count.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of the parties, in their order.
+        """
+        return {}
+
     def arrays(self) -> Arrays:
         """Return what defines the model, by name."""
         raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import numpy as np
@@ -102,12 +102,21 @@ class KMeansModel(_InBlocks):
         The columns of party j of the k centres, in the unit of the columns.
     model : str
         Number under which the parties keep their blocks; "" where they do not.
+    sizes_ : Array, shape (k,)
+        Rows of each cluster, by the weights of the coreset; shape (0,) where the
+        server does not know them.
     """
 
     kind: ClassVar[str] = "k-means"
 
     cluster_centers_: list[Array]
     model: str = ""
+    sizes_: Array = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def clusters(self) -> tuple[Array, Array]:
+        """Centres and sizes."""
+        return np.hstack(self.cluster_centers_), self.sizes_
 
     def predict(self, blocks: Sequence[Array]) -> Array:
         """Return the nearest centre of each new row.
@@ -134,13 +143,15 @@ class KMeansModel(_InBlocks):
         return labels
 
     def arrays(self) -> Arrays:
-        """Return ``centers_0 .. centers_<T-1>``."""
+        """Return ``centers_0 .. centers_<T-1>``, and ``sizes`` where they are known."""
         named = {f"centers_{j}": c for j, c in enumerate(self.cluster_centers_)}
-        return named | self._numbered()
+        sizes = {"sizes": self.sizes_} if len(self.sizes_) else {}
+        return named | sizes | self._numbered()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         named = plain(arrays)
         number = str(named.pop("model", ""))
-        return cls([named[f"centers_{j}"] for j in range(len(named))], number)
+        sizes = named.pop("sizes", np.zeros(0))
+        return cls([named[f"centers_{j}"] for j in range(len(named))], number, sizes)

@@ -42,6 +42,8 @@ class KernelKMeansModel(Model):
     parts : list of dict, optional
         One a party, if all are in one process: with split rows a
         :class:`~vfl_flower.numerics.kernel_embedding.Part`, else only its ``labels``.
+    sizes_ : Array, shape (k,)
+        Rows of each cluster; shape (0,) in a model that is not complete.
     """
 
     kind: ClassVar[str] = "kernel k-means"
@@ -56,6 +58,12 @@ class KernelKMeansModel(Model):
     kept: bool = False
     missing: list[str] = field(default_factory=list)
     parts: list[dict[str, Any]] | None = field(default=None, repr=False)
+    sizes_: Array = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def clusters(self) -> tuple[Array, Array]:
+        """Centres in the space of the embedding, and sizes."""
+        return self.cluster_centers_, self.sizes_
 
     @property
     def number(self) -> str:
@@ -147,6 +155,7 @@ class KernelKMeansModel(Model):
             "kept": np.array(self.kept),
             "missing": np.array(self.missing, dtype=str),
             "parties": np.array(len(self.parts or [])),
+            "sizes": self.sizes_,
         }
         for m, part in enumerate(self.parts or []):
             named |= {f"part_{m}.{name}": np.array(v) for name, v in part.items()}
@@ -172,6 +181,7 @@ class KernelKMeansModel(Model):
             bool(stored["kept"]),
             stored["missing"].tolist(),
             parts or None,
+            stored.get("sizes", np.zeros(0)),
         )
 
 

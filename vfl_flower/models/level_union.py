@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -36,6 +36,10 @@ class LevelUnionModel(Model):
     counts_: Array
     n_rare_: int
     levels_: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the rows of each level, whose text the server does not know."""
+        return {f"level {k}": int(n) for k, n in enumerate(self.counts_, start=1)}
 
     @property
     def note(self) -> str:

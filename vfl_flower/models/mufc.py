@@ -70,6 +70,13 @@ class MUFCModel(Model):
         without = f"; without {', '.join(self.missing)}" if self.missing else ""
         return f"model {self.model}, version {self.version}, {ability}{without}"
 
+    @property
+    def clusters(self) -> tuple[Array, Array]:
+        """Centres in sides of the box, which sets the scale of each column; sizes."""
+        from vfl_flower.numerics.mufc import Box
+
+        return Box(self.lower, self.upper).scale(self.cluster_centers_), self.sizes_
+
     def predict(self, X: Array) -> Array:
         """Return the nearest centre of each row, shape (n,), by distances in box sides.
 

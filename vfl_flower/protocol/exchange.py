@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from vfl_flower.protocol.checkpoint import Checkpoint, digest_of
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import FederationError, PartyFailed
-from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.ledger import Entry, Ledger
 from vfl_flower.protocol.messages import (
     DAMAGED,
     MALFORMED,
@@ -163,7 +163,8 @@ class Exchange:
             for (node, content), reply in zip(
                 contents.items(), past.replies, strict=True
             ):
-                self._count(action, names[node], content)
+                entry = self._count(action, names[node], content)
+                entry.seconds_answered += past.seconds
                 replies.append(self._read(action, names[node], reply))
             self.ledger.round_trip(action, past.seconds)
             # The same reply was read when it came.
@@ -191,6 +192,7 @@ class Exchange:
         replies: dict[int, Opened] = {}
         attempts = dict.fromkeys(contents, 0)
         pending = self._push(action, contents, names, contents)
+        sent = time.monotonic()
         absent: dict[int, float] = {}
         poll = FIRST_POLL
         while True:
@@ -203,6 +205,8 @@ class Exchange:
                 if not isinstance(reply, Error):
                     checkpoint.add(places[node], message.content)
                     replies[node] = reply
+                    entry = self.ledger.entry(action, names[node])
+                    entry.seconds_answered += time.monotonic() - sent
                 elif reply.code == NODE_UNAVAILABLE and not self._connected(node):
                     log.warning("waiting for %s: it is not connected", names[node])
                     absent[node] = time.monotonic()
@@ -303,7 +307,8 @@ class Exchange:
                 ttl=self.timeout,
                 group_id=action,
             )
-            self._count(action, names[node], contents[node])
+            entry = self._count(action, names[node], contents[node])
+            begun = time.monotonic()
             # One at a time: for a message that is not taken some grids give None and
             # some give nothing, so that its place in the answer would be unknown.
             number = next(iter(self.grid.push_messages([message])), None)
@@ -314,14 +319,16 @@ class Exchange:
                     "the SuperLink did not take the message",
                     {node: names[node]},
                 )
+            entry.seconds_answered += time.monotonic() - begun
             pushed[number] = node
         return pushed
 
-    def _count(self, action: str, name: str, content: RecordDict) -> None:
+    def _count(self, action: str, name: str, content: RecordDict) -> Entry:
         entry = self.ledger.entry(action, name)
         entry.messages += 1
         entry.bytes_down += n_bytes(content)
         entry.units_down += n_units(content)
+        return entry
 
     def _open(self, action: str, name: str, message: Message) -> Opened | Error:
         if message.has_error():

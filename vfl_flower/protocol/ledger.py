@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from vfl_flower.protocol.consent import Kind
+
 
 @dataclass
 class Entry:
@@ -23,6 +25,9 @@ class Entry:
         Scalars in the arrays of these messages, the papers' unit.
     seconds_computed : float
         Time the party spent in the step, by its own clock.
+    seconds_answered : float
+        Time until its replies were there, by the server's clock: the sending of its
+        requests, and what passed from when the requests to all parties were sent.
     """
 
     action: str
@@ -33,10 +38,28 @@ class Entry:
     units_down: int = 0
     units_up: int = 0
     seconds_computed: float = 0.0
+    seconds_answered: float = 0.0
 
 
 COUNTS = tuple(field.name for field in fields(Entry))[2:]
 """What an entry counts."""
+
+
+@dataclass
+class Seen:
+    """Which of the values that a step declares were sent, in any of its messages.
+
+    Attributes
+    ----------
+    request, reply : set of str
+        Names of the values to parties, and from them.
+    kinds : set of str
+        What the requests made the step reveal.
+    """
+
+    request: set[str] = field(default_factory=set)
+    reply: set[str] = field(default_factory=set)
+    kinds: set[Kind] = field(default_factory=set)
 
 
 @dataclass
@@ -56,6 +79,8 @@ class Ledger:
     clips : dict
         For each action how many values all parties together clipped to the bound of a
         fixed-point sum, unless the server asked for that sum again with a wider one.
+    seen : dict
+        One :class:`Seen` for each action but ``hello``.
     watch : callable or None
         Called with the ledger and the action after each round trip, such as to show
         how far the run is.
@@ -64,6 +89,7 @@ class Ledger:
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     waits: dict[str, list[float]] = field(default_factory=dict)
     clips: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, Seen] = field(default_factory=dict)
     watch: Callable[[Ledger, str], None] | None = field(
         default=None, repr=False, compare=False
     )
@@ -94,6 +120,7 @@ class Ledger:
             {key: entry for key, entry in self.entries.items() if key[0] in actions},
             {name: waits for name, waits in self.waits.items() if name in actions},
             {name: count for name, count in self.clips.items() if name in actions},
+            {name: seen for name, seen in self.seen.items() if name in actions},
         )
 
     def _sum(self, name: str) -> Any:

@@ -42,7 +42,7 @@ from vfl_flower.protocol.exchange import (
 )
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.identity import Credential, pack_credentials
-from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.ledger import Ledger, Seen
 from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.party import MOST_OF_NAME
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
@@ -619,10 +619,29 @@ class Parties(Sequence[PartyInfo]):
             self._last[j] = self._round
             messages[self[j].node_id] = pack(content, frame.pack())
         replies = self._exchange(step.action, messages, nodes)
+        self._note(step, list(requests.values()), replies)
         return {
             j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
             for j, reply in zip(requests, replies, strict=True)
         }
+
+    def _note(
+        self,
+        step: Step[Any, Any],
+        requests: Sequence[Mapping[str, Any]],
+        replies: Sequence[Opened],
+    ) -> None:
+        """Note in the ledger which of the declared values were sent."""
+        seen = self.ledger.seen.setdefault(step.action, Seen())
+        for values in requests:
+            seen.request |= {n for n, v in values.items() if flatten({n: v})}
+            seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
+        for reply in replies:
+            # Some values are in several parts: ``name_k`` or ``name.k``.
+            heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
+            seen.reply |= {
+                n for n in (*reply.values, *heads) if n in step.contract.reply
+            }
 
     def _sizes(self, step: Step[Any, Any], j: int, values: Mapping[str, Any]) -> Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""

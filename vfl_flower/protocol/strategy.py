@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,9 @@ from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.metrics import Metric
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step, Steps
 from vfl_flower.protocol.united import Levels
@@ -30,6 +33,7 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Traces = dict[str, list[tuple[int, int, float]]]
 
 
 @dataclass(repr=False)
@@ -46,6 +50,15 @@ class ProtocolResult(Result):
         Those of `ledger` that only evaluated the model.
     seed : int or None
         The seed that was given: with it the run repeats.
+    strategy : ProtocolStrategy
+        What was run, with its settings.
+    parties : tuple of PartyInfo
+        Who took part, in party order.
+    seconds : float
+        Time from the start to the end of the run in this process.
+    traces : dict of str to list of (int, int, float)
+        How an iterative solver went: by the name of a metric its values, each with the
+        round trips and bytes up to then.
     warnings : tuple of str
         Why the model may be worse than it should be, such as a solver that did not
         converge.
@@ -58,6 +71,10 @@ class ProtocolResult(Result):
     ledger: Ledger = field(kw_only=True)
     evaluation: Ledger = field(kw_only=True)
     seed: int | None = field(kw_only=True)
+    strategy: ProtocolStrategy = field(kw_only=True)
+    parties: tuple[PartyInfo, ...] = field(kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)
+    traces: Traces = field(default_factory=dict, kw_only=True)
     warnings: tuple[str, ...] = field(default=(), kw_only=True)
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict, kw_only=True)
 
@@ -92,8 +109,10 @@ class Run:
         evaluate_fn: EvaluateFn | None = None,
         missing: Sequence[str] = (),
         begun: list[str] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.seed, self.missing = seed, list(missing)
+        self._ledger, self.traces = ledger or Ledger(), Traces()
         self.begun, self.final = [] if begun is None else begun, False
         self._evaluate_fn = evaluate_fn
         self.train_metrics: dict[int, MetricRecord] = {}
@@ -125,6 +144,20 @@ class Run:
             evaluated = self._evaluate_fn(iteration, arrays)
             if evaluated is not None:
                 self.evaluate_metrics[iteration] = evaluated
+
+    def trace(self, name: str, value: float) -> None:
+        """Keep how far a solver is, beside what the run has cost so far.
+
+        Parameters
+        ----------
+        name : str
+            Of one of the strategy's metrics.
+        value : float
+            Its value now.
+        """
+        sent = self._ledger.bytes_up + self._ledger.bytes_down
+        point = (self._ledger.round_trips, sent, float(value))
+        self.traces.setdefault(name, []).append(point)
 
 
 class Watch(Protocol):
@@ -180,6 +213,10 @@ class ProtocolStrategy(Strategy):
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that evaluate the model and do not train it."""
+    question: ClassVar[str] = ""
+    """What somebody asks who runs it, as a sentence: the title of its report."""
+    explained: ClassVar[Mapping[str, Metric]] = {}
+    """What its metrics mean, by their names; a report says it beside the number."""
     _watch: ClassVar[Watch | None] = None
 
     def __post_init__(self) -> None:
@@ -268,12 +305,14 @@ class ProtocolStrategy(Strategy):
         self.check()
         checkpoint = checkpoint or Checkpoint()
         seed = checkpoint.number() if self.seed is None else self.seed
+        began = time.monotonic()
         watch = self._watch
         ledger = Ledger(watch=None if watch is None else watch.round_trip)
         missing, failed = dict[int, str](), ""
         begun: list[str] = []
         while True:
-            run = Run(seed, evaluate_fn, list(dict.fromkeys(missing.values())), begun)
+            left_out = list(dict.fromkeys(missing.values()))
+            run = Run(seed, evaluate_fn, left_out, begun, ledger)
             parties = None
             try:
                 parties = self.greet(
@@ -322,6 +361,10 @@ class ProtocolStrategy(Strategy):
             ledger=ledger,
             evaluation=ledger.of(*(step.action for step in self.evaluation_steps)),
             seed=self.seed,
+            strategy=self,
+            parties=tuple(parties),
+            seconds=time.monotonic() - began,
+            traces=run.traces,
             warnings=tuple(warnings),
             curves=run.curves,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -17,6 +17,7 @@ from vfl_flower.models.base import Model
 from vfl_flower.numerics.alignment import overlaps
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.metrics import Metric
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.row_order import NAME, NAME_RULE
 from vfl_flower.protocol.settings import settings
@@ -66,6 +67,15 @@ class Alignment(ProtocolStrategy):
     hashes can test ids."""
 
     model_class = AlignmentModel
+    question = "Which rows do all parties hold?"
+    explained: ClassVar[Mapping[str, Metric]] = {
+        "common": Metric(
+            "Rows that all parties hold",
+            "Ids that every party has. Later runs use these rows, in one order.",
+            "higher",
+            "count",
+        )
+    }
     partition = "either"
     steps = (
         party.encrypt_ids,

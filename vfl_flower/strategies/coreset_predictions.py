@@ -19,6 +19,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies import evaluation as words
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -90,6 +91,8 @@ class CoresetPrediction(ProtocolStrategy):
     """Allow two parties, although the receiver then learns the other's part."""
 
     task = "predict"
+    question = "What does a trained model predict for new rows?"
+    explained = words.OF_NEW_ROWS
     evaluates: ClassVar[bool] = False
     """Whether the predictions are judged, and not kept."""
     model_class = UsedModel
@@ -209,5 +212,6 @@ class CoresetEvaluation(CoresetPrediction):
     """
 
     task = "evaluate"
+    question = "How good is a trained model on new rows?"
     evaluates = True
     needs = ("predictions", "moments")

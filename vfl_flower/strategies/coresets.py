@@ -39,6 +39,7 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies import coresets_metrics
 from vfl_flower.strategies.coreset_predictions import keep_parts
 from vfl_flower.strategies.linear import Problem, solve
 from vfl_flower.strategies.linear_losses import TEST, TRAIN, enough_rows, squared_errors
@@ -168,6 +169,8 @@ class CoresetVRLR(CoresetStrategy):
 
     model_class = LinearModel
     labelled = True
+    question = "Which few rows give nearly the linear model of all rows?"
+    explained = coresets_metrics.REGRESSION
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
@@ -295,6 +298,7 @@ class CoresetVRLR(CoresetStrategy):
                 tol=self.tol,
                 batch_size=self.batch_size,
                 rng=run.rng("saga"),
+                trace=run.trace,
             )
             theta_j, intercept = solution.coefficients, solution.intercept
             scale = solution.scale
@@ -471,6 +475,8 @@ class CoresetVKMC(CoresetStrategy):
 
     model_class = KMeansModel
     labelled = False
+    question = "Which few rows give nearly the clusters of all rows?"
+    explained = coresets_metrics.CLUSTERS
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         party.local_clusters,
@@ -519,7 +525,7 @@ class CoresetVKMC(CoresetStrategy):
         clustering = party.Clustering(k, self.local_clustering, self.approximation)
         scoring = Scoring(4 * self.approximation, clustering=clustering)
         coreset = self.draw(parties, run, scoring)
-        w, rng = coreset.weights, run.rng("cluster")
+        w, rng, sizes = coreset.weights, run.rng("cluster"), np.zeros(0)
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None:
             X = np.hstack(coreset.X)
@@ -527,7 +533,7 @@ class CoresetVKMC(CoresetStrategy):
             metrics["cost"] = cost / n
             if (one := float(w @ (center(X, w) ** 2).sum(axis=1))) > 0:
                 metrics["explained"] = 1 - cost / one
-            sizes = np.bincount(assign(X, C)[0], weights=w, minlength=k)
+            sizes = np.bincount(assign(X, C)[0], w, k).astype(np.float64)
             metrics |= {"smallest_cluster": sizes.min(), "largest_cluster": sizes.max()}
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
@@ -549,7 +555,7 @@ class CoresetVKMC(CoresetStrategy):
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
         number = keep_parts(parties, "k-means", C_j, 0.0, 0)
-        arrays = KMeansModel(C_j, number).to_record()
+        arrays = KMeansModel(C_j, number, sizes).to_record()
         run.record(1, arrays, metrics)
         return arrays
 

@@ -52,7 +52,7 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
-from vfl_flower.strategies import kernel_moments
+from vfl_flower.strategies import fdskl_metrics, kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
     CircleBits,
@@ -304,6 +304,8 @@ class FDSKL(ProtocolStrategy):
     in float64. The last two are for comparison, and run in one process only."""
 
     model_class = KernelModel
+    question = "What is a good nonlinear classifier or regression?"
+    explained = fdskl_metrics.METRICS
     steps: ClassVar[Steps] = (
         *(party.distances, party.bandwidth, party.angles, party.enough, party.fit),
         party.start,

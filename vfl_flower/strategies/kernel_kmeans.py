@@ -54,6 +54,7 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies import kernel_kmeans_metrics
 from vfl_flower.strategies.kernel_kmeans_columns import AngleColumns
 from vfl_flower.strategies.kernel_kmeans_setup import (
     Start,
@@ -218,6 +219,8 @@ class FKKMeans(ProtocolStrategy):
     eigenvectors."""
 
     model_class = KernelKMeansModel
+    question = "Which clusters, of any shape, are in the rows?"
+    explained = kernel_kmeans_metrics.TRAINING
     fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
@@ -390,6 +393,7 @@ class FKKMeans(ProtocolStrategy):
                 f"about {space.values[0]:g}, got {space.threshold:g}"
             )
         metrics = {"rank": space.rank, "products": products, "moved": space.moved}
+        run.trace("moved", space.moved)
         model = self._model(parties, run, space, gamma)
         run.record(space.t, model.to_record(), metrics)
 
@@ -418,6 +422,7 @@ class FKKMeans(ProtocolStrategy):
         more: dict[str, Any],
         sum_h: Array,
     ) -> ArrayRecord:
+        model.sizes_ = np.asarray(sizes, dtype=np.float64)
         record = model.to_record()
         # The squares of all rows of H add up to its eigenvalues.
         one = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
@@ -604,6 +609,7 @@ class FKKMeans(ProtocolStrategy):
             rows = np.rint(sums["sizes"])
             if rows.min() < 0 or (rows.sum(axis=1) != N).any():
                 raise faulty_sum(parties, party.lloyd, f"clusters of {N} rows")
+            run.trace("inertia", float(sums["inertia"].min()))
             return Pass(**sums)
 
         mean = sum_h / N

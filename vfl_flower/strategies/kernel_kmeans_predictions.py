@@ -15,6 +15,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies import kernel_kmeans_metrics
 from vfl_flower.strategies.kernel_kmeans_setup import check_sum, faulty_sum
 
 log = logging.getLogger("vfl_flower")
@@ -47,6 +48,8 @@ class FKKMeansPrediction(ProtocolStrategy):
     """The number of the model, which its training reported: ``result.model.model``."""
 
     task = "predict"
+    question = "In which clusters are new rows?"
+    explained = kernel_kmeans_metrics.LATER
     partition = "horizontal"
     fills = True
     model_class = UsedModel
@@ -98,6 +101,7 @@ class FKKMeansEvaluation(FKKMeansPrediction):
     """
 
     task = "evaluate"
+    question = "How well do the clusters fit new rows?"
     steps: ClassVar[Steps] = (party.evaluate,)
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
 
 import pydantic
 from annotated_types import Ge
@@ -18,6 +18,7 @@ from vfl_flower.numerics.level_union import frequent
 from vfl_flower.protocol.consent import LEAST_ROWS, Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.metrics import Metric
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Sum, each
@@ -102,6 +103,21 @@ class LevelUnion(ProtocolStrategy):
     """Run with two parties, each of which learns which levels the other has."""
 
     model_class = LevelUnionModel
+    question = "Which levels of text columns do enough rows of all parties have?"
+    explained: ClassVar[Mapping[str, Metric]] = {
+        "levels": Metric(
+            "Levels kept",
+            "Texts that enough rows of all parties have: each becomes a column.",
+            "",
+            "count",
+        ),
+        "rare_levels": Metric(
+            "Rare levels",
+            'Texts that fewer rows have. They become one level, "other".',
+            "",
+            "count",
+        ),
+    }
     partition = "horizontal"
     unites = True
     fills = True

@@ -8,6 +8,7 @@ the notation and ``numerics/linear.py`` for the objective.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ from vfl_flower.strategies.sampling import check_sum
 from vfl_flower.typing import Array, Arrays
 
 log = logging.getLogger("vfl_flower")
+
+Trace = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ def solve(
     tol: float,
     batch_size: int,
     rng: np.random.Generator,
+    trace: Trace,
 ) -> Solution:
     """Solve with the rows at the parties.
 
@@ -106,6 +110,8 @@ def solve(
         Rows a round trip of saga; 1 is the paper's.
     rng : Generator
         Draws of saga.
+    trace : callable
+        Takes "remaining", what is compared with `tol`, in each iteration.
 
     Returns
     -------
@@ -136,11 +142,15 @@ def solve(
     check_sum(parties, party.start, norms, (m_norms,), 0, party.WIDE_BOUND)
     l1 = problem.penalty.l1 / scale
     if method == "cg":
-        iterations, metrics = _conjugate_gradients(parties, residual, max_iter, tol)
+        iterations, metrics = _conjugate_gradients(
+            parties, residual, max_iter, tol, trace
+        )
     elif method == "proximal":
-        iterations, metrics = _proximal(parties, residual, l1, max_iter, tol)
+        iterations, metrics = _proximal(parties, residual, l1, max_iter, tol, trace)
     else:
-        iterations, metrics = _saga(parties, norms, l1, max_iter, tol, batch_size, rng)
+        iterations, metrics = _saga(
+            parties, norms, l1, max_iter, tol, batch_size, rng, trace
+        )
     last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
     blocks = [scale * block for block in last.each("coefficients")]
     intercept = float(scale * last.sums["shift"][0])
@@ -156,7 +166,7 @@ def _check_sums(
 
 
 def _conjugate_gradients(
-    parties: Parties, r: Array, max_iter: int, tol: float
+    parties: Parties, r: Array, max_iter: int, tol: float, trace: Trace
 ) -> tuple[int, dict[str, float]]:
     """Minimise |r|^2 + penalty by conjugate gradients, one round trip per iteration.
 
@@ -178,6 +188,7 @@ def _conjugate_gradients(
         )
         _check_sums(parties, party.cg, sums, party.BOUND)
         gamma, energy, cross = sums["energies"].tolist()
+        trace("remaining", max(gamma, 0.0) ** 0.5)
         if converged := gamma <= tol**2:
             break
         beta = gamma / gamma_old if gamma_old else 0.0
@@ -204,7 +215,7 @@ def _conjugate_gradients(
 
 
 def _proximal(
-    parties: Parties, r: Array, l1: float, max_iter: int, tol: float
+    parties: Parties, r: Array, l1: float, max_iter: int, tol: float, trace: Trace
 ) -> tuple[int, dict[str, float]]:
     """Accelerated proximal gradients (Beck and Teboulle 2009) in the blocks' metric.
 
@@ -223,6 +234,7 @@ def _proximal(
         )
         _check_sums(parties, party.proximal, sums, party.WIDE_BOUND)
         r, (uphill, change) = sums["residual"], sums["energies"]
+        trace("remaining", max(change, 0.0) ** 0.5)
         if change <= tol**2:
             return iteration, {"converged": 1.0}
         t = 1.0 if uphill > 0 else t_next
@@ -237,6 +249,7 @@ def _saga(
     tol: float,
     batch_size: int,
     rng: np.random.Generator,
+    trace: Trace,
 ) -> tuple[int, dict[str, float]]:
     """SAGA (Defazio et al. 2014); the step of a batch as Gazagnadou et al. (2019)."""
     m = len(norms)
@@ -269,6 +282,7 @@ def _saga(
         log.info(
             "saga: pass %d of at most %d, change %.3g", sweep, max_iter, moved**0.5
         )
+        trace("remaining", moved**0.5)
         if moved <= tol**2:
             return trips, {"converged": 1.0}
     return trips, {"converged": 0.0}

@@ -42,6 +42,7 @@ from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
+from vfl_flower.strategies import mufc_metrics
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -80,6 +81,7 @@ class MUFCTask(ProtocolStrategy):
     """What training and the tasks after it have in common."""
 
     model_class = MUFCModel
+    explained = mufc_metrics.METRICS
     partition = "horizontal"
     encodes = False
 
@@ -405,6 +407,8 @@ class MUFC(ClusterTraining):
     >>> int(model.sizes_.sum()), bool(np.ptp(model.predict([[-0.3] * 2, [0.3] * 2])))
     (300, True)
     """
+
+    question = "Which clusters are in the rows, if some must be forgotten later?"
 
     gamma: Gamma = "auto"
     """Quantisation step, in sides of the box, from about 2^-32 to 1; "auto":

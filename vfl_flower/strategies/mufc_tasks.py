@@ -229,6 +229,7 @@ class MUFCUnlearn(LaterTask):
     "none", where centroids are not quantised."""
 
     task = "unlearn"
+    question = "How are the clusters without rows that must be forgotten?"
     steps: ClassVar[Steps] = (party.forget, party.commit)
 
     def __post_init__(self) -> None:
@@ -262,6 +263,7 @@ class MUFCForgetClient(LaterTask):
     stay."""
 
     task = "forget-client"
+    question = "How are the clusters without the rows of a party that leaves?"
     steps: ClassVar[Steps] = (party.forget, party.commit)
 
     def __post_init__(self) -> None:
@@ -298,6 +300,7 @@ class MUFCStatus(ReadingTask):
     """
 
     task = "status"
+    question = "How much has a model forgotten, and what waits?"
     steps: ClassVar[Steps] = (party.status,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -341,6 +344,7 @@ class MUFCPrediction(ReadingTask):
     """
 
     task = "predict"
+    question = "In which clusters are new rows?"
     steps: ClassVar[Steps] = (party.predict,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -397,6 +401,7 @@ class MUFCEvaluation(MUFCPrediction):
     """
 
     task = "evaluate"
+    question = "How well do the clusters fit new rows?"
     steps: ClassVar[Steps] = (party.evaluate,)
 
     @property

@@ -24,6 +24,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies import evaluation as words
 from vfl_flower.strategies import kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
@@ -90,6 +91,8 @@ class FDSKLPrediction(ProtocolStrategy):
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
     task = "predict"
+    question = "What does a trained model predict for new rows?"
+    explained = words.OF_NEW_ROWS
     evaluates: ClassVar[bool] = False
     """Whether the answers are judged, and not kept."""
     model_class = KernelModel
@@ -275,4 +278,5 @@ class FDSKLEvaluation(FDSKLPrediction):
     """
 
     task = "evaluate"
+    question = "How good is a trained model on new rows?"
     evaluates = True

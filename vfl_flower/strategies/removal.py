@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import removal as party
 from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.models.no_model import RemovedModel
+from vfl_flower.protocol.metrics import Metric
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
@@ -48,6 +50,15 @@ class Removal(ProtocolStrategy):
     """The number of the model, as its training printed it."""
 
     task = "remove"
+    question = "Is a model gone at all parties?"
+    explained: ClassVar[Mapping[str, Metric]] = {
+        "parties": Metric("Parties", "Parties that were asked.", kind="count"),
+        "removed": Metric(
+            "Parties that had the model",
+            "Parties that had something of the model, and removed it.",
+            kind="count",
+        ),
+    }
     model_class = RemovedModel
     partition = "either"
     steps: ClassVar[Steps] = (party.find, party.remove)

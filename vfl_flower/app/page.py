@@ -1,0 +1,353 @@
+"""The page of a run: one HTML file that asks nothing of any other place.
+
+Whatever comes from a run is escaped, and the page allows no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vfl_flower.app.figures import DOING, Figure, last, times_of
+from vfl_flower.app.page_template import STYLE, TEMPLATE
+from vfl_flower.app.units import duration, size
+from vfl_flower.protocol.metrics import OF_SPREAD, SPREAD
+
+MOST_PARTIES = 40
+"""Most parties of a table; the others are added up in one more line."""
+
+MOST_OF_TEXT = 400
+"""Most characters of a setting, a name or a warning; ``result.json`` has the whole."""
+
+NONE = "-"
+"""What stands where there is no number."""
+
+UNEXPLAINED = "The strategy does not say what this number means."
+
+COSTS = {
+    "Round trips": (
+        "round_trips",
+        "How often the server asked and waited for all answers. In a real deployment "
+        "each takes a second or more, whatever its size.",
+    ),
+    "Bytes from all parties": ("bytes_up", "What all parties together sent."),
+    "Bytes to all parties": ("bytes_down", "What the server sent to all of them."),
+    "Time waited": (
+        "seconds_waited",
+        "How long the server waited for answers, of all the run.",
+    ),
+    "Time computed by parties": (
+        "seconds_computed",
+        "The parties' own computing, added up over the parties.",
+    ),
+}
+"""What a ledger counts, and what it means."""
+
+WORDS = {
+    "Party": "An organisation that takes part with data of its own.",
+    "Server": "The program that asks the parties and puts their answers together. It "
+    "holds no rows.",
+    "Label": "The column that the model predicts.",
+    "Rows held out": "Rows that the model was not trained on, so that it can be judged "
+    "by them.",
+    "Round trip": "One question of the server to the parties, and all their answers.",
+    "Under a mask": "A party adds random numbers that cancel in the sum over all "
+    "parties: the server gets the sum, and nothing of a single party.",
+    "In the clear": "As it is: whoever gets it can read it.",
+    "Standard error": OF_SPREAD,
+    "Consent": "A file of each party that says what may leave it. Its own program "
+    "refuses everything else.",
+}
+"""What the page's words mean."""
+
+
+def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
+    """Return the page of a run.
+
+    Parameters
+    ----------
+    record : mapping
+        What ``result.json`` has.
+    figures : sequence of Figure
+        Those of its results.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"size": size, "duration": duration, "cut": cut}
+    environment.filters["unbroken"] = unbroken
+    results: Mapping[str, Any] = record["results"]
+    name, first = next(iter(results.items()))
+    warnings = [
+        (other, text)
+        for other, result in results.items()
+        for text in result["warnings"]
+    ]
+    time_names = ("time-parties", "time-steps")
+    return environment.from_string(TEMPLATE).render(
+        style=STYLE,
+        record=record,
+        results=results,
+        name=name,
+        first=first,
+        several=len(results) > 1,
+        short=in_short(results),
+        warnings=warnings,
+        metrics=_metrics(results),
+        costs=[
+            (title, text, [_cost(key, r["ledger"][key]) for r in results.values()])
+            for title, (key, text) in COSTS.items()
+        ],
+        pictures=[f for f in figures if f.name not in time_names],
+        times=[f for f in figures if f.name in time_names],
+        missing=_missing(first),
+        parties=_parties(first),
+        steps=_steps(first),
+        learned=_learned(first["learned"]),
+        doing=DOING,
+        words=WORDS,
+    )
+
+
+def cut(text: object) -> str:
+    """Return a text, or its beginning where it is long."""
+    whole = str(text)
+    return whole if len(whole) <= MOST_OF_TEXT else f"{whole[:MOST_OF_TEXT]}…"
+
+
+def unbroken(text: str) -> str:
+    """Return a text whose percentages stay in one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+# -- sentences -------------------------------------------------------------------------
+
+
+def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what a run has come to, in a few sentences: the first result's."""
+    first = next(iter(results.values()))
+    ledger = first["ledger"]
+    times = "round trip" if ledger["round_trips"] == 1 else "round trips"
+    cost = (
+        f"The run took {duration(first['seconds'])} and {ledger['round_trips']:,} "
+        f"{times}; the parties sent {size(ledger['bytes_up'])} and received "
+        f"{size(ledger['bytes_down'])}."
+    )
+    if first["kinds"]:
+        meanings = "; ".join(first["kinds"].values())
+        left = f"Beyond sums over all parties, this left a party: {meanings}."
+    else:
+        left = (
+            "Nothing left a party that its consent has to allow: only names, sizes, "
+            "sums over all parties and encrypted values."
+        )
+    note = [f"{first['note'][0].upper()}{first['note'][1:]}."] if first["note"] else []
+    return [_who(first), *verdicts(last(first)), *note, cost, left]
+
+
+def _who(result: Mapping[str, Any]) -> str:
+    parties = result["parties"]
+    names = [cut(party["name"]) for party in parties[:6]]
+    more = f" and {len(parties) - 6} more" if len(parties) > 6 else ""
+    one = len(parties) == 1
+    text = f"{len(parties)} {'party' if one else 'parties'} took part: "
+    text += f"{', '.join(names)}{more}. "
+    columns = [party["columns"] for party in parties]
+    rows = [party["rows"] for party in parties]
+    if result["partition"] == "vertical":
+        text += f"They hold {sum(columns):,} columns of the same {rows[0]:,} rows."
+    elif result["partition"] == "horizontal":
+        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} columns."
+    else:
+        text += f"They hold {min(rows):,} to {max(rows):,} rows each."
+    holders = [cut(party["name"]) for party in parties if party["labels"]]
+    if holders and result["partition"] == "vertical":
+        text += f" The labels are at {', '.join(holders[:6])}."
+    return text
+
+
+def verdicts(metrics: Mapping[str, Any]) -> list[str]:
+    """Return how good a model is beside no model, a sentence for each way to see it."""
+    known = {k: v for k, v in metrics.items() if _finite(v)}
+    told = []
+    rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
+    if "test_error" in known:
+        text = (
+            f"On {rows} held out the model names the right class for "
+            f"{_share(1 - known['test_error'])}"
+        )
+        if "test_base_error" in known:
+            text += (
+                "; naming the most frequent class each time would be right for "
+                f"{_share(1 - known['test_base_error'])}"
+            )
+        told.append(f"{text}.")
+    if "test_auc" in known:
+        told.append(
+            "Of a positive and a negative row it gives the positive one the higher "
+            f"score in {_share(known['test_auc'])} of all pairs; guessing, in 50 %."
+        )
+    if "test_r2" in known:
+        text = (
+            f"On {rows} held out the model explains {_share(known['test_r2'])} of the "
+            "variance of the labels; naming their mean each time would explain 0 %"
+        )
+        if "test_loss" in known:
+            typical = math.sqrt(known["test_loss"])
+            text += f". A typical error is {typical:.3g}, in the unit of the label"
+        told.append(f"{text}.")
+    if "explained" in known:
+        told.append(
+            f"The clusters explain {_share(known['explained'])} of the spread of the "
+            "rows; a single cluster would explain 0 %."
+        )
+    return told
+
+
+def _missing(result: Mapping[str, Any]) -> str:
+    """Return why there is no picture of predictions and truth, or ""."""
+    metrics = last(result)
+    judged = any(name in metrics for name in ("test_error", "test_r2"))
+    if result.get("curves") or not judged:
+        return ""
+    return (
+        "There is no picture of the predictions beside the truth. It needs groups of "
+        "at least 20 rows held out, of which the party with the labels tells means "
+        "where its consent allows curves, and this run has not told any."
+    )
+
+
+# -- tables ----------------------------------------------------------------------------
+
+
+def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the metrics of all results with what they mean, those explained first."""
+    values = {name: last(result) for name, result in results.items()}
+    explained: dict[str, Any] = {}
+    for result in results.values():
+        explained |= result["explained"]
+    there = dict.fromkeys(metric for of in values.values() for metric in of)
+    spreads = {
+        m for m in there if m.removesuffix(SPREAD) in there and m.endswith(SPREAD)
+    }
+    order = [*(m for m in explained if m in there), *(m for m in there)]
+    rows = []
+    for metric in dict.fromkeys(order):
+        if metric in spreads:
+            continue
+        meaning = explained.get(metric, {})
+        kind = meaning.get("kind", "number")
+        rows.append(
+            {
+                "name": metric,
+                "title": meaning.get("title", metric.replace("_", " ")),
+                "text": meaning.get("text", UNEXPLAINED),
+                "better": meaning.get("better", ""),
+                "values": [
+                    _with_spread(of.get(metric), of.get(f"{metric}{SPREAD}"), kind)
+                    for of in values.values()
+                ],
+            }
+        )
+    return rows
+
+
+def _with_spread(value: Any, spread: Any, kind: str) -> str:
+    if value is None:
+        return NONE
+    text = amount(value, kind)
+    if spread is None or not _finite(spread):
+        return text
+    if kind == "share":
+        return f"{text.removesuffix(' %')} ± {100 * spread:.1f} %"
+    return f"{text} ± {spread:.2g}"
+
+
+def amount(value: Any, kind: str) -> str:
+    """Return a metric as people read it; ``inf`` and ``nan`` as they are."""
+    if not _finite(value):
+        return str(value)
+    if kind == "share":
+        return _share(value)
+    if kind == "count" or 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _cost(key: str, value: float) -> str:
+    if key.startswith("bytes"):
+        return size(value)
+    return duration(value) if key.startswith("seconds") else f"{value:,}"
+
+
+def _parties(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what each party holds, has sent, and has spent its time on."""
+    times = times_of(result)
+    lines = []
+    for party in result["parties"]:
+        entries = [
+            entry
+            for entry in result["ledger"]["entries"]
+            if entry["party"] == party["name"]
+        ]
+        seconds = [
+            sum(of_step[party["name"]][k] for of_step in times.values())
+            for k in range(len(DOING))
+        ]
+        lines.append(
+            party
+            | {"sent": sum(e["bytes_up"] for e in entries)}
+            | {"received": sum(e["bytes_down"] for e in entries), "seconds": seconds}
+        )
+    if len(lines) <= MOST_PARTIES:
+        return lines
+    rest = lines[MOST_PARTIES:]
+    summed = {
+        key: sum(line[key] for line in rest)
+        for key in ("rows", "columns", "labels", "sent", "received")
+    }
+    seconds = [sum(line["seconds"][k] for line in rest) for k in range(len(DOING))]
+    others = {"name": f"{len(rest)} others, added up", "seconds": seconds}
+    return [*lines[:MOST_PARTIES], others | summed]
+
+
+def _steps(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what each step has cost all parties together."""
+    ledger = result["ledger"]
+    lines = []
+    for step, waits in ledger["waits"].items():
+        entries = [entry for entry in ledger["entries"] if entry["action"] == step]
+        slowest = max(
+            entries, key=lambda e: float(e["seconds_computed"]), default={"party": ""}
+        )
+        lines.append(
+            {
+                "name": step,
+                "trips": len(waits),
+                "up": sum(entry["bytes_up"] for entry in entries),
+                "down": sum(entry["bytes_down"] for entry in entries),
+                "waited": sum(waits),
+                "computed": slowest.get("seconds_computed", 0.0),
+                "slowest": slowest["party"],
+            }
+        )
+    return lines
+
+
+def _learned(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Return who learned what by who it is; what the server told comes last."""
+    groups: dict[str, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: row["how"] == "told by the server"):
+        groups.setdefault(row["who"], []).append(row)
+    return list(groups.items())

@@ -1,0 +1,309 @@
+"""The template of a report, and its style.
+
+They are texts in Python, since a Flower bundle carries only ``.py`` files.
+"""
+
+from __future__ import annotations
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --paper: #ffffff; --ink: #1f2933; --muted: #56616c; --grid: #d5dbe1;
+  --first: #1d5fa6; --second: #b3540b; --third: #7b8794;
+  --panel: #f4f6f8; --warn: #8a3b00; --warnpanel: #fff4e5;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14191e; --ink: #e6eaee; --muted: #aab5bf; --grid: #3a444e;
+    --first: #7ab4ee; --second: #f0a35e; --third: #8a949e;
+    --panel: #1d242b; --warn: #ffc078; --warnpanel: #2d2212;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans",
+    sans-serif;
+}
+header, main, footer { max-width: 66rem; margin: 0 auto; padding: 0 1.5rem; }
+header { padding-top: 2.5rem; }
+h1 { font-size: 1.9rem; line-height: 1.25; margin: 0 0 .4rem; text-wrap: balance; }
+h2 { font-size: 1.35rem; margin: 2.8rem 0 .6rem; padding-top: .6rem;
+     border-top: 2px solid var(--grid); }
+h3 { font-size: 1.05rem; margin: 1.6rem 0 .3rem; }
+p { margin: .5rem 0; max-width: 46rem; }
+.meta, .text, figcaption, caption, footer { color: var(--muted); }
+.short { background: var(--panel); border-left: 4px solid var(--first);
+         padding: .7rem 1.2rem; margin: 1.2rem 0; }
+.short ul { margin: 0; padding-left: 1.1rem; max-width: 50rem; }
+.short li { margin: .35rem 0; }
+.warning { background: var(--warnpanel); border-left: 4px solid var(--warn);
+           padding: .5rem 1.2rem; margin: .8rem 0; }
+.warning strong { color: var(--warn); }
+.scroll { overflow-x: auto; }
+.scroll:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
+table { border-collapse: collapse; width: 100%; margin: .6rem 0 1rem;
+        font-size: .93rem; }
+caption { text-align: left; padding: .3rem 0; }
+th, td { text-align: left; vertical-align: top; padding: .45rem 1rem .45rem 0;
+         border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
+thead th { border-bottom: 2px solid var(--third); vertical-align: bottom; }
+th.n, td.n { text-align: right; font-variant-numeric: tabular-nums;
+             overflow-wrap: normal; white-space: nowrap; }
+thead th.n { white-space: normal; }
+th[scope=row] { font-weight: 600; min-width: 9rem; }
+table.narrow { width: auto; }
+table.narrow caption { white-space: nowrap; }
+td.text { min-width: 17rem; padding-left: .6rem; }
+th.text { padding-left: .6rem; color: inherit; }
+code { font: .88em/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace;
+       overflow-wrap: anywhere; }
+.small { font-size: .85rem; font-weight: 400; color: var(--muted); }
+pre { background: var(--panel); padding: .9rem 1.1rem; white-space: pre-wrap; }
+figure { margin: 1.4rem 0 2rem; break-inside: avoid; }
+figure svg { display: block; width: 100%; max-width: 44rem; height: auto; }
+figure.square svg { max-width: 28rem; }
+.pair { display: flex; flex-wrap: wrap; gap: 0 2.5rem; }
+.pair figure { flex: 1 1 100%; }
+.pair figure.square { flex: 1 1 20rem; }
+figcaption { max-width: 46rem; font-size: .93rem; margin-top: .4rem; }
+dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr;
+     gap: .35rem 1.2rem; max-width: 50rem; }
+dt { font-weight: 600; } dd { margin: 0; }
+footer { margin: 3rem auto 2rem; font-size: .85rem; }
+@media (max-width: 40rem) {
+  dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: .5rem; }
+}
+@media print {
+  :root {
+    color-scheme: light;
+    --paper: #ffffff; --ink: #000000; --muted: #3d4650; --grid: #c3cad1;
+    --first: #1d5fa6; --second: #b3540b; --third: #7b8794;
+    --panel: #ffffff; --warn: #8a3b00; --warnpanel: #ffffff;
+  }
+  @page { margin: 16mm 14mm; }
+  body { font-size: 10.5pt; }
+  header, main, footer { max-width: none; padding: 0; }
+  header { padding-top: 0; }
+  h2, h3, caption { break-after: avoid; }
+  tr, .warning, .short { break-inside: avoid; }
+  thead { display: table-header-group; }
+  .scroll { overflow: visible; }
+  figure svg { max-width: 15cm; }
+  figure.square svg { max-width: 9cm; }
+  td.text { min-width: 0; }
+}
+"""
+
+TEMPLATE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{{ first.question or first.strategy }} - report of a run</title>
+<style>{{ style|safe }}</style>
+</head>
+<body>
+<header>
+<p class="meta">Report of a run with vfl_flower {{ record.version }}, \
+{{ record.written }}</p>
+<h1>{{ first.question or first.strategy }}</h1>
+<p class="meta">Strategy <code>{{ first.strategy }}</code>, task \
+<code>{{ first.task }}</code>\
+{% if several %}; results: {{ results|join(", ")|cut }}{% endif %}</p>
+</header>
+<main>
+<section class="short" aria-label="In short">
+<ul>
+{% for sentence in short %}
+<li>{{ sentence|unbroken }}</li>
+{% endfor %}
+</ul>
+</section>
+{% for other, text in warnings %}
+<div class="warning"><p><strong>Warning{% if several %}, {{ other|cut }}{% endif %}:\
+</strong> {{ text|cut }}.</p></div>
+{% else %}
+<p>There is no warning: nothing that the run checks says that the model is worse than \
+it should be.</p>
+{% endfor %}
+
+<h2 id="asked">What was asked, and of whom</h2>
+<div class="scroll" role="region" tabindex="0" aria-label="Table of the parties">
+<table>
+<caption>What each party holds, and what its part of the run was</caption>
+<thead><tr><th scope="col">Party</th><th scope="col" class="n">Rows</th>\
+<th scope="col" class="n">Columns</th><th scope="col" class="n">Labels</th>\
+<th scope="col" class="n">Sent</th><th scope="col" class="n">Received</th>\
+{% for what in doing %}<th scope="col" class="n">{{ what|capitalize }}</th>{% endfor %}\
+</tr></thead>
+<tbody>
+{% for party in parties %}
+<tr><th scope="row">{{ party.name|cut }}</th>\
+<td class="n">{{ "{:,}".format(party.rows) }}</td>\
+<td class="n">{{ "{:,}".format(party.columns) }}</td>\
+<td class="n">{{ "{:,}".format(party.labels) if party.labels else "-" }}</td>\
+<td class="n">{{ party.sent|size }}</td><td class="n">{{ party.received|size }}</td>\
+{% for second in party.seconds %}<td class="n">{{ second|duration }}</td>{% endfor %}\
+</tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% if first.settings %}
+<div class="scroll" role="region" tabindex="0" aria-label="Table of the settings">
+<table class="narrow">
+<caption>Settings that are not as by default; docs/settings.md explains them</caption>
+<thead><tr><th scope="col">Setting</th><th scope="col">Value</th></tr></thead>
+<tbody>
+{% for setting, value in first.settings.items() %}
+<tr><th scope="row"><code>{{ setting }}</code></th>\
+<td><code>{{ value|cut }}</code></td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% else %}
+<p>All settings of the strategy were as by default.</p>
+{% endif %}
+
+<h2 id="good">What came out, and how good it is</h2>
+<div class="scroll" role="region" tabindex="0" aria-label="Table of the metrics">
+<table>
+<thead><tr><th scope="col">Number</th>\
+{% for other in results %}<th scope="col" class="n">{{ other|cut }}</th>{% endfor %}\
+<th scope="col" class="text">What it means</th></tr></thead>
+<tbody>
+{% for row in metrics %}
+<tr><th scope="row">{{ row.title }}<br><code class="small">{{ row.name }}</code></th>\
+{% for value in row["values"] %}<td class="n">{{ value }}</td>{% endfor %}\
+<td class="text">{{ row.text|unbroken }}\
+{% if row.better %} The {{ row.better }}, the better.{% endif %}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+<div class="pair">
+{% for figure in pictures %}
+<figure{% if figure.name in ("roc", "calibration", "predicted-true") %} class="square"\
+{% endif %}>
+<h3>{{ figure.title }}</h3>
+{{ figure.inline|safe }}
+<figcaption>{{ figure.text }} <span class="small">Files: \
+figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
+</figure>
+{% endfor %}
+</div>
+{% if missing %}
+<p class="text">{{ missing }}</p>
+{% endif %}
+
+<h2 id="cost">What it cost, and where the time went</h2>
+<div class="scroll" role="region" tabindex="0" aria-label="Table of the costs">
+<table>
+<thead><tr><th scope="col">Cost</th>\
+{% for other in results %}<th scope="col" class="n">{{ other|cut }}</th>{% endfor %}\
+<th scope="col" class="text">What it means</th></tr></thead>
+<tbody>
+{% for title, text, values in costs %}
+<tr><th scope="row">{{ title }}</th>\
+{% for value in values %}<td class="n">{{ value }}</td>{% endfor %}\
+<td class="text">{{ text }}</td></tr>
+{% endfor %}
+<tr><th scope="row">Bytes to evaluate</th>\
+{% for result in results.values() %}<td class="n">{{ result.evaluation_bytes_up|size }}\
+</td>{% endfor %}<td class="text">Of the bytes from all parties, those of steps that \
+only judge the model. 0 where that is in the messages of training.</td></tr>
+<tr><th scope="row">Time in all</th>\
+{% for result in results.values() %}<td class="n">{{ result.seconds|duration }}</td>\
+{% endfor %}<td class="text">From the start to the end at the server; what is not \
+waited for parties is the server's own computing.</td></tr>
+</tbody>
+</table>
+</div>
+{% for figure in times %}
+<figure>
+<h3>{{ figure.title }}</h3>
+{{ figure.inline|safe }}
+<figcaption>{{ figure.text }} <span class="small">Files: \
+figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
+</figure>
+{% endfor %}
+<div class="scroll" role="region" tabindex="0" aria-label="Table of the steps">
+<table>
+<caption>The steps of <code>{{ name|cut }}</code>, in the order in which the server \
+asked for them first, all parties together</caption>
+<thead><tr><th scope="col">Step</th><th scope="col" class="n">Round trips</th>\
+<th scope="col" class="n">Bytes from parties</th>\
+<th scope="col" class="n">Bytes to parties</th>\
+<th scope="col" class="n">Waited</th>\
+<th scope="col" class="n">Computing of the slowest</th>\
+<th scope="col">Slowest party</th></tr></thead>
+<tbody>
+{% for step in steps %}
+<tr><th scope="row"><code>{{ step.name }}</code></th><td class="n">\
+{{ "{:,}".format(step.trips) }}</td><td class="n">{{ step.up|size }}</td>\
+<td class="n">{{ step.down|size }}</td><td class="n">{{ step.waited|duration }}</td>\
+<td class="n">{{ step.computed|duration }}</td><td>{{ step.slowest|cut }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+
+<h2 id="learned">Who learned what</h2>
+<p>Each step declares what it takes and what it gives, and a party's program lets \
+nothing else out. These are the values that were sent in the run of \
+<code>{{ name|cut }}</code>. Where a step reveals more than a sum, the last column \
+says what a party's consent calls it.</p>
+{% for who, rows in learned %}
+<h3>{{ who }}</h3>
+<div class="scroll" role="region" tabindex="0" \
+aria-label="Table of what was learned by {{ who }}">
+<table>
+<thead><tr><th scope="col">Step</th><th scope="col">Values</th><th scope="col">\
+How they travel</th><th scope="col">What the step reveals beyond sums</th></tr></thead>
+<tbody>
+{% for row in rows %}
+<tr><th scope="row"><code>{{ row.step }}</code></th><td>\
+{% for value in row["values"] %}<code>{{ value }}</code>{{ ", " if not loop.last }}\
+{% endfor %}</td><td>{{ row.how }}</td><td>\
+{% for kind in row.kinds %}<code>{{ kind }}</code>: {{ first.kinds[kind] }}\
+{{ "; " if not loop.last }}{% else %}-{% endfor %}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% endfor %}
+
+<h2 id="again">How to run it again</h2>
+{% if record.command %}
+<pre><code>{{ record.command }}</code></pre>
+{% endif %}
+{% if first.seed is none %}
+<p>No seed was given: the parties drew in private, as they should outside experiments. \
+Another run draws otherwise, and its numbers differ a little.</p>
+{% else %}
+<p>The seed was {{ first.seed }}: on the same data the run repeats exactly.</p>
+{% endif %}
+<p>The folder of the run has all numbers of this page in <code>result.json</code>, \
+from which <code>vfl-flower report --rebuild</code> makes it again, and each model in \
+a file of its own.</p>
+
+<h2 id="words">Words on this page</h2>
+<dl>
+{% for word, meaning in words.items() %}
+<dt>{{ word }}</dt><dd>{{ meaning }}</dd>
+{% endfor %}
+</dl>
+</main>
+<footer><p>The page is one file: it loads nothing, runs no script, and has only what \
+the server learned in the run.</p></footer>
+</body>
+</html>
+"""

@@ -1,0 +1,31 @@
+"""Times and sizes as people read them."""
+
+from __future__ import annotations
+
+
+def clock(seconds: float) -> str:
+    """Return a time: 45 s, 12:05 or 1:02:03."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def size(n_bytes: float) -> str:
+    """Return a number of bytes: 512 B, 1.5 kB, 27 MB."""
+    for unit in ("B", "kB", "MB"):
+        if float(shown := f"{n_bytes:.3g}") < 1000:
+            return f"{shown} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.3g} GB"
+
+
+def duration(seconds: float) -> str:
+    """Return how long something took: 0.25 s, 12.5 s, 5 min or 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.{1 if seconds >= 10 else 2}f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
