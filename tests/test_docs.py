@@ -4,7 +4,6 @@ import ast
 import importlib
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,6 @@ import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +23,7 @@ from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from pages import PAGES, ROOT, commands, examples, options
 from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
@@ -49,13 +48,6 @@ from vfl_flower.protocol.steps import STEPS
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import algorithms
 
-ROOT = Path(__file__).parent.parent
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
-}
-"""Every document by its path."""
-
 PAPERS = {
     "coresets": {
         *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
@@ -75,14 +67,6 @@ def parametrise(name: str, actual: dict[str, Any]) -> pytest.MarkDecorator:
 
 
 # -- examples --------------------------------------------------------------------------
-
-
-def examples(page: str, heading: str = "") -> list[str]:
-    """Return the Python code of a page, or of one section of it."""
-    text = PAGES[page].split(f"\n{heading}\n", 1)[1] if heading else PAGES[page]
-    text = text.split("\n## ", 1)[0] if heading else text
-    fenced = re.findall(r"(?ms)^( *)```python\n(.*?)^\1```", text)
-    return [textwrap.dedent(code) for _, code in fenced]
 
 
 def run(code: str, page: str, names: dict[str, Any]) -> None:
@@ -244,21 +228,6 @@ def test_walk_that_adds_a_step(load):
 
 
 # -- commands --------------------------------------------------------------------------
-
-
-def commands(program: str) -> dict[str, list[str]]:
-    """Return the words of each command of a program, by page and place."""
-    actual = {}
-    for page, text in PAGES.items():
-        joined = re.sub(r"\\\n *", "", text)
-        for k, line in enumerate(re.findall(rf"(?m)^ {{4,}}({program} .*)$", joined)):
-            actual[f"{page}-{k}"] = shlex.split(line.partition(" > ")[0], comments=True)
-    return actual
-
-
-def options(words: list[str], option: str) -> list[str]:
-    """Return what a command gives for an option."""
-    return [value for name, value in pairwise(words) if name == option]
 
 
 @parametrise("words", commands("python"))
