@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from vfl_flower.app import cli, runs, stored
 from vfl_flower.app.config import check_run_config
-from vfl_flower.app.reports import read_result, runs_in
+from vfl_flower.app.reports import RESULT, read_result, runs_in
 from vfl_flower.app.server_app import execute
 from vfl_flower.app.simulate import load, party_sources
 from vfl_flower.simulation import InProcessGrid
@@ -208,7 +208,9 @@ class Reader:
     def model(self, line: str) -> str:
         """Return the number of the last model, of the strategy that a line names."""
         numbers = []
-        for run in runs_in(self.folder / "data" / "vfl_flower" / "runs"):
+        runs = runs_in(self.folder / "data" / "vfl_flower" / "runs")
+        # Names of runs of the same second are in no order.
+        for run in sorted(runs, key=lambda run: (run / RESULT).stat().st_mtime_ns):
             read = read_result(run)
             strategy = read["run_config"]["strategy"]
             if strategy in line.split() or " run " not in line:
