@@ -10,18 +10,22 @@ export FLWR_TELEMETRY_ENABLED := 0
 # Of the hundreds of processes of the tests, each would compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint bench
+# The theme otherwise prints where its development goes on.
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: help demo test lint docs bench
 
 help:
 	@echo "make demo   split the flights data over three parties and fit a model"
 	@echo "make test   run all tests"
 	@echo "make lint   check style and types"
+	@echo "make docs   build the documentation as a site, into site/"
 	@echo "make bench  run the benchmarks at a small size"
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e ".[demo,dev]"
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e ".[demo,dev,docs]"
 	@# On all cores, where pip compiles on one, and without the tests of other packages.
 	@$(PY) -W ignore -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	@touch $@
@@ -40,6 +44,9 @@ lint: $(INSTALLED)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+
+docs: $(INSTALLED)
+	$(PY) -m mkdocs build --strict
 
 bench: $(INSTALLED)
 	$(PY) benchmarks/masks.py 8

@@ -4,7 +4,6 @@ import ast
 import importlib
 import importlib.util
 import re
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -12,19 +11,21 @@ import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from pages import PAGES, ROOT, commands, examples, options
 from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
@@ -49,13 +50,6 @@ from vfl_flower.protocol.steps import STEPS
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import algorithms
 
-ROOT = Path(__file__).parent.parent
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]
-}
-"""Every document by its path."""
-
 PAPERS = {
     "coresets": {
         *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
@@ -77,14 +71,6 @@ def parametrise(name: str, actual: dict[str, Any]) -> pytest.MarkDecorator:
 # -- examples --------------------------------------------------------------------------
 
 
-def examples(page: str, heading: str = "") -> list[str]:
-    """Return the Python code of a page, or of one section of it."""
-    text = PAGES[page].split(f"\n{heading}\n", 1)[1] if heading else PAGES[page]
-    text = text.split("\n## ", 1)[0] if heading else text
-    fenced = re.findall(r"(?ms)^( *)```python\n(.*?)^\1```", text)
-    return [textwrap.dedent(code) for _, code in fenced]
-
-
 def run(code: str, page: str, names: dict[str, Any]) -> None:
     """Run an example; where a comment behind an expression is a value, compare it."""
     lines = code.splitlines()
@@ -104,6 +90,7 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
     [
         "README.md",
         "docs/simulate.md",
+        "docs/party-files.md",
         "docs/alignment.md",
         "docs/coresets.md",
         "docs/fdskl.md",
@@ -118,9 +105,12 @@ def test_examples_run(page, tmp_path, monkeypatch):
     """One after the other, as one would type them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kc_house.csv").write_text("a,b,price\n1,2,3\n4,5,6\n")
+    pd.DataFrame({"distance": [1.0, 2], "delay": [3.0, 4]}).to_parquet(
+        tmp_path / "airline.parquet"
+    )
     names: dict[str, Any] = {}
     for code in examples(page):
-        run(re.sub(r'(f?")/tmp/', rf"\1{tmp_path}/", code), page, names)
+        run(re.sub(r'(f?")/(tmp|data)/', rf"\1{tmp_path}/", code), page, names)
     assert names
 
 
@@ -128,7 +118,60 @@ def test_every_example_is_run_or_named_here():
     """The others need data that the tests do not have, or are run below."""
     run_above = set(test_examples_run.pytestmark[0].args[1])
     others = {"docs/deploy.md", "docs/contribute.md", "docs/papers/fdskl-results.md"}
+    others |= set(EXCERPTS) | {"docs/tutorials/three-files.md"}  # tests/wiring
     assert {page for page in PAGES if examples(page)} == run_above | others
+
+
+EXCERPTS = {
+    "docs/tutorials/existing-app.md": "existing_app",
+    "docs/tutorials/fifth-algorithm.md": "fifth_algorithm",
+}
+"""Tutorials, and the example whose files they show, which tests/examples run."""
+
+
+@parametrise("page", {page: page for page in EXCERPTS})
+def test_excerpts_are_of_the_examples(page):
+    """All blocks, but for the one that runs below and the consent."""
+    folder = ROOT / "examples" / EXCERPTS[page]
+    files = [*folder.rglob("*.py"), folder / "pyproject.toml"]
+    texts = [file.read_text() for file in files]
+    shown = re.findall(r"(?ms)^```(?:python|toml)\n(.*?)^```", PAGES[page])
+    actual = [
+        one for one in shown if "import numpy" not in one and "[peers]" not in one
+    ]
+    assert len(actual) >= 2
+    for block in actual:
+        assert any(block.strip("\n") in text for text in texts), block
+
+
+def test_the_fifth_algorithm_runs(monkeypatch):
+    page = "docs/tutorials/fifth-algorithm.md"
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "fifth_algorithm"))
+    (code,) = [one for one in examples(page) if "import numpy" in one]
+    try:
+        run(code, page, {})
+    finally:
+        STEPS.pop("pca_party_moments", None)
+        for name in [name for name in sys.modules if name.startswith("fifth_alg")]:
+            del sys.modules[name]
+
+
+def test_plan_and_model_of_the_page_of_deployment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = "docs/deploy.md"
+    vf.simulate(vf.CoresetVRLR(sampling="full"), three_columns()).model.save(
+        tmp_path / "model-coreset.npz"
+    )
+    for heading in ("## Results", "### Look before you run"):
+        (code,) = examples(page, heading)
+        run(code, page, {})
+    assert "coresets_totals" in capsys.readouterr().out
+
+
+def three_columns() -> list[vf.Party]:
+    """Return parties with a column each."""
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    return [vf.Party(X[:, :1]), vf.Party(X[:, 1:2]), vf.Party(X[:, 2:], y=X[:, 0])]
 
 
 def test_example_with_data_is_sound():
@@ -247,30 +290,19 @@ def test_walk_that_adds_a_step(load):
 # -- commands --------------------------------------------------------------------------
 
 
-def commands(program: str) -> dict[str, list[str]]:
-    """Return the words of each command of a program, by page and place."""
-    actual = {}
-    for page, text in PAGES.items():
-        joined = re.sub(r"\\\n *", "", text)
-        for k, line in enumerate(re.findall(rf"(?m)^ {{4,}}({program} .*)$", joined)):
-            actual[f"{page}-{k}"] = shlex.split(line.partition(" > ")[0], comments=True)
-    return actual
-
-
-def options(words: list[str], option: str) -> list[str]:
-    """Return what a command gives for an option."""
-    return [value for name, value in pairwise(words) if name == option]
-
-
 @parametrise("words", commands("python"))
 def test_commands_are_understood(words):
     """By the parser of the module, which checks options and choices."""
+    if words[1] == "make_files.py":  # that the tutorial has the reader write
+        return
     if words[1] != "-m":
         assert (ROOT / words[1]).is_file()
         source = (ROOT / words[1]).read_text()
         assert all(f'"{word}"' in source for word in words[2:] if word[:2] == "--")
         return
     name, arguments = words[2], words[3:]
+    if name == "venv":  # of Python itself
+        return
     module = importlib.import_module(name)
     if hasattr(module, "command"):
         app = module.command()
@@ -432,7 +464,8 @@ def test_node_config_keys_are_read():
         place: words
         for program in ("python", "flower-supernode")
         for place, words in commands(program).items()
-        if "--node-config" in words
+        # The app of the other one has a loader of its own: tests/examples.
+        if "--node-config" in words and "existing-app" not in place
     },
 )
 def test_node_configs_are_read(words):
@@ -556,6 +589,19 @@ def test_links_lead_somewhere(page):
         if anchor:
             headings = re.findall(r"(?m)^#+ (.*)$", file.read_text())
             assert anchor in map(slug, headings), f"{target}#{anchor}"
+
+
+def test_links_to_the_network_have_a_good_form():
+    """Whether they answer is not tested, which would need the network."""
+    found = 0
+    for page, text in PAGES.items():
+        for url in re.findall(r"\]\((\w+:[^)]*)\)", text):
+            parts = urlsplit(url)
+            assert parts.scheme == "https", (page, url)
+            assert re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc), (page, url)
+            assert not re.search(r"\s", url), (page, url)
+            found += 1
+    assert found >= 1
 
 
 def test_every_page_is_reached():

@@ -190,8 +190,13 @@ def test_each_way_to_read_a_file_says_whose_it_is(place):
 
 
 def test_for_several_strategies(place):
-    done = run("init", "airline", *OPTIONS, "--for", "coreset-vrlr", "--for", "fdskl")
+    """What they find alike is said once."""
+    words = ["--for", "coreset-vrlr", "--for", "fdskl", "--for", "align"]
+    done = run("init", "airline", *OPTIONS, *words)
     assert done.exit_code == 0, done.output
+    assert done.output.count("columns of numbers; to mend: 0") == 1
+    assert "reads the file:" not in done.output
+    assert "align needs:\n  nothing but sums" in done.output
     leaves = Consent.load(place / "airline" / "consent.toml").leaves
     assert set(leaves) == {
         *("totals", "row-sums", "coefficients", "moments"),

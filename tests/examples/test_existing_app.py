@@ -2,17 +2,22 @@
 
 import ast
 import json
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+from flwr.common.config import parse_config_args
 from flwr.serverapp.strategy import FedAvg
+from pages import PAGES, commands, options
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower as vf
 from vfl_flower.app.flower_run import run
+from vfl_flower.app.identity import line_for_peers
 from vfl_flower.simulation import InProcessGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "existing_app"
@@ -75,6 +80,34 @@ def test_a_strategy_beside_it(grid):
     alone = vf.simulate(strategy, parties)
     assert beside.metrics["inertia"] == alone.metrics["inertia"]
     assert fed_avg(grid).evaluate_metrics_clientapp[2]["accuracy"] > 0.95
+
+
+def test_hospitals_with_consents_of_their_own(grid, tmp_path):
+    """As the tutorial has it: its consent, its node config, keys that are pinned."""
+    page = "docs/tutorials/existing-app.md"
+    (text,) = re.findall(r"(?s)```toml\n(.*?)```", PAGES[page])
+    (words,) = [
+        words for k, words in commands("flower-supernode").items() if k.startswith(page)
+    ]
+    (config,) = options(words, "--node-config")
+    names = [f"hospital-{letter}" for letter in "abc"]
+    for name in names:
+        (tmp_path / name).mkdir(mode=0o700)
+    pins = {name: line_for_peers(tmp_path / name, name) for name in names}
+    assert set(tomllib.loads(text)["peers"]) == set(names[1:])
+    for place, context in enumerate(grid._contexts.values()):
+        name = names[place]
+        peers = [pin for other, pin in pins.items() if other != name]
+        consent = tmp_path / f"{name}.toml"
+        consent.touch(mode=0o600)
+        head = text.partition("[peers]\n")[0]
+        consent.write_text("\n".join([head, "[peers]", *peers]))
+        told = config.replace("/data/consent.toml", str(consent))
+        told = told.replace("/data/state", str(tmp_path / name)).replace(names[0], name)
+        context.node_config = parse_config_args([told]) | {"partition-id": place}
+    result = vf.FKKMeans(n_clusters=3, n_parties=3, iterations=3, passes=3).start(grid)
+    assert {entry.party for entry in result.ledger.entries.values()} == set(names)
+    assert result.metrics["inertia"] > 0
 
 
 def test_the_old_part_knows_nothing_of_the_new_one():

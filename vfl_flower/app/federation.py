@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ from vfl_flower.app.party_folder import (
     write_party_folder,
     write_with_data,
 )
-from vfl_flower.data.checking import check
+from vfl_flower.data.checking import Checked, check
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, in_order
 
@@ -187,11 +188,19 @@ def init(
             source = _read_by(config, strategy)
             sources += [source] if source not in sources else []
         sound = True
+        readings: list[tuple[Checked, list[str]]] = []  # of strategies that read alike
         for source in sources:
             with silence():
                 checked = check(source)
-            if len(sources) > 1:
-                readers = [s for s in chosen if _read_by(config, s) == source]
+            readers = [s for s in chosen if _read_by(config, s) == source]
+            for other, others in readings:
+                if replace(checked, source=other.source) == other:
+                    others += readers
+                    break
+            else:
+                readings.append((checked, readers))
+        for checked, readers in readings:
+            if len(readings) > 1:
                 typer.echo(f"As {', '.join(readers)} reads the file:")
             print_findings(checked, show=False)
             sound &= checked.sound
@@ -209,6 +218,8 @@ def init(
     )
     for strategy, (some, less) in needs.items():
         typer.echo(f"{CONSENT} permits what {strategy} needs:")
+        if not some:
+            typer.echo("  nothing but sums over three or more parties")
         for kind in some:
             typer.echo(f"  {kind}: {KINDS[kind]}")
         typer.echo(f"  {less}.\n" if less else "")

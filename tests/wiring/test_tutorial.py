@@ -1,0 +1,118 @@
+"""The tutorial docs/tutorials/three-files.md, typed word by word.
+
+Three parties and the coordinator are real processes. At the end no log of any of them
+has a value of the data, an id, a key, or a path of another party.
+"""
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pages import commands, examples
+from wiring.commands import Running, started_in
+from wiring.test_afternoon import Federation, nothing_leaks
+
+from vfl_flower.app.flower_run import free_port
+
+pytestmark = pytest.mark.slow
+
+TUTORIAL = "docs/tutorials/three-files.md"
+PORT, MODEL = "8000", "5328bf6441a925ad"
+"""The port and the number of the model that stand in the tutorial."""
+
+
+class Reader(Federation):
+    """Somebody who types the tutorial, on ports that are free."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.port, self.local, self.model = free_port(), free_port(), MODEL
+        while self.local == self.port:
+            self.local = free_port()
+        self.link: Running | None = None
+
+    def type(self, words: list[str]) -> str:
+        """Type a command; return what it prints, or "" where it goes on running."""
+        told = {PORT: str(self.port), MODEL: self.model}
+        _, command, *rest = (re.sub(f"{PORT}|{MODEL}", swap(told), w) for w in words)
+        if command == "coordinator":
+            ports = [f"--port={self.port}", f"--local-port={self.local}"]
+            ports += ["--host=127.0.0.1"]
+            self.link = self._started("link", command, *rest, *ports)
+            self.link.wait_to_say("SuperNodes connect to port")
+        elif command == "party":
+            name = rest[0]
+            if name in self.parties:
+                self.parties[name].end(signal.SIGINT)
+            self.parties[name] = self._started(name, command, *rest)
+        else:
+            for party in self.parties.values():
+                party.wait_to_say("SuperNode ID")
+            return self.said(command, *rest)
+        return ""
+
+    def _started(self, name: str, *words: str) -> Running:
+        self.commands += 1
+        return Running(self.place, f"{name}-{self.commands}", *words)
+
+    def end(self) -> None:
+        """End what goes on running, with Ctrl-C."""
+        running = [*self.parties.values(), *filter(None, [self.link])]
+        for command in running:
+            if command.process.poll() is None:
+                command.end(signal.SIGINT)
+
+
+def swap(told: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
+    """Return what puts its own words in the place of those that were found."""
+    return lambda found: told[found[0]]
+
+
+def test_the_tutorial(tmp_path, monkeypatch):
+    """From raw files to predictions for new rows, which only one party has."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in examples(TUTORIAL):
+        exec(compile(code, TUTORIAL, "exec"), names)
+    files = {name: tmp_path / f"{name}.csv" for name in names["COLUMNS"]}
+    new = {name: tmp_path / f"{name}-new.csv" for name in files}
+    common = set.intersection(*(set(pd.read_csv(f)["patient"]) for f in files.values()))
+    lines = [w for k, w in commands("vfl-flower").items() if k.startswith(TUTORIAL)]
+    predicting = next(k for k, words in enumerate(lines) if "-new.csv" in str(words))
+    made, shown = Reader(tmp_path), ""
+    try:
+        for words in lines[:predicting]:
+            shown += made.type(words)
+        assert f"{len(common)} rows that all parties hold" in shown
+        assert "INFO" not in shown
+        steps = re.findall(r"(?m)^ *\d*%? (\w+) +round trip", shown)
+        assert steps[:2] == ["hello", "alignment_encrypt_ids"], shown
+        assert steps[-1] == "kernel_scores_scores"
+        # About 0.1, and 0.5 for the more frequent class. Of 145 rows the bound is six
+        # standard deviations above the first, the training's own counted.
+        error = re.search(r"(?m)^\| +test error \| +([\d.]+)", shown)[1]
+        assert float(error) < 0.3
+        made.model = re.search(r"(?m)^model ([0-9a-f]{16}):", shown)[1]
+
+        for words in lines[predicting:]:
+            shown = made.type(words)
+        (path,) = tmp_path.glob(f"*/state/predictions-{made.model}-*.csv")
+        assert path.parent.parent.name == "insurer"
+        assert path.name in shown
+        predicted = pd.read_csv(path, index_col="id")
+        true = names["new"].set_index("patient")["readmitted"] == "yes"
+        # About 0.9; a guess has 0.5. Of 300 rows the bound is more than six standard
+        # deviations from both.
+        assert np.mean(predicted["prediction"] == true.loc[predicted.index]) > 0.7
+        assert made.model in made.said("models", "list")
+        nothing_leaks(made, files, names["old"].set_index("patient"))
+        nothing_leaks(made, new, names["new"].set_index("patient"))
+    finally:
+        made.end()
+    assert started_in(tmp_path) == []
