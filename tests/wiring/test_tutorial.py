@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from pages import commands, examples
-from wiring.commands import Running, started_in
-from wiring.test_afternoon import Federation, nothing_leaks
 
 from vfl_flower.app.flower_run import free_port
+from wiring.commands import Running, started_in
+from wiring.test_afternoon import Federation, nothing_leaks
 
 pytestmark = pytest.mark.slow
 
