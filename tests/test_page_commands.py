@@ -60,9 +60,14 @@ NOT_HERE = {
     },
     "docs/experiments.md": {r"python -m simulations": "two minutes"},
     "docs/papers/coresets-results.md": {r"python -m simulations": "minutes, data"},
+    "docs/papers/fdskl-moments-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/fdskl-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/kernel_kmeans-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/mufc-results.md": {r"python ": "hours, data"},
+    "docs/reports.md": {
+        r"vfl-flower report": "of runs that are there: tests/app",
+        r"vfl-flower simulate": "its pictures; as those of docs/simulate.md, longer",
+    },
     "docs/simulate.md": {
         r"make demo|source ": "of a clean clone, which CI makes",
         r"flwr run |python -m vfl_flower.app.flower_run": (
