@@ -1,6 +1,7 @@
 """The commands that start runs and look at results, without a SuperLink."""
 
 import json
+import os
 import shlex
 
 import numpy as np
@@ -79,6 +80,18 @@ def test_the_page_is_made_again_from_the_folder(files, tmp_path, monkeypatch):
     code, out = call("report", folder, "--rebuild")
     assert code == 1
     assert "of an earlier version" in out
+
+
+def test_the_last_of_two_runs_of_a_second_is_the_one_that_ended_last(tmp_path):
+    for place, number in enumerate(("9", "5")):  # whatever numbers Flower has drawn
+        folder = tmp_path / f"20261123-094000-{number}"
+        folder.mkdir()
+        (folder / "result.json").write_text("{}")
+        os.utime(folder / "result.json", ns=(place, place))
+    (tmp_path / "20261123-093959-7").mkdir()
+    (tmp_path / "20261123-093959-7" / "result.json").write_text("{}")
+    found = [run.name.rpartition("-")[2] for run in reports.runs_in(tmp_path)]
+    assert found == ["7", "9", "5"]
 
 
 def test_the_command_of_a_page_runs_it_again(files, tmp_path):

@@ -286,6 +286,19 @@ def test_which_runs_split_rows(run, rows):
     assert party_source({"data": "/a.csv"}, DEFAULTS | run).rows is rows
 
 
+@pytest.mark.parametrize(
+    ("run", "optional"),
+    [
+        ({"strategy": "align", "alignment": "rows"}, True),
+        ({"strategy": "fdskl"}, False),
+        ({"strategy": "fdskl", "task": "predict"}, False),  # the encoding says it
+        ({"strategy": "somebody-else's"}, False),
+    ],
+)
+def test_which_runs_need_no_labels(run, optional):
+    assert party_source({"data": "/a.csv"}, DEFAULTS | run).label_optional is optional
+
+
 def test_columns_that_are_split_are_standardized_by_their_parties():
     vertical = SPLIT | {"fk-kmeans.partition": "vertical"}
     for run in (vertical, DEFAULTS):

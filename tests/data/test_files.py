@@ -317,6 +317,13 @@ def test_errors_of_a_csv(write, text, options, words, cache):
     assert not list(cache.glob("parties/*"))
 
 
+def test_new_rows_need_no_labels_to_be_aligned(write):
+    """A party that is to find common rows may lack the column of its labels."""
+    path = write("a,b\n1,2\n3,4\n", "a.csv")
+    assert load(path, label_column="z", label_optional=True).y is None
+    assert load(path, label_column="b", label_optional=True).y.tolist() == [2, 4]
+
+
 def test_a_hundred_levels_are_allowed(write):
     path = write("b\n" + "\n".join(f"level{i}" for i in range(100)))
     np.testing.assert_array_equal(load(path).X.sum(axis=1), 1)

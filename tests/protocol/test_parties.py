@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import wraps
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -991,6 +992,7 @@ def test_refusal_at_a_party(clock):
 def test_a_reason_is_a_line(reason, shown, clock, monkeypatch):
     """Whatever a party sends in its place."""
 
+    @wraps(refusing.function)  # its annotations are the contract of the step
     def failed(party):
         raise PartyError(reason)
 

@@ -337,7 +337,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(
                 f"encoding must be one that Python knows, got {encoding!r}"
             ) from None
-    partition, encodes, levels_open = _data_rules(run_config)
+    partition, encodes, prepares = _data_rules(run_config)
     rows = partition == "horizontal"
     levels = parse_levels(text("levels") or "", files=by_node)
     standardize = flag("standardize")
@@ -364,7 +364,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         max_levels=most or None,
         levels={name: given for name, given in levels.items() if given},
         united=tuple(name for name, given in levels.items() if not given),
-        levels_open=levels_open,
+        levels_open=prepares,
+        label_optional=prepares,
         delimiter=delimiter,
         text_encoding=encoding,
         header=flag("header"),
@@ -425,7 +426,8 @@ def _alignment(
 def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     """Return what differs between parties, and whether one may encode its columns.
 
-    The last value is whether the task needs no levels that the parties have united.
+    The last value is whether the task prepares others, and needs neither labels nor
+    levels that the parties have united.
 
     The run config may belong to another app, whose strategy this package does not have.
     """

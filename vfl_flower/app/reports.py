@@ -31,7 +31,12 @@ _COSTS = ("round_trips", "bytes_up", "bytes_down", "units", "seconds_waited")
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the folders of finished runs, the oldest first."""
-    return sorted(path.parent for path in folder.glob(f"*/{RESULT}"))
+
+    def age(result: Path) -> tuple[str, int]:
+        """Return its second, as the folder's name has it, and when it was written."""
+        return result.parent.name.rpartition("-")[0], result.stat().st_mtime_ns
+
+    return [path.parent for path in sorted(folder.glob(f"*/{RESULT}"), key=age)]
 
 
 def find_run(name: str, folder: Path) -> Path:

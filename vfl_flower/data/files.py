@@ -644,7 +644,8 @@ def _features(
                 owner = f"party {name_of(file)!r}"
                 with _reading(file, owner):
                     elsewhere.update(_header(file, source, owner))
-    if source.label_column not in (None, *names, *elsewhere):
+    known = {None, *names, *elsewhere}
+    if source.label_column not in known and not source.label_optional:
         where = "the data folder" if folder else who
         raise PartyError(
             f"{where} has no column {source.label_column!r}, its label-column"

@@ -60,6 +60,8 @@ class PartySource:
         A secret of the parties that have united these levels, for their digest.
     levels_open : bool
         Nobody needs their levels yet: all texts of these columns count as "other".
+    label_optional : bool
+        Nobody needs the labels: the file may lack their column, as one of new rows.
     delimiter : str or None
         ``delimiter``: what separates the fields of a CSV; None: told from the file.
     text_encoding : str or None
@@ -95,6 +97,7 @@ class PartySource:
     united: tuple[str, ...] = ()
     levels_salt: str = ""
     levels_open: bool = False
+    label_optional: bool = False
     delimiter: str | None = None
     text_encoding: str | None = None
     header: bool = True
