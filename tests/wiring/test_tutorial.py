@@ -64,7 +64,7 @@ class Reader(Federation):
         """End what goes on running, with Ctrl-C."""
         running = [*self.parties.values(), *filter(None, [self.link])]
         for command in running:
-            if command.process.poll() is None:
+            if command.poll() is None:
                 command.end(signal.SIGINT)
 
 
