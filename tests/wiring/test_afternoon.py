@@ -325,8 +325,10 @@ def two_predict(
             assert told["metrics"]["test_error"] == pytest.approx(wrong, abs=0.05)
             scores = expected.decision_function(blocks)[:, 0]
             off = written["score"].to_numpy(float) - scores
-            # 150 runs were within 0.008 of their mean, and 0.18 from another seed's.
-            assert np.sqrt(np.mean(off**2)) < 0.1 * scores.std()
+            # Rounding differs from run to run, and among so few rows it now and then
+            # leads the search to other penalties, as far as another seed does: 0.18.
+            # Scores of rows in another order are at a distance of 1.4.
+            assert np.sqrt(np.mean(off**2)) < 0.5 * scores.std()
         else:
             loss = np.mean((given - true) ** 2)
             assert told["metrics"]["test_loss"] == pytest.approx(loss)
