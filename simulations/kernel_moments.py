@@ -177,10 +177,12 @@ def errors_page(cells: Cells, size: Size) -> Iterator[str]:
             others.append(f"{name} ({row['wins']})")
         missed += [name] if row["met"] == "no" else []
         unknown += [name] if NOT_MEASURED in (row["met"], row["wins"]) else []
+    unjudged = ""
+    if unknown:
+        unjudged = f"; too little is measured to say so of {_listed(unknown)}"
     yield f"""
         Boosted trees have the lowest mean error on {_listed(trees)}; another model has
-        it on {_listed(others)}. The target is missed on {_listed(missed)}; too little
-        is measured to say so of {_listed(unknown)}.
+        it on {_listed(others)}. The target is missed on {_listed(missed)}{unjudged}.
     """
     yield shown(rows)
     yield f"""
