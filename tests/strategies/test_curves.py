@@ -437,6 +437,25 @@ def test_sums_that_a_server_shifts_choose_the_bins(life, tmp_path, monkeypatch):
         assert not len(means[1])
 
 
+def test_a_sum_that_a_server_shifts_tells_the_label_of_its_row(tmp_path, monkeypatch):
+    """The mean squared error is then of that row's residual; a limit counts it."""
+    X, y = data(100)
+    monkeypatch.setattr(frame, "Parties", Shifted)
+    monkeypatch.setattr(Shifted, "order", np.eye(100)[7], raising=False)
+    federation = letting(parties(X, y, tmp_path), "predictions")
+    for member in federation:
+        member.consent.leaves["moments"] = Limit(life=1)
+    evaluation = CoresetEvaluation(MODEL)
+    hand_out(federation, np.zeros(6))
+    told = evaluation.start(RealParties(federation)).metrics
+    shift = 1e4
+    # (y - shift)^2 and the squares of the other rows, which are small beside it.
+    found = (shift**2 - 100 * told["test_loss"]) / (2 * shift)
+    assert found == pytest.approx(y[7], abs=0.02)
+    with pytest.raises(PartyFailed, match="moments"):
+        evaluation.start(RealParties(federation))
+
+
 @pytest.mark.parametrize("consents", [True, False])
 def test_a_model_of_one_column_tells_its_means(consents, tmp_path, monkeypatch):
     """Of any party, so all are asked, also where the server says that nobody minds."""
