@@ -105,7 +105,7 @@ class Link:
     """A SuperLink with one run, as its SuperNode sees it."""
 
     def __init__(self, bundle: bytes, called: str = "") -> None:
-        self.run = Run.create_empty(7)
+        self.run, self.ended = Run.create_empty(7), set[int]()
         self.run.fab_hash = called or hash_of(bundle)
         self.run.override_config = {"seed": 5}
         self.bundle = bundle
@@ -121,7 +121,7 @@ class Link:
             node_id=12,
             receive=lambda: None,
             send=self._send,
-            get_run=lambda run_id: self.run,
+            get_run=self._get_run,
             get_fab=self._get_fab,
             pull_object=lambda run_id, object_id: self._fetch(object_id),
             push_object=lambda run_id, session, object_id, content: self.objects.update(
@@ -155,6 +155,11 @@ class Link:
     def _send(self, message, tree, seconds):
         self.replies.append(tree.object_id)
         return {tree.object_id, *(t.object_id for t in descendants(tree))}, "session"
+
+    def _get_run(self, run_id: int) -> Run:
+        if run_id in self.ended:
+            raise RunNotRunningException
+        return self.run
 
     def _fetch(self, object_id: str) -> bytes:
         self.fetched.append(object_id)
@@ -255,6 +260,20 @@ def test_each_message_has_a_process_and_a_run_has_its_state(start, other):
     if threads.is_dir():
         names = [path.read_text() for path in threads.glob("*/comm")]
         assert len(names) == 1, names
+
+
+def test_the_state_of_a_run_goes_once_it_has_ended(start, other):
+    link = Link(other)
+    party = start(link, other)
+    for run_id in (7, 8):
+        link.run.run_id = run_id
+        link.ask(party, "count")
+    assert [*party.runs] == [7, 8]
+    link.ended, link.run.run_id = {7}, 9
+    assert link.ask(party, "count").content["values"]["kept"] == 1
+    assert [*party.runs] == [8, 9]
+    link.run.run_id = 8
+    assert link.ask(party, "count").content["values"]["kept"] == 2
 
 
 def test_a_forked_process_computes_with_threads(start, other):

@@ -309,6 +309,7 @@ class Node:
             The run has another bundle.
         """
         run = self.fleet.get_run(run_id)
+        self.forget_ended()
         bundle, expected = self.installed
         code = None
         if run.fab_hash in self.pinned:
@@ -331,6 +332,14 @@ class Node:
             run_config=get_fused_config_from_fab(bundle, run),
         )
         return context, code
+
+    def forget_ended(self) -> None:
+        """Drop the contexts of runs that have ended, or that nobody knows any more."""
+        for run_id in list(self.runs):
+            try:
+                self.fleet.get_run(run_id)
+            except RunNotRunningException:
+                del self.runs[run_id]
 
     def send(self, reply: Message, seconds: float) -> None:
         """Send a reply, and then those of its contents that the SuperLink has not."""
