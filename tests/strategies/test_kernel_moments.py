@@ -994,6 +994,27 @@ def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
         kernel_scores.rows(made, roles=roles, **values)
 
 
+@pytest.mark.parametrize("weights", [None, {0: np.zeros(8, np.uint8)}])
+def test_scores_follow_rows_and_need_the_weights(trained, weights):
+    parts = trained[0].model.parts
+    made = Party(data(100)[0][:, 2:4], name="p", index=1)
+    made.n_parties, made.session, made.part = 3, 5, parts[1]
+    made.remember(kernel_scores.ScoresState())
+    asked = {"outputs": 1, "bits": 16, "angles": np.zeros(8, "u2")}
+    with pytest.raises(PartyError, match="the step must follow rows, once"):
+        kernel_scores.products(made, **asked)
+    widths = [parts[0]["local"], parts[1]["local"], 0]
+    roles = Roles(2, 1, widths, [100], None, parts[0]["n_features"], FRACTION)
+    dealt = kernel_dealing.deal_rows(5, bytes(32), roles, 1)[1]
+    made.agree = lambda other: bytes(32)
+    numbers = np.arange(100)
+    kernel_scores.rows(
+        made, roles=roles, outputs=1, bits=16, numbers=numbers, dealt=dealt
+    )
+    with pytest.raises(PartyError, match="that the first party has hid"):
+        kernel_scores.products(made, **asked, weights=weights)
+
+
 def test_few_test_rows_have_no_error():
     result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
     assert result.metrics["test_rows"] == 0
@@ -1024,6 +1045,81 @@ def test_trips_follow_each_other():
     deltas = np.zeros((N, 4), "u2")
     with pytest.raises(PartyError, match="angles must be for the two"):
         asked(made, roles, dealt=None, trip=1, counted=0, angles=deltas)
+
+
+def test_a_turn_has_so_many_trips_and_one_multiple():
+    made, width = prepared()
+    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+    asked(made, roles)
+    later = {"dealt": None, "counted": 0}
+    asked(made, roles, trip=1, multiple=2, **later)
+    with pytest.raises(PartyError, match="multiple must stay 2, got 3"):
+        asked(made, roles, trip=2, multiple=3, **later)
+    asked(made, roles, trip=2, multiple=2, **later)
+    with pytest.raises(PartyError, match="trip must be at most 2, got 3"):
+        asked(made, roles, trip=3, multiple=2, **later)
+
+
+def test_a_party_that_computes_needs_the_angles(monkeypatch):
+    monkeypatch.setattr(party, "prove", lambda *_: None)  # the triple is right
+    made = lone(index=0)
+    width = sum(party.prepare(made, task=TASK)["columns"])
+    roles = dataclasses.replace(ROLES, owners=[width, 3, 7])
+    dealt = kernel_dealing.deal_turn(5, bytes(32), roles)[0]
+    asked(made, roles, dealt=dealt)
+    with pytest.raises(PartyError, match="angles must be given"):
+        asked(made, roles, dealt=None, trip=1, counted=0)
+
+
+def test_a_party_has_one_model_and_its_task():
+    made, _ = prepared()
+    made.remember(party.KernelState())
+    with pytest.raises(PartyError, match="the step trains a model"):
+        party.fit(made, kinds=[1] * 9)
+    made.part = {"kind": "moments"}
+    with pytest.raises(PartyError, match="has its model already"):
+        party.prepare(made, task=TASK)
+
+
+@pytest.mark.parametrize(
+    ("label", "task", "rule"),
+    [
+        (np.nan, {}, "all rows to train on must have a label"),
+        (1.0, {"target": "multiclass"}, "must have three values or more"),
+    ],
+)
+def test_labels_that_do_not_fit_the_target(label, task, rule):
+    made = lone(index=2, labels=True)
+    made.y = np.where(np.arange(N) % 2, label, 0.0)
+    with pytest.raises(PartyError, match=rule):
+        party.prepare(made, task=dataclasses.replace(TASK, **task))
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "rule"),
+    [
+        ("multiply", {}, "before the step relevance"),
+        ("relevance", {"kinds": [1] * 9}, "kinds must be the local columns"),
+        ("fit", {"kinds": [1] * 9}, "kinds must be the local columns"),
+    ],
+)
+def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
+    """Where the server asks for another thing than the protocol does."""
+    original = Parties._round_trip
+
+    def deviate(self, asked, requests, sums, blocks):
+        if asked.action == f"kernel_moments_{step}":
+            told = requests[2]
+            relevant = {
+                name: dataclasses.replace(told[name], relevant=True)
+                for name in {"joint"} & {*told}
+            }
+            requests[2] = told | relevant | changes
+        return original(self, asked, requests, sums, blocks)
+
+    monkeypatch.setattr(Parties, "_round_trip", deviate)
+    with pytest.raises(PartyFailed, match=rule):
+        simulate(strategy(features=16, relevance=True), parties(), seed=0)
 
 
 def test_a_label_of_few_rows_is_refused():
