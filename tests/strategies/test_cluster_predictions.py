@@ -142,6 +142,15 @@ def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path):
     assert len(written(few, model)[1]) == 19
 
 
+def test_rows_too_far_from_the_box_tell_no_cost(tmp_path):
+    """It would be infinite."""
+    model = trained("mufc", tmp_path)
+    new = parties(tmp_path, seed=50)
+    new[1].X[3, 0] = 1e200
+    with pytest.raises(PartyFailed, match="near enough to the box"):
+        simulate(later("mufc", "Evaluation", model, tmp_path), new)
+
+
 def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path):
     model = trained(kind, tmp_path)
     new = parties(tmp_path, seed=50)
