@@ -51,7 +51,7 @@ from vfl_flower.protocol.messages import (
     address,
     bytes_of_arrays,
     digest_of_values,
-    pack,
+    to_records,
     unpack_whole,
 )
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
@@ -238,7 +238,7 @@ def answer(
                     signed = credential_of(party, greeting.session, reply["public_key"])
                     reply["identity"] = signed.identity
                     reply["signature"] = signed.signature
-                content = pack(reply)
+                content = to_records(reply)
                 sent = digest_of_values(content)
             else:
                 # Requests of two steps may have the same content.
@@ -342,7 +342,7 @@ def _run(
                 arguments[revealed.when] = False
     reply = flatten(step(party, **arguments))
     clipped = sums.hide(step, reply, _sizes(party))
-    content = pack(reply)
+    content = to_records(reply)
     sent = digest_of_values(content)
     if journal is not None:
         journal.leave(frame, party, sent, bytes_of_arrays(content))

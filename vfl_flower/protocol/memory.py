@@ -15,7 +15,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower.protocol.consent import pack_rows, unpack_rows
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
-from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.messages import to_records
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import Step
@@ -314,7 +314,7 @@ class Memory:
                 f"round {frame.round} has another reply than before: the party's "
                 "data have changed during the run"
             )
-        content = pack(party.remembered())
+        content = to_records(party.remembered())
         for kind in ("arrays", "settings"):
             # Only now, since a round that failed in its step may be asked again, and
             # so may the one before it.
@@ -332,7 +332,7 @@ class Memory:
 
     def keep_part(self, party: Party, algorithm: str) -> None:
         """Keep ``party.part``, here and in the party's ``state-dir``."""
-        content = pack(party.part)
+        content = to_records(party.part)
         self._session["part_round"] = self._session["round"]
         self.state["part.arrays"] = content["arrays"]
         self.state["part.settings"] = content["settings"]

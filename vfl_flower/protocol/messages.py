@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.serde import array_to_proto, recorddict_to_proto
+from flwr.common.serde import recorddict_to_proto
+from flwr.proto.recorddict_pb2 import Array as ProtoArray
 
 from vfl_flower.typing import Values
 
@@ -49,23 +50,22 @@ def pack(values: Values, frame: Values | None = None) -> RecordDict:
     RecordDict
         Holds a SHA-256 of all of it, so that damage on the way is noticed.
     """
-    arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord(
-                {
-                    k: FlowerArray(np.ascontiguousarray(v).reshape(v.shape))
-                    for k, v in arrays.items()
-                }
-            ),
-            "settings": ConfigRecord(
-                {k: _scalar(v) for k, v in values.items() if k not in arrays}
-            ),
-            FRAME: ConfigRecord(),
-        }
-    )
+    content = to_records(values)
     address(content, frame or {}, digest_of_values(content))
     return content
+
+
+def to_records(values: Values) -> RecordDict:
+    """Return the content of a message before :func:`address` completes its frame."""
+    arrays, settings = ArrayRecord(), ConfigRecord()
+    # One by one: a record that is made of a dictionary copies each of its arrays.
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            flat = np.ascontiguousarray(value)  # which has no array of 0 dimensions
+            arrays[name] = FlowerArray(flat.reshape(value.shape))
+        else:
+            settings[name] = _scalar(value)
+    return RecordDict({"arrays": arrays, "settings": settings, FRAME: ConfigRecord()})
 
 
 def address(content: RecordDict, frame: Values, values: bytes) -> None:
@@ -163,9 +163,8 @@ def n_bytes(content: RecordDict) -> int:
 
 
 def _array_size(array: FlowerArray) -> int:
-    empty = FlowerArray(array.dtype, array.shape, array.stype, b"")
-    size = int(array_to_proto(empty).ByteSize())
-    return size + (_field(len(array.data)) if array.data else 0)
+    empty = ProtoArray(dtype=array.dtype, shape=array.shape, stype=array.stype)
+    return int(empty.ByteSize()) + (_field(len(array.data)) if array.data else 0)
 
 
 def _field(size: int) -> int:
