@@ -34,11 +34,15 @@ def on_disk(variant, folder):
 
 
 class Disks(RealParties):
-    """Parties with folders, of which a copy is taken before each message."""
+    """Parties with folders, of which a copy is taken before each message.
+
+    Not where the run goes on, on the copy of another one: nobody goes on from there.
+    """
 
     def __init__(self, variant, folder, first=1000):
+        goes_on = (folder / FILE).exists()
         super().__init__(self._made(variant, folder))
-        self.folder, self.copies = folder, []
+        self.folder, self.copies, self.goes_on = folder, [], goes_on
         places = range(first, first + len(self._parties))[::-1]
         moved = dict(zip(self._parties, places, strict=True))
         for name in ("_parties", "_contexts"):
@@ -51,7 +55,8 @@ class Disks(RealParties):
         return on_disk(variant, folder)
 
     def _push(self, message):
-        self.snapshot()
+        if not self.goes_on:
+            self.snapshot()
         return super()._push(message)
 
     def snapshot(self):
