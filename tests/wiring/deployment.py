@@ -265,8 +265,8 @@ class Deployment:
         """
         self.wait_activated(*names)
         ids = {self.node_ids[name] for name in names}
-        who = f"the SuperNodes of {', '.join(names)}"
-        wait_for(lambda: ids <= set(self.online()), START, f"{who} to be online")
+        who = f"the SuperNodes of {', '.join(names)} to be online"
+        wait_for(lambda: ids <= set(self.online()), START, who, pause=0.5)
 
     def wait_activated(self, *names: str) -> None:
         """Wait until these parties' SuperNodes say that the SuperLink has taken them.

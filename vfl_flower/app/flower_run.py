@@ -367,7 +367,9 @@ def start_supernodes(
         nodes = processes.flwr("supernode", "list", CONNECTION)["nodes"]
         return [node["status"] for node in nodes].count("online") == len(supernodes)
 
-    wait_for(online, START, f"{len(supernodes)} SuperNodes to be online")
+    # Each look is a command, which takes the processor from the SuperNodes that start.
+    what = f"{len(supernodes)} SuperNodes to be online"
+    wait_for(online, START, what, pause=0.5)
 
 
 class Processes:
@@ -646,8 +648,12 @@ def _show_log(
             timer.cancel()
 
 
-def wait_for(answer: Callable[[], T | None], seconds: float, what: str) -> T:
+def wait_for(
+    answer: Callable[[], T | None], seconds: float, what: str, pause: float = 0.05
+) -> T:
     """Call `answer` until its value is true, and return the value.
+
+    Between two calls are `pause` seconds.
 
     Raises
     ------
@@ -658,7 +664,7 @@ def wait_for(answer: Callable[[], T | None], seconds: float, what: str) -> T:
     while not (value := answer()):
         if time.monotonic() > deadline:
             raise RunFailed(f"waited {seconds:g} s in vain for {what}")
-        time.sleep(0.05)
+        time.sleep(pause)
     return value
 
 
