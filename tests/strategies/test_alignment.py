@@ -1,5 +1,6 @@
 """The parties agree on the rows that all hold, and nobody learns of another id."""
 
+import functools
 import secrets
 from typing import Any
 
@@ -155,6 +156,7 @@ class Watched:
                 self.keys[member.index] = made
             return made
 
+        @functools.wraps(more)
         def encrypt_points(member, points):
             self.given.setdefault(member.index, []).append(points)
             return more(member, points)
@@ -420,6 +422,7 @@ def test_sizes_that_cannot_be(sizes, monkeypatch):
 def test_a_party_that_sends_another_list(change, rule, monkeypatch):
     whole = client.encrypt_ids.function
 
+    @functools.wraps(whole)  # its annotations are the contract of the step
     def encrypt_ids(member, sizes):
         made = whole(member, sizes)
         return {"points": change(made["points"])} if member.index == 0 else made
@@ -433,6 +436,7 @@ def test_a_party_that_sends_another_list(change, rule, monkeypatch):
 def test_a_party_that_repeats_a_point(monkeypatch):
     more = client.encrypt_points.function
 
+    @functools.wraps(more)
     def encrypt_points(member, points):
         made = more(member, points)
         if "encrypted" in made and member.index == 0:
