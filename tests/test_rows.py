@@ -310,7 +310,7 @@ RUNS = {
     ),
     "saga": (
         vf.CoresetVRLR(
-            size=40, solver="saga", regularizer="ridge", alpha=0.1, max_iter=20
+            size=40, solver="saga", regularizer="ridge", alpha=0.1, max_iter=2
         ),
         COLUMNS,
         True,

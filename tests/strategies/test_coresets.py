@@ -292,7 +292,7 @@ def test_without_a_seed_the_parties_draw_by_secrets_of_their_own(monkeypatch):
 # -- units, round trips, bytes ------------------------------------------------------
 
 M, K, B = 50, 3, 10
-SEEDS = 160  # of statistical tests
+SEEDS = 80  # of statistical tests
 
 
 def cost(strategy, n=200):
@@ -573,7 +573,7 @@ def test_units_of_a_second_draw_of_c_rows():
 
 
 def test_second_draw_estimates_the_loss_on_all_rows():
-    """Unbiased, where the loss on the coreset itself is too small; 160 fixed seeds.
+    """Unbiased, where the loss on the coreset itself is too small; 80 fixed seeds.
 
     check_loss - full_train_loss has mean 0, since the second draw is independent of the
     model: within 4.5 standard errors, a false-alarm rate of 1e-5 were the seeds not
@@ -604,11 +604,11 @@ def t_statistic(values, truth):
 
 @pytest.mark.parametrize("sampling", ["coreset", "uniform"])
 def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampling):
-    """Mean over 160 fixed seeds, at one theta, within 4.5 standard errors.
+    """Mean over 80 fixed seeds, at one theta, within 4.5 standard errors.
 
     The false-alarm rate is 1e-5 for each of the two, were the seeds not fixed (they
-    are). Standard errors are below 2 % of the loss and 0.9 % of n, so an error of
-    9 % in the loss, or 4 % in the weights, would be seen.
+    are). Standard errors are below 3 % of the loss and 1.3 % of n, so an error of
+    14 % in the loss, or 6 % in the weights, would be seen.
     """
     X, y = data()
     theta, b = np.linspace(-1, 8, D), 4.0
@@ -619,11 +619,11 @@ def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampli
     actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
     losses = [metrics["train_loss"] for metrics in actual]
     assert abs(t_statistic(losses, loss)) < 4.5
-    assert np.std(losses) / math.sqrt(SEEDS) < 0.02 * loss
+    assert np.std(losses) / math.sqrt(SEEDS) < 0.03 * loss
     if sampling == "coreset":
         sums = [metrics["weight_sum"] for metrics in actual]
         assert abs(t_statistic(sums, 300)) < 4.5
-        assert np.std(sums) / math.sqrt(SEEDS) < 0.009 * 300
+        assert np.std(sums) / math.sqrt(SEEDS) < 0.013 * 300
 
 
 def test_cost_on_the_coreset_is_unbiased_for_k_means(monkeypatch):

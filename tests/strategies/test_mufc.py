@@ -1359,8 +1359,10 @@ def test_what_is_looked_for_is_there_before(deployment):
     assert not any(f in text for f in forms(deployment.X))
 
 
-@pytest.mark.parametrize("then", [[], ["unlearn"], ["status"]])
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    ("before", "then"),
+    [(False, []), (True, []), (False, ["unlearn"]), (True, ["status"])],
+)
 def test_no_file_holds_a_row_that_was_forgotten(
     deployment, before, then, caplog, capsys
 ):
