@@ -16,7 +16,7 @@ from flwr.app import MetricRecord
 from variants import VARIANTS, parties_of
 
 from vfl_flower import CoresetVRLR, Ledger, Party, report, simulate
-from vfl_flower.app import figures, page, page_template, units
+from vfl_flower.app import drawing, figures, page, page_template, units
 from vfl_flower.app.figures import figures_of, times_of
 from vfl_flower.app.page import MOST_PARTIES, UNEXPLAINED, amount, page_of, verdicts
 from vfl_flower.app.report import (
@@ -296,7 +296,7 @@ def test_page_has_no_word_that_is_not_in_the_file(pages, name):
     """Nor in the sources of pages."""
     text, record = pages[name]
     known = words_of(json.dumps(record, ensure_ascii=False).replace("\\n", " "))
-    for module in (figures, page, page_template, units, protocol_metrics):
+    for module in (drawing, figures, page, page_template, units, protocol_metrics):
         known |= words_of(Path(module.__file__).read_text(encoding="utf-8"))
     capitals = {word[:1].upper() + word[1:] for word in known}
     assert Checked(text).words - known - capitals == set()

@@ -1,99 +1,44 @@
-"""The figures of a report, drawn from what ``result.json`` has.
-
-The same numbers give the same bytes. Matplotlib draws without its global state. Text
-stays text in the SVG, so that it can be read aloud, searched and set in another font.
-"""
+"""What the figures of a report show: each is made from what ``result.json`` has."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import numpy as np
 
+from vfl_flower.app.drawing import (
+    FIRST,
+    INK,
+    MUTED,
+    SECOND,
+    SQUARE,
+    THIRD,
+    Figure,
+    draw_bars,
+    floats,
+    in_lines,
+    leave_room,
+    make_figure,
+    mark_few,
+    note,
+    short_label,
+    tick,
+    unit_square,
+)
 from vfl_flower.app.units import duration, size
 from vfl_flower.protocol.metrics import SPREAD
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-
-INK, MUTED, GRID = "#1f2933", "#56616c", "#d5dbe1"
-FIRST, SECOND, THIRD = "#1d5fa6", "#b3540b", "#7b8794"
-PAPER = "#ffffff"
-COLORS = {
-    **{INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"},
-    **{FIRST: "--first", SECOND: "--second", THIRD: "--third"},
-}
-"""The colours that figures have, on white, and the page's names of them."""
 
 MOST_BARS = 12
 """Most bars of a figure; the others are added up in one more."""
 
-MOST_OF_LABEL = 28
-"""Most characters of a label in a figure; the page has the whole name."""
-
 MAIN = ("test_error", "test_loss", "full_train_loss", "full_cost", "check_cost")
 """Metrics, of the same rows, by which a figure compares results: the first that all
 of them have."""
-
-_SVG = "http://www.w3.org/2000/svg"
-_LINK = "{http://www.w3.org/1999/xlink}href"
-ElementTree.register_namespace("", _SVG)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure with its numbers.
-
-    Attributes
-    ----------
-    name : str
-        Name of its files.
-    title, text, alt : str
-        Above it; what it shows and how to read it; and what one sees, in words.
-    data : dict of str to list
-        Its numbers, columns of one length.
-    svg, png : bytes
-        The picture, on white.
-    """
-
-    name: str
-    title: str
-    text: str
-    alt: str
-    data: dict[str, list[Any]]
-    svg: bytes
-    png: bytes
-
-    @property
-    def inline(self) -> str:
-        """The SVG for a page, whose style sets the colours."""
-        text = self.svg.decode()
-        for color, name in COLORS.items():
-            text = text.replace(color, f"var({name})")
-        # A parser of HTML knows the namespace by the element.
-        return text.replace(f' xmlns="{_SVG}"', "")
-
-    def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the figure's files: their names and contents."""
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(self.data)
-        writer.writerows(zip(*self.data.values(), strict=True))
-        numbers = {"title": self.title, "text": self.text, "data": self.data}
-        yield f"{self.name}.svg", self.svg
-        yield f"{self.name}.png", self.png
-        yield f"{self.name}.json", (json.dumps(numbers, indent=1) + "\n").encode()
-        yield f"{self.name}.csv", table.getvalue().encode()
 
 
 def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
@@ -126,13 +71,18 @@ def last(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return metrics[max(metrics, key=int)] if metrics else {}
 
 
+def finite(value: object) -> bool:
+    """Return whether a value is a number that is neither infinite nor NaN."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 # -- what each figure shows ------------------------------------------------------------
 
 
 def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
     """Return what each result of a comparison is worth, and what it has cost."""
     metrics = {name: last(result) for name, result in results.items()}
-    shared = [m for m in MAIN if all(_finite(v.get(m)) for v in metrics.values())]
+    shared = [m for m in MAIN if all(finite(v.get(m)) for v in metrics.values())]
     if len(results) < 2 or not shared:
         return None
     main, first = shared[0], next(iter(results.values()))
@@ -153,11 +103,11 @@ def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
         places = np.arange(len(names))[::-1]
         lines = 2 * np.array(spreads) if any(spreads) else None
         value.errorbar(values, places, xerr=lines, fmt="o", color=FIRST, capsize=4)
-        _room(value, [*np.subtract(values, spreads), *np.add(values, spreads)])
+        leave_room(value, [*np.subtract(values, spreads), *np.add(values, spreads)])
         for place, number in zip(places, values, strict=True):
-            _note(value, f"{number:.4g}", (number, place), (0, 9))
-        value.set_xlabel(_line(title))
-        value.set_yticks(places, [_label(name) for name in names])
+            note(value, f"{number:.4g}", (number, place), (0, 9))
+        value.set_xlabel(in_lines(title))
+        value.set_yticks(places, [short_label(name) for name in names])
         value.set_ylim(-0.6, len(names) - 0.4)
         for axes in (value, cost):
             axes.grid(False, axis="y")
@@ -167,13 +117,13 @@ def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
         cost.set_xlim(0, 1.25 * max(sent, default=1))
         cost.set_xticks([])
         for place, count in zip(places, sent, strict=True):
-            _note(cost, size(count), (count, place), (4, -4), ha="left")
+            note(cost, size(count), (count, place), (4, -4), ha="left")
 
     listed = "; ".join(
         f"{name} {value:.4g} for {size(count)}"
         for name, value, count in zip(names, values, sent, strict=True)
     )
-    return _figure(
+    return make_figure(
         "comparison",
         "Beside its baselines",
         f"Left: {title[0].lower()}{title[1:]}; lower is better{bars}. Right: what it "
@@ -210,27 +160,27 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
 
     def roc(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        _square(axes)
+        unit_square(axes)
         axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
         axes.plot(alarms, found, color=FIRST, marker="o", markersize=4)
-        _note(axes, "guessing", (0.62, 0.62), (8, -12), color=MUTED, ha="left")
+        note(axes, "guessing", (0.62, 0.62), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("false alarms among the negative rows")
         axes.set_ylabel("positive rows found")
 
     def calibration(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        _square(axes)
+        unit_square(axes)
         axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
         axes.errorbar(
             score, share, yerr=2 * spread, fmt="o", color=FIRST, capsize=3, markersize=5
         )
-        _note(axes, "as predicted", (0.62, 0.62), (8, -12), color=MUTED, ha="left")
+        note(axes, "as predicted", (0.62, 0.62), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("predicted probability of the positive class")
         axes.set_ylabel("share of rows that are positive")
 
     total = int(rows.sum())
     figures = [
-        _figure(
+        make_figure(
             "roc",
             "How well it separates the classes",
             "Each point is a threshold: rows with a higher score count as positive. "
@@ -240,11 +190,11 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
             f"ROC curve of {total:,} rows held out in {len(rows)} groups, with an "
             f"area of about {area:.2f}; the line of guessing has 0.5.",
             {
-                "false_positive_rate": _floats(alarms),
-                "true_positive_rate": _floats(found),
+                "false_positive_rate": floats(alarms),
+                "true_positive_rate": floats(found),
             },
             roc,
-            **_SQUARE,
+            **SQUARE,
         ),
     ]
     if not len(score):
@@ -252,7 +202,7 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
     worst = int(np.abs(share - score).argmax())
     return [
         *figures,
-        _figure(
+        make_figure(
             "calibration",
             "Whether its probabilities are right",
             "Each point is a group of rows with similar probabilities. On the dashed "
@@ -262,13 +212,13 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
             f"rows; the largest difference is at {score[worst]:.2f}, where "
             f"{share[worst]:.2f} of the rows are positive.",
             {
-                "predicted": _floats(score),
-                "share_positive": _floats(share),
-                "standard_error": _floats(spread),
+                "predicted": floats(score),
+                "share_positive": floats(share),
+                "standard_error": floats(spread),
                 "rows": [int(n) for n in rows],
             },
             calibration,
-            **_SQUARE,
+            **SQUARE,
         ),
     ]
 
@@ -298,14 +248,14 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         )
         axes.plot(predicted, true, color=FIRST, marker="o", markersize=4)
         middle = low + 0.62 * (high - low)
-        _note(axes, "as predicted", (middle, middle), (8, -12), color=MUTED, ha="left")
+        note(axes, "as predicted", (middle, middle), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("prediction")
         axes.set_ylabel("truth")
-        _sparse(axes)
-        axes.yaxis.set_major_formatter(_tick)
+        mark_few(axes)
+        axes.yaxis.set_major_formatter(tick)
 
     off = int(np.abs(true - predicted).argmax())
-    return _figure(
+    return make_figure(
         "predicted-true",
         "Predicted against true",
         "Each point is a group of rows held out with similar predictions, at the mean "
@@ -317,13 +267,13 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         f"{predicted.max():.3g}; the largest difference of the means is at "
         f"{predicted[off]:.3g}, where the truth is {true[off]:.3g}.",
         {
-            "predicted": _floats(predicted),
-            "true": _floats(true),
-            "true_sd": _floats(spread),
+            "predicted": floats(predicted),
+            "true": floats(true),
+            "true_sd": floats(spread),
             "rows": [int(n) for n in rows],
         },
         draw,
-        **_SQUARE,
+        **SQUARE,
     )
 
 
@@ -362,7 +312,7 @@ def _confusion(metrics: Mapping[str, Any]) -> Figure | None:
         axes.grid(False)
 
     hit, missed, alarms, right = counts.ravel().tolist()
-    return _figure(
+    return make_figure(
         "confusion",
         "Which rows it takes for which",
         "Rows held out by what they are (lines) and by what the model calls them "
@@ -393,7 +343,7 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         axes.scatter(x, y, s=areas, color=FIRST, alpha=0.35, edgecolors=FIRST)
         axes.scatter(x, y, s=8, color=INK)
         for k, place in enumerate(zip(x, y, strict=True), start=1):
-            _note(axes, f"{k}", place, (6, 5), ha="left")
+            note(axes, f"{k}", place, (6, 5), ha="left")
         axes.margins(0.2)
         axes.set_xlabel(f"first direction ({shares[0]:.0%} of how the centres differ)")
         axes.set_ylabel(f"second direction ({shares[1]:.0%})")
@@ -402,7 +352,7 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
     if not known:
         what = "The numbers of rows are not known to the server, so all are alike."
     sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
-    return _figure(
+    return make_figure(
         "clusters",
         "Where the clusters are",
         "The centres, seen in the two directions in which they differ most, as far as "
@@ -412,8 +362,8 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         "how their centres differ.",
         {
             "cluster": list(range(1, len(x) + 1)),
-            "x": _floats(x),
-            "y": _floats(y),
+            "x": floats(x),
+            "y": floats(y),
             "rows": [float(n) for n in rows] if known else [""] * len(x),
         },
         draw,
@@ -445,10 +395,10 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
             if min(values) > 0 and max(values) > 30 * min(values):
                 axes.set_yscale("log")
                 axes.yaxis.set_minor_locator(NullLocator())
-                axes.yaxis.set_major_formatter(_tick)
+                axes.yaxis.set_major_formatter(tick)
             axes.set_xlabel("MB sent so far")
-            axes.set_title(_line(told[name]), loc="left")
-            _sparse(axes)
+            axes.set_title(in_lines(told[name]), loc="left")
+            mark_few(axes)
 
     ends = "; ".join(
         f"{told[name]} from {trace['value'][0]:.3g} to {trace['value'][-1]:.3g} in "
@@ -463,7 +413,7 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         )
     ]
     columns = zip(*rows, strict=True)
-    return _figure(
+    return make_figure(
         "progress",
         "What each step of the solver gained",
         "One point for each step, at the bytes that had been sent by then in both "
@@ -491,17 +441,17 @@ def _counts(result: Mapping[str, Any]) -> Figure | None:
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        _bars(axes, shown_names, [shown], [FIRST])
+        draw_bars(axes, shown_names, [shown], [FIRST])
         axes.set_xlim(0, 1.15 * max(max(shown), 1))
         axes.set_xticks([])
         for place, value in enumerate(shown):
             at = (value, len(shown) - 1 - place)
-            _note(axes, f"{value:,}", at, (4, -4), ha="left")
+            note(axes, f"{value:,}", at, (4, -4), ha="left")
 
     listed = "; ".join(
         f"{name}: {value:,}" for name, value in zip(shown_names, shown, strict=True)
     )
-    return _figure(
+    return make_figure(
         "counts",
         "How many there are",
         "The numbers that the run was for; the server knows these numbers and not "
@@ -625,11 +575,11 @@ def _time(
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        _bars(axes, labels, shown, [FIRST, SECOND, THIRD], DOING)
+        draw_bars(axes, labels, shown, [FIRST, SECOND, THIRD], DOING)
         axes.set_xlabel("seconds")
         canvas.legend(loc="outside upper left", ncols=3, frameon=False)
 
-    return _figure(
+    return make_figure(
         name,
         title,
         text,
@@ -644,126 +594,6 @@ def _time(
     )
 
 
-# -- how they are drawn ----------------------------------------------------------------
-
-_SQUARE = {"width": 4.6, "height": 4.2}
-
-_STYLE: Any = {
-    "axes.edgecolor": GRID,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 10,
-    "figure.facecolor": PAPER,
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.labelcolor": INK,
-    "lines.linewidth": 2,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "vfl-flower",
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
-
-
-def _figure(
-    name: str,
-    title: str,
-    text: str,
-    alt: str,
-    data: dict[str, list[Any]],
-    draw: Callable[[Canvas], None],
-    width: float = 6.8,
-    height: float = 3.4,
-) -> Figure:
-    """Return a figure that a function draws, of a width and a height in inches."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    svg, png = io.BytesIO(), io.BytesIO()
-    # A letter that the font lacks: the page has the name, in fonts of the reader.
-    with rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph \d+")
-        canvas = Canvas(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(canvas)
-        draw(canvas)
-        canvas.savefig(svg, format="svg", metadata={"Date": None})
-        canvas.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    return Figure(
-        name, title, text, alt, data, _tidied(svg.getvalue(), name, alt), png.getvalue()
-    )
-
-
-def _tidied(svg: bytes, name: str, alt: str) -> bytes:
-    """Return an SVG with a text for readers who do not see it, and with few ids.
-
-    Several figures are in one page, where an id must be there once.
-    """
-    root = ElementTree.fromstring(svg)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
-                parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
-    used = set(re.findall(r"url\(#([^)]+)\)", text))
-    used |= {element.get(_LINK, "")[1:] for element in root.iter()}
-    names = {
-        element.get("id", ""): f"{name}-{place}"
-        for place, element in enumerate(root.iter())
-        if element.get("id") in used
-    }
-    for element in root.iter():
-        if new := names.get(element.attrib.pop("id", "")):
-            element.set("id", new)
-        for key, value in list(element.attrib.items()):
-            pointed = re.sub(
-                r"url\(#([^)]+)\)", lambda m: f"url(#{names[m[1]]})", value
-            )
-            if key == _LINK:
-                del element.attrib[key]
-                key, pointed = "href", f"#{names[value[1:]]}"
-            element.set(key, pointed)
-    for key in ("width", "height"):
-        root.attrib.pop(key)
-    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
-    root.set("role", "img")
-    root.set("aria-label", alt)
-    return bytes(ElementTree.tostring(root, encoding="utf-8")) + b"\n"
-
-
-def _floats(values: Sequence[float] | np.ndarray[Any, Any]) -> list[float]:
-    return [float(value) for value in values]
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _label(name: str) -> str:
-    """Return a name as a figure can show it."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
-    return shown if len(shown) <= MOST_OF_LABEL else f"{shown[: MOST_OF_LABEL - 1]}…"
-
-
-def _line(text: str) -> str:
-    """Return a title in lines of some forty characters."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) > 38:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
-
-
 def _largest(names: list[str], values: list[int]) -> tuple[list[str], list[int]]:
     """Return the largest values, and the sum of the others under a name for them."""
     order = sorted(range(len(values)), key=lambda k: -values[k])
@@ -771,69 +601,3 @@ def _largest(names: list[str], values: list[int]) -> tuple[list[str], list[int]]
     others = [f"{len(rest)} others"] if rest else []
     total = [sum(values[k] for k in rest)] if rest else []
     return [names[k] for k in first] + others, [values[k] for k in first] + total
-
-
-def _bars(
-    axes: Axes,
-    names: Sequence[str],
-    parts: Sequence[Sequence[float]],
-    colors: Sequence[str],
-    labels: Sequence[str] = ("",),
-) -> None:
-    """Draw bars to the right, the first on top, of parts one after the other."""
-    places, left = np.arange(len(names))[::-1], np.zeros(len(names))
-    for part, color, label in zip(parts, colors, labels, strict=False):
-        axes.barh(
-            places,
-            part,
-            left=left,
-            height=0.62,
-            color=color,
-            label=label,
-            edgecolor=PAPER,
-            linewidth=0.8,
-        )
-        left += np.array(part)
-    axes.set_yticks(places, [_label(name) for name in names])
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
-
-
-def _note(
-    axes: Axes,
-    text: str,
-    place: tuple[float, float],
-    offset: tuple[float, float],
-    color: str = INK,
-    ha: str = "center",
-) -> None:
-    axes.annotate(
-        text, place, xytext=offset, textcoords="offset points", color=color, ha=ha
-    )
-
-
-def _room(axes: Axes, values: Sequence[float]) -> None:
-    """Leave room beside values for their numbers, and mark few of them."""
-    low, high = min(values), max(values)
-    room = 0.35 * (high - low) or 0.1 * abs(high) or 1.0
-    axes.set_xlim(low - room, high + room)
-    _sparse(axes)
-
-
-def _sparse(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(_tick)
-
-
-def _tick(value: float, place: float) -> str:
-    """Return the number of a mark, without a power of ten beside the axis."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
-
-
-def _square(axes: Axes) -> None:
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_aspect("equal")

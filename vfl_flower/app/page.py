@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vfl_flower.app.figures import DOING, Figure, last, times_of
+from vfl_flower.app.drawing import Figure
+from vfl_flower.app.figures import DOING, finite, last, times_of
 from vfl_flower.app.page_template import STYLE, TEMPLATE
 from vfl_flower.app.units import duration, size
 from vfl_flower.protocol.metrics import OF_SPREAD, SPREAD
@@ -171,7 +172,7 @@ def _who(result: Mapping[str, Any]) -> str:
 
 def verdicts(metrics: Mapping[str, Any]) -> list[str]:
     """Return how good a model is beside no model, a sentence for each way to see it."""
-    known = {k: v for k, v in metrics.items() if _finite(v)}
+    known = {k: v for k, v in metrics.items() if finite(v)}
     told = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
     if "test_error" in known:
@@ -259,7 +260,7 @@ def _with_spread(value: Any, spread: Any, kind: str) -> str:
     if value is None:
         return NONE
     text = amount(value, kind)
-    if spread is None or not _finite(spread):
+    if spread is None or not finite(spread):
         return text
     if kind == "share":
         return f"{text.removesuffix(' %')} ± {100 * spread:.1f} %"
@@ -268,7 +269,7 @@ def _with_spread(value: Any, spread: Any, kind: str) -> str:
 
 def amount(value: Any, kind: str) -> str:
     """Return a metric as people read it; ``inf`` and ``nan`` as they are."""
-    if not _finite(value):
+    if not finite(value):
         return str(value)
     if kind == "share":
         return _share(value)
@@ -279,10 +280,6 @@ def amount(value: Any, kind: str) -> str:
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _cost(key: str, value: float) -> str:

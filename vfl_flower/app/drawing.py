@@ -1,0 +1,270 @@
+"""How a report's figures are drawn: their look, their files, and parts of them.
+
+The same numbers give the same bytes. Matplotlib draws without its global state. Text
+stays text in the SVG, so that it can be read aloud, searched and set in another font.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+INK, MUTED, GRID = "#1f2933", "#56616c", "#d5dbe1"
+FIRST, SECOND, THIRD = "#1d5fa6", "#b3540b", "#7b8794"
+PAPER = "#ffffff"
+COLORS = {
+    **{INK: "--ink", MUTED: "--muted", GRID: "--grid", PAPER: "--paper"},
+    **{FIRST: "--first", SECOND: "--second", THIRD: "--third"},
+}
+"""The colours that figures have, on white, and the page's names of them."""
+
+MOST_OF_LABEL = 28
+"""Most characters of a label in a figure; the page has the whole name."""
+
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+ElementTree.register_namespace("", _SVG)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure with its numbers.
+
+    Attributes
+    ----------
+    name : str
+        Name of its files.
+    title, text, alt : str
+        Above it; what it shows and how to read it; and what one sees, in words.
+    data : dict of str to list
+        Its numbers, columns of one length.
+    svg, png : bytes
+        The picture, on white.
+    """
+
+    name: str
+    title: str
+    text: str
+    alt: str
+    data: dict[str, list[Any]]
+    svg: bytes
+    png: bytes
+
+    @property
+    def inline(self) -> str:
+        """The SVG for a page, whose style sets the colours."""
+        text = self.svg.decode()
+        for color, name in COLORS.items():
+            text = text.replace(color, f"var({name})")
+        # A parser of HTML knows the namespace by the element.
+        return text.replace(f' xmlns="{_SVG}"', "")
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the figure's files: their names and contents."""
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(self.data)
+        writer.writerows(zip(*self.data.values(), strict=True))
+        numbers = {"title": self.title, "text": self.text, "data": self.data}
+        yield f"{self.name}.svg", self.svg
+        yield f"{self.name}.png", self.png
+        yield f"{self.name}.json", (json.dumps(numbers, indent=1) + "\n").encode()
+        yield f"{self.name}.csv", table.getvalue().encode()
+
+
+SQUARE = {"width": 4.6, "height": 4.2}
+"""Inches of a figure beside which another one stands."""
+
+_STYLE: Any = {
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10,
+    "figure.facecolor": PAPER,
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vfl-flower",
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def make_figure(
+    name: str,
+    title: str,
+    text: str,
+    alt: str,
+    data: dict[str, list[Any]],
+    draw: Callable[[Canvas], None],
+    width: float = 6.8,
+    height: float = 3.4,
+) -> Figure:
+    """Return a figure that a function draws, of a width and a height in inches."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    svg, png = io.BytesIO(), io.BytesIO()
+    # A letter that the font lacks: the page has the name, in fonts of the reader.
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+")
+        canvas = Canvas(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(canvas)
+        draw(canvas)
+        canvas.savefig(svg, format="svg", metadata={"Date": None})
+        canvas.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    return Figure(
+        name, title, text, alt, data, _tidied(svg.getvalue(), name, alt), png.getvalue()
+    )
+
+
+def _tidied(svg: bytes, name: str, alt: str) -> bytes:
+    """Return an SVG with a text for readers who do not see it, and with few ids.
+
+    Several figures are in one page, where an id must be there once.
+    """
+    root = ElementTree.fromstring(svg)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
+                parent.remove(child)
+    text = ElementTree.tostring(root, encoding="unicode")
+    used = set(re.findall(r"url\(#([^)]+)\)", text))
+    used |= {element.get(_LINK, "")[1:] for element in root.iter()}
+    names = {
+        element.get("id", ""): f"{name}-{place}"
+        for place, element in enumerate(root.iter())
+        if element.get("id") in used
+    }
+    for element in root.iter():
+        if new := names.get(element.attrib.pop("id", "")):
+            element.set("id", new)
+        for key, value in list(element.attrib.items()):
+            pointed = re.sub(
+                r"url\(#([^)]+)\)", lambda m: f"url(#{names[m[1]]})", value
+            )
+            if key == _LINK:
+                del element.attrib[key]
+                key, pointed = "href", f"#{names[value[1:]]}"
+            element.set(key, pointed)
+    for key in ("width", "height"):
+        root.attrib.pop(key)
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+    root.set("role", "img")
+    root.set("aria-label", alt)
+    return bytes(ElementTree.tostring(root, encoding="utf-8")) + b"\n"
+
+
+def floats(values: Sequence[float] | np.ndarray[Any, Any]) -> list[float]:
+    """Return numbers as JSON can have them."""
+    return [float(value) for value in values]
+
+
+def short_label(name: str) -> str:
+    """Return a name as a figure can show it."""
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+    return shown if len(shown) <= MOST_OF_LABEL else f"{shown[: MOST_OF_LABEL - 1]}…"
+
+
+def in_lines(text: str) -> str:
+    """Return a title in lines of some forty characters."""
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > 38:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def draw_bars(
+    axes: Axes,
+    names: Sequence[str],
+    parts: Sequence[Sequence[float]],
+    colors: Sequence[str],
+    labels: Sequence[str] = ("",),
+) -> None:
+    """Draw bars to the right, the first on top, of parts one after the other."""
+    places, left = np.arange(len(names))[::-1], np.zeros(len(names))
+    for part, color, label in zip(parts, colors, labels, strict=False):
+        axes.barh(
+            places,
+            part,
+            left=left,
+            height=0.62,
+            color=color,
+            label=label,
+            edgecolor=PAPER,
+            linewidth=0.8,
+        )
+        left += np.array(part)
+    axes.set_yticks(places, [short_label(name) for name in names])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def note(
+    axes: Axes,
+    text: str,
+    place: tuple[float, float],
+    offset: tuple[float, float],
+    color: str = INK,
+    ha: str = "center",
+) -> None:
+    """Write a text at a place of the axes, moved by so many points."""
+    axes.annotate(
+        text, place, xytext=offset, textcoords="offset points", color=color, ha=ha
+    )
+
+
+def leave_room(axes: Axes, values: Sequence[float]) -> None:
+    """Leave room beside values for their numbers, and mark few of them."""
+    low, high = min(values), max(values)
+    room = 0.35 * (high - low) or 0.1 * abs(high) or 1.0
+    axes.set_xlim(low - room, high + room)
+    mark_few(axes)
+
+
+def mark_few(axes: Axes) -> None:
+    """Mark few places of the lower axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(tick)
+
+
+def tick(value: float, place: float) -> str:
+    """Return the number of a mark, without a power of ten beside the axis."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
+def unit_square(axes: Axes) -> None:
+    """Show all from 0 to 1, in both directions alike."""
+    axes.set_xlim(-0.03, 1.03)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_aspect("equal")
