@@ -35,7 +35,7 @@ from vfl_flower.protocol.strategy import ProtocolResult
 
 HOSTILE = "</title><script>alert('1')</script>$\\alpha$<img src=x onerror=y>&amp;\"'"
 LARGEST = 2_000_000
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "wbr"}
 
 SHOWN = ["moments", "k-means", "fdskl moments", "fkk sums", "mufc", "align", "unite"]
 """A variant of each strategy."""
@@ -387,7 +387,17 @@ def test_confusion():
     metrics = {f"test_{cell}": k for k, cell in enumerate(cells, start=1)}
     figure = drawn(metrics={"1": metrics})["confusion"]
     assert figure.data["rows"] == [1, 2, 3, 4]
-    assert figure.alt.startswith("Of 3 positive rows 1 are found and 2 missed; of 7")
+    assert "of 3 rows of class positive 1 are named right; of 7" in figure.alt
+
+
+def test_confusion_of_several_classes():
+    """A class that nobody is taken for keeps its empty column."""
+    counts = [[19, 0, 1], [3, 0, 17], [0, 0, 20]]
+    figure = drawn(curves={"confusion": counts})["confusion"]
+    assert figure.data["rows"] == [19, 0, 1, 3, 0, 17, 0, 0, 20]
+    assert figure.data["is"] == ["1", "1", "1", "2", "2", "2", "3", "3", "3"]
+    assert figure.data["called"] == ["1", "2", "3"] * 3
+    assert "of 20 rows of class 2 0 are named right" in figure.alt
 
 
 @pytest.mark.parametrize("rows", [[3.0, 1.0], []])

@@ -216,6 +216,41 @@ def test_no_curve_of_few_rows_or_of_equal_predictions(predicted):
     assert evaluation.two_class_curve(y > 50, predicted * 1.0, None, 20) == {}
 
 
+def _table(y, predicted, count=3):
+    labels, answers = np.asarray(y, float), np.asarray(predicted, float)
+    return evaluation.confusion(labels, answers, np.arange(float(count)), 20)
+
+
+def test_a_table_of_classes_beside_scikit_learn():
+    rng = np.random.default_rng(0)
+    y, predicted = rng.integers(0, 4, 400), rng.integers(0, 4, 400)
+    np.testing.assert_array_equal(
+        _table(y, predicted, 4)["confusion"], metrics.confusion_matrix(y, predicted)
+    )
+
+
+def test_a_table_has_no_class_of_few_rows():
+    """Neither is a class of few rows, nor are few taken for it; but none may be."""
+    y = np.repeat([0, 1, 2], [60, 40, 20])
+    named = np.repeat([0, 2], [80, 40])
+    table = [[60, 0, 0], [20, 0, 20], [0, 0, 20]]
+    assert _table(y, named)["confusion"].tolist() == table
+    assert _table(y, y) != {}
+    assert _table(np.repeat([0, 1, 2], [60, 41, 19]), named) == {}
+    assert _table(y, np.repeat([0, 1, 2], [60, 41, 19])) == {}
+
+
+def test_no_table_of_few_rows_other_labels_two_classes_or_many():
+    y = np.repeat([0, 1, 2], 40)
+    assert _table(y, y) != {}
+    assert _table(y[:99], y[:99]) == {}
+    assert _table(np.append(y, 3), np.append(y, 2)) == {}
+    assert _table(y % 2, y % 2, 2) == {}
+    y = np.repeat(np.arange(21), 20)
+    assert _table(y, y, 21) == {}
+    assert len(_table(y[:400], y[:400], 20)["confusion"]) == 20
+
+
 def test_curves_of_large_numbers_do_not_overflow():
     y = np.linspace(1, 1.7, 200) * 1e308
     told = evaluation.regression_curve(y, y, 20)

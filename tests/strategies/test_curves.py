@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from faults import LyingGrid
+from sklearn.metrics import confusion_matrix
 from transcripts import Recorder
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
@@ -143,14 +144,29 @@ def test_a_model_without_probabilities_has_no_score():
     assert set(result.curves) == {"rows", "positives"}
 
 
-def test_several_classes_and_few_rows_have_no_curve():
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_which_of_several_classes_are_taken_for_which(solver, monkeypatch):
+    """Of labels 7, 3 and -2 that are named by their numbers; beside scikit-learn."""
+    spy = Spy(monkeypatch, kernel_scores, fdskl)
     X, y = data()
-    classes = np.digitize(y, [-1, 1]) * 1.0
-    several = simulate(strategy("direct", "multiclass"), parties(X, classes), seed=1)
-    assert "test_error" in several.metrics
+    labels = np.array([-2.0, 3.0, 7.0])[np.digitize(y, [-0.8, 0.8])]
+    several = strategy(solver, "multiclass")
+    result = simulate(several, parties(X, labels), seed=1)
+    ((true, predicted, *_),) = spy.seen
+    assert set(result.curves) == {"confusion"}
+    assert result.curves["confusion"] == confusion_matrix(true, predicted).tolist()
+    wrong = 1 - np.trace(result.curves["confusion"]) / len(true)
+    assert result.metrics["test_error"] == pytest.approx(wrong)
+    refused = several.start(RealParties(letting(parties(X, labels), *LEAVES[:-1])))
+    assert "test_error" in refused.metrics
+    assert refused.curves == {}
+
+
+def test_few_rows_have_no_curve():
+    X, y = data()
     few = simulate(strategy("direct", test_fraction=0.16), parties(X, y), seed=1)
     assert few.metrics["test_rows"] == 96
-    assert several.curves == few.curves == {}
+    assert few.curves == {}
 
 
 @pytest.mark.parametrize("solver", ["moments", "direct"])

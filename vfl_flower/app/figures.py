@@ -55,7 +55,7 @@ def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         _comparison(results),
         *_two_classes(curves),
         _regression(curves),
-        _confusion(last(first)),
+        _confusion(last(first), curves),
         _clusters(first),
         _progress(first),
         _counts(first),
@@ -280,52 +280,67 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
 _CELLS = "true_positives", "false_negatives", "false_positives", "true_negatives"
 
 
-def _confusion(metrics: Mapping[str, Any]) -> Figure | None:
+def _confusion(
+    metrics: Mapping[str, Any], curves: Mapping[str, Sequence[Any]]
+) -> Figure | None:
     """Return how many rows held out of each class are taken for which."""
     cells = [metrics.get(f"test_{cell}") for cell in _CELLS]
-    if any(cell is None for cell in cells):
+    if several := curves.get("confusion"):
+        counts = np.array(several, dtype=np.int64)
+        classes = [f"{k}" for k in range(1, len(counts) + 1)]
+        which = "Classes are numbered in the ascending order of their labels. "
+    elif None not in cells:
+        counts = np.array(cells, dtype=np.int64).reshape(2, 2)
+        classes, which = ["positive", "negative"], ""
+    else:
         return None
-    counts = np.array(cells, dtype=np.int64).reshape(2, 2)
-    classes = ["positive", "negative"]
+    held = counts.sum(axis=1)
+    shares = counts / np.maximum(held, 1)[:, None]
+    many = len(counts) > 2
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        for row in range(2):
-            for column in range(2):
-                share = float(shares[row, column])
-                axes.fill_between(
-                    [column, column + 1],
-                    1 - row,
-                    2 - row,
-                    color=FIRST if row == column else SECOND,
-                    alpha=0.06 + 0.3 * share,
-                    linewidth=0,
-                )
-                text = f"{counts[row, column]:,}\n{share:.0%} of these"
-                axes.text(column + 0.5, 1.5 - row, text, ha="center", va="center")
-        axes.set_xticks([0.5, 1.5], [f"called {name}" for name in classes])
-        axes.set_yticks([1.5, 0.5], [f"is {name}" for name in classes])
-        axes.set_xlim(0, 2)
-        axes.set_ylim(0, 2)
+        for row, column in np.ndindex(counts.shape):
+            share, text = float(shares[row, column]), f"{counts[row, column]:,}"
+            axes.fill_between(
+                [column, column + 1],
+                row,
+                row + 1,
+                color=FIRST if row == column else SECOND,
+                alpha=0.1 + 0.3 * share if share else 0,
+                linewidth=0,
+            )
+            text += "" if many else f"\n{share:.0%} of these"
+            if share or not many:
+                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center")
+        places = np.arange(len(counts)) + 0.5
+        axes.set_xticks(places, classes)
+        axes.set_yticks(places, classes)
+        axes.set_xlabel("class that the model names")
+        axes.set_ylabel("class that is right")
+        axes.set_xlim(0, len(counts))
+        axes.set_ylim(len(counts), 0)
         axes.tick_params(length=0)
         axes.grid(False)
 
-    hit, missed, alarms, right = counts.ravel().tolist()
+    found = "; ".join(
+        f"of {of:,} rows of class {name} {right:,} are named right"
+        for name, of, right in zip(classes, held, counts.diagonal(), strict=True)
+    )
     return make_figure(
         "confusion",
         "Which rows it takes for which",
-        "Rows held out by what they are (lines) and by what the model calls them "
-        "(columns). The darker a box, the larger its share of the line.",
-        f"Of {hit + missed:,} positive rows {hit:,} are found and {missed:,} missed; "
-        f"of {alarms + right:,} negative ones {alarms:,} are false alarms.",
+        "Rows held out by the class that they are of (lines) and the class that the "
+        f"model names (columns). {which}Blue boxes are right, the others wrong; the "
+        "darker a box, the larger its share of the line.",
+        f"Table of classes: {found}.",
         {
-            "is": ["positive", "positive", "negative", "negative"],
-            "called": classes * 2,
+            "is": [name for name in classes for _ in classes],
+            "called": classes * len(classes),
             "rows": counts.ravel().tolist(),
         },
         draw,
-        height=2.7,
+        height=1.9 + 0.3 * len(counts) if many else 2.7,
     )
 
 
@@ -342,8 +357,9 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         axes = canvas.subplots()
         axes.scatter(x, y, s=areas, color=FIRST, alpha=0.35, edgecolors=FIRST)
         axes.scatter(x, y, s=8, color=INK)
-        for k, place in enumerate(zip(x, y, strict=True), start=1):
-            note(axes, f"{k}", place, (6, 5), ha="left")
+        beside = 2 + 0.7 * np.sqrt(areas / np.pi)  # points, from centre to edge
+        for k, away in enumerate(beside):
+            note(axes, f"{k + 1}", (x[k], y[k]), (away, away), ha="left")
         axes.margins(0.2)
         axes.set_xlabel(f"first direction ({shares[0]:.0%} of how the centres differ)")
         axes.set_ylabel(f"second direction ({shares[1]:.0%})")
@@ -390,13 +406,16 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         panels = canvas.subplots(1, len(traces), squeeze=False)[0]
         for axes, (name, trace) in zip(panels, traces.items(), strict=True):
             values = trace["value"]
-            megabytes = np.array(trace["bytes"]) / 1e6
-            axes.plot(megabytes, values, color=FIRST, marker="o", markersize=4)
+            sent = len(set(trace["bytes"])) > 1
+            places = (
+                np.array(trace["bytes"]) / 1e6 if sent else 1 + np.arange(len(values))
+            )
+            axes.plot(places, values, color=FIRST, marker="o", markersize=4)
             if min(values) > 0 and max(values) > 30 * min(values):
                 axes.set_yscale("log")
                 axes.yaxis.set_minor_locator(NullLocator())
                 axes.yaxis.set_major_formatter(tick)
-            axes.set_xlabel("MB sent so far")
+            axes.set_xlabel("MB sent so far" if sent else "step")
             axes.set_title(in_lines(told[name]), loc="left")
             mark_few(axes)
 
@@ -418,7 +437,7 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         "What each step of the solver gained",
         "One point for each step, at the bytes that had been sent by then in both "
         "directions. Where the line is flat, further steps gained little for their "
-        "bytes.",
+        "bytes. Steps that send nothing are counted instead.",
         f"{ends}.",
         dict(
             zip(
@@ -454,8 +473,8 @@ def _counts(result: Mapping[str, Any]) -> Figure | None:
     return make_figure(
         "counts",
         "How many there are",
-        "The numbers that the run was for; the server knows these numbers and not "
-        "which rows or texts they count.",
+        "What the run has counted. The server knows these numbers, and not which rows "
+        "or texts they count.",
         f"The numbers as bars. {listed}.",
         {"of": names, "count": values},
         draw,

@@ -55,13 +55,13 @@ _LEAVES = {
     ),
     "secret": ("encrypted for each other party", "the other parties; not the server"),
     "next": ("encrypted for the next party", "the next party; not the server"),
-    "private": ("encrypted for one party", "that party; not the server"),
+    "private": ("encrypted for one party", "the party that it is for; not the server"),
 }
 _BY_SERVER = "told by the server"
 _HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
 _TOLD = {
     "common": (_BY_SERVER, "the parties"),
-    "own": (_BY_SERVER, "each party its own"),
+    "own": (_BY_SERVER, "each party, of its own"),
 }
 
 

@@ -215,9 +215,9 @@ def _missing(result: Mapping[str, Any]) -> str:
     if result.get("curves") or not judged:
         return ""
     return (
-        "There is no picture of the predictions beside the truth. It needs groups of "
-        "at least 20 rows held out, of which the party with the labels tells means "
-        "where its consent allows curves, and this run has not told any."
+        "There is no picture of the predictions beside the truth. It needs at least "
+        "100 rows held out, of which the party with the labels tells means over groups "
+        "of 20 rows or more where its consent allows curves. This run has told none."
     )
 
 
@@ -264,7 +264,7 @@ def _with_spread(value: Any, spread: Any, kind: str) -> str:
         return text
     if kind == "share":
         return f"{text.removesuffix(' %')} ± {100 * spread:.1f} %"
-    return f"{text} ± {spread:.2g}"
+    return f"{text} ± {amount(float(f'{spread:.2g}'), kind)}"
 
 
 def amount(value: Any, kind: str) -> str:

@@ -47,13 +47,18 @@ table { border-collapse: collapse; width: 100%; margin: .6rem 0 1rem;
 caption { text-align: left; padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .45rem 1rem .45rem 0;
          border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
-thead th { border-bottom: 2px solid var(--third); vertical-align: bottom; }
+thead th { border-bottom: 2px solid var(--third); vertical-align: bottom;
+           overflow-wrap: break-word; }
 th.n, td.n { text-align: right; font-variant-numeric: tabular-nums;
              overflow-wrap: normal; white-space: nowrap; }
 thead th.n { white-space: normal; }
 th[scope=row] { font-weight: 600; min-width: 9rem; }
 table.narrow { width: auto; }
 table.narrow caption { white-space: nowrap; }
+table.learned { table-layout: fixed; min-width: 40rem; }
+.learned th:nth-child(odd) { width: 22%; }
+.learned th:nth-child(even) { width: 30%; }
+.learned th:nth-child(3) { width: 18%; }
 td.text { min-width: 17rem; padding-left: .6rem; }
 th.text { padding-left: .6rem; color: inherit; }
 code { font: .88em/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace;
@@ -92,11 +97,13 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
   .scroll { overflow: visible; }
   figure svg { max-width: 15cm; }
   figure.square svg { max-width: 9cm; }
-  td.text { min-width: 0; }
+  td.text, table.learned { min-width: 0; }
 }
 """
 
 TEMPLATE = """\
+{% macro name_of(text) %}{# It may go on in the next line after "_". #}\
+{{ text|replace("_", "_<wbr>"|safe) }}{% endmacro %}
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -130,7 +137,7 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 <div class="warning"><p><strong>Warning{% if several %}, {{ other|cut }}{% endif %}:\
 </strong> {{ text|cut }}.</p></div>
 {% else %}
-<p>There is no warning: nothing that the run checks says that the model is worse than \
+<p>There is no warning: nothing that the run checks says that its result is worse than \
 it should be.</p>
 {% endfor %}
 
@@ -247,7 +254,7 @@ asked for them first, all parties together</caption>
 <th scope="col">Slowest party</th></tr></thead>
 <tbody>
 {% for step in steps %}
-<tr><th scope="row"><code>{{ step.name }}</code></th><td class="n">\
+<tr><th scope="row"><code>{{ name_of(step.name) }}</code></th><td class="n">\
 {{ "{:,}".format(step.trips) }}</td><td class="n">{{ step.up|size }}</td>\
 <td class="n">{{ step.down|size }}</td><td class="n">{{ step.waited|duration }}</td>\
 <td class="n">{{ step.computed|duration }}</td><td>{{ step.slowest|cut }}</td></tr>
@@ -265,13 +272,14 @@ says what a party's consent calls it.</p>
 <h3>{{ who }}</h3>
 <div class="scroll" role="region" tabindex="0" \
 aria-label="Table of what was learned by {{ who }}">
-<table>
+<table class="learned">
 <thead><tr><th scope="col">Step</th><th scope="col">Values</th><th scope="col">\
 How they travel</th><th scope="col">What the step reveals beyond sums</th></tr></thead>
 <tbody>
 {% for row in rows %}
-<tr><th scope="row"><code>{{ row.step }}</code></th><td>\
-{% for value in row["values"] %}<code>{{ value }}</code>{{ ", " if not loop.last }}\
+<tr><th scope="row"><code>{{ name_of(row.step) }}</code></th><td>\
+{% for value in row["values"] %}<code>{{ name_of(value) }}</code>\
+{{ ", " if not loop.last }}\
 {% endfor %}</td><td>{{ row.how }}</td><td>\
 {% for kind in row.kinds %}<code>{{ kind }}</code>: {{ first.kinds[kind] }}\
 {{ "; " if not loop.last }}{% else %}-{% endfor %}</td></tr>

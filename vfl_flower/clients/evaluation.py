@@ -50,6 +50,9 @@ class Told(TypedDict):
     curve_predicted: NotRequired[OfBins]
     curve_true: NotRequired[OfBins]
     curve_true_sd: NotRequired[OfBins]
+    curve_confusion: NotRequired[
+        Annotated[Array, Whole("classes classes"), MaxLen(evaluation.MOST_BINS)]
+    ]
 
 
 CURVE = "curve_"
@@ -64,7 +67,7 @@ def metrics_of(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {name: reply[name] for name in NAMES if name in reply}
 
 
-def curves_of(reply: Mapping[str, Any]) -> dict[str, list[float]]:
+def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the numbers of bins in the reply of a step that tells them, if any."""
     return {
         name.removeprefix(CURVE): reply[name].tolist()
@@ -132,8 +135,9 @@ def told(
     probability : Array, shape (n,), optional
         What the model gives the class that a row has.
     curves : bool
-        Whether to tell numbers of bins of rows too, of numbers and of two classes: each
-        bin has :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows or more.
+        Whether to tell numbers of bins of rows too, of numbers and of two classes, and
+        of several classes which are taken for which: each bin and each class has
+        :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows or more.
 
     Raises
     ------
@@ -169,6 +173,8 @@ def told(
                 bins = evaluation.two_class_curve(
                     positive, scores, probability, LEAST_ROWS
                 )
+        if curves and target == "multiclass":
+            bins = evaluation.confusion(y, predicted, classes, LEAST_ROWS)
     named: dict[str, Any] = {f"test_{name}": number for name, number in numbers.items()}
     named |= {f"{CURVE}{name}": of_bins for name, of_bins in bins.items()}
     return cast(Told, {"test_rows": len(y), **named})

@@ -39,7 +39,9 @@ class LevelUnionModel(Model):
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         """Return the rows of each level, whose text the server does not know."""
-        return {f"level {k}": int(n) for k, n in enumerate(self.counts_, start=1)}
+        return {
+            f"rows with level {k}": int(n) for k, n in enumerate(self.counts_, start=1)
+        }
 
     @property
     def note(self) -> str:

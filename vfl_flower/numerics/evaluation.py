@@ -20,10 +20,10 @@ import numpy as np
 from vfl_flower.typing import Array
 
 MOST_BINS = 20
-"""Most bins of a curve."""
+"""Most bins of a curve, and most classes of a table of classes."""
 
 LEAST_OF_CURVE = 100
-"""Fewest rows of a curve: of fewer the bins say nothing that the mean does not say."""
+"""Fewest rows of a curve or a table: of fewer they say what the mean says."""
 
 ROUNDING = 2.0**-40
 """Numbers are equal that differ by less than this share of the largest one."""
@@ -266,6 +266,41 @@ def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]
         "true": means,
         "true_sd": errors * np.sqrt(count - 1.0),
     }
+
+
+def confusion(
+    y: Array, predicted: Array, classes: Array, least: int
+) -> dict[str, Array]:
+    """Return how many rows of each of several classes the model takes for which.
+
+    Parameters
+    ----------
+    y, predicted : Array, shape (n,)
+        Labels and answers, each one of the classes.
+    classes : Array, shape (C,)
+        All classes, in ascending order.
+    least : int
+        Fewest rows of a class, and fewest that the model takes for it, unless it takes
+        none.
+
+    Returns
+    -------
+    dict of str to Array
+        ``confusion``, shape (C, C): numbers of rows, by class (lines) and by answer
+        (columns). Empty with fewer than three classes, with too many of them, and where
+        a class or the rows are too few, or a label is of no class.
+    """
+    count = len(classes)
+    if not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE:
+        return {}
+    if not np.isin(y, classes).all():
+        return {}
+    counts = np.zeros((count, count), np.uint32)
+    np.add.at(counts, tuple(np.searchsorted(classes, [y, predicted])), 1)
+    held, named = counts.sum(axis=1), counts.sum(axis=0)
+    if (held < least).any() or (named[named > 0] < least).any():
+        return {}
+    return {"confusion": counts}
 
 
 def _bins_of_curve(order_by: Array, least: int) -> list[Array]:

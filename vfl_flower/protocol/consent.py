@@ -55,7 +55,8 @@ KINDS: dict[Kind, str] = {
     "coefficients": "this party's coefficients of a linear model",
     "levels": "texts of columns that enough rows of all parties have, to the others",
     "moments": "means, and sums of products of columns, to the party with the labels",
-    "curves": "means of labels and predictions, each of 20 rows or more, to the server",
+    "curves": "means of labels and predictions, each of 20 rows or more, and how many "
+    "rows of a class are taken for which, to the server",
 }
 """The kinds in words, as documents and refusals say them."""
 

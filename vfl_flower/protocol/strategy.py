@@ -62,7 +62,7 @@ class ProtocolResult(Result):
     warnings : tuple of str
         Why the model may be worse than it should be, such as a solver that did not
         converge.
-    curves : mapping of str to sequence of float
+    curves : mapping of str to sequence
         What pictures of the model need, bin by bin; empty where there is nothing. See
         ``docs/simulate.md``.
     """
@@ -76,7 +76,7 @@ class ProtocolResult(Result):
     seconds: float = field(default=0.0, kw_only=True)
     traces: Traces = field(default_factory=dict, kw_only=True)
     warnings: tuple[str, ...] = field(default=(), kw_only=True)
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict, kw_only=True)
+    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict, kw_only=True)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Run:
         protocol that needs them adds the number of its model.
     final : bool
         Set by a protocol that must not begin again even with `allow_missing`.
-    curves : dict of str to list of float
+    curves : dict of str to list
         Set by a protocol where it has what pictures of the model need.
     """
 
@@ -117,7 +117,7 @@ class Run:
         self._evaluate_fn = evaluate_fn
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
-        self.curves: dict[str, list[float]] = {}
+        self.curves: dict[str, list[Any]] = {}
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the server's generator of one named stream."""

@@ -73,7 +73,8 @@ TOLD: dict[str, Metric] = {
     "test_log_loss": Metric(
         "Log loss",
         "How surprised the model is by the true classes: -log of the probability that "
-        "it gave them, on the mean. 0 is perfect; log 2 = 0.69 is a coin's.",
+        "it gave them, on the mean. 0 is perfect; guessing between two classes has "
+        "log 2 = 0.69.",
         "lower",
     ),
     "test_brier": Metric(
