@@ -161,7 +161,9 @@ def _who(result: Mapping[str, Any]) -> str:
     if result["partition"] == "vertical":
         text += f"They hold {sum(columns):,} columns of the same {rows[0]:,} rows."
     elif result["partition"] == "horizontal":
-        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} columns."
+        ending = "" if max(columns) == 1 else "s"
+        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} "
+        text += f"column{ending}."
     else:
         text += f"They hold {min(rows):,} to {max(rows):,} rows each."
     holders = [cut(party["name"]) for party in parties if party["labels"]]

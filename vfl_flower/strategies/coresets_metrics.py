@@ -57,8 +57,8 @@ REGRESSION: dict[str, Metric] = {
     ),
     "sigma_min_x": Metric(
         "How little the parties' columns overlap, without the label",
-        "From 0 to 1, as the solver estimates it. Near 1 no party's columns repeat what "
-        "another's say; near 0 the method gives no guarantee for its sample.",
+        "From 0 to 1, as the solver estimates it. Near 1 no party's columns repeat "
+        "what another's say; near 0 the method gives no guarantee for its sample.",
         "higher",
     ),
     "left_out": Metric(
