@@ -400,6 +400,17 @@ def test_confusion_of_several_classes():
     assert "of 20 rows of class 2 0 are named right" in figure.alt
 
 
+@pytest.mark.parametrize(("sent", "axis"), [([9, 9], ">step<"), ([9, 10], ">MB sent")])
+def test_steps_that_send_nothing_are_counted(sent, axis):
+    trace = {"round_trips": [1, 1], "bytes": sent, "value": [3.0, 2.0]}
+    assert axis in drawn(traces={"moved": trace})["progress"].svg.decode()
+
+
+def test_standard_errors_are_written_out():
+    judged = {"1": {"test_loss": 2945.0, "test_loss_se": 263.0, "other": 1.0}}
+    assert "2945 ± 260" in Checked(text_of({"a": made_result()}, metrics=judged)).text
+
+
 @pytest.mark.parametrize("rows", [[3.0, 1.0], []])
 def test_clusters(rows):
     places = {"x": [1.0, -3.0], "y": [0.0, 0.0], "rows": rows, "shares": [1.0, 0.0]}

@@ -104,6 +104,18 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
 TEMPLATE = """\
 {% macro name_of(text) %}{# It may go on in the next line after "_". #}\
 {{ text|replace("_", "_<wbr>"|safe) }}{% endmacro %}
+{% macro head(first_column) %}
+<thead><tr><th scope="col">{{ first_column }}</th>\
+{% for other in results %}<th scope="col" class="n">{{ other|cut }}</th>{% endfor %}\
+<th scope="col" class="text">What it means</th></tr></thead>{% endmacro %}
+{% macro show(figure) %}
+<figure{% if figure.name in ("roc", "calibration", "predicted-true") %} class="square"\
+{% endif %}>
+<h3>{{ figure.title }}</h3>
+{{ figure.inline|safe }}
+<figcaption>{{ figure.text }} <span class="small">Files: \
+figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
+</figure>{% endmacro %}
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -183,9 +195,7 @@ it should be.</p>
 <h2 id="good">What came out, and how good it is</h2>
 <div class="scroll" role="region" tabindex="0" aria-label="Table of the metrics">
 <table>
-<thead><tr><th scope="col">Number</th>\
-{% for other in results %}<th scope="col" class="n">{{ other|cut }}</th>{% endfor %}\
-<th scope="col" class="text">What it means</th></tr></thead>
+{{ head("Number") }}
 <tbody>
 {% for row in metrics %}
 <tr><th scope="row">{{ row.title }}<br><code class="small">{{ row.name }}</code></th>\
@@ -198,13 +208,7 @@ it should be.</p>
 </div>
 <div class="pair">
 {% for figure in pictures %}
-<figure{% if figure.name in ("roc", "calibration", "predicted-true") %} class="square"\
-{% endif %}>
-<h3>{{ figure.title }}</h3>
-{{ figure.inline|safe }}
-<figcaption>{{ figure.text }} <span class="small">Files: \
-figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
-</figure>
+{{ show(figure) }}
 {% endfor %}
 </div>
 {% if missing %}
@@ -214,9 +218,7 @@ figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
 <h2 id="cost">What it cost, and where the time went</h2>
 <div class="scroll" role="region" tabindex="0" aria-label="Table of the costs">
 <table>
-<thead><tr><th scope="col">Cost</th>\
-{% for other in results %}<th scope="col" class="n">{{ other|cut }}</th>{% endfor %}\
-<th scope="col" class="text">What it means</th></tr></thead>
+{{ head("Cost") }}
 <tbody>
 {% for title, text, values in costs %}
 <tr><th scope="row">{{ title }}</th>\
@@ -235,12 +237,7 @@ waited for parties is the server's own computing.</td></tr>
 </table>
 </div>
 {% for figure in times %}
-<figure>
-<h3>{{ figure.title }}</h3>
-{{ figure.inline|safe }}
-<figcaption>{{ figure.text }} <span class="small">Files: \
-figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
-</figure>
+{{ show(figure) }}
 {% endfor %}
 <div class="scroll" role="region" tabindex="0" aria-label="Table of the steps">
 <table>
