@@ -91,6 +91,7 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
   body { font-size: 10.5pt; }
   header, main, footer { max-width: none; padding: 0; }
   header { padding-top: 0; }
+  footer { margin: 1rem 0 0; break-before: avoid; }
   h2, h3, caption { break-after: avoid; }
   tr, .warning, .short { break-inside: avoid; }
   thead { display: table-header-group; }
