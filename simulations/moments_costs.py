@@ -22,7 +22,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from vfl_flower import FDSKL, Party
-from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.clients.kernel_angles import joint_fraction
 from vfl_flower.numerics.gram_fit import Block, fit_grams
 from vfl_flower.secure_aggregation.angle_shares import (
     cosine_error,
@@ -61,14 +61,15 @@ def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
     rng = np.random.default_rng([rows, features, parties])
     turns = rng.random((parties, rows, features))
     angles = np.rint(turns * 2**16).astype("<u4").astype("<u2")
-    bits = gram_fixed_point(rows, cosine_bound(FRACTION), FRACTION).bits
+    fraction = joint_fraction(rows)
+    bits = gram_fixed_point(rows, cosine_bound(fraction), fraction).bits
     joint = Deal(1, "angles", 0, 0, (rows, features), bits)
     deal = Deal(1, "open", 0, 0, (rows, features), bits)
     root = rng.bytes(32)
     seeds = [joint.seed(root, party) for party in range(parties)]
     pair = [GramTriple(deal, j, dealt) for j, dealt in enumerate(deal_gram(deal, root))]
     first = Dealt.of(joint, 0, seeds[0])
-    for block, second in enumerate(deal_cosines(joint, root, parties, FRACTION)):
+    for block, second in enumerate(deal_cosines(joint, root, parties, fraction)):
         part = list(joint.blocks())[block]
         hidden = [
             hide_angles(joint, seed, own[part], block)
@@ -76,21 +77,21 @@ def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
         ]
         delta = np.sum(hidden, axis=0, dtype="<u2")
         sent = [
-            own.opening(cosine_shares(joint, j, dealt, delta, block, FRACTION), block)
+            own.opening(cosine_shares(joint, j, dealt, delta, block, fraction), block)
             for j, (own, dealt) in enumerate(zip(pair, (first, second), strict=True))
         ]
         opened = add(*sent, bits=bits)
         for own in pair:
             own.add(opened, block)
     opened = open_gram(pair[0].share(), pair[1].share(), deal)
-    found = decode(opened, bits, 2 * FRACTION)
+    found = decode(opened, bits, 2 * fraction)
     F = np.cos(2 * np.pi * turns.sum(axis=0))
     exact = F.T @ F
     error = np.abs(found - exact)
     return {
         "bits": bits,
         "largest": float(error.max()),
-        "bound": gram_error(rows, 1.0, cosine_error(parties, FRACTION)),
+        "bound": gram_error(rows, 1.0, cosine_error(parties, fraction)),
         "rms": float(np.sqrt(np.mean(error**2))),
         "diagonal": float(np.diag(exact).mean()),
     }

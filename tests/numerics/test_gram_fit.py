@@ -122,6 +122,19 @@ def test_no_penalties_of_a_grid_are_better_than_those_chosen():
             assert fit.error[0] <= ((scores - Y) ** 2).mean() * (1 + 1e-3)
 
 
+def test_further_searches_find_a_lower_error(monkeypatch):
+    """Of many blocks, whose error has several minima."""
+    rng = np.random.default_rng(8)
+    F = rng.standard_normal((80, 24)) + rng.standard_normal((80, 1))
+    Y = 0.2 * F @ rng.standard_normal(24) + rng.standard_normal(80)
+    halves = grams(F, Y, rng.permutation(80) % 2)
+    blocks = [Block(str(k), 3 * k, 3 * k + 3) for k in range(8)]
+    (least,) = fit_grams(halves, blocks, "continuous").error
+    monkeypatch.setattr(gram_fit, "PASSES", 1)
+    (first,) = fit_grams(halves, blocks, "continuous").error
+    assert least < 0.997 * first
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_probabilities_are_those_of_discriminant_analysis(classes):
     F, Y, half = table(classes)

@@ -26,7 +26,7 @@ from vfl_flower import (
 )
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients import kernel_noise
-from vfl_flower.clients.kernel_angles import FRACTION
+from vfl_flower.clients.kernel_angles import FRACTION, joint_fraction
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics import privacy
 from vfl_flower.numerics.kernel_moments import (
@@ -208,7 +208,7 @@ def reading(monkeypatch, epsilon, size, row=5):
         bits, width = roles.numbers(roles.rows[0]).bits, roles.owners[2]
         size_of = -(-bits // 8) * width
         rows = unpack(sent, bits, (len(sent) // size_of, width))
-        rows[row, 0] += np.uint64(round(size * 2**FRACTION))
+        rows[row, 0] += np.uint64(round(size * 2**roles.fraction))
         return pack(rows & np.uint64(2**bits - 1), bits)
 
     monkeypatch.setattr(party, "hide", chosen)
@@ -283,6 +283,7 @@ def test_roles_that_a_party_refuses(changes, joint, reason):
 
 def test_noise_where_there_is_no_epsilon_is_refused():
     made, roles = lone(dataclasses.replace(TASK, epsilon=0.0))
+    roles = dataclasses.replace(roles, fraction=joint_fraction(N))
     with pytest.raises(PartyError, match="noise must have a deviation of 0"):
         party._check_turn(made, made.recall(party.KernelState), roles, JOINT)
 

@@ -15,15 +15,20 @@ from typing import Annotated, Literal
 import numpy as np
 
 from vfl_flower.clients.moments import Portion, dealt_to, width_of
-from vfl_flower.clients.moments_roles import Roles
+from vfl_flower.clients.moments_roles import LARGEST, MOST_JOINT, Roles
 from vfl_flower.protocol.contract import SEALED, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.angle_shares import cosine_shares, hide_angles
+from vfl_flower.secure_aggregation.fixed_point import finest_gram_fixed_point
 from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal, Dealt
 from vfl_flower.typing import Array
 
 FRACTION = 16
-"""Fraction bits of a feature; those of its two factors are half of them."""
+"""Fraction bits of a feature of many rows; its two factors have half of them each."""
+
+FEW_ROWS = 2**12
+"""Fewer training rows have as many fraction bits as the widest ring holds: rounding
+moves their models more, and the third more bytes that a run sends are few."""
 
 HEAD = 64
 """Bytes of what is dealt without a correction."""
@@ -32,6 +37,31 @@ AngleBits = Literal[16, 32]
 
 OpenedAngles = Annotated[Array, Reals("*"), SEALED]
 """Sums of all parties' angles, which this party alone can open, flattened."""
+
+
+def joint_fraction(rows: int, noisy: bool = False) -> int:
+    """Return the fraction bits of the features of training rows, an even number.
+
+    A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
+    have room for hardly more than many, so they take the widest one.
+
+    Parameters
+    ----------
+    rows : int
+        Of both halves together.
+    noisy : bool
+        Whether parties add noise to sums of products, far more than rounding does.
+
+    Examples
+    --------
+    >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
+    [26, 24, 16]
+    """
+    if noisy or rows >= FEW_ROWS:
+        return FRACTION
+    rows = max(rows, 1)
+    numbers = finest_gram_fixed_point(rows, LARGEST, square_sum=MOST_JOINT * rows)
+    return numbers.fraction // 2 * 2
 
 
 def angle_deals(roles: Roles, session: int, name: str, bits: int) -> list[Deal]:
@@ -102,6 +132,7 @@ class AngleSums:
     deltas: Array
     heads: Array
     cosines: Array | None
+    fraction: int
 
     def shares(
         self, deals: Sequence[Deal], part: Sequence[range], multiple: int = 1
@@ -148,7 +179,7 @@ class AngleSums:
             if self.party:
                 dealt = cosines.take(2 * delta.size * width_of(deal.bits))
             yield cosine_shares(
-                *(deal, self.party, dealt, delta, block, FRACTION, (multiple,)),
+                *(deal, self.party, dealt, delta, block, self.fraction, (multiple,)),
                 sines=True,
             )
 
@@ -188,4 +219,4 @@ def angle_sums(
         raise PartyError(f"angles must have {joint_bits} bits")
     second = party.index == roles.second
     given = dealt_to(cosines, delivered, roles) if second else None
-    return AngleSums(int(second), angles, heads, given)
+    return AngleSums(int(second), angles, heads, given, roles.fraction)

@@ -14,11 +14,7 @@ import numpy as np
 
 from vfl_flower.clients import fdskl
 from vfl_flower.clients.fdskl import Columns, PartInfo
-from vfl_flower.clients.kernel_angles import (
-    FRACTION,
-    angle_deals,
-    place_of,
-)
+from vfl_flower.clients.kernel_angles import angle_deals, joint_fraction, place_of
 from vfl_flower.clients.moments import Bytes, deal_all
 from vfl_flower.clients.moments_roles import Place, Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE
@@ -31,8 +27,9 @@ from vfl_flower.secure_aggregation.shares import Deal, Dealt
 from vfl_flower.secure_aggregation.triples import deal_predictions, deal_row_owner
 from vfl_flower.typing import Array
 
-NEW_ROWS = FixedPoint(56, FRACTION, 1.01)
-"""Encoding of the features of rows to predict."""
+NEW_ROWS = FixedPoint(56, 28, 1.01)
+"""Encoding of the features of rows to predict, however many there are: a score adds up
+those of one row. Beside 28 fraction bits weights have 26 of the sum of their sizes."""
 
 ROW_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are predicted together."""
@@ -61,7 +58,7 @@ def _deal_cosines(
         message.pack()
         for deal, blocks in zip(deals, part, strict=True)
         for message in deal_cosines(
-            *(deal, root, len(roles.owners), FRACTION, (multiple,)),
+            *(deal, root, len(roles.owners), roles.fraction, (multiple,)),
             angle_bits=angle_bits,
             blocks=blocks,
         )
@@ -197,12 +194,13 @@ def deal(
     """
     reply: Delivered = {}
     if roles is not None:
-        check_roles(party, roles, fraction=FRACTION)
+        fraction = joint_fraction(sum(roles.rows), roles.noise > 0)
+        check_roles(party, roles, fraction=fraction)
         if party.index == roles.dealer:
             dealt = deal_turn(party.session, root_of(party), roles)
             reply["turn_parts"] = dict(enumerate(dealt))
     if row_roles is not None:
-        check_roles(party, row_roles, fraction=FRACTION, labels=False)
+        check_roles(party, row_roles, fraction=NEW_ROWS.fraction, labels=False)
         if party.index == row_roles.dealer:
             dealt = deal_rows(party.session, root_of(party), row_roles, outputs)
             reply["row_parts"] = dict(enumerate(dealt))
@@ -239,8 +237,9 @@ def part(party: Party, dealer: Place, second: Place | None = None) -> PartDealt:
     widths[holder] = 0
     if second is None:
         second = min({*range(party.n_parties)} - {holder, dealer})
-    roles = Roles(holder, second, widths, [len(rows)], dealer, joint, FRACTION)
-    check_roles(party, roles, fraction=FRACTION, labels=False)
+    fraction = NEW_ROWS.fraction
+    roles = Roles(holder, second, widths, [len(rows)], dealer, joint, fraction)
+    check_roles(party, roles, fraction=fraction, labels=False)
     dealt = deal_rows(party.session, root_of(party), roles, party.part["outputs"])
     reply["first_rows"] = dict(enumerate(dealt))
     return reply

@@ -20,13 +20,13 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.fdskl import Columns, classes_of, signs_of
 from vfl_flower.clients.kernel_angles import (
-    FRACTION,
     HEAD,
     AngleBits,
     OpenedAngles,
     angle_deals,
     angle_sums,
     hidden_angles,
+    joint_fraction,
 )
 from vfl_flower.clients.kernel_dealing import root_of, turn_cosines_of
 from vfl_flower.clients.kernel_noise import added_noise, check_noise, shared_noise
@@ -529,8 +529,9 @@ def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) ->
         width = _targets(party, state).shape[1]
     elif not _bounded(local_columns(fitted.local, fitted.X), fitted.halves):
         raise PartyError("local columns must point to no single row")
-    check_roles(party, roles, fitted.local.n_columns + width, FRACTION)
     sizes = [len(rows) for rows in _halves(party, task)]
+    fraction = joint_fraction(sum(sizes), task.epsilon > 0)
+    check_roles(party, roles, fitted.local.n_columns + width, fraction)
     if roles.rows != sizes:
         raise PartyError("rows must be those of the two halves")
     turns = 1 if task.epsilon else MOST_TURNS

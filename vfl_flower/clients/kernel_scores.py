@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -17,7 +18,6 @@ import numpy as np
 from vfl_flower.clients.evaluation import Told, hides_each, told
 from vfl_flower.clients.fdskl import Columns, Rows
 from vfl_flower.clients.kernel_angles import (
-    FRACTION,
     HEAD,
     AngleBits,
     OpenedAngles,
@@ -175,7 +175,7 @@ def rows(
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
     width = 0 if holder else part["local"]
-    check_roles(party, roles, width, FRACTION, labels=False)
+    check_roles(party, roles, width, NEW_ROWS.fraction, labels=False)
     if [roles.first] != part["holders"] or holder != (index == roles.first):
         raise PartyError("the party with the weights, and no other one, opens scores")
     if roles.joint != part["n_features"] or roles.rows != [len(numbers)]:
@@ -231,10 +231,9 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
     """Return the weights of the features that others have a part in, and their bits."""
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
-    size = max(float(np.abs(w).sum(axis=0).max()), 1e-300)
-    largest = max(float(np.abs(w).max()), 1e-300)
-    numbers = weights_fixed_point(NEW_ROWS, len(w), size, largest)
-    return numbers.encode(w)[0], numbers.fraction
+    _, unit = math.frexp(np.abs(w).sum(axis=0).max())
+    numbers = weights_fixed_point(NEW_ROWS, len(w), 1.0, 1.0)
+    return numbers.encode(np.ldexp(w, -unit))[0], numbers.fraction - unit
 
 
 def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
@@ -373,7 +372,8 @@ def scores(
         raise PartyError(str(error)) from None
     start = sum(roles.owners[: roles.first])
     of_holder = part["coef"][start : start + part["local"]]
-    scores = decode(opened, deal.bits, FRACTION + fraction) + part["intercept"]
+    scores = decode(opened, deal.bits, NEW_ROWS.fraction + fraction)
+    scores += part["intercept"]
     scores += local_columns(local, X) @ of_holder
     if len(state.scores):
         scores = np.concatenate([state.scores, scores])

@@ -48,7 +48,12 @@ STARTS = 10.0 ** np.arange(-6.0, 2.0)
 for all blocks, then block by block."""
 
 STEPS = 12
-"""Most steps of the search over the penalties of the blocks."""
+"""Most steps of a search over the penalties of the blocks."""
+
+PASSES, GAIN = 4, 1e-4
+"""Most searches, each from where the one before ended, and the share of the error that
+each must gain. Where one of them alone ends, the last digits of the Gram matrices may
+decide."""
 
 THIN = 768
 """Number of features beyond which the search begins with about so many of them. The
@@ -275,8 +280,9 @@ def fit_grams(
 
     Notes
     -----
-    About 20 Cholesky factorisations of order M; up to 60 of order `THIN`, or of M if it
-    is smaller. Memory is that of five matrices of order M beside `halves`.
+    About 20 Cholesky factorisations of order M, and of order `THIN` up to 16 for each
+    block and 64 more; if M is smaller, of order M up to four times as many.
+    Memory is that of five matrices of order M beside `halves`.
     """
     M = _check(halves, blocks, kind)
     first, second = (_about_means(np.asarray(gram, np.float64), M) for gram in halves)
@@ -296,8 +302,10 @@ def fit_grams(
         thin = _thinned(sizes, THIN)
         parts = _part(first, thin), _part(second, thin)
         few = _Search(*parts, block[thin], least, spread)
-        starts = [few.best(starts, STEPS, floors)]
-    logs = search.best(starts, POLISH if M > THIN else STEPS, floors)
+        logs = few.best(starts, STEPS, floors)
+        logs = search.best([logs], POLISH, floors)
+    else:  # noise makes runs differ by far more
+        logs = search.best(starts, STEPS, floors, 1 if deviation else PASSES)
     penalties = np.exp(logs) * search.units
     each = penalties[block]
     models = [
@@ -420,7 +428,9 @@ class _Search:
             gradient -= np.bincount(self.block, products, minlength=self.count)
         return total, gradient
 
-    def best(self, starts: Sequence[Array], steps: int, floors: Array) -> Array:
+    def best(
+        self, starts: Sequence[Array], steps: int, floors: Array, passes: int = 1
+    ) -> Array:
         """Return the best logs that are found in some steps from the best start.
 
         Parameters
@@ -431,6 +441,8 @@ class _Search:
             Most steps of L-BFGS.
         floors : Array, shape (blocks,)
             Smallest penalties.
+        passes : int
+            Most searches, block by block and then by these steps.
         """
         from scipy.optimize import minimize
 
@@ -444,23 +456,29 @@ class _Search:
         least, start = min(losses), starts[int(np.argmin(losses))]
         if least >= LARGEST:
             raise ValueError("halves must be Gram matrices: none of the fits is one")
-        if len(starts) > 1:  # a block of which little or all is left has no slope
-            for place in range(self.count):
+        for _ in range(passes):
+            before = least
+            # A block of which little or all is left has no slope.
+            for place in range(self.count if len(starts) > 1 else 0):
                 tried = [start.copy() for _ in STARTS]
                 for logs, level in zip(tried, STARTS, strict=True):
                     logs[place] = np.clip(np.log(level), lows[place], highs[place])
                 losses = [self(logs)[0] for logs in tried]
                 if min(losses) < least:
                     least, start = min(losses), tried[int(np.argmin(losses))]
-        found = minimize(
-            self,
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            bounds=np.column_stack([lows, highs]),
-            options={"maxiter": steps, "maxfun": 2 * steps, "gtol": 1e-7},
-        )
-        return np.asarray(found.x if found.fun < least else start)
+            found = minimize(
+                self,
+                start,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=np.column_stack([lows, highs]),
+                options={"maxiter": steps, "maxfun": 2 * steps, "gtol": 1e-7},
+            )
+            if found.fun < least:
+                least, start = float(found.fun), np.asarray(found.x)
+            if least > (1 - GAIN) * before:
+                break
+        return start
 
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:

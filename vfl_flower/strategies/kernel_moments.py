@@ -12,7 +12,7 @@ import numpy as np
 from vfl_flower.clients import kernel_dealing, kernel_relevance, kernel_scores
 from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
-from vfl_flower.clients.kernel_angles import FRACTION, AngleBits
+from vfl_flower.clients.kernel_angles import AngleBits, joint_fraction
 from vfl_flower.clients.moments_roles import (
     MOST_COLUMNS,
     PART_NUMBERS,
@@ -157,7 +157,7 @@ def train(
         *(owners, sizes, solver.dealer),
         computes=solver.computes,
         joint=2 * joint.angles,
-        fraction=FRACTION,
+        fraction=joint_fraction(task.rows, solver.epsilon > 0),
     )
     flat = [size for of_party in kinds for size in of_party]
     probes: dict[str, Any] = {}
@@ -499,7 +499,10 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     The label holder adds what its own local columns give by itself.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
-    return replace(roles, owners=owners, rows=[rows], turn=turn, noise=0.0)
+    fraction = kernel_dealing.NEW_ROWS.fraction
+    return replace(
+        roles, owners=owners, rows=[rows], fraction=fraction, turn=turn, noise=0.0
+    )
 
 
 def score_rows(

@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients.evaluation import curves_of, metrics_of
-from vfl_flower.clients.kernel_angles import FRACTION
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
@@ -183,7 +182,7 @@ class FDSKLPrediction(ProtocolStrategy):
                     parties,
                     *([], [], self.dealer, holders[0], self.computes),
                     joint=M,
-                    fraction=FRACTION,
+                    fraction=kernel_dealing.NEW_ROWS.fraction,
                 ),
                 replies.each("local"),
                 columns,
