@@ -182,6 +182,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         "3 to mend before the run",
     ):
         assert text in out
+    assert "Error" not in out
     assert not (tmp_path / "out").exists()
 
 
@@ -193,6 +194,9 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--data", "diabetes", "--set", "siz=3"], "no key 'siz'"),
         (["--data", "diabetes", "--set", "size"], "set must be key=value"),
         (["--data", "diabetes", "--set", "size=x"], "must be of type int"),
+        (["--data", "diabetes", "--set", "aligment=x"], "did you mean 'alignment'?"),
+        (["--data", "diabetes", "--set", "siz=3"], "mean 'coreset-vrlr.size'?"),
+        (["--data", "diabetes", "--parties", 1], "needs at least 2 parties, got 1"),
     ],
 )
 def test_a_command_that_cannot_run_says_why(arguments, reason):

@@ -449,7 +449,8 @@ def _check_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ValueError(
-                f"port {port} of {host} must be free: {error.strerror}"
+                f"port {port} of {host} must be free: {error.strerror}; --port and "
+                "--local-port choose others"
             ) from None
 
 

@@ -63,9 +63,11 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"set must be key=value, got {item!r}")
         if name not in keys:  # with the hint at the nearest one
-            near = get_close_matches(name, keys, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             given_name = item.partition("=")[0].strip()
+            # As they may be given: those of this strategy without its name.
+            short = {key.removeprefix(f"{strategy}."): key for key in keys}
+            near = get_close_matches(given_name, short, n=1)
+            hint = f"; did you mean {short[near[0]]!r}?" if near else ""
             raise ValueError(f"run config has no key {given_name!r}{hint}")
         values[name] = _value(keys[name], text.strip())
     return values

@@ -246,7 +246,13 @@ def simulate(
         chosen = gather(strategy, task, set_ or [], config, **keys)
         complete = check_run_config(chosen)
         sources = party_sources(complete, files, parties, state_dir)
-        if _must_be_mended(sources, make_strategy(complete).partition == "horizontal"):
+        made = make_strategy(complete)
+        if len(sources) < made.least_parties:
+            raise ValueError(
+                f"{strategy} needs at least {made.least_parties} parties, got "
+                f"{len(sources)}"
+            )
+        if _must_be_mended(sources, made.partition == "horizontal"):
             raise typer.Exit(1)
         if supernodes:
             if state_dir is not None:
@@ -257,6 +263,8 @@ def simulate(
             grid = InProcessGrid([load(source, chosen) for source in sources])
             context = Context(grid.run_id, 0, {}, RecordDict(), chosen)
             execute(grid, context, _words(files, parties, state_dir))
+    except typer.Exit:  # a RuntimeError too
+        raise
     except (RunFailed, PartyError, RuntimeError, ValueError) as error:
         fail(error)
     except KeyboardInterrupt:
