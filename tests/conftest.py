@@ -1,6 +1,7 @@
 """Fixtures that every folder of tests may use."""
 
 import gc
+import os
 
 import hypothesis
 import numpy as np
@@ -61,16 +62,21 @@ hypothesis.settings.load_profile("no clock")
 def pytest_collection_modifyitems(items):
     """Begin with the slow tests: they wait for processes while others compute.
 
-    Those that share a deployment come first of all, so that one worker has them, and
-    next those of other folders, so that the deployment ends.
+    The workers first share the list out in runs of equal length. So that no worker has
+    all slow tests, one after another, those that share a deployment and those of other
+    folders begin the first run, and the other deployments the second.
     """
-
-    def place(item) -> tuple[bool, bool, bool]:
-        slow = item.get_closest_marker("slow") is not None
-        shared = "organisations" in item.fixturenames
-        return not slow, not shared, slow == ("wiring" in item.path.parts)
-
-    items.sort(key=place)
+    shared, others, deployments, fast = [], [], [], []
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            fast.append(item)
+        elif "organisations" in item.fixturenames:
+            shared.append(item)
+        else:
+            (deployments if "wiring" in item.path.parts else others).append(item)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    length = max(0, len(items) // workers - len(shared + others))
+    items[:] = [*shared, *others, *fast[:length], *deployments, *fast[length:]]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,7 +47,7 @@ systemd starts again is back sooner; a run that has ended can go on."""
 PATIENCE = 1.0
 """Seconds after which one reply that is on its way no longer holds up the others."""
 
-FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.05, 0.5, 1.5
+FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
 """Seconds before the first look for replies, most seconds between two, and growth."""
 
 
