@@ -70,7 +70,7 @@ NOT_HERE = {
     },
     "docs/simulate.md": {
         r"make demo|source ": "of a clean clone, which CI makes",
-        r"flwr run |python -m vfl_flower.app.flower_run": (
+        r"export|flwr run |python -m vfl_flower.app.flower_run": (
             "tests/wiring/test_flower_run.py"
         ),
     },
@@ -79,11 +79,11 @@ NOT_HERE = {
         r"": "tests/wiring/test_afternoon.py",
     },
     "docs/tutorials/existing-app.md": {
-        r"pip|flwr run": "tests/examples/test_existing_app.py runs it",
+        r"pip|export|flwr run": "tests/examples/test_existing_app.py runs it",
         r"flower-supernode": "tests/examples/test_existing_app.py has its parties",
     },
     "docs/tutorials/fifth-algorithm.md": {
-        r"pip|flwr run": "tests/examples/test_fifth_algorithm.py does both",
+        r"pip|export|flwr run": "tests/examples/test_fifth_algorithm.py does both",
     },
 }
 """By page, beginnings of commands that this file does not run, and the reason."""
