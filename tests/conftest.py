@@ -62,21 +62,24 @@ hypothesis.settings.load_profile("no clock")
 def pytest_collection_modifyitems(items):
     """Begin with the slow tests: they wait for processes while others compute.
 
-    The workers first share the list out in runs of equal length. So that no worker has
-    all slow tests, one after another, those that share a deployment and those of other
-    folders begin the first run, and the other deployments the second.
+    The workers first share the list out in runs of equal length, so one would have all
+    slow tests, one after another, and end alone. A third of their time is in the two
+    tests of whole guides, with which another worker begins; more deployments at once
+    would be too much for two cores. Tests that share a deployment come first of all.
     """
-    shared, others, deployments, fast = [], [], [], []
+    guides = "test_the_tutorial", "test_three_files_of_columns"
+    shared, slow, alone, fast = [], [], [], []
     for item in items:
         if item.get_closest_marker("slow") is None:
             fast.append(item)
-        elif "organisations" in item.fixturenames:
-            shared.append(item)
+        elif item.name in guides:
+            alone.append(item)
         else:
-            (deployments if "wiring" in item.path.parts else others).append(item)
+            (shared if "organisations" in item.fixturenames else slow).append(item)
+    slow = [*shared, *slow]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    length = max(0, len(items) // workers - len(shared + others))
-    items[:] = [*shared, *others, *fast[:length], *deployments, *fast[length:]]
+    length = max(0, len(items) // workers - len(slow))
+    items[:] = [*slow, *fast[:length], *alone, *fast[length:]]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -59,8 +59,8 @@ class RunSettings:
     """Go on with a run that was killed or failed: the name of its folder in output-dir.
     The other keys must be as they were, but for the timeout."""
     seed: Annotated[int, Ge(-1)] = -1
-    """With a number from 0 the same settings give the same model again, that of `fdskl`
-    up to rounding; with -1 each party draws in private."""
+    """With a number from 0 the same settings give the same model again, or one that
+    differs by rounding alone; with -1 each party draws in private."""
     n_parties: Count = 0
     """How many parties to wait for; 0: take those that are connected, at least two."""
     data: str = "diabetes"
