@@ -1,7 +1,6 @@
 """Fixtures that every folder of tests may use."""
 
 import gc
-import os
 
 import hypothesis
 import numpy as np
@@ -62,24 +61,16 @@ hypothesis.settings.load_profile("no clock")
 def pytest_collection_modifyitems(items):
     """Begin with the slow tests: they wait for processes while others compute.
 
-    The workers first share the list out in runs of equal length, so one would have all
-    slow tests, one after another, and end alone. A third of their time is in the two
-    tests of whole guides, with which another worker begins; more deployments at once
-    would be too much for two cores. Tests that share a deployment come first of all.
+    Those that share a deployment come first of all, so that one worker has them, and
+    next those of other folders, so that the deployment ends.
     """
-    guides = "test_the_tutorial", "test_three_files_of_columns"
-    shared, slow, alone, fast = [], [], [], []
-    for item in items:
-        if item.get_closest_marker("slow") is None:
-            fast.append(item)
-        elif item.name in guides:
-            alone.append(item)
-        else:
-            (shared if "organisations" in item.fixturenames else slow).append(item)
-    slow = [*shared, *slow]
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    length = max(0, len(items) // workers - len(slow))
-    items[:] = [*slow, *fast[:length], *alone, *fast[length:]]
+
+    def place(item) -> tuple[bool, bool, bool]:
+        slow = item.get_closest_marker("slow") is not None
+        shared = "organisations" in item.fixturenames
+        return not slow, not shared, slow == ("wiring" in item.path.parts)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)
