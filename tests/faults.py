@@ -12,7 +12,7 @@ from flwr.app import Array, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from vfl_flower import Party
-from vfl_flower.protocol.messages import unpack
+from vfl_flower.protocol.messages import BUNDLE, bundle, unbundle, unpack
 from vfl_flower.simulation import InProcessGrid
 
 UNAVAILABLE, NO_REPLY, RAISED = 5, 4, 2
@@ -285,7 +285,7 @@ def _request(reply: Message) -> str:
 
 
 def _round(message: Message) -> Any:
-    frame: Any = message.content["frame"]
+    frame: Any = unbundle(message.content)["frame"]
     return frame.get("round", 0)
 
 
@@ -299,6 +299,11 @@ def damage(content: RecordDict, what: str) -> None:
     Where a message has no array, or the step no setting, a setting of the step, or of
     the frame, is changed.
     """
+    if BUNDLE in content:
+        records = unbundle(content)
+        damage(records, what)
+        content[BUNDLE] = bundle(records)[BUNDLE]
+        return
     arrays: Any = content["arrays"]
     if what == "array" and arrays:
         name = max(arrays, key=lambda name: len(arrays[name].data))

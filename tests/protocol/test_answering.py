@@ -34,6 +34,7 @@ from vfl_flower.protocol.messages import (
     REFUSED,
     digest_of_values,
     pack,
+    unbundle,
     unpack,
 )
 from vfl_flower.protocol.parties import Parties
@@ -379,7 +380,7 @@ def test_new_session_forgets_the_last_run(server):
 def test_no_private_key_leaves_the_party(server):
     private = server.private("private_key")
     for reply in (server.ask("hello"), server.ask("counter"), server.ask("total", 2)):
-        content = reply.content
+        content = unbundle(reply.content)
         for record in ("settings", "frame"):
             assert private not in content[record].values()
         for array in content["arrays"].values():
@@ -807,7 +808,7 @@ def test_no_secret_of_the_draws_leaves_the_party(server):
     assert secret != server.private("secret", node=1)
     for reply in (server.ask("hello"), server.ask("drawing", frame=PRIVATE)):
         for record in ("settings", "frame"):
-            assert secret not in reply.content[record].values()
+            assert secret not in unbundle(reply.content)[record].values()
 
 
 # -- a part of a model, and predictions ------------------------------------------------

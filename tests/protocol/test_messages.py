@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array as FlowerArray
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vfl_flower.protocol.messages import (
+    BUNDLE,
+    MOST_BUNDLED,
     CorruptMessage,
     address,
+    bundle,
     digest_of_values,
     n_bytes,
     n_units,
@@ -214,6 +218,67 @@ def test_bytes_are_those_of_the_serialised_message(sizes):
     for length in range(60, 140):
         content = pack({"x" * length: np.zeros(0)})
         assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
+
+
+# -- small messages as one record ------------------------------------------------------
+
+
+@given(
+    values=st.dictionaries(st.text(min_size=1, max_size=3), ARRAYS | SETTINGS),
+    frame=st.dictionaries(st.text(min_size=1, max_size=3), SETTINGS),
+)
+def test_a_bundle_has_all_records(values, frame):
+    content = pack(values, frame)
+    arrived = travel(bundle(content))
+    assert list(arrived) == [BUNDLE]
+    np.testing.assert_equal(unpack(arrived), unpack(content))
+
+
+def test_any_number_of_small_arrays_is_two_objects_of_flower():
+    content = pack({f"x{k}": np.full(5, k) for k in range(30)}, {"round": 1})
+    sent = get_all_nested_objects(bundle(content)).values()
+    assert {type(part) for part in sent} == {RecordDict, ConfigRecord}
+    assert len(sent) == 2
+    assert len(get_all_nested_objects(content)) > 2 * 30
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_large_message_travels_as_it_is(more):
+    size = MOST_BUNDLED - len(FlowerArray(np.zeros(0, "u1")).data) + more
+    content = pack({"x": np.zeros(size, "u1")})
+    assert (bundle(content) is content) == bool(more)
+    assert (BUNDLE in bundle(content)) == (not more)
+
+
+@pytest.mark.parametrize("instead", [b"no message", 5, None, b"\n", "text"])
+def test_a_damaged_bundle_is_noticed(instead):
+    content = travel(bundle(message()))
+    record: Any = content[BUNDLE]
+    del record[BUNDLE]
+    if instead is not None:
+        record[BUNDLE] = instead
+    with pytest.raises(CorruptMessage, match="cannot be read"):
+        unpack(content)
+
+
+@given(st.integers(0), st.integers(0, 255))
+def test_a_bundle_with_another_byte_is_damaged_or_the_same(place, byte):
+    content = bundle(message())
+    record: Any = content[BUNDLE]
+    data = bytearray(record[BUNDLE])
+    data[place % len(data)] = byte
+    changed = RecordDict({BUNDLE: ConfigRecord({BUNDLE: bytes(data)})})
+    try:
+        arrived = unpack(changed)
+    except CorruptMessage:
+        return
+    np.testing.assert_equal(arrived, unpack(message()))
+
+
+def test_a_bundle_in_a_bundle_is_no_message():
+    data = recorddict_to_proto(bundle(message())).SerializeToString()
+    with pytest.raises(CorruptMessage, match="lacks its record"):
+        unpack(RecordDict({BUNDLE: ConfigRecord({BUNDLE: data})}))
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, None, object()])

@@ -25,7 +25,7 @@ from vfl_flower.protocol.contract import (
     Whole,
 )
 from vfl_flower.protocol.exchange import RETRIES
-from vfl_flower.protocol.messages import n_bytes, n_units, pack, unpack
+from vfl_flower.protocol.messages import n_bytes, n_units, pack, unbundle, unpack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.replies import order_of
@@ -1083,7 +1083,7 @@ def test_ledger_counts_each_message_as_it_was_sent(clock):
     assert ledger.round_trips == 3
     assert ledger.messages == len(grid.sent) == 6
     assert ledger.bytes_down == sum(n_bytes(m.content) for m in grid.sent)
-    assert sum(n_units(m.content) for m in grid.sent) == 2 * 2 * 5
+    assert sum(n_units(unbundle(m.content)) for m in grid.sent) == 2 * 2 * 5
     entry = ledger.entry("probe", "party-1")
     assert (entry.messages, entry.units_down, entry.units_up) == (2, 10, 10)
     assert entry.bytes_up > 2 * 8 * 5

@@ -16,7 +16,7 @@ from scipy.stats import chi2
 from vfl_flower import Ledger, Party, PartyFailed
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol.contract import SEALED, SECRET, Reals
-from vfl_flower.protocol.messages import digest_of_values, pack, unpack
+from vfl_flower.protocol.messages import digest_of_values, pack, unbundle, unpack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.seals import Sealed
@@ -216,7 +216,7 @@ class Recorded(InProcessGrid):
             array.numpy()
             for message in messages
             if message.metadata.message_type == f"train.{action}"
-            for array in message.content["arrays"].values()
+            for array in unbundle(message.content)["arrays"].values()
         ]
 
 

@@ -26,6 +26,7 @@ from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs, feat
 from vfl_flower.protocol import sums
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.messages import unbundle
 from vfl_flower.protocol.steps import STEPS as ACTIONS
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.secure_aggregation import join_limbs, masks, relay
@@ -697,7 +698,7 @@ def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
     assert grid.struck >= 3 * 4
     keys.check()
     for one, other in grid.twins:
-        arrays = [m.content["arrays"] for m in (one, other)]
+        arrays = [unbundle(m.content)["arrays"] for m in (one, other)]
         for name in arrays[0]:
             assert arrays[0][name].data == arrays[1][name].data
 

@@ -26,7 +26,7 @@ from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.journal import MOST_SESSIONS, MOST_STATES
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import each
@@ -265,7 +265,7 @@ def keys_in(checkpoint):
     with closing(sqlite3.connect(checkpoint)) as db:
         replies = db.execute("SELECT content FROM replies WHERE place = 0").fetchall()
     records = [recorddict_from_proto(ProtoRecordDict.FromString(r)) for (r,) in replies]
-    return [record["settings"]["state_key"] for record in records]
+    return [unpack(record)[0]["state_key"] for record in records]
 
 
 def opened(folder, key):

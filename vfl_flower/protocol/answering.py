@@ -49,6 +49,7 @@ from vfl_flower.protocol.messages import (
     REFUSED,
     CorruptMessage,
     address,
+    bundle,
     bytes_of_arrays,
     digest_of_values,
     to_records,
@@ -251,7 +252,7 @@ def answer(
         seconds = time.perf_counter() - start
         told = {"seconds": seconds} | ({"clipped": clipped} if clipped else {})
         address(content, told, sent)
-        return Message(content, reply_to=message)
+        return Message(bundle(content), reply_to=message)
     except CorruptMessage as error:
         code, reason = DAMAGED, str(error)
     except PartyError as error:

@@ -22,8 +22,10 @@ from vfl_flower.protocol.messages import (
     MALFORMED,
     REFUSED,
     CorruptMessage,
+    bundle,
     n_bytes,
     n_units,
+    unbundle,
     unpack,
 )
 
@@ -158,6 +160,7 @@ class Exchange:
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
+        contents = {node: bundle(content) for node, content in contents.items()}
         if (past := checkpoint.past(action, digest)) is not None:
             replies = []
             for (node, content), reply in zip(
@@ -327,7 +330,7 @@ class Exchange:
         entry = self.ledger.entry(action, name)
         entry.messages += 1
         entry.bytes_down += n_bytes(content)
-        entry.units_down += n_units(content)
+        entry.units_down += n_units(unbundle(content))
         return entry
 
     def _open(self, action: str, name: str, message: Message) -> Opened | Error:
@@ -339,6 +342,7 @@ class Exchange:
         entry = self.ledger.entry(action, name)
         entry.bytes_up += n_bytes(content)
         try:
+            content = unbundle(content)
             reply, frame = unpack(content)
         except CorruptMessage as error:
             return Error(DAMAGED, str(error))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_to_proto
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower.typing import Values
 
@@ -20,6 +21,12 @@ FRAME = "frame"
 RECORDS = {"arrays": ArrayRecord, "settings": ConfigRecord, FRAME: ConfigRecord}
 """Records of a message and their types."""
 
+
+BUNDLE = "bundle"
+"""Record, and key in it, of a message that travels as one."""
+
+MOST_BUNDLED = 64 * 1024
+"""Most bytes of arrays in a message that travels as one record."""
 
 REFUSED = 1001
 """Error code of a reply: the party refuses, with its reason."""
@@ -80,6 +87,35 @@ def _scalar(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def bundle(content: RecordDict) -> RecordDict:
+    """Return what travels: a small message as one record, a large one as it is.
+
+    Flower sends a message as objects, each by calls of its own: one for each record and
+    two for each array. Small ones cost a SuperLink more than their bytes do.
+    """
+    if bytes_of_arrays(content) > MOST_BUNDLED:
+        return content
+    data = recorddict_to_proto(content).SerializeToString()
+    return RecordDict({BUNDLE: ConfigRecord({BUNDLE: data})})
+
+
+def unbundle(content: RecordDict) -> RecordDict:
+    """Return the records of a message that has travelled.
+
+    Raises
+    ------
+    CorruptMessage
+        The one record cannot be read.
+    """
+    one = _records(content).get(BUNDLE)
+    if one is None:
+        return content
+    try:
+        return recorddict_from_proto(ProtoRecordDict.FromString(one[BUNDLE]))
+    except Exception:  # Protocol Buffers and Flower raise many kinds
+        raise CorruptMessage("the message cannot be read") from None
+
+
 def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values and the frame's settings, its ``digest`` among them.
 
@@ -95,6 +131,7 @@ def unpack_whole(
     content: RecordDict,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bytes]]:
     """Return the same, and the SHA-256 of each array as it travels."""
+    content = unbundle(content)
     records = _records(content)
     for name, kind in RECORDS.items():
         if not isinstance(records.get(name), kind):
