@@ -233,6 +233,13 @@ def test_what_was_told_from_the_file_is_noted(write):
     assert {f.about for f in found} == wanted
 
 
+def test_who_has_a_label_that_is_missing(write):
+    path = write("a,l\n1,0\n2,1\n3,\n4,1\n")
+    found = check(PartySource(data=str(path), label_column="l")).findings
+    (text,) = (finding.text for finding in found if finding.about == "labels")
+    assert "misses 1 of 4 labels: another party must have these" in text
+
+
 # -- the command -----------------------------------------------------------------------
 
 

@@ -624,8 +624,8 @@ def test_waits_for_as_many_as_the_run_says(clock, caplog):
     assert len(parties) == 3
     assert clock.now >= 3
     first, second, greeted = caplog.messages
-    assert has(first, "3 parties", "1 connected", "at most")
-    assert has(second, "3 parties", "2 connected", "at most")
+    assert has(first, "3 parties", "1 connected (node 1000)", "at most")
+    assert has(second, "3 parties", "2 connected (node 1000, node 1001)", "at most")
     assert has(greeted, "party-0, party-1, party-2", "row ids were not compared")
 
 

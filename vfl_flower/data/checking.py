@@ -240,8 +240,8 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
     name, numbers = column.name, column.numbers
     what = f"label-column {name!r}"
     if numbers.gaps and numbers.known:
-        text = f"{what} misses {numbers.gaps} of {numbers.n} labels, which must be "
-        text += "another party's"
+        text = f"{what} misses {numbers.gaps} of {numbers.n} labels: another party "
+        text += "must have these, or the rows must be left out of the file"
         yield Finding("warning", "labels", name, text, "label-column")
     if column.kind == "truth":
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"

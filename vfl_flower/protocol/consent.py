@@ -421,14 +421,17 @@ class Releases:
         count = int(np.count_nonzero(times))  # a bit each time, as rows have
         ever = self._ever(kind, limit)
         most = len(times) if limit.run is None else min(limit.run, len(times))
+        each = ", once for each column" if kind == "moments" else ""
         if count + number > most:
             raise PartyError(
                 f"this party's consent lets {kind} leave it {most} times in a run"
+                f"{each}; with this step it would be {count + number}"
             )
         if limit.life is not None and len(ever) + number > limit.life:
             raise PartyError(
                 f"this party's consent lets {kind} leave it {limit.life} times for the "
-                "life of its data"
+                f"life of its data{each}; with this step it would be "
+                f"{len(ever) + number}"
             )
         times[count : count + number] = True
         self.run[kind] = times

@@ -729,8 +729,11 @@ class Parties(Sequence[PartyInfo]):
                 )
             if len(nodes) != told:
                 told, left = len(nodes), max(0, round(deadline - time.monotonic()))
-                text = "waiting for %d parties, %d connected; at most %d s more"
-                log.info(text, wanted, told, left)
+                known = ", ".join(self._registered(nodes).values())
+                here = f"{told} connected" + (f" ({known})" if nodes else "")
+                log.info(
+                    "waiting for %d parties, %s; at most %d s more", wanted, here, left
+                )
             if time.monotonic() > deadline:
                 raise FederationError(
                     f"the run needs {wanted} parties{source}, {len(nodes)} connected "
