@@ -116,6 +116,7 @@ def federation(
         try:
             for party in made.parties.values():
                 party.wait_to_say("SuperNode ID")
+                party.wait_to_say(f"Connecting to localhost:{made.port}. While")
             assert made.commands == 11  # as docs/deploy.md says
             yield made
         finally:

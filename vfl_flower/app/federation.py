@@ -606,6 +606,10 @@ def party(
             command = supernode_command(
                 folder, superlink, ca, port, bundles or [], fall_back, node_config
             )
+            typer.echo(
+                f"Connecting to {superlink}. While no SuperLink answers there, the "
+                "SuperNode tries again."
+            )
             shown.start("the SuperNode", command)
             shown.wait(WHY_ENDED)
 
