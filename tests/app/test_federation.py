@@ -239,7 +239,8 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
         (["x", *OPTIONS, "--for", "magic"], "strategy must be one of coreset-vrlr"),
         (["x", *OPTIONS, "--impute", "zero"], "must be mended first"),
         (["x", *OPTIONS, "--max-levels", "-1"], "max-levels must be a whole number"),
-        (["x", "--data", "none.csv"], "must be mended first"),
+        (["x", "--data", "none.csv"], "file that is there, got 'none.csv'"),
+        (["x", "--data", "n*.parquet"], "file that is there, got 'n*.parquet'"),
         (
             ["x", *OPTIONS, "--standardize", "--for", "mufc"],
             "standardize must be false where parties hold different rows",

@@ -243,6 +243,12 @@ def test_who_has_a_label_that_is_missing(write):
 # -- the command -----------------------------------------------------------------------
 
 
+def test_the_command_says_which_file_is_not_there(tmp_path):
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "none.csv")])
+    assert done.exit_code == 1
+    assert f"a file that is there, got '{tmp_path / 'none.csv'}'" in done.output
+
+
 def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):
     from flwr.common.config import parse_config_args
 

@@ -24,6 +24,7 @@ from vfl_flower.app.options import (
     MaxLevels,
     Missing,
     Standardize,
+    check_there,
     node_keys,
 )
 from vfl_flower.app.party_folder import write_party_folder
@@ -84,6 +85,7 @@ def check_command(
         impute=impute,
     )
     try:
+        check_there(file)
         with silence():
             checked = check(party_source(config, {}))
         print_findings(checked, show)

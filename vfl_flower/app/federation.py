@@ -61,6 +61,7 @@ from vfl_flower.app.options import (
     Missing,
     Standardize,
     absolute,
+    check_there,
     node_keys,
 )
 from vfl_flower.app.party_folder import (
@@ -75,7 +76,7 @@ from vfl_flower.app.party_folder import (
     write_with_data,
 )
 from vfl_flower.data.checking import Checked, check
-from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, in_order
 
 CONNECTION = "federation"
@@ -181,6 +182,7 @@ def init(
     chosen = list(dict.fromkeys(strategies or []))
     with _told():
         check_name(name)
+        check_there(data)
         check_new(Path(name))
         needs = {strategy: needs_of(strategy) for strategy in chosen}
         sources: list[PartySource] = []  # as each strategy reads the file
@@ -560,8 +562,8 @@ def party(
             )
         read_certificate(ca)
         source, consent = load_party_folder(folder)
-        if data and not data.startswith(QUERY) and not Path(data).is_file():
-            raise ValueError(f"data must be a file that is there, got {data!r}")
+        if data:
+            check_there(data)
         if not os.access(folder / SUPERNODE_KEY, os.R_OK):
             raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
         cards = load_cards(peers or [])

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from vfl_flower.data.source import QUERY
+from vfl_flower.data.tables import files_of
 
 IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
@@ -50,6 +51,20 @@ _DEFAULTS = {"max-levels": 0, "header": True, "standardize": False, "impute": "m
 def absolute(data: str) -> str:
     """Return a data file as a node config names it; a query stays as it is."""
     return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
+
+
+def check_there(data: str) -> None:
+    """Check that a data file is there, or one that a pattern or folder stands for.
+
+    Raises
+    ------
+    ValueError
+        None is.
+    """
+    if data.startswith(QUERY):
+        return
+    if not any(file.is_file() for file in files_of(Path(data).expanduser())):
+        raise ValueError(f"data must be a file that is there, got {data!r}")
 
 
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:

@@ -223,8 +223,9 @@ def connection_of(name: str, federation: Path | None = None) -> str:
     if not connection.address or connection.address.startswith(":"):
         raise ValueError(
             f"connection must be a SuperLink of Flower's config.toml, and "
-            f"{connection.name!r} is a simulation: name one with --connection, or use "
-            "vfl-flower simulate"
+            f"{connection.name!r} is a simulation: name the coordinator's folder with "
+            "--federation, or another SuperLink with --connection, or use vfl-flower "
+            "simulate"
         )
     return str(connection.name)
 

@@ -272,7 +272,8 @@ def stamp_of(path: Path, source: PartySource, who: str) -> tuple[int, int]:
     except FileNotFoundError:
         logger.error("%s: no file %s", who, path)
         raise PartyError(
-            f"the data file of {who} does not exist; data must be an absolute path"
+            f"the data file of {who} does not exist"
+            + ("" if path.is_absolute() else "; data must be an absolute path")
         ) from None
     except OSError as error:
         raise _unreadable(path, who, error) from None
