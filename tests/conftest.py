@@ -75,7 +75,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Look for no garbage in what modules and collected tests leave: there is none."""
+    """Look for no garbage in what modules and collected tests leave: there is none.
+
+    And later less often than Python does for smaller programs: 4 % of the tests' time.
+    """
+    gc.set_threshold(200_000, 20, 100)
     gc.disable()
     try:
         return (yield)
