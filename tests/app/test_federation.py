@@ -17,6 +17,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from cards import card as new_card
 from flwr.cli.flower_config import read_superlink_connection
@@ -47,6 +48,7 @@ from vfl_flower.app.federation import (
 )
 from vfl_flower.app.flower_run import START, wait_for
 from vfl_flower.app.node import HEARTBEAT
+from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
@@ -217,6 +219,19 @@ def test_a_file_that_must_be_mended_stops_init(place):
     assert "mend" in done.stdout
     assert done.stderr == ("Error: nothing is written: the file must be mended first\n")
     assert [path.name for path in place.iterdir() if path.suffix != ".csv"] == []
+
+
+def test_several_files_and_a_folder_of_parquet_are_data_too(place):
+    """As ``check``, ``init`` and ``party --data`` look for them; a query runs later."""
+    (place / "rows.parquet").mkdir()
+    with pytest.raises(ValueError, match="must be a file that is there"):
+        check_there("rows.parquet")
+    pd.read_csv(place / "a b.csv").to_parquet(place / "rows.parquet" / "1.parquet")
+    for data in ("rows.parquet", "rows.parquet/*.parquet", "duckdb:SELECT 1"):
+        check_there(data)
+    options = "--id-column", "id", "--label-column", "y"
+    for name, data in (("one", "rows.parquet"), ("two", "rows.parquet/*.parquet")):
+        assert run("init", name, "--data", data, *options).exit_code == 0
 
 
 def test_a_file_is_checked_as_the_strategy_reads_it(place):

@@ -25,7 +25,14 @@ from vfl_flower.protocol.contract import (
     Whole,
 )
 from vfl_flower.protocol.exchange import RETRIES
-from vfl_flower.protocol.messages import n_bytes, n_units, pack, unbundle, unpack
+from vfl_flower.protocol.messages import (
+    BUNDLE,
+    n_bytes,
+    n_units,
+    pack,
+    unbundle,
+    unpack,
+)
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.replies import order_of
@@ -1072,6 +1079,21 @@ def test_rounds_grow_and_sessions_differ(clock):
     other = Edited(some(2))
     greet(other)
     assert frames(other)[0][1]["session"] not in sessions
+
+
+def test_small_messages_travel_as_one_record_both_ways(monkeypatch):
+    grid, came = Edited(some(2), action="none"), []
+    pull = grid.pull_messages
+
+    def pulled(numbers):
+        replies = list(pull(numbers))
+        came.extend(replies)
+        return replies
+
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    greet(grid).ask(probe, x=np.ones(5))
+    assert len(grid.sent) == len(came) == 2 * 2
+    assert all(list(m.content) == [BUNDLE] for m in [*grid.sent, *came])
 
 
 def test_ledger_counts_each_message_as_it_was_sent(clock):
