@@ -110,7 +110,7 @@ def pooled_features(parts, blocks):
             part["kernel"],
             part["bandwidths"],
             part["counts"],
-            part["density"],
+            part["densities"],
             int(part["seed"], 16),
             64,
         )
@@ -583,7 +583,7 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
     for part, block in zip(result.model.parts[:2], (X[:, :2], X[:, 2:4]), strict=True):
         fitted = unpack_local(part)
         scaled = scaled_columns(fitted, block[rows])
-        settings = (part[k] for k in ("bandwidths", "counts", "density"))
+        settings = (part[k] for k in ("bandwidths", "counts", "densities"))
         seed = int(part["seed"], 16)
         angles.append(joint_angles(scaled, "gaussian", *settings, seed, 64))
     turns = (sum(angles) - sum(angles).mean(axis=0) + 0.5) % 1.0
@@ -605,7 +605,8 @@ def test_a_label_holder_that_deviates_reads_the_rows_of_its_own_columns():
 # -- what a party refuses --------------------------------------------------------------
 
 ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, joint_fraction(N))
-JOINT = party.Joint([1.0], [4], 1.0, 16)
+JOINT = party.Joint([1.0], [4], [1.0], 16)
+SHORT = party.Joint([1.0, 0.5], [2, 2], [1.0], 16)
 TASK = party.Task("continuous", "gaussian", 0.0, N, 5)
 
 
@@ -637,6 +638,7 @@ def asked(made, roles, **changes):
         ({"rows": [450, 450, 20]}, {}, "rows must be those of the two halves"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
+        ({}, {"joint": SHORT}, "a density for each bandwidth"),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),
         ({"dealer": 0}, {}, "must be different parties"),

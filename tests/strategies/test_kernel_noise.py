@@ -102,7 +102,7 @@ def exact_grams(parts, y, seed, count=3, real=True):
     for part, block in blocks:
         fitted = unpack_local(part)
         columns.append(weights[0] * local_columns(fitted, block))
-        settings = (part[k] for k in ("bandwidths", "counts", "density"))
+        settings = (part[k] for k in ("bandwidths", "counts", "densities"))
         scaled, key = scaled_columns(fitted, block), int(part["seed"], 16)
         turns = turns + joint_angles(scaled, "gaussian", *settings, key, 64)
     y = np.clip((y - y.mean()) / y.std(), -privacy.MOST_TARGET, privacy.MOST_TARGET)
@@ -244,7 +244,7 @@ def test_noise_does_not_hold_back_numbers_above_the_bound(monkeypatch):
 # -- what a party refuses --------------------------------------------------------------
 
 TASK = party.Task("continuous", "gaussian", 0.0, N, 5, epsilon=1.0, delta=1e-6)
-JOINT = party.Joint([1.0], [4], 1.0, 16)
+JOINT = party.Joint([1.0], [4], [1.0], 16)
 
 
 def lone(task=TASK):

@@ -148,8 +148,8 @@ class Joint:
     ----------
     bandwidths, counts : list of float, list of int
         Each bandwidth, and its number of angles.
-    density : float
-        Probability with which an angle has a column.
+    densities : list of float
+        For each bandwidth the probability with which an angle has a column.
     bits : {16, 32}
         Of an angle.
     relevant : bool
@@ -158,7 +158,9 @@ class Joint:
 
     bandwidths: Annotated[list[Positive], MinLen(1), MaxLen(MOST_KERNELS)]
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
-    density: Annotated[float, Gt(0), Le(1)]
+    densities: Annotated[
+        list[Annotated[float, Gt(0), Le(1)]], MinLen(1), MaxLen(MOST_KERNELS)
+    ]
     bits: AngleBits
     relevant: bool = False
 
@@ -540,8 +542,12 @@ def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) ->
             f"turn must be the next one, {state.turns}, and below {turns}, got "
             f"{roles.turn}"
         )
-    if roles.joint != 2 * joint.angles or len(joint.counts) != len(joint.bandwidths):
-        raise PartyError("joint must have a cosine and a sine for each angle")
+    lengths = {len(joint.bandwidths), len(joint.counts), len(joint.densities)}
+    if roles.joint != 2 * joint.angles or len(lengths) > 1:
+        raise PartyError(
+            "joint must have a cosine and a sine for each angle, and a count and a "
+            "density for each bandwidth"
+        )
     try:
         least = (
             noise_deviation(task.epsilon, task.delta, joint.angles)
@@ -614,7 +620,7 @@ def _angles(
         _task(state).kernel,
         joint.bandwidths,
         joint.counts,
-        joint.density,
+        joint.densities,
         _seed(party, joint),
         joint.bits,
     )
@@ -628,7 +634,7 @@ def _seed(party: Party, joint: Joint) -> int:
 def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Array:
     kernel, seed = _task(state).kernel, _seed(party, joint)
     return joint_frequencies(
-        d, kernel, joint.bandwidths, joint.counts, joint.density, seed
+        d, kernel, joint.bandwidths, joint.counts, joint.densities, seed
     )
 
 
@@ -773,7 +779,7 @@ def fit(
         "bandwidth": max(settings.bandwidths),
         "bandwidths": np.array(settings.bandwidths),
         "counts": np.array(settings.counts),
-        "density": settings.density,
+        "densities": np.array(settings.densities),
         "n_features": 2 * settings.angles,
         "n_columns": fitted.X.shape[1],
         "n_parties": party.n_parties,

@@ -165,8 +165,8 @@ class KernelModel(Model):
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
-        of_type_array = {"coef", "intercept", "classes"}
-        of_type_array |= {"bandwidths", "counts", "slope", "offset", "relevance"}
+        of_type_array = {"coef", "intercept", "classes", "slope", "offset"}
+        of_type_array |= {"bandwidths", "counts", "densities", "relevance"}
         parts: list[dict[str, Any]] = []
         for j in range(len(stored["widths"])):
             head = f"part_{j}."

@@ -102,7 +102,7 @@ def joint_angles(
     kernel: Kernel,
     bandwidths: Sequence[float],
     counts: Sequence[int],
-    density: float,
+    densities: Sequence[float],
     seed: int,
     bits: int,
     multiple: int = 1,
@@ -117,8 +117,8 @@ def joint_angles(
         The kernel.
     bandwidths, counts : sequence of float, int
         Each bandwidth, in the unit of `X`, and its number of angles.
-    density : float
-        Probability with which an angle has a column.
+    densities : sequence of float
+        For each bandwidth the probability with which an angle has a column.
     seed : int
         Secret of the party; those of the bandwidths follow from it.
     bits : {16, 32, 64}
@@ -130,7 +130,7 @@ def joint_angles(
     -------
     Array, shape (n, sum of counts)
     """
-    made = _random_features(kernel, X.shape[1], bandwidths, density, seed)
+    made = _random_features(kernel, X.shape[1], bandwidths, densities, seed)
     angles = np.hstack(
         [
             part.angles(X, 0, count, bits)
@@ -145,7 +145,7 @@ def joint_frequencies(
     kernel: Kernel,
     bandwidths: Sequence[float],
     counts: Sequence[int],
-    density: float,
+    densities: Sequence[float],
     seed: int,
 ) -> Array:
     """Return a party's part of the frequencies of all joint features.
@@ -154,7 +154,7 @@ def joint_frequencies(
     ----------
     d : int
         Number of columns of the party.
-    kernel, bandwidths, counts, density, seed
+    kernel, bandwidths, counts, densities, seed
         As for :func:`joint_angles`.
 
     Returns
@@ -162,7 +162,7 @@ def joint_frequencies(
     Array, shape (sum of counts, d)
         In radians per unit of the scaled columns, times the bandwidth.
     """
-    made = _random_features(kernel, d, bandwidths, density, seed)
+    made = _random_features(kernel, d, bandwidths, densities, seed)
     return np.vstack(
         [
             bandwidth * part.weights(0, count)[0]
@@ -172,11 +172,16 @@ def joint_frequencies(
 
 
 def _random_features(
-    kernel: Kernel, d: int, bandwidths: Sequence[float], density: float, seed: int
+    kernel: Kernel,
+    d: int,
+    bandwidths: Sequence[float],
+    densities: Sequence[float],
+    seed: int,
 ) -> list[RandomFeatures]:
+    pairs = zip(bandwidths, densities, strict=True)
     return [
         RandomFeatures(kernel, d, bandwidth, (seed + k) % 2**128, density=density)
-        for k, bandwidth in enumerate(bandwidths)
+        for k, (bandwidth, density) in enumerate(pairs)
     ]
 
 
@@ -205,7 +210,7 @@ def part_angles(
         part["kernel"],
         part["bandwidths"],
         part["counts"],
-        part["density"],
+        part["densities"],
         int(part["seed"], 16),
         bits,
         part.get("multiple", 1),

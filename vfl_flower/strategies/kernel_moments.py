@@ -47,8 +47,9 @@ WIDE = 16.0
 """Bandwidth of joint features of columns that are scaled by their relevance, before
 each angle is taken as many times as makes it the one of the median distance."""
 
-FACTORS = (1.0, 0.7, 0.35)
-"""Bandwidths of these joint features, times that one; as many features of each."""
+RELEVANT = ((0.7, False), (0.2, False), (0.4, True))
+"""Bandwidths of these joint features, times that one, and whether their angles have all
+columns; as many features of each."""
 
 MOST_PILOT = 384
 """Most angles of the turn that tells the relevance of columns."""
@@ -238,7 +239,7 @@ def _joint(
             "ones: take fewer features, or more rows"
         )
     if solver.bandwidth is not None:
-        return party.Joint([solver.bandwidth], [count], density, solver.bits)
+        return party.Joint([solver.bandwidth], [count], [density], solver.bits)
     try:
         middle = median_bandwidth(np.array([median]), task.kernel)
     except ValueError as error:
@@ -246,7 +247,8 @@ def _joint(
     few = min(count - 1, round(NARROW * count))
     counts = {0.5 * middle: few, middle: count - few}
     given = {bandwidth: size for bandwidth, size in counts.items() if size}
-    return party.Joint([*given], [*given.values()], density, solver.bits)
+    densities = [density] * len(given)
+    return party.Joint([*given], [*given.values()], densities, solver.bits)
 
 
 def _noisy(solver: Solver, roles: Roles, joint: party.Joint) -> Roles:
@@ -276,9 +278,11 @@ def _pilot(joint: party.Joint) -> party.Joint:
 
 def _relevant(joint: party.Joint) -> party.Joint:
     """Return as many joint features of columns that are scaled by their relevance."""
-    sizes = map(len, np.array_split(np.arange(joint.angles), len(FACTORS)))
-    given = {f * WIDE: size for f, size in zip(FACTORS, sizes, strict=True) if size}
-    return party.Joint([*given], [*given.values()], 1.0, joint.bits, relevant=True)
+    few = min(joint.angles, len(RELEVANT))
+    counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
+    bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
+    densities = [1.0 if full else joint.densities[0] for _, full in RELEVANT[:few]]
+    return party.Joint(bandwidths, counts, densities, joint.bits, relevant=True)
 
 
 def _multiple(kernel: Kernel, cumulants: Array) -> int:
