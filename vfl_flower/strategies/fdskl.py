@@ -245,10 +245,10 @@ class FDSKL(ProtocolStrategy):
     scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
     round trips: gamma = 1 / median(distance^2). With ``moments``: from sums of all
     rows, and three in four features at a half of it; where columns are scaled by their
-    relevance, a third each at 0.7, 0.4 and 0.2 of it. "auto", with ``direct`` alone:
-    the best of seven from 4 times to a third of the one of the median, by the labels;
-    it takes no further message, since k times an angle, modulo a turn, is that of a
-    k-th of the bandwidth."""
+    relevance, a third at 0.7 and two thirds at 0.3 of it. "auto", with ``direct``
+    alone: the best of seven from 4 times to a third of the one of the median, by the
+    labels; it takes no further message, since k times an angle, modulo a turn, is that
+    of a k-th of the bandwidth."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
     the label holder, without further messages; 1 / n with the doubly stochastic

@@ -47,9 +47,9 @@ WIDE = 16.0
 """Bandwidth of joint features of columns that are scaled by their relevance, before
 each angle is taken as many times as makes it the one of the median distance."""
 
-RELEVANT = ((0.7, False), (0.2, False), (0.4, True))
-"""Bandwidths of these joint features, times that one, and whether their angles have all
-columns; as many features of each."""
+RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
+"""Bandwidths of these joint features, times that one, and densities if the one of the
+other joint features is not above these; as many features of each."""
 
 MOST_PILOT = 384
 """Most angles of the turn that tells the relevance of columns."""
@@ -281,7 +281,7 @@ def _relevant(joint: party.Joint) -> party.Joint:
     few = min(joint.angles, len(RELEVANT))
     counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
     bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
-    densities = [1.0 if full else joint.densities[0] for _, full in RELEVANT[:few]]
+    densities = [max(share, joint.densities[0]) for _, share in RELEVANT[:few]]
     return party.Joint(bandwidths, counts, densities, joint.bits, relevant=True)
 
 
