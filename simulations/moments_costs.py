@@ -99,7 +99,7 @@ def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
 
 def memory() -> float:
     """Return the largest memory of this process so far, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 class Processes(InProcessGrid):

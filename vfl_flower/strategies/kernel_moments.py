@@ -464,11 +464,12 @@ def gram_matrices(
     for trip in range(parts + 2):
         told: dict[str, Any] = {} if trip else {**dealing.turn, **more}
         if before is not None and trip <= parts:
-            angles = [
-                opened(before.sealed[_name(j)]) if j in computing else None
-                for j in range(len(parties))
-            ]
-            told["angles"] = each(angles)
+            told["angles"] = each(
+                [
+                    opened(before.sealed.pop(_name(j))) if j in computing else None
+                    for j in range(len(parties))
+                ]
+            )
             told |= dealing.turn_cosines(parties, roles, trip - 1, before, multiple)
         if before is not None and trip == 1:
             told["triple_checks"] = _told(parties, before, "triple_checks")
@@ -493,6 +494,7 @@ def gram_matrices(
         if once:
             multiple = _multiple(kernel, replies.sums["distances"])
         earlier, before = before, replies
+        dealing.turn.clear()  # matrices that parties have now
     shares = secret(replies, "gram_shares", len(parties))[roles.first]
     return Turn(frequencies, shares, multiple)
 
