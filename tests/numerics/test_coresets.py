@@ -1,7 +1,9 @@
 """Coreset scores, draws, weights and diagnostics against their definitions."""
 
 import doctest
+import math
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -23,6 +25,9 @@ from vfl_flower.numerics.coresets import (
     leverage_scores,
     sigma_min,
     tau,
+    theorem31_size,
+    theorem42_size,
+    theorem52_size,
     uniform,
     vkmc_sensitivities,
     vrlr_sensitivities,
@@ -485,6 +490,218 @@ def test_importance_estimate_of_a_uniform_draw_is_the_plain_one():
     assert error == pytest.approx(losses.std(ddof=1) / 2)
     with pytest.raises(ValueError, match="at least 2 draws, got 1"):
         importance_estimate(losses[:1], weights[:1], 10)
+
+
+# --- the theorems ---------------------------------------------------------------------
+
+
+def test_sizes_of_the_theorems_by_hand():
+    """Theorem 3.1: 4 zeta G (D log zeta G + log 1 / delta) for eps = 1/2 - 1e-12.
+
+    Theorem 4.2 with gamma = 1/2, d = 3, T = 2: zeta G = 3 * 4 = 12 as stated, and (3 +
+    2 + 1) * 4 = 24 in the proof; D = 9. Theorem 5.2 with tau = 3, d = 4, k = 5, T = 2,
+    alpha = 2: zeta G = 2 * 3 * 5 * 2 = 60, and 4 * 3 * 2 * 6 * 2 * 2 = 576; D = 20.
+    """
+    eps, delta = 0.25, 0.2
+
+    def size(total, D):
+        return math.ceil(16 * total * (D * math.log(total) + math.log(5)))
+
+    assert theorem31_size(7.5, 2, eps, delta) == size(7.5, 2)
+    assert theorem42_size(0.5, 3, 2, eps, delta) == size(12, 9)
+    assert theorem42_size(0.5, 3, 2, eps, delta, "proof") == size(24, 9)
+    arguments = (3.0, 4, 5, 2, eps, delta)
+    assert theorem52_size(*arguments) == size(60, 20)
+    assert theorem52_size(*arguments, constants="proof") == size(576, 20)
+    assert theorem52_size(*arguments, alpha=1.0) == size(30, 20)
+
+
+def test_the_theorems_promise_nothing_where_their_assumptions_fail():
+    assert theorem42_size(0.0, 3, 2) == math.inf
+    assert theorem42_size(1e-200, 3, 2) == math.inf
+    assert theorem52_size(math.inf, 3, 2, 2) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "rule"),
+    [
+        (theorem31_size, (0.5, 4), "total must be at least 1, got 0.5"),
+        (theorem31_size, (math.nan, 4), "total must be at least 1, got nan"),
+        (theorem31_size, (2, 0), "dimension must be at least 1, got 0"),
+        (theorem31_size, (2, 4, 0.5), "eps must be above 0 and below 1/2, got 0.5"),
+        (theorem31_size, (2, 4, 0.1, 0), "delta must be above 0 and below 1/2, got 0"),
+        (theorem42_size, (1.5, 4, 2), "gamma must be from 0 to 1, got 1.5"),
+        (theorem42_size, (0.5, 0, 2), "d must be at least 1, got 0"),
+        (theorem42_size, (0.5, 4, 0), "n_parties must be at least 1, got 0"),
+        (theorem42_size, (0.5, 4, 2, 0.1, 0.1, "two"), "constants must be one of"),
+        (theorem52_size, (0.9, 4, 3, 2), "tau must be at least 1, got 0.9"),
+        (theorem52_size, (2, 4, 0, 2), "k must be at least 1, got 0"),
+        (theorem52_size, (2, 4, 3, 2, 0.1, 0.1, 0.5), "alpha must be at least 1"),
+    ],
+)
+def test_sizes_of_the_theorems_refuse(make, arguments, rule):
+    with pytest.raises(ValueError, match=rule):
+        make(*arguments)
+
+
+def regression_scores(parties, y):
+    """Algorithm 2, line 3, at each party; the last one has the labels."""
+    blocks = [*parties[:-1], np.column_stack([parties[-1], y])]
+    return blocks, [vrlr_sensitivities(scores_of(X), len(y)) for X in blocks]
+
+
+@given(mix=st.floats(0, 50), seed=st.integers(0, 20))
+def test_lemma_e2_bounds_what_a_row_makes_up_of_a_cost(mix, seed):
+    """sup_theta (x_i theta - y_i)^2 / |X theta - y|^2 <= g_i / gamma^2.
+
+    The supremum is the leverage score of row i of [X, y]: the model is that of the
+    column i of the hat matrix, unless its coefficient of y is 0.
+    """
+    X, y = gaussian(40, 4, seed), gaussian(40, 1, seed + 100)[:, 0]
+    X[:, 2] += mix * X[:, 0]
+    blocks, g = regression_scores([X[:, :2], X[:, 2:]], y)
+    gamma = sigma_min(blocks, np.ones(40))
+    every = np.column_stack([X, y])
+    shares = scores_of(every)
+    assert (shares <= sum(g) / gamma**2 * (1 + 1e-9)).all()
+    v = np.linalg.solve(every.T @ every, every[7])
+    off = (X @ (v[:-1] / -v[-1]) - y) ** 2
+    assert off[7] / off.sum() == pytest.approx(shares[7], rel=1e-6)
+
+
+@given(scale=st.floats(0.01, 100), mix=st.floats(0, 5), seed=st.integers(0, 20))
+def test_lemma_b1_bounds_gamma_by_the_condition_of_the_data(scale, mix, seed):
+    X, y = gaussian(30, 4, seed), gaussian(30, 1, seed + 100)[:, 0]
+    X[:, 2] = scale * (X[:, 2] + mix * X[:, 0])
+    blocks, _ = regression_scores([X[:, :2], X[:, 2:]], y)
+    S = np.linalg.svd(np.column_stack([X, y]), compute_uv=False)
+    assert sigma_min(blocks, np.ones(30)) >= S[-1] / S[0] * (1 - 1e-9)
+
+
+def lines_of(X, k):
+    """Return the best of all clusterings of one column into k intervals."""
+    order = np.sort(X[:, 0])
+    costs = {}
+    for cuts in combinations(range(1, len(X)), k - 1):
+        parts = np.split(order, cuts)
+        costs[cuts] = sum(((part - part.mean()) ** 2).sum() for part in parts)
+    best = min(costs, key=costs.get)
+    return np.array([[part.mean()] for part in np.split(order, best)]), costs[best]
+
+
+def test_lemma_f2_bounds_what_a_row_makes_up_of_any_clustering():
+    """At most 4 tau sum_j g_i, with alpha = 1; centres are rows, or far from all.
+
+    The first party has nearly all of each distance, so that tau is near 1. For T = 2
+    and k = 2, G = 2 (k + 1) alpha T = 12. A tenth of the bound would be too little.
+    """
+    closest = np.inf
+    for seed in range(10):
+        X = gaussian(9, 2, seed) ** 3 * [1, 1e-3]
+        distances = ((X[:, None] - X) ** 2)[~np.eye(9, dtype=bool)]
+        ratios = distances.sum(axis=1)[:, None] / distances
+        true_tau = ratios.max(axis=0).min()
+        g = []
+        for part in np.split(X, 2, axis=1):
+            centers, cost = lines_of(part, 2)
+            labels = ((part - centers.T) ** 2).argmin(axis=1)
+            d2 = ((part - centers[labels]) ** 2)[:, 0]
+            summary = ClusterSummary(
+                centers, np.bincount(labels), np.bincount(labels, d2)
+            )
+            assert summary.costs.sum() == pytest.approx(cost)
+            g.append(vkmc_sensitivities(part, summary, alpha=1.0))
+        assert sum(map(np.sum, g)) == pytest.approx(2 * 3 * 2)
+        shares = np.zeros(9)
+        for pair in combinations([*X, *(1e3 * X)], 2):
+            d2 = ((X[:, None] - np.array(pair)) ** 2).sum(axis=2).min(axis=1)
+            shares = np.maximum(shares, d2 / d2.sum())
+        bound = 4 * true_tau * sum(g)
+        assert (shares <= bound).all()
+        closest = min(closest, (bound / shares).min())
+    assert closest < 10
+
+
+def test_theorem_25_does_not_hold_for_every_epsilon():
+    """Two rows u, v of length 1 at a right angle, with weights 1 + eps and 1 - eps.
+
+    The cost of a model is |M^(1/2) (theta, -1)|^2 with M = u u' + v v' = 1 on all rows,
+    which is at least 1, and M_S = (1 + eps) u u' + (1 - eps) v v' on the coreset, which
+    is so within 1 +- eps for every model. Where u is at an angle with cos(2 phi) =
+    -eps, the best model on the coreset has theta^2 = eps^2 / (1 - eps^2), and so the
+    cost 1 / (1 - eps^2) on all rows. For eps = 0.9 this is 5.3, not 1 + 3 eps = 3.7.
+
+    The proof takes cost(X) <= (1 + eps) cost(S), which does not follow from cost(S) >=
+    (1 - eps) cost(X). (1 + eps) / (1 - eps) <= 1 + 3 eps holds up to eps = 1/3.
+    """
+    for eps, holds in ((0.3, True), (0.9, False)):
+        phi = math.acos(-eps) / 2
+        rows = np.array(
+            [[math.cos(phi), math.sin(phi)], [-math.sin(phi), math.cos(phi)]]
+        )
+        weights = np.array([1 + eps, 1 - eps])
+        for theta in np.linspace(-50, 50, 2001):
+            off = (rows @ [theta, -1]) ** 2
+            assert 1 - eps - 1e-12 <= weights @ off / off.sum() <= 1 + eps + 1e-12
+        X, y = rows[:, :1], rows[:, 1]
+        theta = np.linalg.lstsq(
+            np.sqrt(weights)[:, None] * X, np.sqrt(weights) * y, rcond=None
+        )[0]
+        cost = ((X @ theta - y) ** 2).sum()
+        assert cost == pytest.approx(1 / (1 - eps**2))
+        assert (cost <= 1 + 3 * eps) == holds
+    assert all((1 + e) / (1 - e) <= 1 + 3 * e for e in np.arange(1, 333) / 1000)
+
+
+def misses(scores, row, m, repeats=400):
+    """Return the share of coresets of m draws that do not have a row."""
+    rng = np.random.default_rng(0)
+    return np.mean(
+        [row not in distributed_draw(scores, m, rng)[0] for _ in range(repeats)]
+    )
+
+
+def test_the_example_of_theorem_41():
+    """X = a, y = b, equal but for one of 1,000 rows: the model theta = 1 costs 1.
+
+    A coreset without that row says 0. Its score is 1/500 + 2/1000 of G = 4, so that 100
+    draws miss it with probability 0.999^100 = 0.905; 400 of them are off by more than
+    0.07 in 2e-6 of the seeds. gamma^2 = 1 - (499/500)^(1/2), the size is above n.
+    """
+    a = np.arange(1000) < 500
+    b = a & (np.arange(1000) > 0)
+    blocks, g = regression_scores([a[:, None] * 1.0, np.empty((1000, 0))], b * 1.0)
+    assert sum(g)[0] == pytest.approx(0.004)
+    assert misses(g, 0, 100) == pytest.approx(0.999**100, abs=0.07)
+    gamma = sigma_min(blocks, np.ones(1000))
+    assert gamma**2 == pytest.approx(1 - math.sqrt(499 / 500))
+    assert theorem42_size(gamma, 1, 2) > 900 * 1000
+    assert ((a[1:] * 1.0 - b[1:]) ** 2).sum() == 0
+
+
+def test_the_example_of_theorem_51():
+    """Rows (a_i, b_i), of which one alone is (1, 1): its score is that of many others.
+
+    With the centres (0, 0), (0, 1), (1, 0) the cost of all rows is 1, and that of a
+    coreset without the row is 0. Each party sees two values, so its clusters have no
+    cost, and the score of the row is 2 * 2 alpha / 333 of G = 8 alpha: 100 draws miss
+    it with probability (1 - 1/666)^100 = 0.861. No party has an assumption 5.1.
+    """
+    X = np.repeat([[0.0, 0], [0, 1], [1, 0], [1, 1]], [335, 332, 332, 1], axis=0)
+    g = []
+    for part in np.split(X, 2, axis=1):
+        blocks = RowBlocks(part)
+        summary = cluster_summary(blocks, 3, np.random.default_rng(0))
+        assert summary.costs.sum() == 0
+        g.append(vkmc_sensitivities(part, summary))
+    assert sum(g)[-1] == pytest.approx(8 / 333)
+    assert sum(map(np.sum, g)) == pytest.approx(16)
+    assert misses(g, 999, 100) == pytest.approx((1 - 1 / 666) ** 100, abs=0.08)
+    centers = X[[0, 335, 667]]
+    cost = ((X[:, None] - centers) ** 2).sum(axis=2).min(axis=1)
+    assert cost.nonzero()[0].tolist() == [999]
+    measured = tau(np.split(X, 2, axis=1), np.random.default_rng(0))
+    assert theorem52_size(measured, 2, 3, 2) == math.inf
 
 
 def test_examples():
