@@ -249,6 +249,34 @@ def test_the_error_falls_as_one_over_t():
     assert -1.3 < slope < -0.75
 
 
+def test_theorem_1_bounds_the_error_of_its_own_step():
+    """4 / T (C^2 + lambda gamma + 2 G^2 tau + 2 / 3 G H tau + G H), with eta_t = 2 / t.
+
+    The steps of Algorithm 1 are 1 / t. Both schedules in dense matrices, with the
+    largest C, gamma, G and H of the run itself; delta = 0.1.
+    """
+    X, D, T, lam = blobs(60), 20, 60, 2.0
+    K = kernel_of(X)
+    best, draw = positive_part(K, lam), draws(X, D, D)
+    for first in (2.0, 1.0):
+        Z, errors = np.zeros((60, 60)), []
+        C2 = nuclear = G = H = 0.0
+        for t in range(1, T + 1):
+            xi, eta = draw(t) @ draw(t).T / D, first / t
+            C2 = max(C2, np.linalg.norm(Z - xi) ** 2)
+            nuclear = max(nuclear, np.trace(Z))
+            G = max(G, np.linalg.norm(xi - K))
+            H = max(H, np.linalg.norm(Z - best) if t > 2 else 0.0)
+            Z = positive_part((1 - eta) * Z + eta * xi, eta * lam)
+            errors.append(np.linalg.norm(Z - best) ** 2)
+        tau = math.log(math.ceil(2 * math.log2(T)) / 0.1)
+        bound = 4 / T * (C2 + lam * nuclear + G * (2 * G + 2 / 3 * H) * tau + G * H)
+        assert errors[-1] < bound / 10
+        t = np.arange(5, T + 1)
+        slope = np.polyfit(np.log(t), np.log(errors[4:]), 1)[0]
+        assert -1.5 < slope < -0.6
+
+
 def test_movement_is_the_angle_between_the_subspaces():
     X, s, lam = blobs(80), 3, 2.0
     U = scale = None

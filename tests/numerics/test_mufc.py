@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -165,6 +165,59 @@ def test_unlearning_has_exactly_the_law_of_a_fresh_run(X, size, monkeypatch):
         fresh = exact_law(lambda r=removed: train(X, r, None), monkeypatch)
         after = exact_law(lambda r=removed: train_unlearn(X, r, None), monkeypatch)
         assert total_variation(fresh, after) == 0
+
+
+def best_cost(X, k):
+    """Return the lowest cost of all ways to put the rows into k clusters."""
+    costs = []
+    for labels in product(range(k), repeat=len(X)):
+        parts = [X[np.array(labels) == c] for c in set(labels)]
+        costs.append(sum(((part - part.mean(axis=0)) ** 2).sum() for part in parts))
+    return min(costs)
+
+
+def test_the_mean_cost_after_unlearning_keeps_the_bound_of_lemma_51(monkeypatch):
+    """E phi <= 8 (ln K + 2) phi*, by enumeration of all draws, for each removed row."""
+    for row in range(len(SMALL)):
+        keep = remaining(SMALL, [row])
+        law = exact_law(lambda r=row: train_unlearn(SMALL, [r], None, k=2), monkeypatch)
+        cost = sum(
+            float(p)
+            * (
+                pairwise_distances(SMALL[keep], SMALL[list(rows)]).min(axis=1) ** 2
+            ).sum()
+            for rows, p in law.items()
+        )
+        best = best_cost(SMALL[keep], 2)
+        assert best < cost < 8 * (np.log(2) + 2) * best
+
+
+def test_algorithm_4_keeps_the_weight_of_a_row_that_is_no_centroid(monkeypatch):
+    """It sends q again where a centroid is removed, and else keeps it: 5 rows, not 4.
+
+    So what the server clusters has not the law of a training without the row. With the
+    counts of the rows that stay, which we send, it has.
+    """
+    row = 3
+
+    def literal():
+        drawn = train(SMALL, [], None)
+        if row not in drawn:
+            return counted(SMALL, drawn, [], False, 1)
+        return counted(SMALL, unlearn(SMALL, drawn, [row], None), [row], False, 1)
+
+    def sent_again():
+        after = unlearn(SMALL, train(SMALL, [], None), [row], None)
+        return counted(SMALL, after, [row], False, 1)
+
+    def fresh():
+        return counted(SMALL, train(SMALL, [row], None), [row], False, 1)
+
+    laws = [exact_law(run, monkeypatch) for run in (fresh, sent_again, literal)]
+    assert total_variation(laws[0], laws[1]) == 0
+    stays = exact_law(lambda: train(SMALL, [], None), monkeypatch)
+    unasked = sum(p for rows, p in stays.items() if row not in rows)
+    assert total_variation(laws[0], laws[2]) >= unasked > 0
 
 
 @pytest.mark.parametrize("forget", [unlearn_holes, unlearn_rerun])

@@ -1,5 +1,7 @@
 """Sparse sums: exact, uniform under a mask, and an error in place of a wrong sum."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -101,6 +103,20 @@ def test_two_thousand_slots():
     total = total_of([code.encode(*party) for party in parties])
     bins, counts = code.decode(total, sum(int(c.sum()) for _, c in parties))
     assert (bins.tolist(), counts.tolist()) == plain_sum(parties)
+
+
+def test_bits_of_the_worked_example_are_above_the_bound_of_appendix_c():
+    """[1]: 2KL ceil(log p) <= max(2KL log n, 2KL d log B) + 1. It is 32 against 29.7.
+
+    The prime is above max(n, B^d), and each of the 2KL numbers is rounded up to bits.
+    With one more bit a number in the place of one more bit in all it holds.
+    """
+    K, L, n, bins = 2, 2, 12, 4
+    code = SparseSum(K, L, n_columns=2, n_values=2, field="paper", p=13)
+    bits = code.size * math.ceil(math.log2(code.p))
+    at_most = code.size * math.log2(max(n, bins))
+    assert bits == 32 > at_most + 1
+    assert bits <= at_most + code.size
 
 
 def test_worked_example():
