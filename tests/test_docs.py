@@ -639,6 +639,50 @@ def test_files_and_modules_in_the_text_exist(page):
                 assert hasattr(importlib.import_module(module[1]), module[2]), code
 
 
+# -- the papers' claims ----------------------------------------------------------------
+
+CLAIMS = "docs/papers/claims.md"
+
+
+def claims() -> dict[str, tuple[str, str, list[str]]]:
+    """Return verdict, evidence and commands of each claim, by the claim."""
+    found = {}
+    for section in PAGES[CLAIMS].split("\n## ")[1:]:
+        rows = re.findall(r"(?m)^\| (.+) \|$", section)[1:]  # without the header
+        for row in rows:
+            claim, verdict, evidence, shown_by = re.split(r" \|(?: |$)", f"{row} |")[:4]
+            found[claim] = verdict, evidence, re.findall(r"`([^`]+)`", shown_by)
+    return found
+
+
+def test_each_claim_has_a_verdict_and_a_command():
+    meanings = PAGES[CLAIMS].split("\n## ")[0]
+    verdicts = set(re.findall(r"(?m)^\| ([^|]+) \| (?!meaning)", meanings))
+    assert len(claims()) > 60
+    assert {verdict for verdict, _, _ in claims().values()} == verdicts
+    for claim, (verdict, evidence, shown_by) in claims().items():
+        assert shown_by or verdict == "not checked", claim
+        assert evidence, claim
+
+
+def test_commands_of_claims_exist():
+    """Tests by their names; others on a page of figures, where they are checked."""
+    every = {command for *_, shown_by in claims().values() for command in shown_by}
+    nodes = {command.removeprefix("python -m pytest ") for command in every}
+    nodes = {node for node in nodes if node.startswith("tests/")}
+    assert len(nodes) > 40
+    for node in nodes:
+        file, _, name = node.partition("::")
+        tree = ast.parse((ROOT / file).read_text())
+        tests = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+        assert name in tests, node
+        marks = [ast.unparse(mark) for mark in tests[name].decorator_list]
+        assert not [mark for mark in marks if "skip" in mark or "slow" in mark], node
+    figures = [PAGES[page] for page in PAGES if page.endswith("-results.md")]
+    for command in every - {f"python -m pytest {node}" for node in nodes}:
+        assert any(f"\n    {command}\n" in page for page in figures), command
+
+
 @pytest.mark.parametrize(
     "page", ["docs/contribute.md", *(f"docs/papers/{name}.md" for name in PAPERS)]
 )
