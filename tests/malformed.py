@@ -7,6 +7,7 @@ right digest, so that its reader gets to the values, unless the digest itself is
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -15,10 +16,16 @@ from typing import Any
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from hypothesis import strategies as st
 
 from vfl_flower.protocol.contract import Field, Whole, fields_of
-from vfl_flower.protocol.messages import address, digest_of_values, pack
+from vfl_flower.protocol.messages import (
+    BUNDLE,
+    address,
+    digest_of_values,
+    pack,
+)
 from vfl_flower.typing import Array
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -301,17 +308,39 @@ def damaged(draw: Draw, content: RecordDict) -> RecordDict:
         sent = records["arrays"][name]
         pickled = np.array([None, "x"], dtype=object).dumps()
         objects = b"\x93NUMPY\x01\x00" + sent.data[8:].replace(b"<f8", b"|O ")
-        data = draw(
-            st.sampled_from(
-                [b"", sent.data[:-1], sent.data[:40], sent.data * 2, pickled, objects]
-            )
-        )
+        kinds = [b"", sent.data[:-1], sent.data[:40], sent.data * 2, pickled, objects]
+        data = draw(st.sampled_from([*kinds, *LARGE]))
         shape = draw(st.sampled_from([sent.shape, (), (2**31 - 1,) * 3, (-1,)]))
         dtype = draw(st.sampled_from([sent.dtype, "float64", "object", ""]))
         stype = draw(st.sampled_from([sent.stype, "numpy.ndarray", "torch", ""]))
         records["arrays"][name] = FlowerArray(dtype, shape, stype, data)
     address(content, {}, digest_of_values(content))
     return content
+
+
+def declares(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
+    """Return the first bytes of an array, which say its shape, and no entry."""
+    file = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue()
+
+
+def archive() -> bytes:
+    """Return an archive of NumPy, 4 kB of which unpack to 4 MB."""
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.zeros(500_000))
+    return file.getvalue()
+
+
+LARGE = [declares((2**40,)), declares((2**40,), "|S0"), declares((2**40, 0)), archive()]
+"""Small data that say that they are large arrays."""
+
+
+def in_bundle(content: RecordDict) -> RecordDict:
+    """Return a message as one record, be it large or such a record itself."""
+    data = recorddict_to_proto(content).SerializeToString()
+    return RecordDict({BUNDLE: ConfigRecord({BUNDLE: data})})
 
 
 def malformed_content(
@@ -321,7 +350,7 @@ def malformed_content(
     fields: Mapping[str, Field],
     sizes: Sizes,
 ) -> RecordDict:
-    """Draw the content of a message in the place of one that was sent.
+    """Draw the content of a message in the place of one that was sent, as it travels.
 
     Parameters
     ----------
@@ -334,6 +363,26 @@ def malformed_content(
     sizes : mapping of str to int
         Sizes that the declaration may name.
     """
+    content = _malformed(draw, values, frame, fields, sizes)
+    ways = [in_bundle, in_bundle, in_bundle, _twice, _apart]
+    return draw(st.sampled_from(ways))(content)
+
+
+def _apart(content: RecordDict) -> RecordDict:
+    return content
+
+
+def _twice(content: RecordDict) -> RecordDict:
+    return in_bundle(in_bundle(content))
+
+
+def _malformed(
+    draw: Draw,
+    values: Mapping[str, Any],
+    frame: Mapping[str, Any],
+    fields: Mapping[str, Field],
+    sizes: Sizes,
+) -> RecordDict:
     kind = draw(st.sampled_from(["declared", "changed", "changed", "frame", "damage"]))
     given = {name: value for name, value in frame.items() if name != "digest"}
     if kind == "damage":

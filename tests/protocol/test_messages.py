@@ -12,6 +12,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from malformed import LARGE, in_bundle
 
 from vfl_flower.protocol.messages import (
     BUNDLE,
@@ -175,8 +176,10 @@ def test_a_lost_digest_is_noticed(instead):
         b"no array",
         b"\x93NUMPY\x01\x00\x05\x00{'a'}",
         np.array([{"a": 1}], dtype=object).dumps(),
+        *LARGE[:1],
+        *LARGE[3:],
     ],
-    ids=["empty", "text", "header", "pickle"],
+    ids=["empty", "text", "header", "pickle", "8 TB", "archive"],
 )
 @pytest.mark.parametrize("kind", ["numpy.ndarray", "tensor"])
 def test_what_is_no_array_is_noticed(data, kind):
@@ -186,6 +189,17 @@ def test_what_is_no_array_is_noticed(data, kind):
     address(content, {}, digest_of_values(content))
     with pytest.raises(CorruptMessage, match="'x' is no array"):
         unpack(travel(content))
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (1, 3), (2**31 - 1,) * 3])
+def test_an_array_of_another_shape_than_its_record_says_is_noticed(shape):
+    """The ledger counted 4.6e18 numbers for the last one."""
+    content = message()
+    sent = content["arrays"]["x"]
+    content["arrays"]["x"] = FlowerArray(sent.dtype, shape, sent.stype, sent.data)
+    address(content, {}, digest_of_values(content))
+    with pytest.raises(CorruptMessage, match="'x' has another shape"):
+        unpack(bundle(travel(content)))
 
 
 def test_order_of_names_does_not_matter():
@@ -276,9 +290,8 @@ def test_a_bundle_with_another_byte_is_damaged_or_the_same(place, byte):
 
 
 def test_a_bundle_in_a_bundle_is_no_message():
-    data = recorddict_to_proto(bundle(message())).SerializeToString()
     with pytest.raises(CorruptMessage, match="lacks its record"):
-        unpack(RecordDict({BUNDLE: ConfigRecord({BUNDLE: data})}))
+        unpack(in_bundle(bundle(message())))
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, None, object()])

@@ -13,6 +13,7 @@ from consents import free
 from faults import Fault, FaultyGrid
 from flwr.app import Message
 from flwr.common.serde import context_from_proto, context_to_proto
+from malformed import in_bundle
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed, __version__
 from vfl_flower.app.register import make_client_app
@@ -1094,6 +1095,26 @@ def test_small_messages_travel_as_one_record_both_ways(monkeypatch):
     greet(grid).ask(probe, x=np.ones(5))
     assert len(grid.sent) == len(came) == 2 * 2
     assert all(list(m.content) == [BUNDLE] for m in [*grid.sent, *came])
+
+
+@pytest.mark.parametrize("action", ["hello", "probe"])
+def test_a_party_that_sends_a_bundle_in_a_bundle_is_named(action, clock):
+    grid = Edited(some(2), action="none")
+    push = grid._push
+
+    def pushed(message):
+        number = push(message)
+        reply = grid._replies[number]
+        liar = reply.metadata.src_node_id == 1001
+        if liar and reply.metadata.message_type == f"train.{action}":
+            reply.content = in_bundle(reply.content)
+        return number
+
+    grid._push = pushed
+    with pytest.raises(PartyFailed, match="lacks its record") as caught:
+        greet(grid).ask(probe, x=np.ones(5))
+    assert caught.value.party in ("party-1", "node 1001")
+    assert caught.value.action == action
 
 
 def test_ledger_counts_each_message_as_it_was_sent(clock):

@@ -342,7 +342,6 @@ class Exchange:
         entry = self.ledger.entry(action, name)
         entry.bytes_up += n_bytes(content)
         try:
-            content = unbundle(content)
             reply, frame = unpack(content)
         except CorruptMessage as error:
             return Error(DAMAGED, str(error))
@@ -350,7 +349,7 @@ class Exchange:
             told = structure(fields_of(_ReplyFrame), frame, {})
         except ContractError as error:
             return Error(MALFORMED, f"its reply is malformed: {error}")
-        entry.units_up += n_units(content)
+        entry.units_up += n_units(unbundle(content))
         entry.seconds_computed += told["seconds"]
         return Opened(reply, told.get("clipped"))
 

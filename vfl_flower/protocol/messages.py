@@ -122,7 +122,8 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises
     ------
     CorruptMessage
-        A record is missing, the digest does not fit, or an array cannot be read.
+        A record is missing, the digest does not fit, or an array cannot be read or has
+        another shape than its record says.
     """
     return unpack_whole(content)[:2]
 
@@ -144,8 +145,11 @@ def unpack_whole(
     for name, array in records["arrays"].items():
         try:
             values[name] = array.numpy()
+            fits = values[name].shape == tuple(array.shape)
         except Exception:  # NumPy raises many kinds on bytes that are no array
             raise CorruptMessage(f"{name!r} is no array of NumPy") from None
+        if not fits:  # the ledger counts numbers by it
+            raise CorruptMessage(f"{name!r} has another shape than its record says")
     return values, frame, arrays
 
 
