@@ -6,6 +6,7 @@ here makes more than 200 of them.
 """
 
 import dataclasses
+import tracemalloc
 from functools import wraps
 
 import numpy as np
@@ -607,6 +608,7 @@ def test_a_label_holder_that_deviates_reads_the_rows_of_its_own_columns():
 ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, joint_fraction(N))
 JOINT = party.Joint([1.0], [4], [1.0], 16)
 SHORT = party.Joint([1.0, 0.5], [2, 2], [1.0], 16)
+TINY = party.Joint([5e-324], [4], [1.0], 16)
 TASK = party.Task("continuous", "gaussian", 0.0, N, 5)
 
 
@@ -639,6 +641,7 @@ def asked(made, roles, **changes):
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         ({}, {"joint": SHORT}, "a density for each bandwidth"),
+        ({}, {"joint": TINY}, "cannot make its angles"),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),
         ({"dealer": 0}, {}, "must be different parties"),
@@ -655,6 +658,22 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
     roles["owners"] = owners
     with pytest.raises(PartyError, match=reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
+
+
+@pytest.mark.parametrize("rows", [[], [2**30]])
+def test_roles_of_a_later_trip_are_compared_before_their_rows_are_parted(rows):
+    """2**40 rows in a small message took all memory of the machine."""
+    made, width = prepared()
+    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+    asked(made, roles)
+    wrong = dataclasses.replace(roles, owners=[2**30, width, 7], rows=rows)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PartyError, match="with what was asked in the first"):
+            party.multiply(made, roles=wrong, counted=0, joint=JOINT, trip=1)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("rows", [20, 295, 2000, FEW_ROWS - 1])

@@ -462,7 +462,7 @@ def multiply(
             _open_relevance(
                 party, state, probes, _fitted(party, _task(state)).X.shape[1]
             )
-    moments, parts = state.moments, roles.parts
+    moments = state.moments
     if moments is None or (trip, roles, joint) != (
         *(state.trip, moments.roles),
         state.joint,
@@ -471,6 +471,7 @@ def multiply(
             f"trip must be the next one of the turn, {state.trip}, with what was asked "
             f"in the first, got {trip}"
         )
+    parts = roles.parts  # as many as there are rows, so only of roles that were checked
     if counted != (0 if trip else 2 * roles.columns):
         raise PartyError("counted must be the columns of both Gram matrices, once")
     if trip > len(parts) + 1:
@@ -615,15 +616,19 @@ def _angles(
     party: Party, state: KernelState, joint: Joint, local: LocalColumns, X: Array
 ) -> Array:
     scaled = scaled_columns(local, X)
-    return joint_angles(
-        scaled * state.relevance if joint.relevant else scaled,
-        _task(state).kernel,
-        joint.bandwidths,
-        joint.counts,
-        joint.densities,
-        _seed(party, joint),
-        joint.bits,
-    )
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
+            return joint_angles(
+                scaled * state.relevance if joint.relevant else scaled,
+                _task(state).kernel,
+                joint.bandwidths,
+                joint.counts,
+                joint.densities,
+                _seed(party, joint),
+                joint.bits,
+            )
+    except ValueError as error:  # its sentence names the rule, and no value
+        raise PartyError(f"the party cannot make its angles: {error}") from None
 
 
 def _seed(party: Party, joint: Joint) -> int:
