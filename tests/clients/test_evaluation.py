@@ -55,6 +55,14 @@ def test_several_classes_have_no_positive_one():
     assert actual["test_error"] == actual["test_base_error"] == pytest.approx(0.65)
 
 
+@pytest.mark.parametrize(("rows", "shown"), [(19, False), (20, True)])
+def test_a_party_shows_no_table_with_a_class_of_few_rows(rows, shown):
+    y = np.repeat([0.0, 1.0, 2.0], [rows, 90, N - 90 - rows])
+    party = Party(np.zeros((N, 1)), y=y)
+    actual = told(party, y, y, "multiclass", np.arange(3.0), curves=True)
+    assert ("curve_confusion" in actual) is shown
+
+
 def test_an_error_that_overflows():
     party, y = classes_of(60)
     with pytest.raises(PartyError, match="mean squared error is not finite"):

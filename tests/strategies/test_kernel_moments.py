@@ -676,7 +676,7 @@ def test_roles_of_a_later_trip_are_compared_before_their_rows_are_parted(rows):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("rows", [20, 295, 2000, FEW_ROWS - 1])
+@pytest.mark.parametrize("rows", [20, 63, 295, 1004, 2000, FEW_ROWS - 1])
 def test_few_rows_have_the_finest_features_that_a_ring_holds(rows):
     finest = joint_fraction(rows)
     assert finest > FRACTION
