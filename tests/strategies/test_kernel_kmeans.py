@@ -1009,6 +1009,14 @@ def test_columns_far_from_0_are_asked_for_again_less_their_mean(kernel, standard
         np.testing.assert_equal(result.model.labels_, near.model.labels_)
 
 
+def test_the_rounding_of_a_shift_gives_no_gamma():
+    """Two neighbours among the float64 numbers, half of the rows each."""
+    X = np.full((30, 1), 1e9)
+    X[::2] = np.nextafter(1e9, 2e9)
+    sentence, _ = refusal(split(X))
+    assert sentence.startswith("gamma needs a column that varies")
+
+
 def test_gamma_of_scaled_columns_is_in_their_unit():
     """The rounding of a mean of 1e17 is 20, and nothing beside a deviation of 1e10."""
     X = data()[0].copy()

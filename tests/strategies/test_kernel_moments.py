@@ -607,7 +607,11 @@ def test_a_label_holder_that_deviates_reads_the_rows_of_its_own_columns():
 
 ROLES = Roles(2, 0, [5, 3, 7], [450, 450], None, 8, joint_fraction(N))
 JOINT = party.Joint([1.0], [4], [1.0], 16)
-SHORT = party.Joint([1.0, 0.5], [2, 2], [1.0], 16)
+SHORT = [
+    party.Joint([1.0, 0.5], [2, 2], [1.0], 16),
+    party.Joint([1.0, 0.5], [4], [1.0, 1.0], 16),
+    party.Joint([1.0], [2, 2], [1.0, 1.0], 16),
+]
 TINY = party.Joint([5e-324], [4], [1.0], 16)
 TASK = party.Task("continuous", "gaussian", 0.0, N, 5)
 
@@ -640,7 +644,7 @@ def asked(made, roles, **changes):
         ({"rows": [450, 450, 20]}, {}, "rows must be those of the two halves"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
-        ({}, {"joint": SHORT}, "a density for each bandwidth"),
+        *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
         ({}, {"joint": TINY}, "cannot make its angles"),
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),

@@ -123,6 +123,17 @@ def test_means_of_each_party_alone_would_be_others(folder):
     assert abs(np.nanmean(age) - X[:, 0].mean()) > 1e-3
 
 
+def test_missing_values_of_a_column_far_from_0_become_its_mean(files):
+    """Such columns are asked for again, less a rough mean."""
+    rows = [["" if i % 7 == 3 else str(10**9 + i % 5), str(i % 4)] for i in range(90)]
+    for m in range(3):
+        write_rows(files / f"{m}.csv", ["x", "y"], *rows[m::3])
+    parties = loaded(files, **{"levels": "", "id-column": ""})
+    known = [float(x) for x, _ in rows if x]
+    part = simulate(small(standardize=True), parties, seed=5).model.parts[0]
+    assert part["fill"][0] == pytest.approx(np.mean(known), rel=1e-12)
+
+
 def test_without_missing_values_nothing_more_is_asked_for(folder):
     """The sums of a run, and what it tells, are then those of before."""
     X, names = reference()
