@@ -163,6 +163,23 @@ def test_no_value_is_printed_or_logged_unless_asked_for(dirty, caplog):
     assert all(secret in shown.output for secret in SECRETS if secret != "31337")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["left", "stayed"], "0 and 1 in sorted order; the second is the positive one"),
+        (["left", "moved", "stayed"], "0 to 2 in sorted order"),
+    ],
+)
+def test_which_number_a_class_becomes_is_said(tmp_path, words, said):
+    columns = clean(0)
+    texts(columns, "outcome", words)
+    FORMS["comma.csv"](columns, tmp_path / "x.csv")
+    (finding,) = (
+        f for f in check(source(tmp_path / "x.csv")).findings if f.about == "classes"
+    )
+    assert finding.text.endswith(said)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_clean_file_has_nothing_to_look_at(tmp_path, name):
     FORMS[name](clean(0), tmp_path / name)

@@ -191,8 +191,11 @@ def _to_unite(features: list[Column], source: PartySource) -> Iterator[Finding]:
     ]
     if open_:
         option = ";".join(f"{name}={UNITED}" for name in open_)
-        text = "where parties hold different rows, levels must be the same at all of "
-        text += f'them: unite them, with levels="{option}" at each party'
+        text = (
+            "only where parties hold different rows of the same columns: levels must "
+        )
+        text += f'be the same at all of them, so unite them, with levels="{option}" at '
+        text += "each party"
         yield Finding("note", "unite", None, text, "levels")
 
 
@@ -247,8 +250,9 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
         yield Finding("note", "yes-no", name, text)
     elif classes is not None and 2 <= len(classes) <= MAX_LEVELS:
-        text = f"{what} holds {len(classes)} classes, which become 0 to "
-        text += f"{len(classes) - 1} in sorted order"
+        text = f"{what} holds {len(classes)} classes, which become 0 "
+        text += f"{'and' if len(classes) == 2 else 'to'} {len(classes) - 1} in sorted "
+        text += "order" + "; the second is the positive one" * (len(classes) == 2)
         yield Finding("note", "classes", name, text, "", tuple(classes))
     elif numbers.known and numbers.constant:
         text = f"{what} has one value in all rows"
