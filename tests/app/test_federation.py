@@ -183,11 +183,13 @@ def test_each_way_to_read_a_file_says_whose_it_is(place):
     words = ("init", "clinic", "--data", "rows.csv", "--id-column", "id")
     done = run(*words, "--for", "fk-kmeans", "--for", "mufc")
     assert done.exit_code == 1
-    first, second = done.output.split("As mufc reads the file:")
-    assert first.startswith("As fk-kmeans reads the file:")
+    first, second = done.output.split("For mufc:")
+    assert first.startswith("For fk-kmeans:")
     text = " ".join(second.split())
     assert "missing values and impute is none" in text
     assert "become its none" not in text
+    assert "fk-kmeans: 40 rows, 1 columns of numbers; to mend: 0" in text
+    assert "mufc: 40 rows, 1 columns of numbers; to mend: 1" in text
     assert not (place / "clinic").exists()
 
 
@@ -197,7 +199,7 @@ def test_for_several_strategies(place):
     done = run("init", "airline", *OPTIONS, *words)
     assert done.exit_code == 0, done.output
     assert done.output.count("columns of numbers; to mend: 0") == 1
-    assert "reads the file:" not in done.output
+    assert "For " not in done.output
     assert "align needs:\n  nothing but sums" in done.output
     leaves = Consent.load(place / "airline" / "consent.toml").leaves
     assert set(leaves) == {

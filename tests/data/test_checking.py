@@ -246,8 +246,7 @@ def test_several_wrong_options_are_said_together(write):
 def test_what_was_told_from_the_file_is_noted(write):
     path = write("a;b\n1,5;Köln\n2,5;Bonn\n".encode("latin-1"))
     found = check(PartySource(data=str(path))).findings
-    wanted = {"delimiter", "encoding", "decimal", "text", "unite"}
-    assert {f.about for f in found} == wanted
+    assert {f.about for f in found} == {"delimiter", "encoding", "decimal", "text"}
 
 
 def test_who_has_a_label_that_is_missing(write):
@@ -257,7 +256,87 @@ def test_who_has_a_label_that_is_missing(write):
     assert "misses 1 of 4 labels: another party must have these" in text
 
 
+# -- levels that parties which hold rows should share ----------------------------------
+
+
+IDS = {
+    "customer": [f"zqx{i}" for i in range(N)],
+    "visit_id": [f"zqx{i // 10}" for i in range(N)],
+    "account": [f"zqx{i // 3}" for i in range(N)],
+    "comment": [f"zqx{i}" if i % 3 else "nothing" for i in range(N)],
+}
+"""Ids, by name or by values, and free text: texts of one, ten, three rows, and most."""
+
+
+@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("id_column", [None, "patient"])
+def test_columns_like_ids_are_no_levels_to_share(tmp_path, name, id_column):
+    columns = clean(0) | {name: IDS[name]}
+    for other, levels in (("ward", "abc"), ("site_id", ["zqx-n", "zqx-s"])):
+        texts(columns, other, list(levels))
+    FORMS["comma.csv"](columns, tmp_path / "a.csv")
+    options = {"id_column": id_column, "label_column": "outcome", "rows": True}
+    (text,) = (
+        f.text
+        for f in check(source(tmp_path / "a.csv", **options)).findings
+        if f.about == "unite"
+    )
+    assert text.endswith('with levels="ward=united;site_id=united" at each party')
+
+
+def test_few_rows_of_a_column_are_levels_unless_each_has_its_own(write):
+    path = write("id,colour,x\n" + "".join(f"p{i},c{i % 3},{i}\n" for i in range(9)))
+    found = check(PartySource(data=str(path), rows=True)).findings
+    (text,) = (finding.text for finding in found if finding.about == "unite")
+    assert 'levels="colour=united"' in text
+
+
+def test_parties_that_hold_columns_share_no_levels(tmp_path):
+    columns = clean(0)
+    texts(columns, "ward", ["a", "b"])
+    FORMS["comma.csv"](columns, tmp_path / "a.csv")
+    assert ("unite", None) not in found_in(tmp_path / "a.csv")
+
+
+def test_ids_are_proposed_as_id_column_where_there_is_none(tmp_path):
+    columns = clean(0) | {"account": IDS["account"]}
+    FORMS["comma.csv"](columns, tmp_path / "a.csv")
+    said = {f.column: f for f in check(source(tmp_path / "a.csv")).findings}
+    assert "id-column" not in said["account"].text
+    findings = check(source(tmp_path / "a.csv", id_column=None)).findings
+    said = {f.column: f for f in findings}
+    assert "set it as id-column, or leave it out" in said["patient"].text
+    assert "id-column" not in said["account"].text  # its values are not distinct
+
+
 # -- the command -----------------------------------------------------------------------
+
+
+def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
+    columns = clean(0)
+    FAULTS["scales", "salt"](columns)
+    texts(columns, "ward", ["a", "b"])
+    FORMS["comma.csv"](columns, tmp_path / "a.csv")
+
+    def said(*strategies):
+        words = [word for name in strategies for word in ("--for", name)]
+        options = ["--id-column", "patient", "--label-column", "outcome", *words]
+        run = CliRunner(env={"COLUMNS": "1000"})
+        return run.invoke(app, ["check", str(tmp_path / "a.csv"), *options]).output
+
+    of_columns, of_rows = "standardize=true where parties hold columns", "ward=united"
+    assert of_columns in said()
+    assert of_rows not in said()
+    assert said("fdskl", "coreset-vrlr", "fdskl") == said("fdskl") == said()
+    assert of_rows in said("fk-kmeans")
+    assert of_columns not in said("fk-kmeans")
+    several = said("fdskl", "fk-kmeans", "mufc")
+    assert several.count(of_columns) == several.count(of_rows) == 1
+    for_columns, for_rows = several.index("For fdskl:"), several.index("For fk-kmeans,")
+    assert for_columns < several.index(of_columns) < for_rows < several.index(of_rows)
+    assert several.count("'ward' holds 2 different texts") == 1
+    assert "\nmufc: 400 rows, 6 columns of numbers; to mend: 1," in several
+    assert "strategy must be one of" in said("magic")
 
 
 def test_the_command_says_which_file_is_not_there(tmp_path):

@@ -9,9 +9,8 @@ import typer
 import typer.core
 
 from vfl_flower.app import label, reports, runs, simulate, stored
-from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import certificates, coordinator, init, party
-from vfl_flower.app.findings import print_findings, silence
+from vfl_flower.app.findings import print_findings, readings_of
 from vfl_flower.app.options import (
     Columns,
     Delimiter,
@@ -28,7 +27,6 @@ from vfl_flower.app.options import (
     node_keys,
 )
 from vfl_flower.app.party_folder import write_party_folder
-from vfl_flower.data.checking import check
 
 typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
 
@@ -59,6 +57,10 @@ def check_command(
     header: Header = True,
     standardize: Standardize = False,
     impute: Impute = "mean",
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="A strategy to check the file for; repeatable."),
+    ] = None,
     show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
     write: Annotated[
         Path | None,
@@ -67,8 +69,9 @@ def check_command(
 ) -> None:
     """Say what must be mended in a party file, and how it will be read.
 
-    Nothing leaves the machine, and no value of the data is printed without --show. The
-    command ends with 1 where something must be mended before a run.
+    Nothing leaves the machine, and no value of the data is printed without --show. What
+    concerns some strategies alone is said where --for names one of them. The command
+    ends with 1 where something must be mended before a run.
     """
     config = node_keys(
         file,
@@ -86,10 +89,9 @@ def check_command(
     )
     try:
         check_there(file)
-        with silence():
-            checked = check(party_source(config, {}))
-        print_findings(checked, show)
-        if not checked.sound:
+        readings = readings_of(config, list(dict.fromkeys(strategies or [])))
+        print_findings(readings, show)
+        if not all(checked.sound for checked, _ in readings):
             raise typer.Exit(1)
         if write is not None:
             write_party_folder(write, config)

@@ -23,7 +23,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,8 +37,7 @@ from vfl_flower.app.certificates import (
     read_certificate,
     write_certificates,
 )
-from vfl_flower.app.config import UserConfig, party_source
-from vfl_flower.app.findings import print_findings, silence
+from vfl_flower.app.findings import print_findings, readings_of
 from vfl_flower.app.flower_run import (
     START,
     Processes,
@@ -75,8 +73,6 @@ from vfl_flower.app.party_folder import (
     write_party_folder,
     write_with_data,
 )
-from vfl_flower.data.checking import Checked, check
-from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, in_order
 
 CONNECTION = "federation"
@@ -185,28 +181,9 @@ def init(
         check_there(data)
         check_new(Path(name))
         needs = {strategy: needs_of(strategy) for strategy in chosen}
-        sources: list[PartySource] = []  # as each strategy reads the file
-        for strategy in chosen or [""]:
-            source = _read_by(config, strategy)
-            sources += [source] if source not in sources else []
-        sound = True
-        readings: list[tuple[Checked, list[str]]] = []  # of strategies that read alike
-        for source in sources:
-            with silence():
-                checked = check(source)
-            readers = [s for s in chosen if _read_by(config, s) == source]
-            for other, others in readings:
-                if replace(checked, source=other.source) == other:
-                    others += readers
-                    break
-            else:
-                readings.append((checked, readers))
-        for checked, readers in readings:
-            if len(readings) > 1:
-                typer.echo(f"As {', '.join(readers)} reads the file:")
-            print_findings(checked, show=False)
-            sound &= checked.sound
-        if not sound:
+        readings = readings_of(config, chosen)
+        print_findings(readings, show=False)
+        if not all(checked.sound for checked, _ in readings):
             raise ValueError("nothing is written: the file must be mended first")
         kinds = in_order(kind for some, _ in needs.values() for kind in some)
         card = write_party_folder(Path(name), config, kinds)
@@ -232,11 +209,6 @@ def init(
         )
     typer.echo("Fingerprint of the card, to be compared on the telephone:")
     typer.echo(f"  {card.fingerprint}")
-
-
-def _read_by(config: UserConfig, strategy: str) -> PartySource:
-    """Return how a strategy reads the file of a node config; "": any of them."""
-    return party_source(config, {"strategy": strategy} if strategy else {})
 
 
 # -- the owner of the SuperLink --------------------------------------------------------

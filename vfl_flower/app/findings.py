@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vfl_flower.data.checking import Checked
+from vfl_flower.app.config import UserConfig, party_source, tasks_of
+from vfl_flower.data.checking import Checked, check
+from vfl_flower.data.findings import Finding
+from vfl_flower.data.source import PartySource
 
 MARKS = {"error": "mend", "warning": "look", "note": "done"}
 """The levels of findings as commands print them."""
@@ -29,26 +35,90 @@ def silence() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def print_findings(checked: Checked, show: bool) -> None:
-    """Print what was found as a table, and a last line that counts."""
+Reading = tuple[Checked, list[str]]
+"""What was found in a file, and the strategies that read it so; of none: []."""
+
+
+def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
+    """Check the file of a node config as each of the strategies reads it.
+
+    Parameters
+    ----------
+    config : dict
+        The node config.
+    strategies : sequence of str
+        Without any, nothing is found that concerns some strategies alone.
+
+    Returns
+    -------
+    list of Reading
+        One for all strategies that find the same.
+
+    Raises
+    ------
+    ValueError
+        There is no such strategy, or a key of the node config does not suit it.
+    """
+    sources: list[tuple[PartySource, list[str]]] = []
+    for strategy in strategies or [""]:
+        run_config: UserConfig = {"strategy": strategy} if strategy else {}
+        if strategy:
+            tasks_of(run_config)
+        source = party_source(config, run_config)
+        for known, names in sources:
+            if known == source:
+                names.append(strategy)
+                break
+        else:
+            sources.append((source, [strategy]))
+    readings: list[Reading] = []
+    for source, names in sources:
+        with silence():
+            checked = check(source)
+        for other, others in readings:
+            if replace(checked, source=other.source) == other:
+                others += names
+                break
+        else:
+            readings.append((checked, names))
+    return readings
+
+
+def print_findings(readings: Sequence[Reading], show: bool) -> None:
+    """Print each finding once, in tables, and then a line that counts.
+
+    Where strategies find different things, there is a table, and a line, of each.
+    """
+    tables: dict[tuple[str, ...], list[Finding]] = {}
+    everyone = tuple(name for _, names in readings for name in names)
+    for finding in dict.fromkeys(f for found, _ in readings for f in found.findings):
+        concerned = (names for found, names in readings if finding in found.findings)
+        tables.setdefault(tuple(chain.from_iterable(concerned)), []).append(finding)
+    for some in sorted(tables, key=lambda some: some != everyone):
+        if some != everyone:
+            typer.echo(f"For {', '.join(some)}:")
+        _print_table(tables[some], show)
+    for checked, names in readings:
+        counts = Counter(finding.level for finding in checked.findings)
+        whom = f"{', '.join(names)}: " if len(readings) > 1 else ""
+        typer.echo(
+            f"{whom}{checked.rows} rows, {checked.columns} columns of numbers; to "
+            f"mend: {counts['error']}, to look at: {counts['warning']}, done: "
+            f"{counts['note']}"
+        )
+
+
+def _print_table(findings: Sequence[Finding], show: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("", "column", "finding", "option"):
         table.add_column(title, overflow="fold")
-    counts = dict.fromkeys(MARKS, 0)
-    for finding in checked.findings:
-        counts[finding.level] += 1
+    for finding in findings:
         text = finding.text
         if show and finding.examples:
             text += f" [{', '.join(finding.examples[:10])}]"
         cells = (MARKS[finding.level], finding.column or "", text, finding.option)
         table.add_row(*(Text(_printable(cell)) for cell in cells))
-    console = Console(soft_wrap=False)
-    if checked.findings:
-        console.print(table)
-    typer.echo(
-        f"{checked.rows} rows, {checked.columns} columns of numbers; to mend: "
-        f"{counts['error']}, to look at: {counts['warning']}, done: {counts['note']}"
-    )
+    Console(soft_wrap=False).print(table)
 
 
 def _printable(text: str) -> str:

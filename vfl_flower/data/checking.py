@@ -29,6 +29,10 @@ APART = 1000.0
 FEW_ROWS = 20
 """Rows below which nothing is said of how values are distributed."""
 
+LEAST_OF_LEVEL = 5
+"""Rows of the most frequent text of a column below which no text is a level to share:
+ids of which each has a few rows."""
+
 MOST_WHOLE = 2.0**53
 """The float64 up to which each integer is one."""
 
@@ -109,7 +113,8 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     for column in features:
         if column.name in entries:
             yield from _of_column(column, entries[column.name], source)
-    yield from _to_unite(features, source)
+    if source.rows:
+        yield from _to_unite(features, source)
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.labels is not None:
@@ -187,16 +192,28 @@ def _to_unite(features: list[Column], source: PartySource) -> Iterator[Finding]:
     open_ = [
         column.name
         for column in features
-        if column.kind in TEXT and column.name not in {*source.levels, *source.united}
+        if column.kind in TEXT
+        and column.name not in {*source.levels, *source.united}
+        and not _like_ids(column)
     ]
     if open_:
         option = ";".join(f"{name}={UNITED}" for name in open_)
-        text = (
-            "only where parties hold different rows of the same columns: levels must "
-        )
-        text += f'be the same at all of them, so unite them, with levels="{option}" at '
-        text += "each party"
+        text = "levels must be the same at all parties that hold rows: unite them, "
+        text += f'with levels="{option}" at each party'
         yield Finding("note", "unite", None, text, "levels")
+
+
+def _like_ids(column: Column) -> bool:
+    """Return whether a text column looks like ids or free text, not like levels."""
+    known = column.numbers.n - column.numbers.gaps
+    distinct = len(column.levels)
+    if column.overflow or distinct == known > 1:
+        return True
+    if _ID.search(column.name) and known < FEW_ROWS * distinct:
+        return True
+    if known < FEW_ROWS:
+        return False
+    return 2 * distinct > known or max(column.levels.values()) < LEAST_OF_LEVEL
 
 
 def _of_levels(
@@ -286,8 +303,13 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
     if spread[high] >= APART * spread[low]:
         orders = int(np.log10(spread[high] / spread[low]))
         text = f"the scales of columns differ by {orders} orders of magnitude, from "
-        text += f"{low!r} to {high!r}: set standardize=true where parties hold columns"
-        yield Finding("warning", "scales", high, text, "standardize")
+        text += f"{low!r} to {high!r}: "
+        if source.rows:
+            text += "scale them by the settings of the strategy, alike at all parties"
+            yield Finding("warning", "scales", high, text)
+        else:
+            text += "set standardize=true where parties hold columns"
+            yield Finding("warning", "scales", high, text, "standardize")
 
 
 def without_examples(finding: Finding) -> Finding:

@@ -182,13 +182,17 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
         text = (
             f"{what} must have at most {MAX_LEVELS} different texts to be one-hot "
             f"encoded, got {got}, and most rows have one of their own, as ids or free "
-            "text do: leave it out by columns"
+            "text do: "
         )
-        return [fault("levels", name, text, "columns")]
+        option = "columns"
+        if source.id_column is None and distinct == known:
+            text, option = f"{text}set it as id-column, or ", "id-column or columns"
+        text += "leave it out by columns"
+        return [fault("levels", name, text, option)]
     if not source.one_hot:
         text = (
-            f"{what} holds text and one-hot is off: turn it into numbers, or leave it "
-            "out by columns"
+            f"{what} holds text and one-hot is off: give its levels, turn it into "
+            "numbers, or leave it out by columns"
         )
         return [fault("text", name, text, "one-hot")]
     return []
