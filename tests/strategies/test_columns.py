@@ -1,5 +1,7 @@
 """Parties that hold rows agree on their columns: by name, order, kind and levels."""
 
+import logging
+
 import numpy as np
 import pytest
 from deviating import RealParties, sums_of
@@ -139,6 +141,33 @@ def test_parties_without_names_follow_the_others():
     labels = simulate(small(), parties, seed=1).model.labels_
     theirs = simulate(small(), straight(X), seed=1).model.labels_
     np.testing.assert_array_equal(labels[0], theirs[0])
+
+
+@pytest.mark.parametrize(
+    ("columns", "unnamed"),
+    [
+        ([NAMES, NAMES, NAMES], None),
+        ([NAMES, None, NAMES], "party-1"),
+        ([None, NAMES, NAMES], "party-0"),
+        ([None, None, None], "party-0, party-1, party-2"),
+        ([["x0", "x1", "x7"]] * 3, "party-0, party-1, party-2"),
+        ([["x0", "x1", "age"]] * 3, None),
+    ],
+)
+@pytest.mark.parametrize("strategy", [small(), MUFC(n_clusters=2, box="-20,60")])
+def test_a_run_says_whose_columns_are_matched_by_position(
+    columns, unnamed, strategy, caplog
+):
+    caplog.set_level(logging.INFO, "vfl_flower")
+    X = rows()
+    parties = [Party(X[m::3], columns=names) for m, names in enumerate(columns)]
+    simulate(strategy, parties, seed=1)
+    (said,) = (text for text in caplog.messages if text.startswith("3 parties: "))
+    if unnamed is None:
+        assert said.endswith("column names are the same")
+    else:
+        assert "columns are matched by position" in said
+        assert said.endswith(f"no names at {unnamed}")
 
 
 def test_a_party_takes_no_order_of_columns_that_it_lacks():

@@ -1,6 +1,7 @@
 """Party files of different rows: levels, missing values and scales over all parties."""
 
 import csv
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,26 @@ def test_three_files_give_the_clusters_of_the_pooled_rows(
     np.testing.assert_allclose(part["fill"], X.mean(axis=0), rtol=1e-12, atol=1e-15)
     if standardize:
         np.testing.assert_allclose(part["scale"], 1 / X.std(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["csv", "npz", "libsvm", "csv, with a header"])
+def test_files_without_names_of_columns_are_matched_by_position(files, name, caplog):
+    for m in range(3):
+        X = np.random.default_rng(m).normal(size=(40, 2))
+        file = files / f"{m}.{name[:6].split(',')[0]}"
+        if name == "npz":
+            np.savez(file, X=X)
+        elif name == "libsvm":
+            file.write_text("".join(f"{m} 1:{a:.3f} 2:{b:.3f}\n" for a, b in X))
+        else:
+            header = [["age", "weight"]] if "header" in name else []
+            write_rows(file, *header, *X.round(3).tolist())
+    parties = loaded(files, **{"id-column": "", "levels": "", "header": "," in name})
+    caplog.set_level(logging.INFO, "vfl_flower")
+    simulate(small(), parties, seed=1)
+    said = "; ".join(caplog.messages)
+    assert ("column names are the same" in said) == ("header" in name)
+    assert ("no names at 0, 1, 2" in said) == ("header" not in name)
 
 
 def test_means_of_each_party_alone_would_be_others(folder):

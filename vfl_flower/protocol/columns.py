@@ -26,6 +26,9 @@ ColumnKind = Literal["number", "date", "text"]
 MOST_OF_COLUMN = 200
 """Most characters in the name of a column that parties agree on."""
 
+OTHER_PLACES = 1000
+"""Columns of a file that a party at most leaves out and that still count as places."""
+
 SHOWN = 5
 """Names of columns that an error lists."""
 
@@ -97,6 +100,27 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
     if entry["levels"] is not None:
         return "text"
     return "date" if entry.get("kind") == "date" else "number"
+
+
+def without_names(names: Sequence[str], told: Sequence[Declared]) -> list[str]:
+    """Return the parties whose columns are known by their places alone.
+
+    These have no names, or the names x0, x1, .. that a file without names is given.
+
+    Parameters
+    ----------
+    names : sequence of str
+        What the parties are called.
+    told : sequence of dict
+        What each has said of its columns.
+    """
+    most = max(len(said["columns"]) for said in told) + OTHER_PLACES
+    places = {_digest(f"x{place}") for place in range(most)}
+    return [
+        name
+        for name, said in zip(names, told, strict=True)
+        if places.issuperset(said["columns"])
+    ]
 
 
 def arrange(party: Party, order: Sequence[str]) -> None:

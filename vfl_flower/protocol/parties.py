@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from vfl_flower.protocol.answering import Plan, hello
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.columns import Declared, agree
+from vfl_flower.protocol.columns import Declared, agree, without_names
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
@@ -790,14 +790,19 @@ class Parties(Sequence[PartyInfo]):
         }
         self._check_consent({n: replies[node]["lacks"] for node, n in names.items()})
         self.ledger.rename({unnamed[node]: name for node, name in names.items()})
-        shared, said = "row ids", "ids_digest"
+        compared = bool(replies[order[0]]["ids_digest"])
+        shared = f"row ids {'are the same' if compared else 'were not compared'}"
         if self._partition == "horizontal":
-            shared, said = "column names", "columns"
-            self._columns = agree(
-                list(names.values()),
-                [cast(Declared, replies[node]) for node in order],
-                self.columns,
-            )
+            called, said = list(names.values()), [replies[node] for node in order]
+            declared = cast(list[Declared], said)
+            self._columns = agree(called, declared, self.columns)
+            shared = "column names are the same"
+            nameless = without_names(called, declared)
+            if nameless and len(called) > 1:
+                shared = (
+                    "columns are matched by position, and nobody can tell whether they "
+                    f"are the same, since they have no names at {', '.join(nameless)}"
+                )
             self.gaps = any(replies[node]["gaps"] for node in order)
             told = (replies[node]["columns"] for node in order)
             self.columns = self._columns or next(filter(None, told), [])
@@ -817,11 +822,10 @@ class Parties(Sequence[PartyInfo]):
             for node in order
         ]
         log.info(
-            "%d parties: %s; %s %s",
+            "%d parties: %s; %s",
             len(self),
             ", ".join(info.name for info in self),
             shared,
-            "are the same" if replies[order[0]][said] else "were not compared",
         )
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         self._state_keys = [replies[node].get("state_key") for node in order]
