@@ -672,7 +672,8 @@ def enough(
     rows and features gain over fewer of them, for the same rows left out, is what all
     further ones can still gain where gains halve from one step to the next. So it is
     enough where this gain and two standard errors are below the tolerance, as a share
-    of the error (of at least a tenth of the error of a constant).
+    of the error, or of a tenth of the error of a model that gives every row the mean of
+    the labels, where that is larger.
 
     Parameters
     ----------
