@@ -1,5 +1,7 @@
 """How far a run is, as the server says it and as the command line reads it."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from vfl_flower.app import progress
 from vfl_flower.app.progress import Progress, Reporter, planned_trips
 from vfl_flower.app.rehearsal import Rehearsal, Shape
 from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import kernel_kmeans
 
 SHAPES = [Shape(400, 3, 0, "a"), Shape(400, 2, 400, "b")]
 
@@ -80,13 +83,36 @@ def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
     assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
 
 
-def test_a_model_that_has_not_converged_says_so(caplog):
+@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
+@pytest.mark.parametrize("warns", [True, False])
+def test_a_model_that_has_not_converged_says_so(partition, warns, caplog, monkeypatch):
+    """A warning only where it matters: nearly no run is at rest when it ends."""
+    monkeypatch.setattr(kernel_kmeans, "MOVING", 0.02 if warns else 1e9)
+    caplog.set_level(logging.INFO, "vfl_flower")
     X = np.random.default_rng(0).normal(size=(3, 40, 4))
-    strategy = FKKMeans(2, n_features=32, iterations=2)
-    result = strategy.start(InProcessGrid([Party(own) for own in X]))
-    (warning,) = result.warnings
-    assert f"moved by {result.metrics['moved']:.2g} in the last of 2" in warning
-    assert "subspace-tol is 0.01" in warning
-    assert warning in caplog.text
-    still = FKKMeans(2, n_features=32, iterations=2, subspace_tol=0.0)
-    assert still.start(InProcessGrid([Party(own) for own in X])).warnings == ()
+    options = {"n_features": 32, "iterations": 2, "partition": partition, "seed": 0}
+    result = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
+    (said,) = (r for r in caplog.records if "still moved" in r.getMessage())
+    assert said.levelno == (logging.WARNING if warns else logging.INFO)
+    text = said.getMessage()
+    assert f"moved by {result.metrics['moved']:.2g} in the last of 2" in text
+    assert "subspace-tol is 0.01" in text
+    assert [warning in text for warning in result.warnings] == [True] * warns
+    caplog.clear()
+    if partition == "horizontal":
+        options["subspace_tol"] = 0.0
+        still = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
+        assert still.warnings == ()
+        assert "still moved" not in caplog.text
+
+
+def test_clusters_that_are_found_with_the_defaults_give_no_warning(caplog):
+    """A constant column is no reason for one, nor is a subspace that hardly moves."""
+    X = np.random.default_rng(0).normal(size=(300, 4)) / 4
+    X[:, 3] = 7.0
+    X[::2, :2] += 3.0
+    parties = [Party(X[m::3]) for m in range(3)]
+    result = FKKMeans(2, 4, standardize=True, seed=0).start(InProcessGrid(parties))
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [text for text in said if "the run has a seed" not in text] == []
+    assert result.warnings == ()

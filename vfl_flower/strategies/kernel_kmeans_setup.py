@@ -138,7 +138,7 @@ def begin(
     if standardize:
         deviation = np.sqrt(variances(N, sum_x, squares, shift))
         if left_out := np.flatnonzero(deviation == 0).tolist():
-            log.warning(
+            log.info(  # no warning: a constant column changes no distance
                 "columns %s, counted from 0, take no part: they are constant, or vary "
                 "too little for their distance from 0",
                 ", ".join(map(str, left_out[:20])),
