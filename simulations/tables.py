@@ -292,6 +292,53 @@ def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
     return sentences
 
 
+Cell = Mapping[str, Any]
+
+
+def in_short(experiments: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a reader should take away, of all cells of a coreset and a sample."""
+    pairs = [pair for experiment in experiments for pair in _pairs(experiment)]
+    if not pairs:
+        return ""
+    lower = sum(C["cost"] < U["cost"] for C, U in pairs)
+    clear = sum(
+        U["ratio"] - C["ratio"] > 2 * np.hypot(C["ratio_error"], U["ratio_error"])
+        for C, U in pairs
+    )
+    points = [
+        f"- **Coreset against uniform sample.** The coreset has the lower mean cost in "
+        f"{lower} of {len(pairs)} cells (a solver and a size m), and in {clear} by "
+        "more than two standard errors of the difference."
+    ]
+    of_size: dict[int, list[tuple[Cell, Cell]]] = {}
+    for C, U in pairs:
+        of_size.setdefault(C["size"], []).append((C, U))
+    for m in sorted({min(of_size), max(of_size)}):
+        costs = [
+            [cell["ratio"] for cell in side] for side in zip(*of_size[m], strict=True)
+        ]
+        medians = [f"{np.median(ratios):.3f}" for ratios in costs]
+        most = [f"{max(ratios):.3f}" for ratios in costs]
+        points.append(
+            f"- **m = {m}.** The mean cost is {medians[0]} times that of all rows with "
+            f"the coreset, and {medians[1]} times with the uniform sample (the median "
+            f"over {len(of_size[m])} pairs of a solver and a data set; at most "
+            f"{most[0]} and {most[1]})."
+        )
+    return "\n".join(points)
+
+
+def _pairs(experiment: Mapping[str, Any]) -> Iterator[tuple[Cell, Cell]]:
+    """Yield the cells of each solver and size that has a coreset and a sample."""
+    cells = {
+        (cell["solver"], cell["size"], cell["sampling"]): cell
+        for cell in experiment["cells"]
+    }
+    for (solver, size, sampling), cell in cells.items():
+        if sampling == "coreset" and (U := cells.get((solver, size, "uniform"))):
+            yield cell, U
+
+
 def ratio(cell: Mapping[str, Any]) -> str:
     """Return the cost over that of all rows, and its standard error."""
     return f"{cell['ratio']:.4f} ({cell['ratio_error']:.4f})"
@@ -368,7 +415,10 @@ def seeding_table(experiments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def page(experiments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tables of all experiments, and how to read them."""
+    """Yield what to take away, how to read the tables, and those of all experiments."""
+    if text := in_short(experiments):
+        yield "## In short"
+        yield text
     yield (
         "C: coreset, U: uniform sample of m rows, std: sample standard deviation over "
         "the repeats, s.e.: standard error of the mean. `full` is the first solver "

@@ -15,6 +15,7 @@ from simulations.tables import (
     Experiment,
     Solver,
     coreset_wins,
+    in_short,
     page,
     paper_units,
     run_cell,
@@ -70,6 +71,38 @@ def test_table_has_each_solver_sampling_and_size(regression, clustering):
     for cell in regression["cells"] + clustering["cells"]:
         made.setdefault(cell["solver"], []).append((cell["sampling"], cell["size"]))
     assert made == expected
+
+
+def test_what_the_page_says_in_short_follows_from_its_cells():
+    def of(solver, size, coreset, uniform, error=0.01):
+        return [
+            {"solver": solver, "size": size, "sampling": sampling, "cost": 2 * cost}
+            | {"ratio": cost, "ratio_error": error}
+            for sampling, cost in (("coreset", coreset), ("uniform", uniform))
+        ]
+
+    first = of("CENTRAL", 100, 1.2, 1.5) + of("CENTRAL", 400, 1.05, 1.06)
+    second = of("DISTDIM", 100, 1.3, 1.25) + of("DISTDIM", 400, 1.02, 1.1)
+    full = [{"solver": "CENTRAL", "size": None, "sampling": "full", "cost": 2.0}]
+    text = in_short([{"cells": full + first}, {"cells": second}])
+    assert (
+        "lower mean cost in 3 of 4 cells (a solver and a size m), and in 2 by" in text
+    )
+    assert "m = 100.** The mean cost is 1.250 times that of all rows" in text
+    assert "and 1.375 times with the uniform sample (the median over 2" in text
+    assert "at most 1.300 and 1.500)" in text
+    assert "m = 400.** The mean cost is 1.035 times" in text
+    assert in_short([{"cells": full}]) == ""
+    alone = in_short([{"cells": of("SAGA", 100, 1.2, 1.1)}])
+    assert "in 0 of 1 cells" in alone
+    assert alone.count("\n") == 1
+
+
+def test_the_page_begins_in_short(regression, clustering):
+    title, points, *_ = page([regression, clustering])
+    assert title == "## In short"
+    assert points == in_short([regression, clustering])
+    assert points.count("\n") == len(SIZES)
 
 
 def test_costs_are_those_of_the_pooled_data(data, regression):
@@ -240,8 +273,8 @@ def test_published_costs_say_where_they_are_from(regression, origin):
     table = regression | {"origin": origin, "source": "for another data set"}
     table["cells"] = [cell | {"published": 7.25} for cell in regression["cells"]]
     parts = list(page([table]))
-    assert parts[2].endswith(f" {origin.capitalize()}: for another data set.")
-    lines = parts[3].splitlines()
+    assert parts[4].endswith(f" {origin.capitalize()}: for another data set.")
+    lines = parts[5].splitlines()
     assert f"{origin} C |" in lines[0]
     assert f"{origin} U |" in lines[0]
     assert all("7.25" in line for line in lines[2:])
