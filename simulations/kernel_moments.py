@@ -111,16 +111,26 @@ def verdict(means: Mapping[str, float], target: Target) -> tuple[str, str]:
     return f"{'at least ' * lacking}{behind:.{digits}f} {target.unit}", met
 
 
+def mean_errors(cells: Cells, size: Size, name: str) -> dict[str, float]:
+    """Return the mean error on one set of each model that has all seeds."""
+    found = {
+        model: seeds_of(cells, size, f"errors {name} {{}} {model}") for model in MODELS
+    }
+    return {
+        model: float(np.mean(values))
+        for model, values in found.items()
+        if len(values) == len(size.seeds)
+    }
+
+
 def error_row(cells: Cells, size: Size, name: str) -> dict[str, str]:
     """Return the errors on one set, who wins, and whether the target is met."""
     target = size.targets[name]
-    row, means = {"set": _unit(size, name)}, {}
+    row, means = {"set": _unit(size, name)}, mean_errors(cells, size, name)
     for model in MODELS:
         values = seeds_of(cells, size, f"errors {name} {{}} {model}")
         if values or model != EQUAL:
             row[model] = mean_of(values, _digits(size, name))
-        if len(values) == len(size.seeds):
-            means[model] = float(np.mean(values))
     row["moments behind"], row["met"] = verdict(means, target)
     others = " and ".join(target.others)
     better = "the better of " * (len(target.others) > 1)
@@ -390,6 +400,97 @@ def coresets_page(cells: Cells, size: Size) -> Iterator[str]:
         )
 
 
+def in_short(cells: Cells, size: Size) -> Iterator[str]:
+    """Yield what a reader should take away, of what is measured: a list."""
+    points = [
+        *_errors_in_short(cells, size),
+        *_noise_in_short(cells, size),
+        *_costs_in_short(cells, size),
+    ]
+    if points:
+        yield "## In short"
+        yield "\n".join(f"- {' '.join(point.split())}" for point in points)
+
+
+def _errors_in_short(cells: Cells, size: Size) -> Iterator[str]:
+    errors = {name: mean_errors(cells, size, name) for name in size.targets}
+    called = {
+        "linear": "the linear model",
+        "kernel": "the kernel model of pooled columns",
+        "boosting": "boosted trees",
+    }
+    sentences = []
+    for model, what in called.items():
+        known = {k: of for k, of in errors.items() if {"moments", model} <= of.keys()}
+        lower = [k for k, of in known.items() if of["moments"] < of[model]]
+        other = _listed([k for k in known if k not in lower])
+        where = f"on {len(lower)} of {len(known)} sets"
+        if lower and len(lower) < len(known):
+            where += f" (not on {other})"
+        sentences += [f"that of {what} {where}"] if known else []
+    if sentences:
+        yield f"""**Test errors.** The mean test error of moments is below
+            {", and below ".join(sentences)}."""
+    judged = {k: verdict(of, size.targets[k])[1] for k, of in errors.items()}
+    met, missed = ([k for k in judged if judged[k] == way] for way in ("yes", "no"))
+    if met or missed:
+        yield f"""**Targets** are met on {_listed(met)}, and missed on
+            {_listed(missed)}."""
+
+
+def _noise_in_short(cells: Cells, size: Size) -> Iterator[str]:
+    said = []
+    for name in size.noisy:
+        noisy = {
+            f"with epsilon {epsilon:g}": values
+            for epsilon in sorted(size.epsilons, reverse=True)
+            if len(values := seeds_of(cells, size, f"noise {name} {{}} {epsilon:g}"))
+            == len(size.seeds)
+        }
+        without = mean_errors(cells, size, name)
+        if not noisy or not {"moments", "linear"} <= without.keys():
+            continue
+        ends = dict.fromkeys([next(iter(noisy)), [*noisy][-1]])
+        figures = [(without["moments"], "without noise")]
+        figures += [(float(np.mean(noisy[end])), end) for end in ends]
+        figures += [(without["linear"], "of the linear model without noise")]
+        texts = (f"{x:.{_digits(size, name)}f} {what}" for x, what in figures)
+        said.append(f"of {_unit(size, name)}: {', '.join(texts)}")
+    if said:
+        yield f"**Noise.** Mean test error {'; '.join(said)}."
+
+
+def _costs_in_short(cells: Cells, size: Size) -> Iterator[str]:
+    found = [cells.get(f"parties {size.one} {count}") for count in size.parties]
+    if runs := [cell for cell in found if cell]:
+        off = max(abs(cell["error"] - cell["pooled_error"]) for cell in runs)
+        yield f"""**Runs of {size.one}.** The test error of a run under shares differs
+            by at most {off:.4f} from that of the same model of pooled columns; training
+            takes {_range(runs, "train_trips", "d")} round trips and
+            {_range(runs, "megabytes", ",.0f")} MB of all parties, and predicting
+            {_range(runs, "predict_trips", "d")} round trips."""
+    found = [cells.get(role_cell(*run)) for run in size.runs]
+    if costs := [cell | cell[ROLES[0]] for cell in found if cell]:
+        for cell in costs:
+            cell["times"] = cell["seconds"] / cell["numpy"]
+        most = max(cell["megabytes"] for cell in costs) / 1000
+        yield f"""**Work.** The {ROLES[0]} needs {_range(costs, "times", ".1f")} times
+            the seconds that NumPy needs for the same matrices and fit of pooled
+            columns, and at most {most:.2f} GB."""
+    found = [cells.get(f"coresets {size.one} {count}") for count in size.parties]
+    if ratios := [cell for cell in found if cell]:
+        yield f"""**Linear regression** (`CoresetVRLR`) on coresets of {CORESET} rows
+            has {_range(ratios, "ratio", ".3f")} times the loss of least squares on all
+            rows, in the mean, and at most
+            {max(cell["worst"] for cell in ratios):.3f} times."""
+
+
+def _range(cells: Sequence[Figures], figure: str, form: str) -> str:
+    """Return the least and the largest of a figure, or the one that all have."""
+    ends = [f"{end(cell[figure] for cell in cells):{form}}" for end in (min, max)]
+    return " to ".join(dict.fromkeys(ends))
+
+
 PAGES = (errors_page, noise_page, gram_page, roles_page, parties_page, coresets_page)
 
 
@@ -434,6 +535,7 @@ def paragraphs(measured: Mapping[str, Any], size: Size) -> Iterator[str]:
         if lacking := sum(name not in cells for name in of_table):
             missing.append(f"{lacking} of {len(of_table)} of {kind}")
     yield f"**Cells that are not measured yet**: {_listed(missing)}."
+    yield from in_short(cells, size)
     for part in PAGES:
         yield from part(cells, size)
 
@@ -443,8 +545,15 @@ def page(measured: Mapping[str, Any], size: Size) -> Iterator[str]:
     for text in paragraphs(measured, size):
         if text.startswith(("|", "#", "    python")):
             yield text
+        elif text.startswith("- "):
+            points = text.splitlines()
+            yield "\n".join(_wrapped(point, subsequent_indent="  ") for point in points)
         else:
-            yield fill(" ".join(text.split()), 100, break_on_hyphens=False)
+            yield _wrapped(text)
+
+
+def _wrapped(text: str, **options: Any) -> str:
+    return fill(" ".join(text.split()), 100, break_on_hyphens=False, **options)
 
 
 # --- The command --------------------------------------------------------------------

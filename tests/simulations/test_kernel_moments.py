@@ -10,8 +10,17 @@ import pytest
 
 from simulations import coresets, kernel_moments
 from simulations.experiments import MissingData
-from simulations.kernel_moments import STEM, app, errors_page, verdict
-from simulations.moments_cells import EQUAL, FULL, MODELS, QUICK, Cell, load, plan
+from simulations.kernel_moments import STEM, app, errors_page, in_short, verdict
+from simulations.moments_cells import (
+    EQUAL,
+    FULL,
+    MODELS,
+    QUICK,
+    Cell,
+    load,
+    plan,
+    role_cell,
+)
 from simulations.moments_costs import gram_errors
 
 COMMITTED = kernel_moments.ROOT / "docs" / "papers"
@@ -155,6 +164,62 @@ def test_a_model_that_lacks_a_seed_is_not_judged(error, met):
     assert sentence.endswith("missed on a9a." if met == "no" else "to say so of a9a.")
     _, row = sentence_and_row(cells_of(moments=5.0))
     assert row["met"] == row["wins"] == row["moments behind"] == "not measured"
+
+
+def in_words(cells, **changed):
+    """Return the list of what a reader should take away, on a9a alone."""
+    size = dataclasses.replace(FULL, targets={"a9a": FULL.targets["a9a"]}, **changed)
+    size = dataclasses.replace(size, noisy=("a9a",))
+    return "".join(text for text in in_short(cells, size) if text.startswith("- "))
+
+
+def test_what_a_page_says_in_short_follows_from_its_figures():
+    cells = cells_of(moments=5.0, boosting=4.0, kernel=5.5, linear=6.0)
+    text = in_words(cells)
+    assert "the linear model on 1 of 1 sets, and below that of the kernel" in text
+    assert text.endswith(
+        "pooled columns on 1 of 1 sets, and below that of boosted trees on 0 of 1 "
+        "sets.\n- **Targets** are met on none, and missed on a9a."
+    )
+    few = in_words(cells_of(moments=3.0, boosting=4.0, linear=2.0))
+    assert "linear model on 0 of 1 sets, and below that of boosted trees on 1" in few
+    assert "kernel" not in few
+    assert "Targets" not in few
+    better = in_words(cells_of(moments=3.0, boosting=4.0, kernel=5.0))
+    assert "met on a9a, and missed on none" in better
+    for seed in FULL.seeds:
+        for epsilon, error in ((8.0, 5.5), (2.0, 5.7), (0.5, 7.25)):
+            cells[f"noise a9a {seed} {epsilon:g}"] = {"error": error}
+    assert (
+        "of a9a, %: 5.00 without noise, 5.50 with epsilon 8, 7.25 with epsilon 0.5, "
+        "6.00 of the linear model without noise."
+    ) in in_words(cells)
+    del cells["errors a9a 20 linear"]
+    assert "linear" not in in_words(cells)
+    assert in_words({}) == ""
+
+
+def test_what_runs_cost_is_said_in_short():
+    trips = {"train_trips": 11, "predict_trips": 5}
+    cells = {
+        "parties kc_house 2": trips
+        | {"error": 0.13, "pooled_error": 0.1325, "megabytes": 2000.0},
+        "parties kc_house 5": trips
+        | {"error": 0.12, "pooled_error": 0.12, "megabytes": 1500.0},
+        "coresets kc_house 2": {"ratio": 1.02, "worst": 1.06},
+        "coresets kc_house 3": {"ratio": 1.0304, "worst": 1.05},
+    }
+    for run, seconds in zip(FULL.runs[:2], (3.0, 8.0), strict=True):
+        holder = {"seconds": seconds, "megabytes": 400 * seconds}
+        cells[role_cell(*run)] = {"numpy": 2.0, "label holder": holder}
+    text = in_words(cells)
+    assert "differs by at most 0.0025 from that of the same model" in text
+    assert "11 round trips and 1,500 to 2,000 MB of all parties" in text
+    assert "needs 1.5 to 4.0 times the seconds" in text
+    assert "at most 3.20 GB" in text
+    assert "has 1.020 to 1.030 times the loss" in text
+    assert "at most 1.060 times" in text
+    assert "Test errors" not in text
 
 
 def test_a_target_may_be_a_ratio():
