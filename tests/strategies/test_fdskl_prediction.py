@@ -268,6 +268,35 @@ def test_ids_are_written_beside_the_predictions(tmp_path):
     assert set(actual) == {2.0, 5.0}
 
 
+@pytest.mark.parametrize("solver", ["direct", "moments"])
+def test_classes_are_written_as_the_file_has_them(tmp_path, solver):
+    """As text that no spreadsheet runs or splits."""
+    encoding = {"columns": [], "classes": ["=left; gone", "stayed"]}
+
+    def parties(n, seed):
+        X, real = data(n, seed)
+        members = [
+            Party(block, name=f"party {j}", state_dir=tmp_path / str(j))
+            for j, block in enumerate(split(X)[3])
+        ]
+        members[2].encoding = encoding
+        return members, (real > 0) * 1.0
+
+    members, members[2].y = parties(N, 0)
+    few = {"moments": {}, "direct": {"features": 48}}[solver]
+    model = simulate(FDSKL(solver=solver, **few), members, seed=3).model.model
+    simulate(FDSKLPrediction(model, solver=solver), parties(NEW, 9)[0])
+    (path,) = files(tmp_path)
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    more = ["score", "probability"] if solver == "moments" else []
+    assert header == ["row", "prediction", "class", *more]
+    named = {"0.0": "'=left; gone", "1.0": "stayed"}
+    assert [row[2] for row in rows] == [named[row[1]] for row in rows]
+    assert {row[2] for row in rows} == set(named.values())
+    assert '"\'=left; gone"' in path.read_text()
+
+
 def test_one_row(tmp_path):
     result = train(tmp_path)
     parties, blocks = new_parties(tmp_path, n=1)

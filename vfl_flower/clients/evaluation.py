@@ -76,6 +76,15 @@ def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
     }
 
 
+def texts_of(party: Party, labels: Array) -> dict[str, Array]:
+    """Return a column of predictions: the texts of the file that became these labels.
+
+    Empty where the file's labels were numbers, or yes and no.
+    """
+    classes = (party.encoding or {}).get("classes")
+    return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
+
+
 def least_rows(party: Party) -> int:
     """Return the fewest rows, and rows of a class, of which a party tells a number.
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.evaluation import Told, hides_each, told
+from vfl_flower.clients.evaluation import Told, hides_each, texts_of, told
 from vfl_flower.numerics.fdskl import dsg_update
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import (
@@ -1242,7 +1242,9 @@ def answer(
         else:
             everything = np.array_equal(state.rows, np.arange(party.n_rows))
             rows = None if everything else state.rows
-            party.predictions = Predictions(state.answers, rows)
+            real = model_part["target"] == "continuous"
+            more = {} if real else texts_of(party, state.answers)
+            party.predictions = Predictions(state.answers, rows, more=more)
     return reply
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import Told, hides_each, told
+from vfl_flower.clients.evaluation import Told, hides_each, texts_of, told
 from vfl_flower.clients.fdskl import Columns, Rows
 from vfl_flower.clients.kernel_angles import (
     HEAD,
@@ -387,7 +387,7 @@ def scores(
     if "slope" in part:
         chances = probabilities(opened_scores, part["slope"], part["offset"])
         best = opened_scores.argmax(axis=1)[:, None]
-        more = {
+        more = texts_of(party, answered) | {
             name: np.take_along_axis(values, best, axis=1)[:, 0]
             for name, values in (("score", opened_scores), ("probability", chances))
         }

@@ -193,18 +193,18 @@ def write_predictions(
     what, where : str
         What an error calls the file and its folder.
     more : mapping of str to Array, shape (n,), optional
-        Further numbers of each row, by name.
+        Further numbers or texts of each row, by name.
     """
     text = io.StringIO()
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
     more = more or {}
     plain.writerow(["row" if ids is None else "id", "prediction", *more])
     names = range(len(predictions)) if ids is None else ids
-    numbers = [values.tolist() for values in more.values()]
-    for name, value, *others in zip(names, predictions.tolist(), *numbers, strict=True):
+    others = [values.tolist() for values in more.values()]
+    for cells in zip(names, predictions.tolist(), *others, strict=True):
         # Many a spreadsheet also splits cells at these.
-        apart = isinstance(name, str) and (";" in name or "\t" in name)
-        (quoted if apart else plain).writerow([in_csv(name), in_csv(value), *others])
+        apart = any(isinstance(cell, str) and set(";\t") & set(cell) for cell in cells)
+        (quoted if apart else plain).writerow(map(in_csv, cells))
     write_private(target, text.getvalue().encode(), what, **where)
     logger.warning("%d predictions are in %s", len(predictions), target)
 

@@ -41,7 +41,7 @@ class Predictions:
     model : str
         Number of the model that predicted them, where that is not the run's.
     more : mapping of str to Array, shape (m,)
-        What else is known of each, by name: scores, probabilities.
+        What else is known of each, by name: texts of classes, scores, probabilities.
     """
 
     values: Array
