@@ -25,6 +25,7 @@ from annotated_types import Ge, Le, Lt, MaxLen, MinLen
 from vfl_flower.clients.mufc_state import (
     MOST_CLUSTERS,
     ClientState,
+    LocalClusters,
     PartyFacts,
     TrainingSettings,
     list_models,
@@ -105,7 +106,7 @@ class MUFCState:
 
 
 class Counts(TypedDict):
-    """What :func:`train` and :func:`forget` say of the party's centroids.
+    """What :func:`train`, :func:`forget` and :func:`add` say of the party's centroids.
 
     With privacy "scma" that is `message`, with "none" `centroids` and `sizes`.
     """
@@ -131,6 +132,16 @@ class Forgotten(Counts):
     """
 
     totals: Annotated[Array, Reals("4"), IN_SUM]
+
+
+class Added(Counts):
+    """Reply of :func:`add`.
+
+    `totals` are the number of rows that take part, 1 if the file with their clusters is
+    missing, and the number of forgotten rows that the party's data still have.
+    """
+
+    totals: Annotated[Array, Reals("3"), IN_SUM]
 
 
 class Abandoned(TypedDict):
@@ -364,10 +375,8 @@ def forget(
     if party.index in gone_parties:
         return _leave(party, model, settings, key)
     state = _state(party, model, version, before)
-    settings, now = state.settings, state.current()
+    settings, now = state.settings, _finished(state)
     code = _code(party, settings, key)
-    if now is None:
-        raise PartyError(f"training of model {model} was not finished here")
     _check_columns(party, state.facts)
     requests = _requests(party) if kind == "unlearn" else {}
     asked = list(dict.fromkeys([*(ids or []), *requests.values()]))
@@ -379,20 +388,8 @@ def forget(
     trained = state.keep(tags)
     removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
     stay = trained & ~removed
-    row = {tags[i]: i for i in np.flatnonzero(stay)}
     remaining = int(now.sizes.sum()) - len(gone)
-    if len(row) != remaining or np.count_nonzero(stay) != remaining:
-        log.error(
-            "%d rows of training were not forgotten: the data hold %d of them, in %d "
-            "rows",
-            remaining,
-            len(row),
-            np.count_nonzero(stay),
-        )
-        raise PartyError(
-            "the data must hold the rows of training that were not forgotten, each "
-            "once: the party's log says how many they hold"
-        )
+    row = _rows_of(tags, stay, remaining)
     places = np.array([i for i, tag in enumerate(now.centroids) if tag in gone], int)
     prefix = surviving(np.arange(len(now.centroids)), places)
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
@@ -424,13 +421,8 @@ def forget(
     if not np.all(stay):
         _drop_cache(party)
     # Rows that have come since training are not forgotten ones.
-    in_file = np.count_nonzero(state.known(tags) & ~stay)
+    in_file = _still_in_file(state.known(tags) & ~stay)
     in_models = _in_others(party, model, asked)
-    if in_file:
-        log.warning(
-            "%d forgotten rows are still in the data: take them out of the file",
-            in_file,
-        )
     if in_models:
         log.warning(
             "%d of the ids are still in other models: forget them there too, or remove "
@@ -439,6 +431,43 @@ def forget(
         )
     totals = np.array([remaining, behind, in_file, in_models], dtype=np.float64)
     return {**counts, "totals": totals}
+
+
+def _finished(state: ClientState) -> LocalClusters:
+    """Return the clusters of the committed version."""
+    now = state.current()
+    if now is None:
+        raise PartyError(f"training of model {state.model} was not finished here")
+    return now
+
+
+def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, int]:
+    """Return the numbers of the rows that stay, by their tags."""
+    row = {tags[i]: i for i in np.flatnonzero(stay).tolist()}
+    if len(row) != remaining or np.count_nonzero(stay) != remaining:
+        log.error(
+            "%d rows of training were not forgotten: the data hold %d of them, in %d "
+            "rows",
+            remaining,
+            len(row),
+            np.count_nonzero(stay),
+        )
+        raise PartyError(
+            "the data must hold the rows of training that were not forgotten, each "
+            "once: the party's log says how many they hold"
+        )
+    return row
+
+
+def _still_in_file(forgotten: Array) -> int:
+    """Return how many rows of the data were forgotten, and say it in the log."""
+    in_file = int(np.count_nonzero(forgotten))
+    if in_file:
+        log.warning(
+            "%d forgotten rows are still in the data: take them out of the file",
+            in_file,
+        )
+    return in_file
 
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
@@ -506,6 +535,61 @@ def status(party: Party, model: str, version: Version, before: str) -> Status:
         "pending": len(_requests(party)),
         "requests": sum(bool(entry["tags"]) for entry in state.log()),
     }
+
+
+# -- adding rows (ours) ---------------------------------------------------------------
+
+
+@step
+@once
+@reveals("centroids")
+def add(
+    party: Party,
+    model: str,
+    version: Version,
+    before: str,
+    run: str,
+    key: bytes = b"",
+) -> Added:
+    """Add the rows that have come since, let them take centroids' places, and count.
+
+    New rows are those whose ids the model has never had: a forgotten row stays so. What
+    leaves the party has the same form and size however many rows are new. No request in
+    the party's own file is read.
+    """
+    state = _state(party, model, version, before)
+    settings, now = state.settings, _finished(state)
+    code = _code(party, settings, key)
+    _check_columns(party, state.facts)
+    tags = state.tag(_ids(party))
+    old, known = state.keep(tags), state.known(tags)
+    row = _rows_of(tags, old, int(now.sizes.sum()))
+    added = [tags[i] for i in np.flatnonzero(~known).tolist()]
+    if repeated := len(added) - len(set(added)):
+        log.error("%d new rows repeat an id", repeated)
+        raise PartyError("ids must be distinct: some new rows repeat an id")
+    _check_box(party, settings)
+    drawn = np.array([row[tag] for tag in now.centroids], dtype=np.int64)
+    sizes, rows = now.sizes, old | ~known
+    if added:
+        k, rng = settings.local_clusters, party.rng(f"add {version}")
+        with _same_values():
+            drawn, sizes = seed_centroids(
+                party.rows, settings.box, k, rng, rows, drawn, ~known
+            )
+    tagged = [tags[i] for i in drawn]
+    redrawn = tagged != now.centroids
+    state.stage(
+        version + 1, tagged, sizes, kind="add", redrawn=redrawn, run=run, added=added
+    )
+    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
+    behind = _predictions(party.state_dir, model) is None
+    counts = _counts(party, sizes, code)
+    in_file = _still_in_file(known & ~old)
+    if in_file:
+        _drop_cache(party)
+    totals = np.array([np.count_nonzero(rows), behind, in_file], dtype=np.float64)
+    return {**counts, "totals": totals}
 
 
 # -- new rows -------------------------------------------------------------------------

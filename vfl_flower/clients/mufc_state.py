@@ -439,10 +439,11 @@ class ClientState(_StateFile):
     tables: ClassVar[dict[str, str]] = {
         "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, tag_key BLOB, "
         "centroids BLOB, sizes BLOB",
-        # The sorted tags of training, split by their first byte, so that a look-up of a
-        # few reads a small part of the file.
+        # The sorted tags of training, and of rows added later, split by their first
+        # byte, so that a look-up of a few reads a small part of the file.
         "rows": "byte INTEGER PRIMARY KEY, tags BLOB",
         "removed": "tag BLOB PRIMARY KEY",
+        # With kind "add" the last column has the tags of new rows.
         "staged": "run TEXT PRIMARY KEY, version INTEGER, kind TEXT, redrawn INTEGER, "
         "centroids BLOB, sizes BLOB, removed BLOB",
         "log": "time TEXT, kind TEXT, version INTEGER, tags BLOB, redrawn INTEGER",
@@ -489,15 +490,7 @@ class ClientState(_StateFile):
                 "INSERT INTO about VALUES (?, 0, '', ?, ?, x'', x'')",
                 (model, json.dumps(settings.stored() | flat(facts)), key),
             )
-            first = tags.view(np.uint8)[::TAG]
-            bounds = np.searchsorted(first, np.arange(257))
-            db.executemany(
-                "INSERT INTO rows VALUES (?, ?)",
-                (
-                    (byte, tags[bounds[byte] : bounds[byte + 1]].tobytes())
-                    for byte in np.unique(first).tolist()
-                ),
-            )
+            _add(db, tags)
         return state
 
     @property
@@ -552,7 +545,7 @@ class ClientState(_StateFile):
         with self._member() as db:
             gone = _removed(db)
             for (staged,) in db.execute(
-                "SELECT removed FROM staged WHERE run = ?", (run,)
+                "SELECT removed FROM staged WHERE run = ? AND kind != 'add'", (run,)
             ):
                 gone.update(_tags(staged))
             stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
@@ -582,6 +575,7 @@ class ClientState(_StateFile):
         kind: str,
         redrawn: bool,
         run: str = "",
+        added: Sequence[bytes] = (),
     ) -> None:
         """Write the next version, to be committed once the server has saved it.
 
@@ -596,11 +590,14 @@ class ClientState(_StateFile):
         removed : sequence of bytes, length r
             Tags of X_R, rows of training.
         kind : str
-            ``train``, ``unlearn`` or ``forget-client`` (of another party).
+            ``train``, ``unlearn``, ``forget-client`` (of another party), or ``add``,
+            which removes none.
         redrawn : bool
             Whether a centroid was drawn, for the log.
         run : str
             The run; what it has staged before is replaced.
+        added : sequence of bytes, length m
+            With ``add``: tags of new rows, which the model has never had.
 
         Raises
         ------
@@ -616,11 +613,18 @@ class ClientState(_StateFile):
                     f"rows to remove must be rows of the training of model "
                     f"{self.model}, {unknown} are not"
                 )
-            gone = _removed(db).union(removed)
-            if gone.intersection(centroids) or not _known(db, centroids).all():
+            new = set(added)
+            if _known(db, list(new)).any() or len(new) < len(added):
+                raise PartyError(
+                    f"rows to add must be new to model {self.model}, each once"
+                )
+            if removed if kind == "add" else new:
+                raise PartyError("only 'add' adds rows, and it removes none")
+            gone, others = _removed(db).union(removed), [*({*centroids} - new)]
+            if gone.intersection(centroids) or not _known(db, others).all():
                 raise PartyError("each centroid must be a row that remains")
             (size,) = db.execute("SELECT sum(length(tags)) FROM rows").fetchone()
-            remaining = (size or 0) // TAG - len(gone)
+            remaining = (size or 0) // TAG - len(gone) + len(new)
             sizes = np.asarray(sizes, np.int64)
             wrong = int(sizes.sum()) != remaining or (sizes < 1).any()
             if wrong or len(sizes) > len(centroids):
@@ -633,7 +637,7 @@ class ClientState(_StateFile):
                 "INSERT OR REPLACE INTO staged VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(run, int(version), kind, bool(redrawn), b"".join(centroids)),
-                    *(sizes.astype("<i8").tobytes(), b"".join(removed)),
+                    *(sizes.astype("<i8").tobytes(), b"".join(added or removed)),
                 ),
             )
 
@@ -667,6 +671,9 @@ class ClientState(_StateFile):
                     "UPDATE about SET version = ?, run = ?, centroids = ?, sizes = ?",
                     (version, run, centroids, sizes),
                 )
+                if kind == "add":
+                    _add(db, np.array(_tags(removed), f"S{TAG}"))
+                    removed = b""
                 db.executemany(
                     "INSERT OR IGNORE INTO removed VALUES (?)",
                     ((tag,) for tag in _tags(removed)),
@@ -806,7 +813,7 @@ class ServerState(_StateFile):
         bins, counts, centers, parties : Array, Array, Array, sequence of str
             See :class:`GlobalClusters`; the counts are at least 1.
         kind : str
-            ``train``, ``unlearn`` or ``forget-client``.
+            ``train``, ``unlearn``, ``forget-client`` or ``add``.
         named : sequence of str
             Names of the parties in the request, for the log.
         run : str
@@ -945,6 +952,20 @@ def _tags(packed: bytes) -> list[bytes]:
 
 def _removed(db: sqlite3.Connection) -> set[bytes]:
     return {tag for (tag,) in db.execute("SELECT tag FROM removed")}
+
+
+def _add(db: sqlite3.Connection, tags: Array) -> None:
+    """Add tags, of type S16, to the table of rows, which keeps them sorted."""
+    parts = dict(db.execute("SELECT byte, tags FROM rows"))
+    order = np.sort(tags)
+    first = order.view(np.uint8)[::TAG]
+    bounds = np.searchsorted(first, np.arange(257))
+    merged = {}
+    for byte in np.unique(first).tolist():
+        present = np.frombuffer(parts.get(byte, b""), tags.dtype)
+        new = order[bounds[byte] : bounds[byte + 1]]
+        merged[byte] = np.sort(np.concatenate([present, new])).tobytes()
+    db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", merged.items())
 
 
 def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:

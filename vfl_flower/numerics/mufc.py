@@ -10,6 +10,8 @@ References
 ----------
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
 federated clusters", ICLR 2023.
+[2] M. T. Chao, "A general purpose unequal probability sampling plan", Biometrika 69,
+1982.
 """
 
 from __future__ import annotations
@@ -40,17 +42,21 @@ def initialise(
     k: int,
     rng: np.random.Generator,
     prefix: Array | None = None,
+    added: Array | None = None,
 ) -> tuple[Array, Array]:
     """Draw centroids among the rows by k-means++, in an order that is kept.
 
     Line 2 of Algorithm 1: the first is a uniform row, each further one is row x with
     probability d^2(x, C) / phi_c(X; C). With a prefix, lines 5-14 of Algorithm 3: its
-    centroids come first, and only the others are drawn.
+    centroids come first, and only the others are drawn. With added rows A as well,
+    each centroid of the prefix stays with probability
+    phi_c(X; C) / (phi_c(X; C) + phi_c(A; C)) while those before it have stayed; else a
+    row of A takes its place, and all later ones are drawn anew.
 
     Parameters
     ----------
     blocks : RowBlocks, shape (n, d)
-        The rows; to unlearn, the remaining ones X'. May have none.
+        The rows; to unlearn, the remaining ones X'; to add, X and A. May have none.
     k : int
         K' of a party: the largest number of centroids.
     rng : numpy.random.Generator
@@ -58,6 +64,8 @@ def initialise(
     prefix : Array of int, shape (i,), optional
         Numbers in `blocks` of the centroids to keep: those that `surviving` returns,
         renumbered. Default: none, a fresh initialisation.
+    added : Array of bool, shape (n,), optional
+        Which rows are in A; the prefix was drawn among the others. Default: none.
 
     Returns
     -------
@@ -87,7 +95,16 @@ def initialise(
     Section 6 of [1]: such a set says something about the draws. No removed row is a
     centroid then either, but given X_R the law is not that of a fresh run.
 
-    Unlearning is exact up to rounding: a probability is off by about n 2^-53 of itself.
+    Adding is exact for rows A that do not depend on the draws. Let X' be X and A. Given
+    the centroids before it, which were all kept, c_j is a D^2 draw from X. A D^2 draw y
+    from X' is in A with probability phi_c(A; C) / phi_c(X'; C), and is then one from A;
+    given that it is not, it is one from X, as c_j is. So y if y is in A, and else c_j,
+    is a D^2 draw from X'. After the first y in A all draws are from X' anyway. By
+    induction the sequence has the law of a fresh run on X'. This is the step of [2] for
+    a sample of one, taken for each centroid. Additions and removals may follow one
+    another in any order, since each leaves the law that the next one asks for.
+
+    Both are exact up to rounding: a probability is off by about n 2^-53 of itself.
 
     Examples
     --------
@@ -103,15 +120,17 @@ def initialise(
         raise ValueError(
             f"prefix must have at most k = {k} row numbers below {n}, got {kept}"
         )
+    new = np.zeros(n, bool) if added is None else added
     nearest = np.full(n, np.inf)  # d^2(x, C)
     labels = np.zeros(n, np.int64)
     rows: list[int] = []
     for j in range(k):
-        if j < len(kept):
-            row = kept[j]
-        elif nearest.any():
-            row = int(draw(nearest if rows else np.ones(n), 1, rng)[0])
-        else:  # each row equals a centroid
+        row = kept[j] if j < len(kept) else None
+        if (row is None or new.any()) and nearest.any():
+            drawn = int(draw(nearest if rows else np.ones(n), 1, rng)[0])
+            if row is None or new[drawn]:
+                row, kept = drawn, kept[:j]
+        if row is None:  # each row equals a centroid
             break
         if nearest[row] == 0:
             raise ValueError(f"prefix must name rows of distinct values, got {kept}")
@@ -183,8 +202,9 @@ def seed_centroids(
     rng: np.random.Generator,
     stay: Array | None = None,
     prefix: Array | None = None,
+    added: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Draw a party's centroids among the rows that stay, as `initialise` does.
+    """Draw a party's centroids among the rows that take part, as `initialise` does.
 
     Parameters
     ----------
@@ -197,10 +217,12 @@ def seed_centroids(
     rng : numpy.random.Generator
         Source of the draws.
     stay : Array of bool, shape (n,), optional
-        Which rows were not removed. Default: all.
+        Which rows take part: those that were not removed. Default: all.
     prefix : Array of int, shape (i,), optional
         Row numbers of the centroids to keep, as for `initialise`; each is a row that
-        stays.
+        takes part.
+    added : Array of bool, shape (n,), optional
+        Which of these rows are new, as for `initialise`. Default: none.
 
     Returns
     -------
@@ -216,8 +238,9 @@ def seed_centroids(
     """
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
+    new = None if added is None else added[numbers]
     drawn, labels = initialise(
-        BoxedRows(X, box, None if stay is None else numbers), k, rng, places
+        BoxedRows(X, box, None if stay is None else numbers), k, rng, places, new
     )
     return numbers[drawn], np.bincount(labels, minlength=len(drawn))
 

@@ -19,6 +19,7 @@ from vfl_flower.strategies.kernel_kmeans_predictions import (
 from vfl_flower.strategies.level_union import LevelUnion
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import (
+    MUFCAdd,
     MUFCEvaluation,
     MUFCForgetClient,
     MUFCPrediction,
@@ -36,7 +37,7 @@ ALGORITHMS: dict[str, Tasks] = {
     "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
     "fk-kmeans": (FKKMeans, FKKMeansPrediction, FKKMeansEvaluation, Removal),
     "mufc": (
-        *(MUFC, MUFCUnlearn, MUFCForgetClient, MUFCStatus),
+        *(MUFC, MUFCUnlearn, MUFCForgetClient, MUFCAdd, MUFCStatus),
         *(MUFCPrediction, MUFCEvaluation, MUFCRemoval),
     ),
     "align": (Alignment,),
@@ -95,6 +96,7 @@ __all__ = [
     "FKKMeansEvaluation",
     "FKKMeansPrediction",
     "LevelUnion",
+    "MUFCAdd",
     "MUFCEvaluation",
     "MUFCForgetClient",
     "MUFCPrediction",

@@ -28,15 +28,21 @@ METRICS: dict[str, Metric] = {
     "clients": Metric("Parties", "Parties whose rows the model knows.", kind="count"),
     "version": Metric(
         "Version of the model",
-        "1 after training, and one more each time that something was forgotten.",
+        "1 after training, and one more each time that rows were forgotten or added.",
         kind="count",
     ),
     "removed": Metric(
         "Rows forgotten", "Rows that the model does not know any more.", kind="count"
     ),
+    "added": Metric(
+        "Rows added",
+        "Rows that the parties' data have got since, and that the model now has.",
+        kind="count",
+    ),
     "changed": Metric(
         "Clustered anew",
-        "1 if forgetting made the server cluster again, and 0 if all centres stayed.",
+        "1 if rows that went or came made the server cluster again, and 0 if all "
+        "centres stayed.",
         kind="count",
     ),
     "pending": Metric(

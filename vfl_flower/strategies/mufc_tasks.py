@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -40,6 +40,12 @@ from vfl_flower.strategies.mufc import (
 )
 
 log = logging.getLogger("vfl_flower")
+
+NOTHING = {
+    "added": "no party's data have rows that are new to the model",
+    "removed": "nothing to forget was asked for, or it was forgotten before",
+}
+"""What the output says where no row comes or goes, by the metric that counts them."""
 
 Requests = Mapping[str, Sequence[object]]
 """Ids to forget, by the name of their party."""
@@ -140,31 +146,57 @@ class LaterTask(MUFCTask):
             kind=kind,
             settings=agreed,
         )
+        named = list(leaving or requests)
+        return self.renew(
+            parties, run, replies, before, key, kind, named, leaving, lazy_counts
+        )
+
+    def renew(
+        self,
+        parties: Parties,
+        run: Run,
+        replies: Replies[Any],
+        before: GlobalClusters,
+        key: bytes,
+        kind: party.Kind | Literal["add"],
+        named: Sequence[str] = (),
+        leaving: Sequence[str] = (),
+        lazy_counts: bool = False,
+    ) -> ArrayRecord:
+        """Save and commit the next version, from what the parties now count."""
+        state, agreed = self.state, before.settings
         with naming_parties(parties):
             warn_of_copies(replies)
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
             rows, n_rows = int(before.counts.sum()), int(counts.sum())
-            if rows < n_rows:
+            change = n_rows - rows if kind == "add" else rows - n_rows
+            if change < 0:
                 raise FederationError(
-                    f"the parties must have at most the {rows} rows of the version "
-                    f"before, got {n_rows}: a message is changed"
+                    f"the parties must have at {'least' if kind == 'add' else 'most'} "
+                    f"the {rows} rows of the version before, got {n_rows}: a message "
+                    "is changed"
                 )
         centers = agreed.box.restore(centers)
-        removed, behind = rows - n_rows, replies.sums["totals"][1]
+        behind = replies.sums["totals"][1]
         changed = not np.array_equal(bins, before.bins)
         if not lazy_counts:
             changed |= not np.array_equal(counts, before.counts)
         if agreed.privacy == "none":
-            changed = bool(removed or leaving)
+            changed = bool(change or leaving)
         if not changed:  # line 4 of Algorithm 4: C_s stays
             centers = before.centers
-        if not removed and not set(leaving) & set(before.parties):
-            log.warning("nothing to forget was asked for, or it was forgotten before")
+        metric = "added" if kind == "add" else "removed"
+        if not change and not set(leaving) & set(before.parties):
+            log.warning(NOTHING[metric])
             model = self.known(before)
-            nothing = {"removed": 0, "changed": 0} | counted_bins(before.counts)
+            nothing = {metric: 0, "changed": 0} | counted_bins(before.counts)
             # Commit again if a killed run has left parties without their clusters or
             # the server without their sizes, or if a forgotten party may not know it.
-            if behind or not len(before.sizes) or set(leaving) & set(names):
+            if (
+                behind
+                or not len(before.sizes)
+                or set(leaving) & {info.name for info in parties}
+            ):
                 return self.commit(
                     *(parties, run, model, agreed, rows, state, leaving, before.run),
                     **nothing,
@@ -174,12 +206,11 @@ class LaterTask(MUFCTask):
             counted |= {"rows": rows, **nothing}
             run.record(1, record, counted | worth(model, agreed))
             return record
-        version = before.version + 1
+        version, run_id = before.version + 1, f"{parties.session:016x}"
         stay = [name for name in before.parties if name not in leaving]
-        named = list(leaving or requests)
         state.save(version, bins, counts, centers, stay, kind, named=named, run=run_id)
         model = version_of(self.model, version, centers, agreed, True)
-        changes: dict[str, Any] = {"removed": removed, "changed": int(changed)}
+        changes: dict[str, Any] = {metric: change, "changed": int(changed)}
         changes |= counted_bins(counts)
         return self.commit(
             parties, run, model, agreed, n_rows, state, leaving, **changes
@@ -275,6 +306,61 @@ class MUFCForgetClient(LaterTask):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithms 3 and 4, without any row of these parties."""
         return self.forget_rows(parties, run, {}, parse_names(self.clients))
+
+
+@settings
+class MUFCAdd(LaterTask):
+    """Add the rows that the parties' data have got since to a trained model.
+
+    =============  =====================================  ==========================
+    round trip     party l sends                          the server learns
+    =============  =====================================  ==========================
+    hello          as in training                         all of it
+    add            as in training; number of rows,        the sums over parties: of
+                   whether its file of clusters is        counts with the new rows,
+                   missing, and how many forgotten rows   so the rows added, and of
+                   its data have, masked                  the other numbers
+    commit         as in training                         the sums over parties
+    =============  =====================================  ==========================
+
+    New rows are those whose ids the model has never had. A row that was forgotten stays
+    so under its id. The result has the distribution of a training on the old and new
+    rows with the settings of the model: its box, quantisation step and numbers of
+    clusters. Rows of a party that the model does not have need a new training.
+
+    Raises
+    ------
+    FederationError
+        The parties that take part are not those of the model.
+    PartyFailed
+        A new row is outside the box, an id comes twice, or the data lack rows of
+        training that were not forgotten. Nothing is changed then.
+
+    Notes
+    -----
+    [1] has only removals. Here each centroid of a party stays with the probability that
+    a training on the old and new rows would have drawn it among the old ones: see
+    :func:`vfl_flower.numerics.mufc.initialise`.
+    """
+
+    task = "add"
+    question = "How are the clusters with the rows that have come since?"
+    steps: ClassVar[Steps] = (party.add, party.commit)
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Algorithms 3 and 4, with new rows in the place of removed ones."""
+        before = self.state.load()
+        _check_parties([info.name for info in parties], before.parties)
+        key = new_key(parties, before.settings)
+        replies = parties.ask(
+            party.add.summing(**sums_of(before.settings)),
+            model=self.model,
+            version=before.version,
+            before=before.run,
+            run=f"{parties.session:016x}",
+            key=key,
+        )
+        return self.renew(parties, run, replies, before, key, "add")
 
 
 @settings
@@ -429,16 +515,18 @@ class MUFCEvaluation(MUFCPrediction):
         return {"test_rows": rows, "test_loss": cost / rows}
 
 
-def warn_of_copies(replies: Replies[party.Forgotten]) -> None:
+def warn_of_copies(replies: Replies[Any]) -> None:
     """Warn where forgotten rows are still in parties' data or other models.
+
+    Of their number in other models only `forget` tells.
 
     Raises
     ------
     FederationError
         The sums are no counts.
     """
-    in_file, in_models = replies.sums["totals"][2:].tolist()
-    if not (0 <= in_file <= MOST_ROWS and 0 <= in_models <= MOST_ROWS):
+    in_file, *in_models = replies.sums["totals"][2:].tolist()
+    if not all(0 <= count <= MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
             "the forgotten rows that are still in the parties' files and models must "
             "add up to numbers from 0 to 2^40: a message is changed"
@@ -449,12 +537,12 @@ def warn_of_copies(replies: Replies[party.Forgotten]) -> None:
             "party's own log says how many are in its file",
             in_file,
         )
-    if in_models:
+    if any(in_models):
         log.warning(
             "%d of the ids are still in other models of the parties: forget them there "
             "too, or remove these models; each party's own log says how many are in "
             "its models",
-            in_models,
+            *in_models,
         )
 
 
