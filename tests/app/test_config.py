@@ -130,6 +130,7 @@ def test_a_whole_number_does_for_a_real_one():
         ("mufc", "train", {"client_training": "full", "server_state": "/state"}),
         ("mufc", "unlearn", {"forget": "a:1", "lazy_counts": True}),
         ("mufc", "forget-client", {"clients": "a,b"}),
+        ("mufc", "add", {"server_state": "/state"}),
     ],
 )
 def test_settings_reach_their_strategy(name, task, given):

@@ -5,6 +5,7 @@ Steps are called without Flower. For the law a party's state is kept in memory.
 
 import copy
 import math
+import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -20,6 +21,7 @@ from vfl_flower import Party
 from vfl_flower.clients import mufc
 from vfl_flower.clients.mufc_state import ClientState, list_models
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
+from vfl_flower.numerics.mufc import seed_centroids
 from vfl_flower.protocol.contract import (
     ContractError,
     flatten,
@@ -76,6 +78,7 @@ def refusal(step, *arguments, **values):
         (mufc.train, {"message", "totals"}),
         (mufc.commit, {"cost", "sizes"}),
         (mufc.forget, {"message", "totals"}),
+        (mufc.add, {"message", "totals"}),
         (mufc.status, set()),
     ],
 )
@@ -160,6 +163,108 @@ def test_replies_to_requests_have_one_form(north, which):
         assert staged.centroids == now.centroids
     assert now.version == 1
     assert ClientState(north.state_dir, MODEL).removed() == set()
+
+
+def more(party, X, ids):
+    """Return the party after its data have got rows, in front of the others."""
+    made = Party(party.X, name=party.name, state_dir=party.state_dir)
+    made.X, made.ids = np.concatenate([X, party.X]), np.concatenate([ids, party.ids])
+    return inside(made)
+
+
+def add(party, version=1, before=MODEL, run="b"):
+    return mufc.add(party, MODEL, version, before, run, KEY)
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_replies_to_additions_have_one_form(north, count):
+    train(north)
+    rng = np.random.default_rng(0)
+    new = rng.uniform(-0.5, 0.5, size=(count, 2)), [f"new.{i}" for i in range(count)]
+    north = more(north, *new)
+    reply = add(north)
+    assert list(reply) == ["message", "totals"]
+    assert reply["message"].shape == (CODE.size,)
+    assert reply["message"].dtype == np.uint64
+    assert reply["totals"].tolist() == [14 + count, 1, 0]
+    _, counts = CODE.decode(reply["message"], 14 + count)
+    assert counts.sum() == 14 + count
+    again = add(north)
+    np.testing.assert_array_equal(again["message"], reply["message"])
+    state = ClientState(north.state_dir, MODEL)
+    staged, now = state.staged("b"), state.current()
+    stays = [tag in now.centroids for tag in staged.centroids]
+    kept = stays.index(False) if False in stays else len(stays)
+    assert staged.centroids[:kept] == now.centroids[:kept]
+    assert count or staged.centroids == now.centroids
+    assert staged.sizes.sum() == 14 + count
+    # Nothing is added before the server has saved it.
+    assert now.version == 1
+    assert not state.known(state.tag(new[1])).any()
+    commit(north, 2, "b")
+    assert state.keep(state.tag(north.ids)).all()
+    assert state.log()[-1]["kind"] == "add"
+    assert mufc.status(north, MODEL, 2, "b") == {
+        **{"rows": 14 + count, "removed": 0, "pending": 0, "requests": 0}
+    }
+
+
+def test_a_forgotten_row_is_not_added_again(north, caplog):
+    """It is still in the data, under its id."""
+    train(north)
+    forget(north, ["north.3"])
+    commit(north, 2, "b")
+    north = more(north, [[0.1, 0.2]], ["new"])
+    assert add(north, 2, "b", "c")["totals"].tolist() == [14, 1, 1]
+    assert "1 forgotten rows are still in the data" in caplog.text
+    commit(north, 3, "c")
+    state = ClientState(north.state_dir, MODEL)
+    assert state.removed() == set(state.tag(["north.3"]))
+    assert "north.3" not in north.ids[state.keep(state.tag(north.ids))]
+    # The new row is one of training now, and can be forgotten.
+    assert forget(north, ["new"], 3, "c", "d")["totals"].tolist() == [13, 1, 2, 0]
+
+
+def test_requests_in_the_file_wait_while_rows_are_added(north):
+    train(north)
+    path = north.state_dir / "forget.txt"
+    path.write_text("north.1\n")
+    north = more(north, [[0.1, 0.2]], ["new"])
+    assert add(north)["totals"].tolist() == [15, 1, 0]
+    commit(north, 2, "b")
+    assert path.read_text() == "north.1\n"
+
+
+@pytest.mark.parametrize(
+    ("X", "ids", "rule"),
+    [
+        ([[0.1, 0.7]], ["new"], r"column 1, .* must have values inside the agreed box"),
+        ([[0.1, 0.2]] * 2, ["new", "new"], "ids must be distinct: some new rows"),
+        ([[0.1, 0.2]], ["north.3"], "must hold the rows of training .* each once"),
+    ],
+)
+def test_rows_that_cannot_be_added_change_nothing(north, X, ids, rule):
+    train(north)
+    before = (north.state_dir / f"{MODEL}.sqlite").read_bytes()
+    text = refusal(add, more(north, X, ids))
+    assert re.search(rule, text)
+    assert "0.7" not in text
+    assert (north.state_dir / f"{MODEL}.sqlite").read_bytes() == before
+
+
+def test_rows_that_are_gone_are_no_addition(north):
+    train(north)
+    less = Party(
+        north.X[1:], ids=north.ids[1:], name="north", state_dir=north.state_dir
+    )
+    assert "must hold the rows of training" in refusal(add, inside(less))
+
+
+def test_two_centroids_that_have_become_one_are_refused(north):
+    train(north)
+    north.X = north.X * 0
+    text = refusal(add, more(north, [[0.0, 0.0]], ["new"]))
+    assert "the values of training" in text
 
 
 def test_a_party_without_rows_is_asked_again(north):
@@ -534,15 +639,16 @@ class InMemory:
         """Return the clusters."""
         return self.content.now
 
-    def stage(self, version, centroids, sizes, removed=(), **about):
+    def stage(self, version, centroids, sizes, removed=(), added=(), **about):
         """Remember the next clusters."""
         now = SimpleNamespace(centroids=list(centroids), sizes=sizes)
-        self.content.next = now, self.content.gone | set(removed)
+        ids = self.content.ids | set(added)
+        self.content.next = now, self.content.gone | set(removed), ids
 
     def settle(self, version, run=""):
         """Take the next clusters."""
         if self.content.next:
-            self.content.now, self.content.gone = self.content.next
+            self.content.now, self.content.gone, self.content.ids = self.content.next
             self.content.next = None
             self.content.version = version
 
@@ -555,6 +661,9 @@ ROWS = np.random.default_rng(1916).standard_t(1.2, size=(10, 2)) / 12
 ROWS = np.clip(ROWS, -0.5, 0.5)
 ROWS[8] = ROWS[7]  # twins
 OWNERS = {"a": range(6), "b": range(6, 10)}
+NEW = np.array([[0.4, -0.1], [-0.1, 0.05], [0.3, 0.35], ROWS[2]])
+"""Rows that the first party gets later, 10 to 13; the last equals one that it has."""
+ALL = np.concatenate([ROWS, NEW])
 
 
 @pytest.fixture(scope="module")
@@ -583,7 +692,7 @@ def law(rows):
     """Return {rows in the order drawn: probability} of training a party on them."""
     chances = Counter()
     for first in rows:
-        weights = ((ROWS[rows] - ROWS[first]) ** 2).sum(axis=1)
+        weights = ((ALL[rows] - ALL[first]) ** 2).sum(axis=1)
         if not weights.any():
             chances[first,] += 1 / len(rows)
             continue
@@ -628,6 +737,11 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
         tuple(rows for rows, _ in pair): runs * math.prod(p for _, p in pair)
         for pair in product(*laws)
     }
+    return chi_square(counts, expected)
+
+
+def chi_square(counts, expected):
+    """Return how likely counts of outcomes are, of which so many are expected."""
     assert counts.keys() <= expected.keys()
     # The rarest together, so that each term is one of a normal variable.
     pairs = sorted(expected, key=expected.__getitem__)
@@ -695,3 +809,69 @@ def test_a_wrong_redraw_is_found_out(trained, wrong, monkeypatch):
     """By the same test, of the same rows and as many seeds."""
     monkeypatch.setattr(mufc, "surviving", wrong)
     assert p_value(trained, BATCHES["batch"], monkeypatch) < 1e-6
+
+
+def p_value_of_adding(trained, tasks, monkeypatch, runs=2_000):
+    """Return how likely the draws after tasks are under training anew on the rows.
+
+    Tasks of the first party: "add" with the new rows that its file then has besides, or
+    "forget" with rows. Chi-square over its centroids, in the order drawn.
+    """
+    (party, _), states = trained
+    monkeypatch.setattr(mufc, "ClientState", InMemory)
+    counts, rows = Counter(), list(OWNERS["a"])
+    for seed, state in enumerate(states[:runs]):
+        kept = {folder: copy.copy(content) for folder, content in state.items()}
+        monkeypatch.setattr(InMemory, "kept", kept)
+        rows, gone = list(OWNERS["a"]), set()
+        for version, (task, numbers) in enumerate(tasks, 1):
+            rows += numbers if task == "add" else []
+            ids = np.array([str(i) for i in rows])
+            own = inside(Party(ALL[rows], ids=ids, name="a"), seed=RUNS + seed)
+            own.state_dir = party.state_dir
+            if task == "add":
+                mufc.add(own, MODEL, version, "", "")
+            else:
+                gone |= set(numbers)
+                asked = [str(i) for i in numbers]
+                mufc.forget(own, MODEL, version, "", "", ids=asked)
+        now = kept[party.state_dir].next[0]
+        counts[tuple(map(int, now.centroids))] += 1
+    expected = law([i for i in rows if i not in gone])
+    return chi_square(counts, {key: runs * p for key, p in expected.items()})
+
+
+ADDITIONS = {
+    "one": [("add", [10])],
+    "several": [("add", [10, 11, 12, 13])],
+    "one after another": [("add", [12]), ("add", [13, 10])],
+    "add, then remove an old and a new row": [("add", [10, 11]), ("forget", [0, 10])],
+    "remove, then add": [("forget", [4, 5]), ("add", [11, 12])],
+    "all gone, then new ones": [("forget", [*range(6)]), ("add", [10, 11, 12])],
+}
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_adding_has_the_law_of_training_with_the_rows(trained, name, monkeypatch):
+    """With other seeds a true law fails once in 10^6 times."""
+    assert p_value_of_adding(trained, ADDITIONS[name], monkeypatch) > 1e-6
+
+
+def keep_all(X, box, k, rng, stay, drawn, added):
+    """Keep all centroids: new rows only count."""
+    return seed_centroids(X, box, k, rng, stay, drawn)
+
+
+def all_afresh(X, box, k, rng, stay, drawn, added):
+    """Draw all again where a new row takes a place."""
+    after, sizes = seed_centroids(X, box, k, rng, stay, drawn, added)
+    return (
+        seed_centroids(X, box, k, rng, stay) if added[after].any() else (after, sizes)
+    )
+
+
+@pytest.mark.parametrize("wrong", [keep_all, all_afresh])
+def test_a_wrong_addition_is_found_out(trained, wrong, monkeypatch):
+    """By the same test, of the same rows and as many seeds."""
+    monkeypatch.setattr(mufc, "seed_centroids", wrong)
+    assert p_value_of_adding(trained, ADDITIONS["several"], monkeypatch) < 1e-6

@@ -38,6 +38,7 @@ from vfl_flower.protocol.party import PartyError
 
 MODEL = "0123456789abcdef"
 IDS = [f"patient-{i:03d}" for i in range(40)]
+LATER = [f"patient-{i:03d}" for i in range(40, 45)]
 SETTINGS = agreed(
     gamma=0.1 + 0.2, lower=np.array([-1.0, 0.0]), upper=np.array([1.0, 9.0])
 )
@@ -87,7 +88,7 @@ def view(state):
         return [q.version, q.run, arrays, q.parties, q.settings.stored(), log]
     if state.left:
         return [state.version, "left", log]
-    names = dict(zip(state.tag(IDS), IDS, strict=True))
+    names = dict(zip(state.tag(IDS + LATER), IDS + LATER, strict=True))
     clusters = [
         local and [local.version, [names[t] for t in local.centroids], [*local.sizes]]
         for local in (state.current(), state.staged("a"), state.staged("b"))
@@ -253,6 +254,57 @@ def test_settling_commits_or_drops(party):
     assert refusal(party.settle, 3, "c") == keeps + "3"
     party.settle(2, "b")
     assert view(party) == before
+
+
+def test_rows_that_are_added_are_rows_of_the_model(folder, party):
+    """Once their version is settled; their tags stand in the order of all."""
+    tags, new = party.tag(IDS), party.tag(LATER)
+    stage_more(folder)
+    party.settle(1, "a")  # the server has not saved: drop
+    assert not party.known(new).any()
+    stage_more(folder)
+    assert not party.known(new).any()
+    assert party.keep(tags, run="b").all()
+    party.settle(2, "b")
+    assert party.known(tags + new).all()
+    assert party.keep(tags + new).all()
+    assert party.removed() == set()
+    assert party.current().centroids == [tags[0], new[3]]
+    log = party.log()[-1]
+    assert (log["kind"], log["version"], log["tags"]) == ("add", 2, [])
+    with sqlite3.connect(party._path) as db:
+        parts = [part for (part,) in db.execute("SELECT tags FROM rows")]
+    db.close()
+    stored = [[part[i : i + 16] for i in range(0, len(part), 16)] for part in parts]
+    assert all(part == sorted(part) for part in stored)
+    assert sorted(tag for part in stored for tag in part) == sorted(tags + new)
+
+    # One of them can be forgotten, and none can come again.
+    gone = {"kind": "unlearn", "redrawn": False, "run": "c"}
+    party.stage(3, [tags[0], new[3]], np.array([24, 20]), [new[1]], **gone)
+    party.settle(3, "c")
+    assert party.removed() == {new[1]}
+    more = {"kind": "add", "redrawn": False}
+    for again in ([new[1]], [new[2]], [tags[5]], [bytes(16)] * 2):
+        text = refusal(
+            *(party.stage, 4, [tags[0]], np.array([44 + len(again)])),
+            **{"added": again, **more},
+        )
+        assert text == f"rows to add must be new to model {MODEL}, each once"
+
+
+def test_only_an_addition_adds(party):
+    tags, new = party.tag(IDS), party.tag(LATER)
+    rule = "only 'add' adds rows, and it removes none"
+    for kind, removed, added in (
+        ("unlearn", [], new[:1]),
+        ("unlearn", tags[5:6], new[:1]),
+        ("add", tags[5:6], new[:1]),
+        ("add", tags[5:6], []),
+    ):
+        sizes = np.array([40 + len(added) - len(removed)])
+        options = {"kind": kind, "redrawn": False, "added": added}
+        assert refusal(party.stage, 2, tags[:1], sizes, removed, **options) == rule
 
 
 def test_stage_refuses_what_breaks_the_state(party):
@@ -759,6 +811,19 @@ def staged(folder):
     stage(folder)
 
 
+def stage_more(folder):
+    """Stage five rows more, of which one is a centroid."""
+    party = ClientState(folder, MODEL)
+    tags, new = party.tag(IDS), party.tag(LATER)
+    options = {"kind": "add", "redrawn": True, "run": "b", "added": new}
+    party.stage(2, [tags[0], new[3]], np.array([25, 20]), **options)
+
+
+def staged_more(folder):
+    trained(folder)
+    stage_more(folder)
+
+
 def settle(folder):
     ClientState(folder, MODEL).settle(2, "b")
 
@@ -788,6 +853,9 @@ OPERATIONS = {
     "stage-again": (staged, stage, ClientState),
     "settle": (staged, settle, ClientState),
     "drop": (staged, drop, ClientState),
+    "stage-more": (trained, stage_more, ClientState),
+    "settle-more": (staged_more, settle, ClientState),
+    "drop-more": (staged_more, drop, ClientState),
     "wipe": (staged, wipe, ClientState),
     "server-create": (None, make_server, ServerState),
     "server-save": (saved, save, ServerState),

@@ -48,6 +48,9 @@ def blocks_of(X, keep=None):
     return RowBlocks(np.asarray(X, float), rows=keep)
 
 
+WIDE = Box(np.array(-64.0), np.array(64.0))
+
+
 def mixture(n=600, d=4, clusters=6, seed=0, spread=8.0):
     rng = np.random.default_rng(seed)
     means = spread * rng.standard_normal((clusters, d))
@@ -340,6 +343,151 @@ def test_the_real_draws_have_the_law(forget, removed, fits, trained, monkeypatch
         for centroids in trained
     )
     assert bool(chi_square(counts, fresh) > 1e-6) is fits
+
+
+# --- adding ---------------------------------------------------------------------------
+
+
+def extend(X, centroids, added, removed, rng, k=K):
+    """Return the centroids after an addition; `removed` are not there."""
+    keep = remaining(X, removed)
+    prefix, new = np.searchsorted(keep, centroids), np.isin(keep, added)
+    return keep[initialise(blocks_of(X, keep), k, rng, prefix, new)[0]]
+
+
+def extend_last(X, centroids, added, removed, rng, k=K):
+    """Add wrongly: put a new row in a centroid's place, and keep the later ones."""
+    after = extend(X, centroids, added, removed, rng, k)
+    new = np.isin(after, added)
+    return after if not new.any() else np.append(centroids[: k - 1], after[new][-1:])
+
+
+def extend_afresh(X, centroids, added, removed, rng, k=K):
+    """Add wrongly: run afresh where a new row takes a place."""
+    after = extend(X, centroids, added, removed, rng, k)
+    return train(X, removed, rng, k) if np.isin(after, added).any() else after
+
+
+def extend_never(X, centroids, added, removed, rng, k=K):
+    """Add wrongly: new rows are no centroids."""
+    return centroids
+
+
+def train_extend(X, added, rng, extend=extend, k=K):
+    return extend(X, train(X, added, rng, k), np.asarray(added), [], rng, k)
+
+
+@pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_adding_has_exactly_the_law_of_a_fresh_run(X, size, monkeypatch):
+    """For each set of new rows of these sizes; with 5 of them there was none before."""
+    fresh = exact_law(lambda: train(X, [], None, 2), monkeypatch)
+    for added in combinations(range(len(X)), size):
+        after = exact_law(lambda a=added: train_extend(X, a, None, k=2), monkeypatch)
+        assert total_variation(fresh, after) == 0
+
+
+@pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
+@pytest.mark.parametrize("added", [(1,), (0, 1, 4)])
+def test_adding_to_three_centroids_or_fewer_is_exact(X, added, monkeypatch):
+    """Of three new rows two old ones stay: more centroids than before."""
+    fresh = exact_law(lambda: train(X, [], None), monkeypatch)
+    after = exact_law(lambda: train_extend(X, added, None), monkeypatch)
+    assert total_variation(fresh, after) == 0
+
+
+@pytest.mark.parametrize("wrong", [extend_last, extend_afresh, extend_never])
+def test_a_wrong_addition_is_found_out(wrong, monkeypatch):
+    """Not even the unordered sets have the right law."""
+    fresh = exact_law(lambda: train(SMALL, [], None, 2), monkeypatch)
+    for added in [(0,), (3,), (3, 4)]:
+        after = exact_law(
+            lambda a=added: train_extend(SMALL, a, None, wrong, 2), monkeypatch
+        )
+        assert total_variation(as_sets(fresh), as_sets(after)) > Fraction(1, 1000)
+
+
+def test_additions_and_removals_one_after_another_are_exact(monkeypatch):
+    """In each order, with a removal of a new row and of an old one."""
+
+    def add_then_remove():
+        centroids = train(SMALL, [3, 4], None, 2)
+        centroids = extend(SMALL, centroids, [3, 4], [], None, 2)
+        return unlearn(SMALL, centroids, np.array([3, 0]), None, 2)
+
+    def remove_then_add():
+        centroids = train(SMALL, [4], None, 2)
+        centroids = unlearn(SMALL, centroids, np.array([0, 3, 4]), None, 2)
+        return extend(SMALL, centroids, [4], [0, 3], None, 2)
+
+    def add_twice():
+        centroids = train(SMALL, [0, 2, 3, 4], None, 2)
+        centroids = extend(SMALL, centroids, [2], [0, 3, 4], None, 2)
+        return extend(SMALL, centroids, [4], [0, 3], None, 2)
+
+    fresh = exact_law(lambda: train(SMALL, [0, 3], None, 2), monkeypatch)
+    for run in (add_then_remove, remove_then_add, add_twice):
+        assert total_variation(fresh, exact_law(run, monkeypatch)) == 0
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_merged_clusters_after_an_addition_are_exact(full, monkeypatch):
+    fresh = exact_law(
+        lambda: counted(SMALL, train(SMALL, [], None, 2), [], full), monkeypatch
+    )
+    for added in [(0,), (3,), (1, 4)]:
+        after = exact_law(
+            lambda a=added: counted(SMALL, train_extend(SMALL, a, None, k=2), [], full),
+            monkeypatch,
+        )
+        assert total_variation(fresh, after) == 0
+    assert len(fresh) > 1
+
+
+def test_an_addition_that_looked_at_the_centroids_is_not_exact(monkeypatch):
+    """A row that is only added where row 3 was drawn first."""
+
+    def run():
+        centroids = train(SMALL, [4], None, 2)
+        after = extend(SMALL, centroids, [4], [], None, 2)
+        return after if centroids[0] == 3 else after[:0]
+
+    law = exact_law(run, monkeypatch)
+    del law[()]
+    asked = Counter({rows: p / sum(law.values()) for rows, p in law.items()})
+    fresh = exact_law(lambda: train(SMALL, [], None, 2), monkeypatch)
+    assert total_variation(fresh, asked) > Fraction(1, 100)
+
+
+@pytest.mark.parametrize(
+    ("add", "added", "fits"),
+    [
+        pytest.param(extend, [0], True, id="one"),
+        pytest.param(extend, [3, 4], True, id="farthest-batch"),
+        pytest.param(extend_afresh, [3], False, id="afresh"),
+    ],
+)
+def test_real_draws_after_an_addition_have_the_law(add, added, fits, monkeypatch):
+    """Of the ordered rows; with other seeds a true law fails once in 10^6 times."""
+    fresh = exact_law(lambda: train(SMALL, [], None, 2), monkeypatch)
+    rng = np.random.default_rng(22)
+    counts = Counter(
+        tuple(train_extend(SMALL, added, rng, add, 2).tolist()) for _ in range(6_000)
+    )
+    assert bool(chi_square(counts, fresh) > 1e-6) is fits
+
+
+def test_labels_after_an_addition_are_the_nearest_centroids():
+    """Sizes too, with rows that take no part, and whatever their places are."""
+    X, rng = mixture(60), np.random.default_rng(4)
+    stay = rng.random(60) < 0.8
+    new = rng.random(60) < 0.3
+    drawn, _ = seed_centroids(X, WIDE, 5, rng, stay & ~new)
+    after, sizes = seed_centroids(X, WIDE, 5, rng, stay, drawn, new)
+    assert stay[after].all()
+    own = WIDE.scale(X[stay])
+    nearest = local_labels(own, WIDE.scale(X[after]))
+    np.testing.assert_array_equal(sizes, np.bincount(nearest, minlength=5))
 
 
 # --- seeding --------------------------------------------------------------------------

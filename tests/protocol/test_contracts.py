@@ -47,6 +47,7 @@ from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
     MUFC,
+    MUFCAdd,
     MUFCEvaluation,
     MUFCForgetClient,
     MUFCPrediction,
@@ -120,6 +121,7 @@ _forget = {"north": ["north.1"], "west": ["west.0"]}
 CASES |= {
     "mufc unlearn": _later(MUFCUnlearn, forget=_forget, seed=5),
     "mufc forget client": _later(MUFCForgetClient, clients="south", seed=5),
+    "mufc add": _later(MUFCAdd, 11, seed=5),
     "mufc status": _later(MUFCStatus),
     "mufc predict": _later(MUFCPrediction),
     "mufc evaluate": _later(MUFCEvaluation, 20),

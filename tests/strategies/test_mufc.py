@@ -38,7 +38,13 @@ from vfl_flower.numerics.mufc import initialise
 from vfl_flower.protocol.settings import values_of
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies import (
+    MUFC,
+    MUFCAdd,
+    MUFCForgetClient,
+    MUFCStatus,
+    MUFCUnlearn,
+)
 from vfl_flower.strategies.mufc import parse_box
 from vfl_flower.strategies.mufc_tasks import LaterTask, parse_requests
 
@@ -70,6 +76,25 @@ def forget(parties, folder, model, requests="", seed=None, **settings):
     """Ask to forget rows; return the result."""
     strategy = MUFCUnlearn(model, requests, server_state=folder, **settings)
     return simulate(strategy, parties, seed=seed)
+
+
+def add(parties, folder, model, seed=None):
+    """Add new rows; return the result."""
+    return simulate(MUFCAdd(model, server_state=folder), parties, seed=seed)
+
+
+def grown(party, count, seed=5, name="new"):
+    """Return the party after its data have got rows, among the others."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-0.4, 0.4, size=(count, party.X.shape[1]))
+    ids = [f"{party.name}.{name}{i}" for i in range(count)]
+    half = len(party.ids) // 2
+    return Party(
+        np.insert(party.X, half, X, axis=0),
+        ids=np.insert(party.ids.astype("U20"), half, ids),
+        name=party.name,
+        state_dir=party.state_dir,
+    )
 
 
 def files(*folders):
@@ -633,7 +658,7 @@ def test_rows_may_be_gone_from_the_data_before_the_run(
 
 
 def test_new_rows_take_no_part(parties, folder):
-    """Until the next training; wherever they are among the others."""
+    """Until they are added; wherever they are among the others."""
     model = train(parties, folder).model.model
     north = parties[0]
     gone = [centroid_ids(north, model)[0], *ordinary(north, model)]
@@ -882,6 +907,177 @@ def test_a_server_that_fails_after_it_has_saved(parties, folder, monkeypatch, ki
     for party in parties:
         stay = set() if party.name in left else set(party.ids) - set(gone)
         assert set(predicted(party, model)) == stay
+
+
+# -- adding ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"client_training": "full"},
+        {"client_training": "full", "min_rows_per_bin": 4},
+        {"min_rows_per_bin": 4},
+        {"privacy": "none"},
+        {"server_points": "weighted", "field": "paper"},
+    ],
+)
+def test_rows_come_and_go_in_several_runs(parties, folder, settings):
+    """Of two parties; then a removal of old and new ones; then others come."""
+    model = train(parties, folder, **settings).model.model
+    north, south, west = parties
+    more = [grown(north, 8), south, grown(west, 1)]
+    result = add(more, folder, model)
+    assert (result.metrics["added"], result.metrics["rows"]) == (9, 38)
+    assert (result.metrics["version"], result.metrics["changed"]) == (2, 1)
+    assert result.ledger.round_trips == 3
+    assert "removed" not in result.metrics
+    check(more, folder, model)
+
+    gone = ["north.new3", "north.0", "south.1"]
+    requests = {"north": gone[:2], "south": gone[2:]}
+    result = forget(more, folder, model, requests)
+    assert (result.metrics["removed"], result.metrics["rows"]) == (3, 35)
+    check(more, folder, model, gone)
+
+    more = [more[0], grown(south, 20), more[2]]
+    result = add(more, folder, model)
+    assert (result.metrics["added"], result.metrics["rows"]) == (20, 55)
+    check(more, folder, model, gone)
+    for party, labels in zip(more, result.model.labels_, strict=True):
+        stay = [i for i in party.ids.tolist() if i not in gone]
+        assert predicted(party, model) == stay
+        assert len(labels) == len(stay)
+    kinds = [entry["kind"] for entry in ServerState(folder, model).log()]
+    assert kinds == ["train", "add", "unlearn", "add"]
+    # Some party has got a new row among its centroids.
+    drawn = [i for party in more for i in centroid_ids(party, model)]
+    assert [i for i in drawn if "new" in i]
+
+
+@pytest.mark.parametrize("settings", [{}, {"server_points": "weighted"}])
+def test_centres_labels_and_objective_after_an_addition(parties, folder, settings):
+    """Those of Algorithm 1 from the counts, induced by the centroids."""
+    model = train(parties, folder, **settings).model.model
+    more = [grown(parties[0], 8), *parties[1:]]
+    result = add(more, folder, model, seed=9)
+    now = ServerState(folder, model).load()
+    centers = global_centers(q_of(now), (), now.settings, 9)
+    np.testing.assert_allclose(result.model.cluster_centers_, centers, rtol=1e-12)
+    cost = 0.0
+    for party, labels in zip(more, result.model.labels_, strict=True):
+        rows = [party.ids.tolist().index(i) for i in centroid_ids(party, model)]
+        induced = nearest(party.X[rows], centers)[nearest(party.X, party.X[rows])]
+        np.testing.assert_array_equal(labels, induced)
+        cost += ((party.X - centers[induced]) ** 2).sum()
+    assert result.model.inertia_ == pytest.approx(cost, rel=1e-9)
+    assert result.model.sizes_.sum() == 37
+
+
+def test_without_new_rows_nothing_is_added(parties, folder, caplog):
+    """A row that was forgotten and is still in the data is none."""
+    model = train(parties, folder).model.model
+    gone = ordinary(parties[0], model)
+    before = forget(parties, folder, model, {"north": gone})
+    kept = files(folder, *(party.state_dir for party in parties))
+    result = add(parties, folder, model)
+    assert "no party's data have rows that are new to the model" in caplog.text
+    assert "1 forgotten rows are still in the parties' files" in caplog.text
+    assert result.ledger.round_trips == 2
+    assert (result.metrics["added"], result.metrics["rows"]) == (0, 28)
+    assert result.metrics["version"] == before.metrics["version"] == 2
+    np.testing.assert_array_equal(
+        result.model.cluster_centers_, before.model.cluster_centers_
+    )
+    forget(parties, folder, model, {"north": gone})  # drops what was staged
+    assert files(folder) == {p: b for p, b in kept.items() if p.parent == folder}
+    check(parties, folder, model, gone)
+
+
+def test_a_party_whose_rows_were_all_forgotten_gets_others(parties, folder):
+    model = train(parties, folder).model.model
+    north = parties[0]
+    gone = north.ids.tolist()
+    forget(parties, folder, model, {"north": gone})
+    more = [without(grown(north, 7), gone), *parties[1:]]
+    assert add(more, folder, model).metrics["rows"] == 15 + 7
+    drawn = centroid_ids(more[0], model)
+    assert len(drawn) == 3
+    assert all("new" in i for i in drawn)
+
+
+def test_rows_that_cannot_be_added_change_nothing(parties, folder):
+    """Outside the box, which cannot change; with rows missing; of a new party."""
+    model = train(parties, folder).model.model
+    before = files(folder)
+    north, south, west = parties
+    more = grown(north, 2)
+    more.X[north.X.shape[0] // 2, 1] = 0.75
+    failure(
+        "north",
+        "add",
+        lambda: add([more, south, west], folder, model),
+        "column 1, counted from 0, must have values inside the agreed box",
+    )
+    less = without(grown(south, 2), ["south.4"])
+    rule = "must hold the rows of training that were not forgotten"
+    failure("south", "add", lambda: add([north, less, west], folder, model), rule)
+    assert files(folder) == before
+    add([grown(north, 2), south, west], folder, model)
+
+
+def test_who_watches_an_addition_sees_sums_of_one_form(tmp_path, folder):
+    """Whatever a party adds; and as many bytes as for a removal."""
+    parties = federation(tmp_path, (40, 30, 20, 6), 30)
+    settings = {"n_clusters": 20, "gamma": 0.01, "server_state": folder} | PAPER
+    model = MUFC(**settings, seed=1).start(InProcessGrid(parties)).model.model
+    more = [grown(parties[0], 1), grown(parties[1], 50), *parties[2:]]
+    grid = Recorder(more)
+    result = MUFCAdd(model, server_state=folder).start(grid)
+    transcript = grid.transcript
+    names = {
+        (e.action, name)
+        for e in transcript
+        if e.up and e.action != "hello"
+        for name in e.values
+    }
+    assert names == {
+        *(("mufc_add", name) for name in ("message", "totals")),
+        *(("mufc_commit", name) for name in ("cost", "sizes")),
+    }
+    for name in ("message", "totals"):
+        arrays = sent(transcript, "mufc_add", name)
+        assert len(arrays) == 4
+        assert len({(array.dtype, array.shape) for array in arrays}) == 1
+        assert all(array.dtype == np.uint64 for array in arrays)
+    values = set().union(*(patterns(party.X[:, :9]) for party in more))
+    ids = {i.encode() for party in more for i in party.ids.tolist()}
+    assert not actual(values, transcript)
+    assert not actual(ids, transcript)
+    again = forget(more, folder, model, {"north": ["north.0"]}).ledger
+    for party in more:
+        came = result.ledger.entry("mufc_add", party.name).bytes_up
+        went = again.entry("mufc_forget", party.name).bytes_up
+        assert abs(came - went) < 64
+
+
+def test_consent_bounds_what_an_addition_sends(parties, folder):
+    """The three centroids of a party, whether they are new or not."""
+    model = train(parties, folder).model.model
+    more = [grown(parties[0], 8), *parties[1:]]
+    for most, others in ((2, 3), (3, 2)):
+        for party in more:
+            party.consent = limited(most if party is more[0] else others)
+        refusal(
+            lambda: add(more, folder, model),
+            "this party's consent lets 2 rows leave it",
+            kind=PartyFailed,
+        )
+    for party in more:
+        party.consent = limited(3)
+    assert add(more, folder, model).metrics["added"] == 8
+    check(more, folder, model)
 
 
 # -- exactness -------------------------------------------------------------------------
@@ -1542,7 +1738,7 @@ def test_text_in_the_place_of_a_list_of_ids_is_no_list_of_letters():
             ask({"south": ["1"], "north": "17"})
 
 
-@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCStatus, MUFCForgetClient])
+@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
 def test_no_model_is_named(kind):
     with pytest.raises(ValueError, match=r"^model must be .* got none$"):
         kind("")
@@ -1574,7 +1770,7 @@ def failure(party, step, call, *parts):
     return text.removeprefix(head)
 
 
-@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCStatus, MUFCForgetClient])
+@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
 def test_no_state_at_the_server(parties, folder, kind):
     model = train(parties, folder).model.model
     more = ["west"] if kind is MUFCForgetClient else []
@@ -1589,7 +1785,7 @@ def test_no_state_at_the_server(parties, folder, kind):
         kind("../escape", *more, server_state=folder)
 
 
-@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCStatus])
+@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus])
 def test_other_parties_than_those_of_the_model(tmp_path, parties, folder, kind):
     model = train(parties, folder).model.model
     strategy = kind(model, server_state=folder)
