@@ -1,14 +1,15 @@
 """The experiments of the MUFC paper: loss ratios, removal times, settings.
 
-All four tables take about a quarter of an hour on an idle machine::
+All tables take about twenty minutes on an idle machine::
 
-    python -m simulations.mufc loss removal runs settings
+    python -m simulations.mufc loss removal adding runs settings
 
 ==========  ========================================================================
 loss        loss ratios of MUFC, K-FED and DC-KM: Tables 1 and 2 of [1]; bytes and
             round trips of a run
 removal     time to remove rows against retraining, and the loss ratio over removals:
             Figures 3 to 5
+adding      time to add rows against training anew, and how many rows both show
 runs        removal and retraining as whole runs: in one process by
             :func:`~vfl_flower.simulation.simulate`, and by ``flwr run`` on SuperNodes
 settings    the quantisation step, the clusters and the centroids of a party: Figure 3
@@ -223,6 +224,36 @@ class Numerics:
             self._costs[m][rows] = 0
         return seconds, waits, redrawn
 
+    def add(self, m: int, rows: Array) -> tuple[float, float, bool]:
+        """Add rows of one party that take no part yet.
+
+        Parameters
+        ----------
+        m : int
+            The party.
+        rows : Array of int, shape (r,)
+            Rows to add.
+
+        Returns
+        -------
+        party, server : float
+            Seconds of the slowest party, and of the server.
+        redrawn : bool
+            Whether a new row has taken the place of a centroid.
+        """
+        start, before = time.perf_counter(), self.drawn[m]
+        new = np.zeros(len(self.stay[m]), dtype=bool)
+        new[rows] = True
+        self.stay[m] = self.stay[m] | new
+        self._changes += 1
+        self._draw(m, f"add {self._changes}", before, new)
+        slowest = time.perf_counter() - start
+        for other in range(len(self.stay)) if self._full else ():
+            start = time.perf_counter()  # a party computes its means in each run
+            self._count(other)
+            slowest = max(slowest, time.perf_counter() - start)
+        return slowest, self.cluster(), not np.array_equal(before, self.drawn[m])
+
     def loss(self) -> tuple[float, float]:
         """Return the objective with induced clusters, and with the nearest centres."""
         parties = range(len(self.stay))
@@ -258,11 +289,17 @@ class Numerics:
         pairs = zip(self._data.rows, self.stay, strict=True)
         return np.concatenate([X[stay] for X, stay in pairs])
 
-    def _draw(self, m: int, stream: str, prefix: Array | None = None) -> None:
-        """Draw the centroids of a party after those of the prefix."""
+    def _draw(
+        self,
+        m: int,
+        stream: str,
+        prefix: Array | None = None,
+        added: Array | None = None,
+    ) -> None:
+        """Draw the centroids of a party after those of the prefix that stay."""
         X, rng = self._data.rows[m], self._parties[m].rng(stream)
         self.drawn[m], self.sizes[m] = seed_centroids(
-            X, CUBE, self._local, rng, self.stay[m], prefix
+            X, CUBE, self._local, rng, self.stay[m], prefix, added
         )
         self._count(m)
 
@@ -666,6 +703,116 @@ def _ratios(runs: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{done:.0f}: {ratio:.3f}" for done, ratio in looks)
 
 
+# --- Adding rows --------------------------------------------------------------------
+
+ADDED = (1, 10, 30)
+"""Rows that a party gets at a time."""
+
+LATER = 0.3
+"""Share of each party's rows that come later."""
+
+
+def additions(
+    data: SplitRows, method: str, size: int, count: int, seed: int
+) -> dict[str, Any]:
+    """Train on 70 % of the rows; then add others, and train anew beside it.
+
+    Parameters
+    ----------
+    data : SplitRows
+        The data set.
+    method : str
+        One of MUFC's in `METHODS`.
+    size : int
+        Rows that a random party gets at a time.
+    count : int
+        How often.
+    seed : int
+        Seed of all draws.
+
+    Returns
+    -------
+    dict
+        Of each addition: ``redrawn``; seconds ``party`` and ``server``, and
+        ``party anew`` and ``server anew`` of a training on the same rows. At the end,
+        and with ``anew`` of the trainings: ``shown``, the number of rows that have been
+        drawn as centroids since before the first addition, and ``ratio``, the loss
+        ratio, induced.
+    """
+    rng, numerics = np.random.default_rng([seed, 2]), Numerics(data, method, seed)
+    for stay in numerics.stay:
+        stay[rng.choice(len(stay), int(LATER * len(stay)), replace=False)] = False
+    numerics.train()
+
+    def drawn(of: Numerics) -> set[tuple[int, int]]:
+        return {(m, int(row)) for m, rows in enumerate(of.drawn) for row in rows}
+
+    names = ("party", "server", "redrawn", "party anew", "server anew")
+    measured: dict[str, Any] = {name: [] for name in names}
+    shown, shown_anew, anew = drawn(numerics), drawn(numerics), numerics
+    for done in range(1, count + 1):
+        able = [m for m, s in enumerate(numerics.stay) if (~s).sum() >= size]
+        if not able:
+            break
+        m = int(rng.choice(able))
+        rows = rng.choice(np.flatnonzero(~numerics.stay[m]), size, replace=False)
+        figures = numerics.add(m, rows)
+        anew = Numerics(data, method, 1_000 * (seed + 1) + done)
+        anew.stay = [stay.copy() for stay in numerics.stay]
+        for name, figure in zip(names, (*figures, *anew.train()), strict=True):
+            measured[name].append(figure)
+        shown |= drawn(numerics)
+        shown_anew |= drawn(anew)
+    best = best_cost(numerics.remaining(), data.k, np.random.default_rng(0), 10)
+    measured |= {"shown": len(shown), "ratio": numerics.loss()[0] / best}
+    measured |= {"shown anew": len(shown_anew), "ratio anew": anew.loss()[0] / best}
+    return measured
+
+
+def adding(data: SplitRows, seeds: int, count: int) -> dict[str, Any]:
+    """Measure additions against training anew, `count` for each seed.
+
+    Returns
+    -------
+    dict
+        ``cells``: by method and size, a list of what :func:`additions` gives.
+    """
+    cells = []
+    for method in [name for name in METHODS if name.startswith("MUFC")]:
+        for size in ADDED:
+            runs = [additions(data, method, size, count, seed) for seed in range(seeds)]
+            if not all(run["party"] for run in runs):
+                continue  # no party has so many rows
+            cells.append({"method": method, "size": size, "runs": runs})
+            tell(f"{data.name}: {method}, {size}: {_adding_cells(runs)}")
+    return {"name": data.name, "note": data.note, "cells": cells}
+
+
+def _adding_cells(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    cells = {
+        "number": str(len(_all(runs, "party"))),
+        "redrawn %": f"{100 * _all(runs, 'redrawn').mean():.0f}",
+    }
+    for name in ("party", "party anew", "server", "server anew"):
+        cells[f"{name} ms"] = f"{1000 * np.median(_all(runs, name)):.1f}"
+    for name in ("shown", "shown anew"):
+        cells[name] = f"{_mean([run[name] for run in runs]):.0f}"
+    for name in ("ratio", "ratio anew"):
+        cells[name] = f"{_mean([run[name] for run in runs]):.3f}"
+    return cells
+
+
+def adding_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of additions."""
+    yield "## Adding rows"
+    yield table(
+        {"data": entry["name"], "method": cell["method"], "rows": str(cell["size"])}
+        | _adding_cells(cell["runs"])
+        for entry in measured
+        for cell in entry["cells"]
+    )
+
+
 # --- Whole runs ---------------------------------------------------------------------
 
 
@@ -888,7 +1035,7 @@ def settings_page(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterat
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
-TABLES = ("loss", "removal", "runs", "settings")
+TABLES = ("loss", "removal", "adding", "runs", "settings")
 REMOVED = ["celltype", "gaussian"]
 """Data sets of all tables but ``loss``; ``runs`` takes the first."""
 
@@ -905,7 +1052,7 @@ def main(
         int, typer.Option(min=1, help="Of loss; a quarter of it of the others.")
     ] = 20,
     requests: Annotated[
-        int, typer.Option(min=1, help="Of each seed of removal.")
+        int, typer.Option(min=1, help="Of each seed of removal; a tenth of adding.")
     ] = 100,
     quick: Annotated[
         bool, typer.Option("--quick", help="Few rows: does it work?")
@@ -921,7 +1068,7 @@ def main(
 
     The page is written after each data set, whole or not at all.
     """
-    fewer = max(1, seeds // 4)
+    fewer, few = max(1, seeds // 4), max(1, requests // 10)
     for name in tables:
         results = Results(context, "mufc", name)
         names = datasets or (list(DATASETS) if name == "loss" else REMOVED)
@@ -940,9 +1087,11 @@ def main(
                     measured.append(loss(data, seeds, runs))
                     page = results.write(measured, loss_page(measured))
                 elif name == "removal":
-                    few = max(1, requests // 10)
                     measured.append(removal(data, fewer, requests, few))
                     page = results.write(measured, removal_page(measured))
+                elif name == "adding":
+                    measured.append(adding(data, fewer, few))
+                    page = results.write(measured, adding_page(measured))
             if name == "runs" and loaded:
                 break
         if name == "runs":
@@ -959,7 +1108,7 @@ def main(
             cells = settings(loaded, spread, fewer)
             page = results.write(cells, settings_page(cells))
         elif results.skipped:
-            pages = {"loss": loss_page, "removal": removal_page}
+            pages = {"loss": loss_page, "removal": removal_page, "adding": adding_page}
             page = results.write(measured, pages[name](measured))
         tell(page)
     tell(f"results in {output_dir.absolute()}")

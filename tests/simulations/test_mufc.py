@@ -13,6 +13,8 @@ from simulations.mufc import (
     METHODS,
     PATTERNS,
     Numerics,
+    adding,
+    adding_page,
     app,
     in_process,
     loss,
@@ -35,7 +37,7 @@ from simulations.mufc_baselines import (
     kfed_centroids,
 )
 from simulations.mufc_data import SplitRows, mixture, pooled, split_clusters
-from vfl_flower import Party, simulate
+from vfl_flower import MUFCAdd, Party, simulate
 from vfl_flower.numerics.kmeans import assign
 
 
@@ -140,6 +142,55 @@ def test_memory_draws_what_a_run_draws(data, method):
     expected = assign(rows, result.model.cluster_centers_)[1].sum()
     assert nearest == pytest.approx(expected)
     assert nearest <= induced
+
+
+@pytest.mark.parametrize("method", ["MUFC", "MUFC, complete"])
+def test_memory_adds_what_a_run_adds(data, method, tmp_path):
+    """To the last digit; of two parties, whose last rows come later."""
+    numerics = Numerics(data, method, 3, gamma=(data.n - 6) ** -0.5)
+    later = [np.arange(len(X) - 3 * (m < 2), len(X)) for m, X in enumerate(data.rows)]
+    for stay, rows in zip(numerics.stay, later, strict=True):
+        stay[rows] = False
+    numerics.train()
+    for m in (0, 1):
+        seconds = numerics.add(m, later[m])
+        assert min(seconds[:2]) > 0
+
+    def parties(held_back):
+        return [
+            Party(
+                np.delete(X, held_back[m], axis=0),
+                ids=np.delete(np.arange(len(X)), held_back[m]),
+                name=f"party-{m}",
+                state_dir=tmp_path / str(m),
+            )
+            for m, X in enumerate(data.rows)
+        ]
+
+    none = later[-1]
+    server = tmp_path / "server"
+    trained = simulate(strategy(data, method, server), parties(later), seed=3)
+    task = MUFCAdd(trained.model.model, server_state=server)
+    for left in ([none, *later[1:]], [none, none, *later[2:]]):
+        result = simulate(task, parties(left), seed=3)
+    np.testing.assert_array_equal(numerics.centers, result.model.cluster_centers_)
+    assert numerics.loss()[0] == pytest.approx(result.model.inertia_, rel=1e-9)
+
+
+def test_adding_has_all_methods_and_a_page(data):
+    actual = adding(data, 1, 3)
+    cells = {(cell["method"], cell["size"]) for cell in actual["cells"]}
+    methods = {method for method in METHODS if method.startswith("MUFC")}
+    assert {method for method, _ in cells} == methods
+    assert {size for _, size in cells} == {1}  # no party has ten more
+    for cell in actual["cells"]:
+        (figures,) = cell["runs"]
+        assert len(figures["party"]) == len(figures["server anew"]) == 3
+        assert figures["shown"] <= figures["shown anew"]
+        assert min(figures["ratio"], figures["ratio anew"]) > 0.99
+    page = "\n".join(adding_page([actual]))
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(cells)
 
 
 def test_quantised_dckm_is_near_the_exact_one(data):

@@ -995,6 +995,28 @@ def test_without_new_rows_nothing_is_added(parties, folder, caplog):
     check(parties, folder, model, gone)
 
 
+@pytest.mark.parametrize("step", ["save", "commit"])
+def test_a_server_that_fails_while_rows_are_added(parties, folder, monkeypatch, step):
+    """The next run adds them, or completes what was saved."""
+    model = train(parties, folder).model.model
+    more = [grown(parties[0], 8), *parties[1:]]
+    with monkeypatch.context() as broken:
+        place = ServerState if step == "save" else LaterTask
+        broken.setattr(place, step, lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            add(more, folder, model)
+    saved = step == "commit"
+    assert ServerState(folder, model).version == 1 + saved
+    assert [ClientState(p.state_dir, model).version for p in more] == [1] * 3
+    result = add(more, folder, model)
+    assert result.metrics["added"] == (0 if saved else 8)
+    assert (result.metrics["version"], result.metrics["rows"]) == (2, 37)
+    assert result.model.sizes_.sum() == 37
+    check(more, folder, model)
+    for party in more:
+        assert predicted(party, model) == party.ids.tolist()
+
+
 def test_a_party_whose_rows_were_all_forgotten_gets_others(parties, folder):
     model = train(parties, folder).model.model
     north = parties[0]

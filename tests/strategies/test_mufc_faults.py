@@ -25,7 +25,13 @@ from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies import (
+    MUFC,
+    MUFCAdd,
+    MUFCForgetClient,
+    MUFCStatus,
+    MUFCUnlearn,
+)
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 BAD = 11
@@ -493,6 +499,26 @@ def test_more_rows_than_before_are_no_removal(three, tmp_path):
 
     with pytest.raises(FederationError, match="at most the 29 rows"):
         request.start(Changed(three, "forget", change), timeout=TIMEOUT)
+    simulate(MUFCStatus(model, server_state=server), three)
+    check(three, server, model)
+
+
+def test_fewer_rows_than_before_are_no_addition(three, tmp_path):
+    """In the clear, where a party may send any sizes."""
+    server = tmp_path / "server"
+    strategy = MUFC(**SETTINGS, **NONE, server_state=server, seed=1)
+    model = simulate(strategy, three).model.model
+    addition = MUFCAdd(model, server_state=server, masking="plain")
+
+    def change(replies):
+        less = replies[1]["sizes"] - np.eye(len(replies[1]["sizes"]), dtype=int)[0]
+        kept = less > 0
+        replies[1]["sizes"] = less[kept]
+        replies[1]["centroids"] = replies[1]["centroids"][kept]
+        replies[1]["totals"] = replies[1]["totals"] - np.array([1.0, 0.0, 0.0])
+
+    with pytest.raises(FederationError, match="at least the 29 rows"):
+        addition.start(Changed(three, "add", change), timeout=TIMEOUT)
     simulate(MUFCStatus(model, server_state=server), three)
     check(three, server, model)
 
