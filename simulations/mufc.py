@@ -2,7 +2,7 @@
 
 All tables take about twenty minutes on an idle machine::
 
-    python -m simulations.mufc loss removal adding runs settings
+    python -m simulations.mufc loss removal adding number runs settings
 
 ==========  ========================================================================
 loss        loss ratios of MUFC, K-FED and DC-KM: Tables 1 and 2 of [1]; bytes and
@@ -10,6 +10,7 @@ loss        loss ratios of MUFC, K-FED and DC-KM: Tables 1 and 2 of [1]; bytes a
 removal     time to remove rows against retraining, and the loss ratio over removals:
             Figures 3 to 5
 adding      time to add rows against training anew, and how many rows both show
+number      the number of clusters chosen from the bins, by four criteria
 runs        removal and retraining as whole runs: in one process by
             :func:`~vfl_flower.simulation.simulate`, and by ``flwr run`` on SuperNodes
 settings    the quantisation step, the clusters and the centroids of a party: Figure 3
@@ -78,6 +79,7 @@ from vfl_flower.numerics.mufc import (
     local_labels,
     merge_small,
     merged_sizes,
+    number_of_clusters,
     seed_centroids,
     server_centroids,
     server_points,
@@ -813,6 +815,77 @@ def adding_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     )
 
 
+# --- The number of clusters ---------------------------------------------------------
+
+MOST = 15
+"""The largest K, and K'."""
+
+SAMPLE = 2_000
+"""Rows of all parties by which K is chosen with all data in one place."""
+
+
+def chosen(points: Array, weights: Array, rng: np.random.Generator) -> dict[str, int]:
+    """Return the K that each criterion chooses from 2 to `MOST`.
+
+    ``silhouette``: :func:`~vfl_flower.numerics.mufc.number_of_clusters`; ``variance
+    ratio``: of T. Calinski and J. Harabasz, 1974, with the points for n, and ``of
+    rows`` with the rows; ``BIC``: of spherical clusters of one variance, of D. Pelleg
+    and A. Moore, 2000, with the points for n.
+    """
+    n, (m, d) = float(weights.sum()), points.shape
+    total = float(weights @ ((points - weights @ points / n) ** 2).sum(axis=1))
+    best = {"silhouette": number_of_clusters(points, weights, MOST, rng, 3)}
+    scores: dict[str, list[float]] = {"variance ratio": [], "of rows": [], "BIC": []}
+    sizes = range(2, min(MOST, m // 2) + 1)
+    for k in sizes:
+        centers = server_centroids(points, weights, k, rng, 3)
+        within = float(weights @ assign(points, centers)[1])
+        ratio = (total - within) / (k - 1) / within
+        scores["variance ratio"].append(ratio * (m - k))
+        scores["of rows"].append(ratio * (n - k))
+        scores["BIC"].append(-m * d * math.log(within / n) - k * (d + 1) * math.log(m))
+    best |= {name: sizes[int(np.argmax(values))] for name, values in scores.items()}
+    return best
+
+
+def number(data: SplitRows, seeds: int) -> dict[str, Any]:
+    """Choose K from the bins of parties, and from rows of all of them in one place.
+
+    Returns
+    -------
+    dict
+        ``bins`` and ``pooled``: a list of what :func:`chosen` gives, a seed each.
+    """
+    rows = np.concatenate(data.rows)
+    measured: dict[str, list[dict[str, int]]] = {"bins": [], "pooled": []}
+    for seed in range(min(seeds, data.seeds)):
+        numerics = Numerics(
+            data, "MUFC, complete", seed, local_clusters=MOST, min_rows=5
+        )
+        numerics.train()
+        rng, (bins, q) = np.random.default_rng([seed, 3]), numerics.summed()
+        middles = numerics.quantizer.centers(bins)
+        measured["bins"].append(chosen(middles, q.astype(float), rng))
+        some = rng.choice(len(rows), min(len(rows), SAMPLE), replace=False)
+        measured["pooled"].append(chosen(rows[some], np.ones(len(some)), rng))
+    tell(f"{data.name}: {measured}")
+    return {"name": data.name, "note": data.note, "k": data.k, **measured}
+
+
+def number_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of chosen numbers of clusters."""
+    yield "## Number of clusters"
+    yield table(
+        {"data": entry["name"], "K": str(entry["k"]), "chosen from": source}
+        | {
+            name: ", ".join(str(run[name]) for run in entry[source])
+            for name in entry[source][0]
+        }
+        for entry in measured
+        for source in ("bins", "pooled")
+    )
+
+
 # --- Whole runs ---------------------------------------------------------------------
 
 
@@ -1035,9 +1108,11 @@ def settings_page(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterat
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
-TABLES = ("loss", "removal", "adding", "runs", "settings")
+TABLES = ("loss", "removal", "adding", "number", "runs", "settings")
 REMOVED = ["celltype", "gaussian"]
-"""Data sets of all tables but ``loss``; ``runs`` takes the first."""
+"""Data sets of all tables but ``loss`` and ``number``; ``runs`` takes the first."""
+NUMBERED = [*REMOVED, "covtype15k", "tcga", "postures"]
+"""Data sets of ``number``."""
 
 
 @app.command()
@@ -1071,7 +1146,8 @@ def main(
     fewer, few = max(1, seeds // 4), max(1, requests // 10)
     for name in tables:
         results = Results(context, "mufc", name)
-        names = datasets or (list(DATASETS) if name == "loss" else REMOVED)
+        others = {"loss": list(DATASETS), "number": NUMBERED}
+        names = datasets or others.get(name, REMOVED)
         loaded: list[SplitRows] = []
         measured: list[dict[str, Any]] = []
         page = ""
@@ -1092,6 +1168,9 @@ def main(
                 elif name == "adding":
                     measured.append(adding(data, fewer, few))
                     page = results.write(measured, adding_page(measured))
+                elif name == "number":
+                    measured.append(number(data, fewer))
+                    page = results.write(measured, number_page(measured))
             if name == "runs" and loaded:
                 break
         if name == "runs":
@@ -1109,6 +1188,7 @@ def main(
             page = results.write(cells, settings_page(cells))
         elif results.skipped:
             pages = {"loss": loss_page, "removal": removal_page, "adding": adding_page}
+            pages["number"] = number_page
             page = results.write(measured, pages[name](measured))
         tell(page)
     tell(f"results in {output_dir.absolute()}")

@@ -33,6 +33,7 @@ from vfl_flower.numerics.mufc import (
     local_labels,
     merge_small,
     merged_sizes,
+    number_of_clusters,
     seed_centroids,
     server_centroids,
     server_points,
@@ -888,6 +889,39 @@ def test_many_rows_become_fewer_points_of_the_same_weight():
     assert len(X_s) == 1 + 250 + 750
     bin_of = (quantizer.bins(X_s)[:, None] == bins).all(axis=2).argmax(axis=1)
     np.testing.assert_allclose(np.bincount(bin_of, weights), counts, rtol=1e-12)
+
+
+def test_number_of_clusters_by_hand():
+    """Of 0, 1, 9, 10 in two clusters s = 1 - 0.5 / 9 or 1 - 0.5 / 8.5: none is as good.
+
+    The weight of three far points decides between two clusters and three.
+    """
+    rng = np.random.default_rng(0)
+    line = np.array([[0.0], [1], [9], [10]])
+    assert number_of_clusters(line, np.ones(4), 9, rng) == 2
+    three = np.array([[0.0], [1], [9], [10], [100], [101], [102]])
+    light, heavy = np.append(np.ones(4), np.full(3, 50.0)), np.ones(7)
+    heavy[:4] = 1_000
+    assert number_of_clusters(three, light, 9, rng) == 2
+    assert number_of_clusters(three, heavy, 9, rng) == 3
+
+
+@pytest.mark.parametrize(
+    ("m", "most", "k"), [(1, 9, 1), (2, 9, 2), (3, 9, 2), (9, 1, 1)]
+)
+def test_number_of_clusters_of_few_points(m, most, k):
+    points = np.arange(m)[:, None] ** 2.0
+    rng = np.random.default_rng(0)
+    assert number_of_clusters(points, np.ones(m), most, rng) == k
+
+
+@pytest.mark.parametrize("clusters", [3, 6])
+def test_number_of_clusters_of_distinct_groups(clusters):
+    rng = np.random.default_rng(clusters)
+    middles = 40.0 * np.eye(6)[:clusters]
+    X = np.repeat(middles, 12, axis=0) + rng.standard_normal((12 * clusters, 6))
+    weights = rng.integers(1, 100, size=len(X)).astype(float)
+    assert number_of_clusters(X, weights, 12, rng) == clusters
 
 
 def test_server_centroids_of_fewer_points_than_clusters():

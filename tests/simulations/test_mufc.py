@@ -20,6 +20,8 @@ from simulations.mufc import (
     loss,
     loss_page,
     message_bytes,
+    number,
+    number_page,
     removal,
     removal_page,
     removals,
@@ -191,6 +193,16 @@ def test_adding_has_all_methods_and_a_page(data):
     page = "\n".join(adding_page([actual]))
     lines = [line for line in page.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(cells)
+
+
+def test_number_of_clusters_has_a_row_for_bins_and_rows(data):
+    actual = number(data, 2)
+    page = "\n".join(number_page([actual]))
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 2
+    for source in ("bins", "pooled"):
+        assert len(actual[source]) == 2
+        assert all(2 <= k <= 15 for run in actual[source] for k in run.values())
 
 
 def test_quantised_dckm_is_near_the_exact_one(data):

@@ -34,7 +34,7 @@ from vfl_flower.app.server_app import main
 from vfl_flower.clients.mufc_state import ClientState, ServerState
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import weighted_kmeans
-from vfl_flower.numerics.mufc import initialise
+from vfl_flower.numerics.mufc import initialise, number_of_clusters
 from vfl_flower.protocol.settings import values_of
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.simulation import InProcessGrid, simulate
@@ -907,6 +907,48 @@ def test_a_server_that_fails_after_it_has_saved(parties, folder, monkeypatch, ki
     for party in parties:
         stay = set() if party.name in left else set(party.ids) - set(gone)
         assert set(predicted(party, model)) == stay
+
+
+# -- choosing the number of clusters ---------------------------------------------------
+
+
+def best_number(now, seed):
+    """Return the K with the best silhouette of the server's bins, by its definition."""
+    settings, rng = now.settings, stream(seed, b"server", b"number of clusters")
+    counts = now.counts.astype(float)
+    return number_of_clusters(
+        settings.quantizer.centers(now.bins), counts, settings.n_clusters, rng, 2
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"privacy": "none"}, {"client_training": "full"}]
+)
+def test_the_server_chooses_the_number_of_clusters(tmp_path, folder, settings):
+    """In each version anew, from its bins alone; with the messages of 6 clusters."""
+    parties = federation(tmp_path, (40, 30, 20))
+    chosen = {"n_clusters": 6, "choose_clusters": True} | settings
+    result = train(parties, folder, **chosen)
+    model = result.model.model
+    assert len(result.model.cluster_centers_) == result.metrics["clusters"] == 3
+    check(parties, folder, model)
+    now = ServerState(folder, model).load()
+    assert now.settings.n_clusters == now.settings.local_clusters == 6
+    assert best_number(now, 1) == 3
+    fixed = train(parties, tmp_path / "other", n_clusters=6, **settings)
+    assert "clusters" not in fixed.metrics
+    for party in parties:
+        sent = [r.ledger.entry("mufc_train", party.name) for r in (result, fixed)]
+        assert abs(sent[0].bytes_up - sent[1].bytes_up) < 64
+    # Without the rows of one of three groups there are two.
+    X = np.concatenate([party.X for party in parties])
+    labels = nearest(X, result.model.cluster_centers_)
+    ids = np.concatenate([party.ids for party in parties])[labels == 0]
+    requests = {p.name: [i for i in ids if i.startswith(f"{p.name}.")] for p in parties}
+    after = forget(parties, folder, model, requests, seed=4)
+    assert len(after.model.cluster_centers_) == after.metrics["clusters"] == 2
+    assert best_number(ServerState(folder, model).load(), 4) == 2
+    check(parties, folder, model, ids.tolist())
 
 
 # -- adding ----------------------------------------------------------------------------

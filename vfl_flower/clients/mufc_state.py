@@ -99,6 +99,8 @@ class TrainingSettings:
     n_init: Natural
     min_rows_per_bin: Natural = 1
     """States that are older than this setting do not have it: nothing was merged."""
+    choose_clusters: bool = False
+    """Whether `n_clusters` is the most that each version may have."""
     columns: list[str] | None = None
     """Digests of the names of the columns in their order, if they have names."""
 

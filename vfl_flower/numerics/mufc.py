@@ -12,6 +12,8 @@ References
 federated clusters", ICLR 2023.
 [2] M. T. Chao, "A general purpose unequal probability sampling plan", Biometrika 69,
 1982.
+[3] E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
+expression data", Information Sciences 176, 2006.
 """
 
 from __future__ import annotations
@@ -791,6 +793,60 @@ def server_centroids(
         raise ValueError("clusters need at least one row among the parties, got 0")
     distinct = len(initialise(RowBlocks(X_s), k, rng)[0])
     return weighted_kmeans(X_s, distinct, weights, rng, n_init)[0]
+
+
+def number_of_clusters(
+    points: Array,
+    weights: Array,
+    most: int,
+    rng: np.random.Generator,
+    n_init: int = 10,
+) -> int:
+    """Return the K from 2 to `most` with the largest simplified silhouette of [3].
+
+    That is the weighted mean of 1 - a / b over the points, where a and b are their
+    distances to the nearest and the second nearest of K centres.
+
+    Parameters
+    ----------
+    points : Array, shape (m, d)
+        Distinct points, such as the middles of bins.
+    weights : Array, shape (m,)
+        Positive weight of each, in rows.
+    most : int
+        The largest K. K is also at most half of m, but for m < 4: with a centre at each
+        point the silhouette is 1, and says nothing.
+    rng : numpy.random.Generator
+        Source of the starts.
+    n_init : int
+        Starts of k-means for each K.
+
+    Returns
+    -------
+    int
+        K; the lower of m and `most` where it is below 2.
+
+    Notes
+    -----
+    A heuristic: no K is right for all purposes, and one cluster cannot be chosen.
+
+    Examples
+    --------
+    >>> points = np.array([[0.0], [1.0], [20.0], [21.0], [40.0], [41.0], [42.0]])
+    >>> number_of_clusters(points, np.ones(7), 6, np.random.default_rng(0))
+    3
+    """
+    m = len(points)
+    if min(m, most) < 2:
+        return min(m, most)
+
+    def silhouette(k: int) -> float:
+        centers = server_centroids(points, weights, k, rng, n_init)
+        far = np.sqrt([_squared_distances(points, center) for center in centers])
+        a, b = np.sort(far, axis=0)[:2]
+        return float(weights @ (1 - a / np.maximum(b, np.finfo(float).tiny)))
+
+    return max(range(2, min(most, max(2, m // 2)) + 1), key=silhouette)
 
 
 def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:

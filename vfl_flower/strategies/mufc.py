@@ -31,7 +31,13 @@ from vfl_flower.clients.mufc_state import (
 )
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.numerics.mufc import Box, Quantizer, server_centroids, server_points
+from vfl_flower.numerics.mufc import (
+    Box,
+    Quantizer,
+    number_of_clusters,
+    server_centroids,
+    server_points,
+)
 from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
@@ -134,13 +140,23 @@ class MUFCTask(ProtocolStrategy):
                     "the sizes of the clusters of all parties must add up to their "
                     "rows: a message is changed"
                 )
-            centers = _centers(points, sizes.astype(np.float64), agreed, rng)
-            return *agreed.quantizer.count(points, sizes), centers
-        bins, counts = decoded(parties, replies, agreed, key)
-        points, weights = server_points(
-            agreed.quantizer, bins, counts, rng, agreed.server_points
-        )
-        return bins, counts, _centers(points, weights, agreed, rng)
+            bins, counts = agreed.quantizer.count(points, sizes)
+            weights = sizes.astype(np.float64)
+        else:
+            bins, counts = decoded(parties, replies, agreed, key)
+            points, weights = server_points(
+                agreed.quantizer, bins, counts, rng, agreed.server_points
+            )
+        if not len(points):
+            raise FederationError(
+                "at least one row must stay: forgetting all needs no model"
+            )
+        k = agreed.n_clusters
+        if agreed.choose_clusters:
+            middles = agreed.quantizer.centers(bins), counts.astype(np.float64)
+            own = run.rng("number of clusters")
+            k = number_of_clusters(*middles, k, own, agreed.n_init)
+        return bins, counts, server_centroids(points, weights, k, rng, agreed.n_init)
 
     def commit(
         self,
@@ -180,6 +196,8 @@ class MUFCTask(ProtocolStrategy):
             "rows": n_rows,
             **worth(model, agreed),
         }
+        if agreed.choose_clusters:
+            counted["clusters"] = len(model.cluster_centers_)
         run.record(1, record, counted | metrics)
         return record
 
@@ -206,7 +224,7 @@ class ClusterTraining(MUFCTask):
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether there are enough bins for the clusters."""
-        if not 0 < metrics["bins"] < self.n_clusters:
+        if "clusters" in metrics or not 0 < metrics["bins"] < self.n_clusters:
             return []
         return [
             f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
@@ -240,6 +258,7 @@ class ClusterTraining(MUFCTask):
         field: PointField = "hash",
         n_init: int = 10,
         min_rows_per_bin: int = 1,
+        choose_clusters: bool = False,
     ) -> TrainingSettings:
         """Return all settings of training, with those that depend on the data.
 
@@ -276,6 +295,7 @@ class ClusterTraining(MUFCTask):
             field=field,
             n_init=n_init,
             min_rows_per_bin=min_rows_per_bin,
+            choose_clusters=choose_clusters,
             columns=parties.columns or None,
         )
 
@@ -434,6 +454,10 @@ class MUFC(ClusterTraining):
     number, as in the paper, for few columns only."""
     n_init: Natural = pydantic.Field(default=10, kw_only=True)
     """Starts of k-means at the server."""
+    choose_clusters: bool = pydantic.Field(default=False, kw_only=True)
+    """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, in
+    training and anew whenever rows are forgotten or added. Each party then has up to
+    `n_clusters` centroids, unless `local_clusters` says other."""
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""
@@ -484,6 +508,7 @@ class MUFC(ClusterTraining):
             self.field,
             self.n_init,
             self.min_rows_per_bin,
+            self.choose_clusters,
         )
 
 
@@ -680,13 +705,3 @@ def decoded(
         return code.decode(message, _total_rows(replies))
     except ValueError as error:
         raise FederationError(str(error)) from None
-
-
-def _centers(
-    points: Array, weights: Array, agreed: TrainingSettings, rng: np.random.Generator
-) -> Array:
-    if not len(points):
-        raise FederationError(
-            "at least one row must stay: forgetting all needs no model"
-        )
-    return server_centroids(points, weights, agreed.n_clusters, rng, agreed.n_init)

@@ -54,6 +54,11 @@ METRICS: dict[str, Metric] = {
     "requests": Metric(
         "Requests", "How many requests to forget the parties have had.", kind="count"
     ),
+    "clusters": Metric(
+        "Clusters",
+        "Number of clusters that the server has chosen from the counts of the bins.",
+        kind="count",
+    ),
     "bins": Metric(
         "Bins",
         "Small boxes in which the parties' centroids are: the server learns which, and "
