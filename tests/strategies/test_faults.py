@@ -151,7 +151,9 @@ def assert_failed(variant: str, fault: Fault, clock: Clock) -> PartyFailed:
 def test_every_step_of_the_clients_is_run():
     # These need a state on disk: see test_mufc_faults.py, test_mufc_crashes.py and
     # test_cluster_predictions.py.
-    others = {"mufc_forget", "mufc_status", "mufc_predict", "mufc_evaluate"}
+    others = {
+        f"mufc_{name}" for name in ("forget", "add", "status", "predict", "evaluate")
+    }
     assert {action for _, action in STEPS} >= {"hello", *our_steps()} - others
 
 

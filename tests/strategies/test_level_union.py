@@ -563,8 +563,8 @@ def test_simulated_parties(folder, tmp_path):
 
 def test_check_proposes_and_explains(folder):
     path = str(folder / "0.csv")
-    notes = [f.text for f in check(party_source({"data": path}, {})).findings]
-    assert any('levels="id=united;region=united"' in text for text in notes)
+    of_rows = check(party_source({"data": path}, {"strategy": "mufc"})).findings
+    assert any('levels="region=united"' in finding.text for finding in of_rows)
     checked = check(party_source(NODE | {"data": path}, {}))
     assert checked.sound
     texts = [f.text for f in checked.findings]

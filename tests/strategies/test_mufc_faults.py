@@ -37,6 +37,10 @@ TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 BAD = 11
 SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
 SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
+ONCE = [
+    *("lose reply", "reply unavailable", "duplicate", "reorder", "unavailable"),
+    *("damage reply array", "damage request array", "damage request setting"),
+]
 
 
 def twenty(folder=None, n=20):
@@ -197,13 +201,7 @@ def test_a_party_of_the_model_that_stays_away_is_missed(three, tmp_path):
 
 
 @pytest.mark.parametrize("action", ["mufc_train", "mufc_commit"])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("lose reply", "reply unavailable", "duplicate", "reorder", "unavailable"),
-        *("damage reply array", "damage request array", "damage request setting"),
-    ],
-)
+@pytest.mark.parametrize("kind", ONCE)
 def test_whatever_happens_once_the_result_is_the_same(
     clock: Clock, three, tmp_path, kind, action
 ):
@@ -226,6 +224,28 @@ def test_whatever_happens_once_the_result_is_the_same(
     request = MUFCUnlearn(model.model, {"north": gone}, server_state=server)
     request.start(FaultyGrid(three, [again], clock), timeout=TIMEOUT)
     check(three, server, model.model, gone)
+
+
+@pytest.mark.parametrize("kind", ONCE)
+def test_rows_are_added_whatever_happens_once(clock: Clock, tmp_path, kind):
+    """Or the party is named, and the next run adds them."""
+    whole, server = federation(tmp_path, (20, 12, 8)), tmp_path / "server"
+    few = [
+        Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
+        for p, n in zip(whole, (14, 9, 6), strict=True)
+    ]
+    model = simulate(MUFC(**SETTINGS, server_state=server), few, seed=1).model.model
+    addition = MUFCAdd(model, server_state=server)
+    grid = FaultyGrid(whole, [Fault(kind, "mufc_add", 1)], clock)
+    if kind == "lose reply":
+        with pytest.raises(PartyFailed, match="'south' failed in 'mufc_add': no rep"):
+            addition.start(grid, timeout=TIMEOUT)
+        check(few, server, model)
+        grid = InProcessGrid(whole)
+    added = addition.start(grid, timeout=TIMEOUT)
+    assert kind == "lose reply" or grid.struck
+    assert added.metrics["added"] == 11
+    check(whole, server, model)
 
 
 # -- messages that were changed, with a digest that fits -------------------------------
