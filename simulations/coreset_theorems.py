@@ -36,6 +36,11 @@ from simulations.experiments import (
 )
 from simulations.tables import Experiment
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.coreset_sizes import (
+    theorem31_size,
+    theorem42_size,
+    theorem52_size,
+)
 from vfl_flower.numerics.coresets import (
     coreset_weights,
     draw,
@@ -43,9 +48,6 @@ from vfl_flower.numerics.coresets import (
     leverage_scores,
     sigma_min,
     tau,
-    theorem31_size,
-    theorem42_size,
-    theorem52_size,
     uniform,
     vrlr_sensitivities,
 )

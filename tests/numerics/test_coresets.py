@@ -14,6 +14,11 @@ from sklearn.cluster import KMeans
 
 from vfl_flower.numerics import coresets
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.coreset_sizes import (
+    theorem31_size,
+    theorem42_size,
+    theorem52_size,
+)
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
     allocate,
@@ -25,9 +30,6 @@ from vfl_flower.numerics.coresets import (
     leverage_scores,
     sigma_min,
     tau,
-    theorem31_size,
-    theorem42_size,
-    theorem52_size,
     uniform,
     vkmc_sensitivities,
     vrlr_sensitivities,

@@ -350,6 +350,21 @@ def test_parts_have_all_blocks_once():
                 assert min(part.stop - part.start for part in of_half) >= 0
 
 
+@pytest.mark.parametrize("angles", [1, 2, 3, 1000])
+@pytest.mark.parametrize("density", [0.3, 0.8, 1.0])
+def test_relevant_features_have_at_least_the_density_of_the_pilot(angles, density):
+    """And about as many angles of each kind, the sparsest one at the largest width."""
+    pilot = party.Joint([2.0], [angles], [density], 16)
+    joint = server._relevant(pilot)
+    kinds = min(angles, 3)
+    assert joint.relevant
+    assert joint.angles == angles
+    assert max(joint.counts) - min(joint.counts) <= 1
+    assert joint.densities == [max(density, least) for least in (0.3, 0.5, 1.0)][:kinds]
+    widths = [width / server.WIDE for width in joint.bandwidths]
+    assert widths == pytest.approx([0.7, 0.3, 0.3][:kinds])
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Return a result, the state-dirs of its parties, and the seed."""
