@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import shlex
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -121,6 +124,35 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
     return markdown_table(names, cells) if rows else ""
 
 
+ROOT = Path(__file__).parents[1]
+
+
+def stamp_of(versions: str) -> dict[str, str]:
+    """Return commit, date, machine and versions, which stand beside figures."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    code = ("vfl_flower", "simulations")
+    changed = " and changes" if git("status", "--porcelain", "--", *code) else ""
+    cpu = Path("/proc/cpuinfo")
+    models = [
+        line.partition(":")[2].strip()
+        for line in (cpu.read_text() if cpu.is_file() else "").splitlines()
+        if line.startswith("model name")
+    ]
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    return {
+        "commit of vfl_flower": git("log", "-1", "--format=%h", "--", "vfl_flower")
+        + changed,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{(models or [platform.machine()])[0]}, {os.cpu_count()} cores, "
+        f"OMP_NUM_THREADS={threads}",
+        "versions": versions,
+    }
+
+
 class Results:
     """The page and the figures of one table.
 
@@ -142,8 +174,8 @@ class Results:
     command : str
         The command with all options that were given; absolute paths, which depend on
         the machine, are written as FOLDER.
-    versions : str
-        Versions of the software that the figures depend on.
+    stamp : dict of str to str
+        Commit, date, machine, and versions of what the figures depend on.
     skipped : dict of str to str
         The reason for each data set that was skipped.
     """
@@ -172,6 +204,7 @@ class Results:
         self.versions = f"python {platform.python_version()}, " + ", ".join(
             f"{package} {version(package)}" for package in packages
         )
+        self.stamp = stamp_of(self.versions)
         self.skipped: dict[str, str] = {}
         # Each run warns that it has a seed, which is intended here.
         logging.getLogger("vfl_flower").setLevel(logging.ERROR)
@@ -219,7 +252,7 @@ class Results:
         """
         text = self.text(page)
         results = {"command": self.command, "settings": self._options}
-        results |= {"versions": self.versions, "skipped": self.skipped}
+        results |= {"stamp": self.stamp, "skipped": self.skipped}
         self.stem.parent.mkdir(parents=True, exist_ok=True)
         write_text(
             self.stem.with_suffix(".json"),

@@ -22,11 +22,7 @@ or the folder ``VFL_FLOWER_DATA``.
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -558,38 +554,11 @@ def _wrapped(text: str, **options: Any) -> str:
 
 # --- The command --------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[1]
 TOLERANCES = {
     **{"error": 0.02, "largest": 0.1, "rms": 0.1, "ratio": 0.01},
     **{"bits": 0.0, "local": 0.0, "round_trips": 0.0},
 }
 """By how much of itself a figure may differ when it is measured again."""
-
-
-def stamp_of(versions: str) -> dict[str, str]:
-    """Return commit, date, machine and versions, as the page lists them."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(ROOT), *words]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-    code = ("vfl_flower", "simulations")
-    changed = " and changes" if git("status", "--porcelain", "--", *code) else ""
-    cpu = Path("/proc/cpuinfo")
-    models = [
-        line.partition(":")[2].strip()
-        for line in (cpu.read_text() if cpu.is_file() else "").splitlines()
-        if line.startswith("model name")
-    ]
-    threads = os.environ.get("OMP_NUM_THREADS", "all")
-    return {
-        "commit of vfl_flower": git("log", "-1", "--format=%h", "--", "vfl_flower")
-        + changed,
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{(models or [platform.machine()])[0]}, {os.cpu_count()} cores, "
-        f"OMP_NUM_THREADS={threads}",
-        "versions": versions,
-    }
 
 
 def check(results: Results, size: Size, folder: Path | None) -> None:
@@ -647,7 +616,7 @@ def main(
         return
     earlier = None if quick else results.earlier()
     measured = earlier or {"stamps": [], "cells": {}}
-    stamp = stamp_of(results.versions)
+    stamp = results.stamp
     for cell in plan(size, data_dir):
         if cell.name in measured["cells"] or cell.dataset in results.skipped:
             continue

@@ -90,12 +90,13 @@ def test_results_hold_figures_and_reasons(command, tmp_path, capsys):
     ]
     assert sorted(os.listdir(tmp_path)) == files
     results = json.loads((tmp_path / "some-two.json").read_text())
-    assert set(results) == {"command", "settings", "versions", "skipped", "two"}
+    assert set(results) == {"command", "settings", "stamp", "skipped", "two"}
     assert (results["two"], results["skipped"]) == ({"a": 5}, {"b": "b is far away"})
     assert results["settings"]["datasets"] == ["a", "b"]
     assert {"data_dir", "output_dir"}.isdisjoint(results["settings"])
     for package in ("python", "flwr", "numpy", "scikit-learn"):
-        assert f"{package} " in results["versions"]
+        assert f"{package} " in results["stamp"]["versions"]
+    assert {"date", "machine"} < set(results["stamp"])
     page = (tmp_path / "some-one.md").read_text()
     assert page == "# Title of one\n\nText.\n\n**b** was skipped: b is far away.\n"
     assert "b skipped: b is far away" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import click
 import numpy as np
 import pytest
 
-from simulations import coresets, kernel_moments
+from simulations import coresets, experiments, kernel_moments
 from simulations.experiments import MissingData
 from simulations.kernel_moments import STEM, app, errors_page, in_short, verdict
 from simulations.moments_cells import (
@@ -23,7 +23,7 @@ from simulations.moments_cells import (
 )
 from simulations.moments_costs import gram_errors
 
-COMMITTED = kernel_moments.ROOT / "docs" / "papers"
+COMMITTED = experiments.ROOT / "docs" / "papers"
 
 
 def run(*arguments):
