@@ -13,7 +13,7 @@ cell has seed ``--seed`` + r. How a cell is run and its cost evaluated:
 flights        party files made by ``vfl_flower.app.flights``; T = 3
 kc_house       ``kc_house.npz`` with X (21613, 18) and the price y; T = 2
 covtype        ``covtype.npz`` with X (581012, 54); T = 3
-generated      made here, of the size of YearPredictionMSD; T = 3 and 5
+generated      a stand-in made here, of the size of YearPredictionMSD; T = 3 and 5
 =============  =====================================================================
 
 The npz files are looked for in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``.
@@ -48,7 +48,6 @@ from simulations.experiments import (
 )
 from simulations.tables import (
     DRAWN,
-    SIZES,
     Experiment,
     Published,
     Solver,
@@ -71,7 +70,7 @@ REGRESSION = {
     "CG": Solver({"solver": "cg", "allow_two_parties": True}, repeats=3),
 }
 SAGA = Solver(
-    {"solver": "saga", "batch_size": 250, "max_iter": 60, "tol": 1e-3}, DRAWN, 1
+    {"solver": "saga", "batch_size": 250, "max_iter": 60, "tol": 1e-3}, DRAWN, 15
 )
 CLUSTERING = {
     "KMEANS++": Solver(),
@@ -193,34 +192,6 @@ def _covtype(folder: Path | None, quick: bool) -> Iterator[Experiment]:
         )
 
 
-def _at_sizes(*costs: float) -> dict[int | None, float]:
-    return dict(zip(SIZES, costs, strict=True))
-
-
-# Table 1 of [1]; plain regression, of which [1] has a plot, is from the authors' files.
-_YEAR: dict[str, Published] = {
-    "ridge": {
-        ("CENTRAL", "full"): {None: 90.45},
-        ("CENTRAL", "coreset"): _at_sizes(100.50, 95.01, 93.39, 92.73, 92.42, 91.97),
-        ("CENTRAL", "uniform"): _at_sizes(108.79, 99.65, 96.68, 95.32, 94.08, 93.54),
-        ("SAGA", "coreset"): _at_sizes(105.93, 99.55, 97.13, 95.90, 94.75, 94.83),
-        ("SAGA", "uniform"): _at_sizes(110.43, 102.96, 100.64, 99.10, 97.64, 96.88),
-    },
-    "none": {
-        ("CENTRAL", "full"): {None: 90.44},
-        ("CENTRAL", "coreset"): {1000: 99.51, 6000: 91.91},
-        ("CENTRAL", "uniform"): {1000: 103.27, 6000: 92.16},
-    },
-    "k-means": {
-        ("KMEANS++", "full"): {None: 71.65},
-        ("KMEANS++", "coreset"): _at_sizes(73.76, 72.68, 72.23, 72.14, 71.97, 71.92),
-        ("KMEANS++", "uniform"): _at_sizes(74.91, 73.52, 73.25, 72.74, 72.54, 72.57),
-        ("DISTDIM", "full"): {None: 74.89},
-        ("DISTDIM", "coreset"): _at_sizes(77.75, 76.82, 75.52, 75.49, 75.27, 75.32),
-        ("DISTDIM", "uniform"): _at_sizes(78.87, 78.13, 77.85, 76.70, 76.38, 76.44),
-    },
-}
-
 _PENALTIES: dict[str, dict[str, Any]] = {
     "ridge": {"regularizer": "ridge", "alpha": 0.1},
     "none": {},
@@ -279,12 +250,11 @@ def generate(n: int, d: int, seed: int) -> tuple[Array, Array]:
 
 
 def _generated(folder: Path | None, quick: bool) -> Iterator[Experiment]:
-    """Make data of the size of YearPredictionMSD: 90 columns, T = 3 and 5."""
+    """Make a stand-in for YearPredictionMSD, of its size: 90 columns, T = 3 and 5."""
     n, n_test = (QUICK_ROWS, 2000) if quick else (463_715, 51_630)
     X, y = generate(n + n_test, 90, seed=0)
     standardise(X)
     test = (X[n:], y[n:])
-    source = "for YearPredictionMSD, another data set of the same size"
     made = (
         "made by `generate`: 12 unequal clusters in 15 factors that all columns share, "
         "each row scaled as a t distribution with 4 degrees of freedom"
@@ -304,22 +274,20 @@ def _generated(folder: Path | None, quick: bool) -> Iterator[Experiment]:
                 data=data,
                 arguments=arguments,
                 solvers=solvers,
-                published=_YEAR.get(name, {}) if T == 3 else {},
-                origin="authors' files" if name == "none" else "printed",
-                source=source if T == 3 and name in _YEAR else "",
             )
-        yield Experiment(
-            name=f"generated, T = {T}, k-means, k = 10",
-            note=f"{made}, standardised; cost: squared distance a row, these rows",
-            task="k-means",
-            data=replace(data, y=None, test=None),
-            arguments={"n_clusters": 10},
-            solvers=CLUSTERING,
-            slow_repeats=2,
-            full_starts=2,
-            published=_YEAR["k-means"] if T == 3 else {},
-            source=source if T == 3 else "",
-        )
+        for k in (10, 5, 15) if T == 3 else (10,):
+            main = (T, k) == (3, 10)
+            yield Experiment(
+                name=f"generated, T = {T}, k-means, k = {k}",
+                note=f"{made}, standardised; cost: squared distance a row, these rows",
+                task="k-means",
+                data=replace(data, y=None, test=None),
+                arguments={"n_clusters": k},
+                solvers=CLUSTERING,
+                sizes=(1000, 3000, 6000),
+                slow_repeats=20 if main else 3,
+                full_starts=2,
+            )
 
 
 LOADERS: dict[str, Callable[[Path | None, bool], Iterator[Experiment]]] = {

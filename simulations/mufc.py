@@ -453,29 +453,41 @@ def loss(data: SplitRows, seeds: int, runs: Sequence[str] = ()) -> dict[str, Any
 
 
 def loss_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tables of loss ratios and of whole runs."""
-    yield "## Loss ratios"
-    yield "\n".join(
-        f"- **{entry['name']}**: n = {entry['n']:,}, d = {entry['d']}, "
-        f"K = {entry['k']}; {entry['note']}."
-        for entry in measured
-    )
-    yield table(
-        {
-            "data": entry["name"],
-            "method": method,
-            "induced": _spread(values["induced"]),
-            "nearest": _spread(values["nearest"]),
-            "printed": f"{entry['published'][method]:.2f}"
-            if method in entry["published"]
-            else "",
-            "seeds": str(len(values["induced"])),
-            "party ms": f"{1000 * _mean(values['party']):.1f}",
-            "server ms": f"{1000 * _mean(values['server']):.0f}",
-        }
-        for entry in measured
-        for method, values in entry["methods"].items()
-    )
+    """Yield the tables of loss ratios, of the paper's sets and others, and of runs."""
+    own = [entry for entry in measured if entry["published"]]
+    stand_ins = [entry for entry in measured if not entry["published"]]
+    for title, entries in (
+        ("Loss ratios", own),
+        ("Loss ratios of stand-ins", stand_ins),
+    ):
+        if not entries:
+            continue
+        yield f"## {title}"
+        yield "\n".join(
+            f"- **{entry['name']}**: n = {entry['n']:,}, d = {entry['d']}, "
+            f"K = {entry['k']}; {entry['note']}."
+            for entry in entries
+        )
+        yield table(
+            {
+                "data": entry["name"],
+                "method": method,
+                "induced": _spread(values["induced"]),
+                "nearest": _spread(values["nearest"]),
+            }
+            | (
+                {"printed": f"{p:.2f}" if (p := entry["published"].get(method)) else ""}
+                if entry["published"]
+                else {}
+            )
+            | {
+                "seeds": str(len(values["induced"])),
+                "party ms": f"{1000 * _mean(values['party']):.1f}",
+                "server ms": f"{1000 * _mean(values['server']):.0f}",
+            }
+            for entry in entries
+            for method, values in entry["methods"].items()
+        )
     runs = [(entry["name"], run) for entry in measured for run in entry["runs"]]
     if runs:
         yield "## Whole runs of the same, at seed 0"

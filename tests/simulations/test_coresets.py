@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations import coresets
+from simulations import coreset_published, coresets, tables
 from simulations.coresets import CLUSTERING, REGRESSION, SAGA, generate
-from simulations.experiments import Columns
+from simulations.experiments import Columns, MissingData
 from simulations.tables import (
     Experiment,
     Solver,
@@ -178,11 +178,11 @@ def test_units_counted_stand_beside_the_formula(regression, clustering):
     ("sampling", "solver", "rows", "printed"),
     [
         ("full", "central", (463_715, 515_345), "4.2e7 4.6e7"),
-        ("coreset", "central", coresets.SIZES, "9.9e4 2.0e5 3.0e5 4.0e5 5.0e5 5.9e5"),
-        ("uniform", "central", coresets.SIZES, "9.3e4 1.9e5 2.8e5 3.7e5 4.7e5 5.6e5"),
+        ("coreset", "central", tables.SIZES, "9.9e4 2.0e5 3.0e5 4.0e5 5.0e5 5.9e5"),
+        ("uniform", "central", tables.SIZES, "9.3e4 1.9e5 2.8e5 3.7e5 4.7e5 5.6e5"),
         ("full", "distdim", (515_345,), "1.5e6"),
-        ("coreset", "distdim", coresets.SIZES, "1.3e4 2.5e4 3.7e4 4.9e4 6.1e4 7.3e4"),
-        ("uniform", "distdim", coresets.SIZES, "6.9e3 1.3e4 1.9e4 2.5e4 3.1e4 3.7e4"),
+        ("coreset", "distdim", tables.SIZES, "1.3e4 2.5e4 3.7e4 4.9e4 6.1e4 7.3e4"),
+        ("uniform", "distdim", tables.SIZES, "6.9e3 1.3e4 1.9e4 2.5e4 3.1e4 3.7e4"),
     ],
 )
 def test_formula_gives_the_paper_s_column(sampling, solver, rows, printed):
@@ -282,17 +282,46 @@ def test_published_costs_say_where_they_are_from(regression, origin):
     assert origin not in without
 
 
-def test_published_costs_of_the_paper_are_those_of_its_table_1():
-    """Plain regression on that set, and kc_house, are plots in [1]: no figure there."""
-    tables = list(coresets.LOADERS["generated"](None, True))
-    origins = {e.name: e.origin for e in tables if e.published}
-    assert origins == {
-        "generated, T = 3, ridge": "printed",
-        "generated, T = 3, none": "authors' files",
-        "generated, T = 3, k-means, k = 10": "printed",
-    }
-    ridge = next(e for e in tables if e.name == "generated, T = 3, ridge")
-    assert ridge.published["SAGA", "uniform"][6000] == 96.88
+def test_stand_ins_have_no_figures_of_others_beside_them():
+    made = list(coresets.LOADERS["generated"](None, True))
+    assert len(made) == 12
+    assert not any(e.published or e.source for e in made)
+
+
+@pytest.fixture
+def authors(tmp_path):
+    """Return a folder like a clone of the authors' repository, with some files."""
+    for name, values in (
+        ("ridge-res/ridge-centralized-test.npy", [90.0, 90.0]),
+        ("ridge-res/ridge-centralized-u6000s-test.npy", [93.0, 94.0]),
+        ("kmeans/kc-distkmeans-coreset-5c300s.npy", [12.0, 14.0]),
+    ):
+        file = tmp_path / "res" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, values)
+    return tmp_path
+
+
+def test_the_authors_files_stand_beside_what_the_paper_prints(authors, tmp_path):
+    coreset_published.app(
+        [str(authors), "--output-dir", str(tmp_path / "out")], standalone_mode=False
+    )
+    results = json.loads((tmp_path / "out" / "coreset_published.json").read_text())
+    cells = results["experiments"]
+    full, uniform = cells["YearPredictionMSD, ridge, T = 3"]
+    assert (full["mean"], full["printed"], full["size"]) == (90, 90.45, None)
+    assert (uniform["mean"], uniform["std"]) == (93.5, round(0.5**0.5, 9))
+    assert (uniform["printed"], uniform["runs"]) == (93.54, 2)
+    (cell,) = cells["kc_house, k-means, k = 5, T = 2"]
+    assert (cell["solver"], cell["size"], cell["printed"]) == ("DISTDIM", 300, None)
+    text = (tmp_path / "out" / "coreset_published.md").read_text()
+    (line,) = (line for line in text.splitlines() if "6000" in line)
+    assert [cell.strip() for cell in line.split("|")[-3:-1]] == ["93.5 (0.71)", "93.54"]
+
+
+def test_a_folder_without_the_authors_files_is_named(tmp_path):
+    with pytest.raises(MissingData, match="there is no folder res in"):
+        coreset_published.app([str(tmp_path)], standalone_mode=False)
 
 
 def test_sentences_of_section_6_beside_its_table_1():
@@ -300,9 +329,9 @@ def test_sentences_of_section_6_beside_its_table_1():
 
     Units as printed there; those of CENTRAL and DISTDIM are also our formula's.
     """
-    ridge = coresets._YEAR["ridge"]
-    full, drawn = ridge["CENTRAL", "full"][None], ridge["CENTRAL", "coreset"]
-    assert f"{drawn[2000] / full:.2f}" == "1.05"
+    ridge = coreset_published.PRINTED["YearPredictionMSD, ridge, T = 3"]
+    (full,), drawn = ridge["CENTRAL", "full"], ridge["CENTRAL", "coreset"]
+    assert f"{drawn[tables.SIZES.index(2000)] / full:.2f}" == "1.05"
     # "Less than 0.4% of training data (2000/463715)".
     assert 0.0043 < 2000 / 463_715 < 0.0044
     # "Using coresets can reduce 50-100x communication complexity".

@@ -437,7 +437,21 @@ def test_all_sets_can_be_generated_or_say_why(tmp_path):
     few = mufc_data.DATASETS["tcga"](None, True)
     assert (few.d, few.k, len(few.rows)) == (57, 4, 10)
     assert few.note.startswith("GENERATED, not TCGA")
-    assert set(few.published) == set(METHODS) - {"MUFC, weighted bins"}
+    generated = mufc_data.DATASETS["gaussian"](None, True)
+    assert set(generated.published) == set(METHODS) - {"MUFC, weighted bins"}
+
+
+def test_stand_ins_have_a_heading_of_their_own_and_no_printed_figures(data):
+    printed = SplitRows("ours", "", data.rows, 3, data.best, published={"MUFC": 1.14})
+    parts = list(loss_page([loss(printed, 1), loss(data, 1)]))
+    first, second = (
+        parts.index("## Loss ratios"),
+        parts.index("## Loss ratios of stand-ins"),
+    )
+    assert "**ours**" in parts[first + 1]
+    assert "printed" in parts[first + 2]
+    assert f"**{data.name}**" in parts[second + 1]
+    assert "printed" not in parts[second + 2]
 
 
 def test_celltype_keeps_its_parties(folder):
