@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The theme otherwise prints where its development goes on.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test lint docs bench
+.PHONY: help demo test lint docs bench papers
 
 help:
 	@echo "make demo   split the flights data over three parties and fit a model"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint   check style and types"
 	@echo "make docs   build the documentation as a site, into site/"
 	@echo "make bench  run the benchmarks at a small size"
+	@echo "make papers measure the figures of docs/papers that are missing; QUICK=1: in minutes"
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
@@ -61,3 +62,6 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/mufc.py --sizes 1000 10000
 	$(PY) benchmarks/sparse_sum.py
 	$(PY) benchmarks/round_trip.py --repeats 3
+
+papers: $(INSTALLED)
+	$(PY) -m simulations.papers $(if $(QUICK),--quick --output-dir .papers)

@@ -251,7 +251,7 @@ class Results:
             Its paragraphs and tables. The header comes first, unless there is a title.
         """
         text = self.text(page)
-        results = {"command": self.command, "settings": self._options}
+        results = {"command": self.command, "options": self._options}
         results |= {"stamp": self.stamp, "skipped": self.skipped}
         self.stem.parent.mkdir(parents=True, exist_ok=True)
         write_text(

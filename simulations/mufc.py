@@ -177,9 +177,9 @@ class Numerics:
         """
         slowest = 0.0
         for m in range(len(self.stay)):
-            start = time.perf_counter()
+            start = time.process_time()
             self._draw(m, "centroids")
-            slowest = max(slowest, time.perf_counter() - start)
+            slowest = max(slowest, time.process_time() - start)
         return slowest, self.cluster()
 
     def remove(
@@ -206,7 +206,7 @@ class Numerics:
         redrawn : bool
             Whether a centroid was drawn again.
         """
-        start = time.perf_counter()
+        start = time.process_time()
         self.stay[m][rows] = False
         drawn = self.drawn[m]
         prefix = drawn[:0] if self._oneshot else surviving(drawn, rows)
@@ -220,7 +220,7 @@ class Numerics:
             gone = local_labels(X[rows], X[drawn])
             self.sizes[m] = self.sizes[m] - np.bincount(gone, minlength=len(drawn))
             self._count(m)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         waits = self.cluster() if server and (again or not lazy) else 0.0
         if m in self._costs:
             self._costs[m][rows] = 0
@@ -243,17 +243,17 @@ class Numerics:
         redrawn : bool
             Whether a new row has taken the place of a centroid.
         """
-        start, before = time.perf_counter(), self.drawn[m]
+        start, before = time.process_time(), self.drawn[m]
         new = np.zeros(len(self.stay[m]), dtype=bool)
         new[rows] = True
         self.stay[m] = self.stay[m] | new
         self._changes += 1
         self._draw(m, f"add {self._changes}", before, new)
-        slowest = time.perf_counter() - start
+        slowest = time.process_time() - start
         for other in range(len(self.stay)) if self._full else ():
-            start = time.perf_counter()  # a party computes its means in each run
+            start = time.process_time()  # a party computes its means in each run
             self._count(other)
-            slowest = max(slowest, time.perf_counter() - start)
+            slowest = max(slowest, time.process_time() - start)
         return slowest, self.cluster(), not np.array_equal(before, self.drawn[m])
 
     def loss(self) -> tuple[float, float]:
@@ -333,7 +333,7 @@ class Numerics:
 
     def cluster(self) -> float:
         """Set C_s and return the seconds it took."""
-        start = time.perf_counter()
+        start = time.process_time()
         data, rng = self._data, Run(self._seed).rng("k-means")
         points = np.concatenate(self.centroids)
         if self._server == "k-fed":
@@ -345,7 +345,7 @@ class Numerics:
             X_s, weights = server_points(self.quantizer, bins, q, rng, self._server)
             self.centers = server_centroids(X_s, weights, data.k, rng, data.n_init)
         self._costs.clear()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
 
 def strategy(
@@ -399,9 +399,9 @@ def whole_run(data: SplitRows, method: str, seed: int = 0) -> dict[str, Any]:
     """
     numerics = Numerics(data, method, seed)
     numerics.train()
-    start = time.perf_counter()
+    start = time.process_time()
     result = simulate(strategy(data, method), [Party(X) for X in data.rows], seed)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert isinstance(result.model, MUFCModel)
     step = result.ledger.of("mufc_train")
     return {
@@ -928,9 +928,9 @@ def in_process(data: SplitRows, batch: int = 30) -> list[dict[str, Any]]:
         ids = [str(i) for i in range(min(batch, largest.n_rows - data.k - 1) + 1)]
 
         def whole(what: str, task: ProtocolStrategy) -> str:
-            start = time.perf_counter()
+            start = time.process_time()
             result = simulate(task, parties, seed=len(measured))
-            seconds, ledger = time.perf_counter() - start, result.ledger
+            seconds, ledger = time.process_time() - start, result.ledger
             measured.append(
                 {
                     "what": what,

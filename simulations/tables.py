@@ -179,9 +179,9 @@ def run_cell(
     strategy = experiment.strategy(solver, sampling, size)
     runs: list[dict[str, float]] = []
     for r in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         result = simulate(strategy, parties, seed=seed + r)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         ledger = result.ledger
         runs.append(
             {
@@ -284,10 +284,12 @@ def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
         )
         lost = [str(m) for m in coreset if m in uniform and coreset[m] >= uniform[m]]
         if coreset.keys() & uniform.keys():
-            where = f"but not at m = {', '.join(lost)}" if lost else "at every m shown"
+            where = (
+                f", but not at m = {', '.join(lost)}" if lost else " at every m shown"
+            )
             sentences.append(
                 f"From m = {least} on, the mean of C-{solver} is below that of "
-                f"U-{solver}, {where}"
+                f"U-{solver}{where}"
             )
     return sentences
 

@@ -666,7 +666,7 @@ def test_each_claim_has_a_verdict_and_a_command():
 
 
 def test_commands_of_claims_exist():
-    """Tests by their names; others on a page of figures, where they are checked."""
+    """Tests by their names; others as those that made a page of figures."""
     every = {command for *_, shown_by in claims().values() for command in shown_by}
     nodes = {command.removeprefix("python -m pytest ") for command in every}
     nodes = {node for node in nodes if node.startswith("tests/")}
@@ -680,7 +680,8 @@ def test_commands_of_claims_exist():
         assert not [mark for mark in marks if "skip" in mark or "slow" in mark], node
     figures = [PAGES[page] for page in PAGES if page.endswith("-results.md")]
     for command in every - {f"python -m pytest {node}" for node in nodes}:
-        assert any(f"\n    {command}\n" in page for page in figures), command
+        listed = f"\n    {command}\n", f"`{command}`"
+        assert any(form in page for page in figures for form in listed), command
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ NOT_HERE = {
     },
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
     "docs/contribute.md": {
-        r"make (test|lint|docs|bench)": "CI itself; benchmarks take long",
+        r"make (test|lint|docs|bench|papers)": "CI itself; the last two take long",
         r"python -m vfl_flower.app.settings": "compared with the page in test_docs.py",
     },
     "docs/deploy.md": {
@@ -58,7 +58,10 @@ NOT_HERE = {
         r"python -m vfl_flower.app.(executor|gate) ": "as the line above",
         r"vfl-flower run .* resume=": "of a run that was killed: tests/strategies",
     },
-    "docs/experiments.md": {r"python -m simulations": "two minutes"},
+    "docs/experiments.md": {
+        r"python -m simulations": "two minutes",
+        r"make papers": "minutes and hours; tests/simulations/test_papers.py",
+    },
     "docs/papers/coresets-results.md": {r"python -m simulations": "minutes, data"},
     "docs/papers/fdskl-moments-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/fdskl-results.md": {r"python -m simulations": "hours, data"},

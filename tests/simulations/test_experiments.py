@@ -90,10 +90,10 @@ def test_results_hold_figures_and_reasons(command, tmp_path, capsys):
     ]
     assert sorted(os.listdir(tmp_path)) == files
     results = json.loads((tmp_path / "some-two.json").read_text())
-    assert set(results) == {"command", "settings", "stamp", "skipped", "two"}
+    assert set(results) == {"command", "options", "stamp", "skipped", "two"}
     assert (results["two"], results["skipped"]) == ({"a": 5}, {"b": "b is far away"})
-    assert results["settings"]["datasets"] == ["a", "b"]
-    assert {"data_dir", "output_dir"}.isdisjoint(results["settings"])
+    assert results["options"]["datasets"] == ["a", "b"]
+    assert {"data_dir", "output_dir"}.isdisjoint(results["options"])
     for package in ("python", "flwr", "numpy", "scikit-learn"):
         assert f"{package} " in results["stamp"]["versions"]
     assert {"date", "machine"} < set(results["stamp"])

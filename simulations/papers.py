@@ -1,0 +1,582 @@
+"""All figures of the papers' pages: measure what is missing, write tables, pictures.
+
+``make papers`` runs this command, and ``make papers QUICK=1`` all of it on few rows::
+
+    python -m simulations.papers
+    python -m simulations.papers --quick --output-dir .papers
+    python -m simulations.papers --check coresets-kc_house
+
+The figures are measured in *pieces*, each by one command of this package. A piece that
+has its file in ``measured/`` with the same command is not measured again, so that an
+interrupted run goes on where it was; delete the file to measure the piece anew. Tables
+of pages stand between two comments, of which the first says where they come from::
+
+    <!-- measured: coresets / kc_house, plain regression / table 1 -->
+    <!-- end -->
+
+The first part is a group of pieces, the second a heading of the page that the group's
+command writes, and the third counts the tables, or the other paragraphs (``text 1``),
+below this heading. ``<!-- measured: coresets / made -->`` is the table of the group's
+pieces, with commands, commits, dates and machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from simulations import (
+    coreset_published,
+    coreset_theorems,
+    fdskl,
+    kernel_kmeans,
+    mufc,
+    mufc_privacy,
+    pictures,
+    tables,
+)
+from simulations.experiments import ROOT, DataDir, new_app, table, tell
+from vfl_flower.app.report import write_text
+
+Figures = Any
+Page = Callable[[Figures], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one command measures.
+
+    Attributes
+    ----------
+    words : str
+        The command after ``python -m simulations.``, without folders.
+    data : tuple of str
+        Names of the npz files that it needs.
+    quick : str or None
+        The command of ``--quick``; None: it is left out there.
+    """
+
+    words: str
+    data: tuple[str, ...] = ()
+    quick: str | None = None
+
+    @property
+    def module(self) -> str:
+        """Name of the module that has the command."""
+        return self.words.split()[0]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Pieces whose figures make the same tables.
+
+    Attributes
+    ----------
+    page : callable
+        Yields headings, tables and paragraphs of the figures of all pieces.
+    pieces : mapping of str to Piece
+        By their names, which begin with that of the group.
+    """
+
+    page: Page
+    pieces: Mapping[str, Piece]
+
+
+def _fdskl_errors(name: str) -> Piece:
+    return Piece(f"fdskl errors --datasets {name}", (name,))
+
+
+GROUPS: dict[str, Group] = {
+    "coresets": Group(
+        tables.page,
+        {
+            "coresets-kc_house": Piece("coresets --datasets kc_house", ("kc_house",)),
+            "coresets-flights": Piece("coresets --datasets flights --tasks regression"),
+            "coresets-flights-kmeans": Piece(
+                "coresets --datasets flights --tasks k-means"
+            ),
+            "coresets-covtype": Piece(
+                "coresets --datasets covtype --sizes 1000 --sizes 3000 --sizes 6000",
+                ("covtype",),
+            ),
+            "coresets-generated-regression": Piece(
+                "coresets --datasets generated --tasks regression",
+                quick="coresets --datasets generated --tasks regression --quick "
+                "--repeats 1",
+            ),
+            "coresets-generated-kmeans": Piece(
+                "coresets --datasets generated --tasks k-means",
+                quick="coresets --datasets generated --tasks k-means --quick "
+                "--repeats 1",
+            ),
+        },
+    ),
+    "coresets-published": Group(
+        coreset_published.page,
+        {"coresets-published": Piece("coreset_published AUTHORS", ("AUTHORS",))},
+    ),
+    "coresets-theorems": Group(
+        coreset_theorems.page,
+        {
+            "coresets-theorems": Piece(
+                "coreset_theorems",
+                ("kc_house", "covtype"),
+                quick="coreset_theorems --datasets generated --quick",
+            )
+        },
+    ),
+    "fdskl-errors": Group(
+        lambda entries: fdskl.errors_page(entries, _budgets(entries)),
+        {f"fdskl-errors-{name}": _fdskl_errors(name) for name in fdskl.DATASETS},
+    ),
+    "fdskl-regression": Group(
+        fdskl.regression_page,
+        {"fdskl-regression": Piece("fdskl regression", fdskl.NUMBERS)},
+    ),
+    "fdskl-topologies": Group(
+        fdskl.topologies_page,
+        {"fdskl-topologies": Piece("fdskl topologies", quick="fdskl topologies")},
+    ),
+    "fdskl-scaling": Group(
+        lambda measured: fdskl.scaling_page("covtype", measured),
+        {
+            "fdskl-scaling": Piece(
+                "fdskl scaling --datasets covtype --sizes 1000 --sizes 5000 "
+                "--sizes 500000",
+                ("covtype",),
+            )
+        },
+    ),
+    "kernel_kmeans-recovery": Group(
+        kernel_kmeans.recovery_page,
+        {
+            "kernel_kmeans-recovery-small": Piece(
+                "kernel_kmeans recovery --datasets digits --datasets mushrooms",
+                ("mushrooms",),
+                quick="kernel_kmeans recovery --datasets digits --counts 50 "
+                "--iterations 5 --seeds 2",
+            ),
+            "kernel_kmeans-recovery-mnist": Piece(
+                "kernel_kmeans recovery --datasets mnist-20k --counts 50 "
+                "--iterations 30",
+                ("mnist",),
+            ),
+        },
+    ),
+    "kernel_kmeans-floats": Group(
+        kernel_kmeans.floats_page,
+        {
+            "kernel_kmeans-floats": Piece(
+                "kernel_kmeans floats --datasets digits --datasets mushrooms "
+                "--datasets mnist-20k",
+                ("mushrooms", "mnist"),
+                quick="kernel_kmeans floats --datasets digits --iterations 5",
+            )
+        },
+    ),
+    "kernel_kmeans-nmi": Group(
+        kernel_kmeans.nmi_page,
+        {
+            "kernel_kmeans-nmi-small": Piece(
+                "kernel_kmeans nmi --datasets digits --datasets mushrooms",
+                ("mushrooms",),
+                quick="kernel_kmeans nmi --datasets digits --quick --seeds 1",
+            ),
+            "kernel_kmeans-nmi-mnist-20k": Piece(
+                "kernel_kmeans nmi --datasets mnist-20k --quick", ("mnist",)
+            ),
+            "kernel_kmeans-nmi-mnist": Piece(
+                "kernel_kmeans nmi --datasets mnist --quick --seeds 2", ("mnist",)
+            ),
+            "kernel_kmeans-nmi-covtype": Piece(
+                "kernel_kmeans nmi --datasets covtype --quick --seeds 3", ("covtype",)
+            ),
+        },
+    ),
+    **{
+        f"kernel_kmeans-{split}": Group(
+            kernel_kmeans.nmi_page,
+            {
+                f"kernel_kmeans-{split}": Piece(
+                    "kernel_kmeans nmi --datasets digits --datasets mushrooms "
+                    f"--quick --seeds 5 --split {split}",
+                    ("mushrooms",),
+                )
+            },
+        )
+        for split in ("unequal", "labels")
+    },
+    "kernel_kmeans-clustering": Group(
+        kernel_kmeans.clustering_page,
+        {
+            "kernel_kmeans-clustering": Piece(
+                "kernel_kmeans clustering --datasets digits --datasets mushrooms "
+                "--datasets mnist-20k",
+                ("mushrooms", "mnist"),
+                quick="kernel_kmeans clustering --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "mufc-loss": Group(
+        mufc.loss_page,
+        {
+            "mufc-loss-own": Piece(
+                "mufc loss --datasets celltype --datasets gaussian "
+                "--datasets covtype15k",
+                ("celltype", "covtype15k"),
+                quick="mufc loss --datasets gaussian --quick --seeds 2",
+            ),
+            "mufc-loss-stand_ins": Piece(
+                "mufc loss --datasets tmi --datasets tcga --datasets postures "
+                "--datasets mnist --datasets mnist62",
+                ("mnist",),
+                quick="mufc loss --datasets tcga --quick --seeds 2",
+            ),
+        },
+    ),
+    **{
+        f"mufc-{name}": Group(
+            page,
+            {
+                f"mufc-{name}": Piece(
+                    f"mufc {name}{more}",
+                    data,
+                    quick=f"mufc {name} --datasets gaussian --quick --seeds 4 "
+                    "--requests 10",
+                )
+            },
+        )
+        for name, more, data, page in (
+            ("settings", "", ("celltype",), mufc.settings_page),
+            ("removal", " --seeds 12", ("celltype",), mufc.removal_page),
+            ("adding", " --seeds 8", ("celltype",), mufc.adding_page),
+            ("number", " --seeds 12", ("celltype", "covtype15k"), mufc.number_page),
+        )
+    },
+    "mufc-runs": Group(
+        mufc.runs_page, {"mufc-runs": Piece("mufc runs --project .", ("celltype",))}
+    ),
+    "mufc_privacy": Group(
+        mufc_privacy.privacy_page,
+        {
+            "mufc_privacy": Piece(
+                "mufc_privacy",
+                ("celltype", "covtype15k"),
+                quick="mufc_privacy --datasets small --seeds 1 --requests 5",
+            )
+        },
+    ),
+}
+"""All tables that the pages have between comments."""
+
+PIECES = {
+    name: piece for group in GROUPS.values() for name, piece in group.pieces.items()
+}
+
+
+def _budgets(entries: Mapping[str, Any]) -> list[int]:
+    """Return the budgets of the scores, in bytes."""
+    names = {score["name"] for entry in entries.values() for score in entry["scores"]}
+    found = (re.fullmatch(r"FDSKL direct, ([\d.]+) MB", name) for name in names)
+    return sorted(round(1e6 * float(match[1])) for match in found if match)
+
+
+# --- Measuring ----------------------------------------------------------------------
+
+
+def missing(piece: Piece, folder: Path | None, authors: Path | None) -> str:
+    """Return the reason why a piece cannot be measured, or ""."""
+    for name in piece.data:
+        if name == "AUTHORS":
+            if authors is None:
+                return "--authors must name a clone of the authors' repository"
+        elif folder is None or not (folder / f"{name}.npz").is_file():
+            return f"there is no {name}.npz in the folder of VFL_FLOWER_DATA"
+    return ""
+
+
+def measure(words: str, folder: Path | None, authors: Path | None) -> dict[str, Any]:
+    """Run a command in a process of its own, and return what it has written.
+
+    Raises
+    ------
+    click.ClickException
+        The command ended with an error.
+    """
+    with tempfile.TemporaryDirectory() as written:
+        command = [sys.executable, "-m"]
+        command += f"simulations.{words}".replace("AUTHORS", str(authors)).split()
+        command += ["--output-dir", written]
+        if folder is not None and "AUTHORS" not in words:
+            command += ["--data-dir", str(folder)]
+        if code := subprocess.run(command, cwd=ROOT).returncode:
+            raise click.ClickException(f"{words} ended with exit code {code}")
+        (file,) = Path(written).glob("*.json")
+        return adopted(json.loads(file.read_text()), words)
+
+
+def adopted(results: Mapping[str, Any], words: str) -> dict[str, Any]:
+    """Return the figures of a command's file, with its words and its stamp."""
+    others = {"command", "options", "stamp", "skipped"}
+    (name,) = results.keys() - others
+    return {
+        "command": f"python -m simulations.{words}",
+        "stamp": results["stamp"],
+        "figures": rounded(results[name]),
+    }
+
+
+def rounded(figures: Any) -> Any:
+    """Return figures with seven digits, which halves the files."""
+    if isinstance(figures, dict):
+        return {name: rounded(value) for name, value in figures.items()}
+    if isinstance(figures, list):
+        return [rounded(value) for value in figures]
+    return float(f"{figures:.7g}") if isinstance(figures, float) else figures
+
+
+def merged(parts: Sequence[Any]) -> Any:
+    """Return the figures of several pieces as one command would give them."""
+    if isinstance(parts[0], list):
+        return [figure for part in parts for figure in part]
+    return {name: figure for part in parts for name, figure in part.items()}
+
+
+# --- Pages --------------------------------------------------------------------------
+
+MARK = re.compile(r"(<!-- measured: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def blocks(parts: Iterator[str]) -> dict[str, str]:
+    """Return tables and paragraphs by the heading above them and their number.
+
+    Examples
+    --------
+    >>> sorted(blocks(iter(["## One", "Some text.", "| a |", "| b |"])))
+    ['One / table 1', 'One / table 2', 'One / text 1']
+    """
+    found: dict[str, str] = {}
+    heading, counts = "", {"table": 0, "text": 0}
+    for part in parts:
+        if part.startswith("#"):
+            heading, counts = part.lstrip("# "), {"table": 0, "text": 0}
+        elif part:
+            kind = "table" if part.startswith("|") else "text"
+            counts[kind] += 1
+            found[f"{heading} / {kind} {counts[kind]}"] = part
+    return found
+
+
+def made(pieces: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table of how pieces were measured."""
+    return table(
+        {
+            "command": f"`{results['command']}`",
+            **{k: v for k, v in results["stamp"].items() if k != "versions"},
+        }
+        for results in pieces.values()
+    )
+
+
+def all_figures(folder: Path) -> dict[str, Any]:
+    """Return the figures of every group of which some were measured."""
+    measured = {name: read(folder, group.pieces) for name, group in GROUPS.items()}
+    return {
+        name: merged([results["figures"] for results in pieces.values()])
+        for name, pieces in measured.items()
+        if pieces
+    }
+
+
+def all_blocks(folder: Path) -> dict[str, str]:
+    """Return every table that there are figures for, by what its comment says."""
+    found: dict[str, str] = {}
+    for name, figures in all_figures(folder).items():
+        found[f"{name} / made"] = made(read(folder, GROUPS[name].pieces))
+        for place, text in blocks(GROUPS[name].page(figures)).items():
+            found[f"{name} / {place}"] = text
+    return found
+
+
+def read(folder: Path, names: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what was measured of some pieces."""
+    files = {name: folder / f"{name}.json" for name in names}
+    return {
+        name: json.loads(file.read_text())
+        for name, file in files.items()
+        if file.is_file()
+    }
+
+
+def with_tables(text: str, found: Mapping[str, str]) -> str:
+    """Return a page with the present tables between its comments.
+
+    Raises
+    ------
+    click.ClickException
+        A comment names a table that there is not.
+    """
+
+    def place(match: re.Match[str]) -> str:
+        if match[2] not in found:
+            raise click.ClickException(f"there is no table {match[2]!r}")
+        return f"{match[1]}\n{found[match[2]]}\n\n{match[3]}"
+
+    return MARK.sub(place, text)
+
+
+# --- Checking -----------------------------------------------------------------------
+
+TOLERANCE = 0.02
+"""By how much of itself a figure may differ when it is measured again."""
+
+NOT_COMPARED = re.compile(r"seconds|_ms$|_us$|^party$|^server$|^stamp$")
+"""Times, which depend on the machine."""
+
+
+def differences(before: Any, now: Any, place: str = "") -> Iterator[str]:
+    """Yield where two measurements differ by more than the tolerance.
+
+    Numbers may differ by `TOLERANCE` of the larger one, everything else must be equal;
+    times are not compared.
+
+    Examples
+    --------
+    >>> list(differences({"cost": [10.0, 1.0], "seconds": 1}, {"cost": [10.1, 2.0]}))
+    ['cost[1]: was 1, is 2']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in before.keys() | now.keys():
+            if not NOT_COMPARED.search(name):
+                there = f"{place}.{name}".lstrip(".")
+                yield from differences(before.get(name), now.get(name), there)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, (a, b) in enumerate(zip(before, now, strict=True)):
+            yield from differences(a, b, f"{place}[{i}]")
+    elif isinstance(before, int | float) and isinstance(now, int | float):
+        both_nan = math.isnan(before) and math.isnan(now)
+        if not both_nan and not math.isclose(
+            before, now, rel_tol=TOLERANCE, abs_tol=1e-12
+        ):
+            yield f"{place}: was {before:.6g}, is {now:.6g}"
+    elif before != now:
+        yield f"{place}: was {before!r}, is {now!r}"
+
+
+# --- The command --------------------------------------------------------------------
+
+app = new_app()
+
+
+@app.command()
+def main(
+    pieces: Annotated[
+        list[str] | None,
+        typer.Argument(
+            click_type=click.Choice(list(PIECES)),
+            metavar="[PIECE]...",
+            help="Only these.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few rows and repeats: does it work?")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Measure again, and compare; without PIECE: the pages alone.",
+        ),
+    ] = False,
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Measure nothing; write the pages.")
+    ] = False,
+    authors: Annotated[
+        Path | None, typer.Option(help="Clone of the coreset paper's code.")
+    ] = None,
+    data_dir: DataDir = None,
+    output_dir: Annotated[
+        Path, typer.Option(help="Folder of pages, and of measured/ and img/.")
+    ] = ROOT / "docs" / "papers",
+) -> None:
+    """Measure what is missing, and write tables and pictures."""
+    folder = output_dir / "measured"
+    if check:
+        check_(pieces or [], folder, output_dir, data_dir, authors)
+        return
+    skipped: dict[str, str] = {}
+    for name, piece in PIECES.items():
+        words = piece.quick if quick else piece.words
+        if pages or words is None or name not in (pieces or PIECES):
+            continue
+        earlier = read(folder, {name: piece}).get(name)
+        if earlier and earlier["command"] == f"python -m simulations.{words}":
+            tell(f"{name}: there already")
+        elif not quick and (reason := missing(piece, data_dir, authors)):
+            skipped[name] = reason
+        else:
+            tell(f"{name}: python -m simulations.{words}")
+            results = measure(words, data_dir, authors)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / f"{name}.json", json.dumps(results) + "\n")
+    found = all_blocks(folder)
+    if quick:
+        text = "\n\n".join(f"### {place}\n\n{block}" for place, block in found.items())
+        write_text(output_dir / "tables.md", text + "\n")
+    else:
+        for page in sorted(output_dir.glob("*-results.md")):
+            write_text(page, with_tables(page.read_text(), found))
+    drawn = pictures.draw(all_figures(folder), output_dir / "img")
+    tell(f"{len(found)} tables and {len(drawn)} pictures in {output_dir.absolute()}")
+    for name, reason in skipped.items():
+        tell(f"{name}: not measured, {reason}")
+
+
+def check_(
+    pieces: Sequence[str],
+    folder: Path,
+    output_dir: Path,
+    data_dir: Path | None,
+    authors: Path | None,
+) -> None:
+    """Compare the pages with the figures, and some figures with what they are now.
+
+    Raises
+    ------
+    click.ClickException
+        They differ; the message says where.
+    """
+    found = all_blocks(folder)
+    faults = [
+        f"{page.name}: its tables are not those of measured/"
+        for page in sorted(output_dir.glob("*-results.md"))
+        if with_tables(page.read_text(), found) != page.read_text()
+    ]
+    for name in pieces:
+        before = read(folder, {name: None}).get(name)
+        if before is None:
+            raise click.ClickException(f"{name} was not measured yet")
+        if reason := missing(PIECES[name], data_dir, authors):
+            raise click.ClickException(f"{name} cannot be measured: {reason}")
+        now = measure(before["command"].split(".", 1)[1], data_dir, authors)
+        found_here = [*differences(before["figures"], now["figures"])]
+        tell(f"{name}: {len(found_here)} differences")
+        faults += [f"{name}: {difference}" for difference in found_here]
+    if faults:
+        raise click.ClickException("not as measured:\n" + "\n".join(faults))
+    tell("the pages have the figures that were measured")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m simulations.papers")

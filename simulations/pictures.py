@@ -1,0 +1,388 @@
+"""Pictures of the papers' pages, drawn from the figures that were measured.
+
+They follow the figures of the papers where these have some. The same figures give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vfl_flower.app.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
+from vfl_flower.app.report import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+COLORS = (FIRST, SECOND, THIRD, "#5b3c88", "#2f7d4f", "#8c2f39", "#8a6d00")
+MARKERS = "osD^vP*"
+FEW = 30
+"""Most points of a curve that are marked."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a panel.
+
+    Attributes
+    ----------
+    label : str
+        Its name in the legend.
+    x, y : sequence of float
+        Its points; one point alone is a mark, and no x a line from left to right.
+    error : sequence of float
+        Half the length of each bar; empty: no bars.
+    dashed : bool
+        Whether it is something to compare with, and not measured by us.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves in one pair of axes.
+
+    Attributes
+    ----------
+    title, x, y : str
+        Above it, below it, and to its left.
+    curves : sequence of Curve
+        The same label has the same colour in all panels of a picture.
+    log : str
+        Axes with a logarithmic scale: "", "x", "y" or "xy".
+    """
+
+    title: str
+    x: str
+    y: str
+    curves: Sequence[Curve]
+    log: str = ""
+
+
+def picture(name: str, panels: Sequence[Panel]) -> bytes:
+    """Return panels as an SVG, at most three beside one another."""
+    from matplotlib.ticker import NullFormatter
+
+    across = 2 if len(panels) == 4 or len(panels) > 9 else min(3, len(panels))
+    down = -(-len(panels) // across)
+    labels = list(dict.fromkeys(c.label for panel in panels for c in panel.curves))
+    ncols = min(across + 1, len(labels))
+
+    def draw(canvas: Canvas) -> None:
+        grid = canvas.subplots(down, across, squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            for curve in panel.curves:
+                place = labels.index(curve.label)
+                color = COLORS[place % len(COLORS)]
+                if not len(curve.x):
+                    axes.axhline(
+                        curve.y[0], color=color, linestyle=":", label=curve.label
+                    )
+                    continue
+                axes.errorbar(
+                    curve.x,
+                    curve.y,
+                    yerr=curve.error if len(curve.error) else None,
+                    color=color,
+                    linestyle="--" if curve.dashed else "-",
+                    linewidth=1.4,
+                    marker=MARKERS[place % len(MARKERS)]
+                    if len(curve.x) <= FEW and not curve.dashed
+                    else "",
+                    markersize=3.5,
+                    elinewidth=0.8,
+                    label=curve.label,
+                )
+            axes.set_title(panel.title)
+            axes.set_xlabel(panel.x)
+            axes.set_ylabel(panel.y)
+            for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+                if letter in panel.log:
+                    axes.set(**{f"{letter}scale": "log"})
+                    axis.set_major_formatter(lambda value, _: f"{value:g}")
+                    axis.set_minor_formatter(NullFormatter())
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        handles = {
+            label: handle
+            for axes in grid.flat[: len(panels)]
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        canvas.legend(
+            [handles[label] for label in labels],
+            labels,
+            loc="outside lower center",
+            ncols=ncols,
+            frameon=False,
+            labelcolor=MUTED,
+        )
+
+    alt = " ".join(
+        f"{panel.title}: {panel.y} against {panel.x}; "
+        + "; ".join(_in_words(curve) for curve in panel.curves)
+        + "."
+        for panel in panels
+    )
+    height = 2.8 * down + 0.26 * -(-len(labels) // ncols) + 0.2
+    width = max(5.5, 3.3 * across + 0.3)
+    return make_figure(name, "", "", alt, {}, draw, width=width, height=height).svg
+
+
+def _in_words(curve: Curve) -> str:
+    if len(curve.y) == 1:
+        return f"{curve.label} {curve.y[0]:.4g}"
+    return f"{curve.label} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}"
+
+
+# --- The coreset paper --------------------------------------------------------------
+
+
+def coresets(experiments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield cost against m and units, a picture for each data set, T and task."""
+    pictured: dict[str, list[Panel]] = {}
+    for one in experiments:
+        name = f"{one['name'].split(',')[0]}-{one['task']}-{len(one['widths'])}-parties"
+        for x, label, log in (("size", "m", ""), ("units", "units sent", "x")):
+            curves = []
+            for solver in one["solvers"]:
+                for sampling, letter in (("coreset", "C"), ("uniform", "U")):
+                    cells = [
+                        cell
+                        for cell in one["cells"]
+                        if (cell["solver"], cell["sampling"]) == (solver, sampling)
+                    ]
+                    if cells:
+                        curves.append(
+                            Curve(
+                                f"{letter}-{solver}",
+                                [cell[x] for cell in cells],
+                                [cell["ratio"] for cell in cells],
+                                [cell["ratio_error"] for cell in cells],
+                            )
+                        )
+            panel = Panel(one["name"], label, "cost / cost of all rows", curves, log)
+            pictured.setdefault(f"coresets-{name}", []).append(panel)
+    yield from pictured.items()
+
+
+# --- The FDSKL paper ----------------------------------------------------------------
+
+
+def fdskl_errors(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield test error against bytes, round trips and seconds, as Figures 3 and 6."""
+    axes = {
+        "bytes": ("MB of all parties", 1e-6),
+        "round_trips": ("round trips", 1.0),
+        "seconds": ("seconds", 1.0),
+    }
+    pooled = {
+        "SVC, pooled": "SVC, 8,000 rows, pooled",
+        "linear, pooled": "linear, pooled",
+        "gradient boosting, pooled": "boosted trees, pooled",
+    }
+    for key, (label, unit) in axes.items():
+        panels = []
+        for name, entry in entries.items():
+            of: dict[str, list[Mapping[str, Any]]] = {}
+            for score in entry["scores"]:
+                of.setdefault(score["name"], []).append(score)
+            curves = []
+            for family in ("direct", "doubly stochastic"):
+                runs = [
+                    scores
+                    for method, scores in of.items()
+                    if method.startswith(f"FDSKL {family}, ") and "square" not in method
+                ]
+                x = [unit * np.mean([run[key] for run in scores]) for scores in runs]
+                errors = [[run["error"] for run in scores] for scores in runs]
+                y = [float(np.mean(some)) for some in errors]
+                spread = [float(np.std(some)) for some in errors]
+                curves.append(Curve(f"FDSKL {family}", x, y, spread))
+            for method, title in (("FD-SVRG", "FD-SVRG"), ("PP-SVMV", "PP-SVMV")):
+                if method in of:
+                    x = [unit * np.mean([run[key] for run in of[method]])]
+                    y = [float(np.mean([run["error"] for run in of[method]]))]
+                    curves.append(Curve(title, x, y))
+            for method, title in pooled.items():
+                y = [float(np.mean([run["error"] for run in of[method]]))]
+                curves.append(Curve(title, (), y))
+            panels.append(Panel(name, label, "test error, %", curves, "x"))
+        yield f"fdskl-errors-{key}", panels
+
+
+def fdskl_topologies(
+    measured: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, Any]]:
+    """Yield round trips and megabytes against the number of parties, as Figure 4."""
+    panels = []
+    for title, keys, unit in (
+        ("round trips", ("round_trips",), 1.0),
+        ("MB up and down", ("bytes_up", "bytes_down"), 1e-6),
+    ):
+        curves = []
+        for topology in dict.fromkeys(run["topology"] for run in measured):
+            runs = [run for run in measured if run["topology"] == topology]
+            y = [unit * sum(run[key] for key in keys) for run in runs]
+            curves.append(Curve(topology, [run["parties"] for run in runs], y))
+        panels.append(Panel(title, "parties", title, curves))
+    yield "fdskl-topologies", panels
+
+
+def fdskl_scaling(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield seconds of training against rows, as Figure 5."""
+    curves = []
+    for key, name in (("fdskl", "FDSKL direct"), ("pp_svmv", "PP-SVMV")):
+        lines = [line for line in measured if isinstance(line[key], dict)]
+        x, y = [line["n"] for line in lines], [line[key]["seconds"] for line in lines]
+        curves.append(Curve(name, x, y))
+    panel = Panel("covtype", "training rows", "seconds", curves, "xy")
+    yield "fdskl-scaling", [panel]
+
+
+# --- The paper on kernel k-means ----------------------------------------------------
+
+
+def recovery(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the error of the kernel matrix against t, as Figure 1."""
+    panels = []
+    for name, entry in entries.items():
+        curves = []
+        for one in entry["curves"]:
+            if one["D"] != 50:
+                continue
+            y = np.mean(one["errors"], axis=0).tolist()
+            cem = "" if one["cem"] else ", without CEM"
+            t = range(1, len(y) + 1)
+            curves.append(Curve(f"threshold {one['rule']}{cem}", t, y))
+        if c := entry["bound"]:
+            curves.append(Curve("drawn in the paper", t, [c / i for i in t], (), True))
+        panels.append(Panel(f"{name}, D = 50", "t", "error", curves, "xy"))
+    yield "kernel_kmeans-recovery", panels
+
+
+def uploaded(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield rank and Lanczos steps against t, as Figures 2 and 5."""
+    panels = []
+    for name, entry in entries.items():
+        t = range(1, len(entry["ranks"]) + 1)
+        curves = [
+            Curve("rank of Z", t, entry["ranks"]),
+            Curve("steps without CEM, Q_0", t, entry["Q_0"]),
+            Curve("steps with CEM, Q_1", t, entry["Q_1"]),
+        ]
+        panels.append(Panel(name, "t", "number", curves))
+    yield "kernel_kmeans-floats", panels
+
+
+def nmi(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield NMI against floats uploaded, as Figure 3."""
+    names = {
+        "FK": "FK k-means",
+        "RFK": "RFK",
+        "CE PCA": "CE PCA",
+        "plain": "k-means of the columns",
+    }
+    panels = []
+    for data, entry in entries.items():
+        curves = []
+        for family, title in names.items():
+            of = [
+                (one["floats"], float(np.mean(one["nmi"])))
+                for one in entry["methods"].values()
+                if one["family"] == family
+            ]
+            if of:
+                x, y = zip(*sorted(of), strict=True)
+                curves.append(Curve(title, x, y))
+        if central := entry["methods"].get("CK"):
+            y = (float(np.mean(central["nmi"])),)
+            curves.append(Curve("kernel k-means, pooled", (), y))
+        panels.append(Panel(data, "floats uploaded", "NMI", curves, "x"))
+    yield "kernel_kmeans-nmi", panels
+
+
+# --- The MUFC paper -----------------------------------------------------------------
+
+
+def removals(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield accumulated time and loss ratio over removals, as Figures 4 and 5."""
+    times, ratios = [], []
+    for entry in measured:
+        retraining = float(np.median(entry["retraining"]["complete"]))
+        slow, flat = [], []
+        for name, runs in entry["patterns"].items():
+            if not runs[0]["ratio"]:
+                continue
+            seconds = np.mean(
+                [np.add(run["party"], run["server"]).cumsum() for run in runs], axis=0
+            )
+            x = range(1, len(seconds) + 1)
+            slow.append(Curve(name, x, seconds.tolist()))
+            fewest = min(len(run["ratio"]) for run in runs)
+            looks = np.mean([run["ratio"][:fewest] for run in runs], axis=0)
+            flat.append(Curve(name, looks[:, 0].tolist(), looks[:, 1].tolist()))
+        again = [retraining * i for i in x]
+        slow.append(Curve("training anew each time", x, again, (), True))
+        times.append(Panel(entry["name"], "requests", "seconds, in all", slow, "xy"))
+        ratios.append(Panel(entry["name"], "requests", "loss ratio", flat))
+    yield "mufc-removal-seconds", times
+    yield "mufc-removal-ratio", ratios
+
+
+def mufc_settings(measured: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the loss ratio against gamma, centroids and clusters, as Figure 3."""
+    titles = {
+        "gamma": "gamma",
+        "centroids": "centroids of a party",
+        "clusters": "clusters K' of a party",
+    }
+    panels = []
+    for name, label in titles.items():
+        curves = []
+        for data in dict.fromkeys(cell["data"] for cell in measured[name]):
+            cells = [cell for cell in measured[name] if cell["data"] == data]
+            x = [float(cell["value"]) for cell in cells]
+            y = [float(np.mean(cell["induced"])) for cell in cells]
+            spread = [float(np.std(cell["induced"])) for cell in cells]
+            curves.append(Curve(data.partition(",")[0], x, y, spread))
+        if curves:
+            log = "x" if name == "gamma" else ""
+            panels.append(Panel(label, label, "loss ratio, induced", curves, log))
+    yield "mufc-settings", panels
+
+
+PICTURES: dict[str, Callable[[Any], Iterator[tuple[str, Sequence[Panel]]]]] = {
+    "coresets": coresets,
+    "fdskl-errors": fdskl_errors,
+    "fdskl-topologies": fdskl_topologies,
+    "fdskl-scaling": fdskl_scaling,
+    "kernel_kmeans-recovery": recovery,
+    "kernel_kmeans-floats": uploaded,
+    "kernel_kmeans-nmi": nmi,
+    "mufc-removal": removals,
+    "mufc-settings": mufc_settings,
+}
+"""By the group of pieces whose figures they take."""
+
+
+def draw(groups: Mapping[str, Any], folder: Path) -> list[str]:
+    """Draw the pictures of all groups that were measured, and return their names."""
+    names = []
+    for group, panels_of in PICTURES.items():
+        if group in groups:
+            for name, panels in panels_of(groups[group]):
+                name = name.replace(" ", "_")
+                folder.mkdir(parents=True, exist_ok=True)
+                write_text(folder / f"{name}.svg", picture(name, panels).decode())
+                names.append(name)
+    return names

@@ -1,0 +1,211 @@
+"""The command that measures what the papers' pages show, and writes their tables."""
+
+import json
+import re
+
+import click
+import pytest
+
+from simulations import papers
+from simulations.experiments import ROOT
+from simulations.papers import (
+    GROUPS,
+    PIECES,
+    Group,
+    Piece,
+    all_figures,
+    differences,
+    merged,
+    rounded,
+    with_tables,
+)
+from simulations.pictures import PICTURES, Curve, Panel, picture
+
+PAGES = ROOT / "docs" / "papers"
+RESULTS = sorted(PAGES.glob("*-results.md"))
+
+
+def run(*arguments):
+    """Run the command, and let its exceptions through."""
+    papers.app([str(word) for word in arguments], standalone_mode=False)
+
+
+# --- What is committed --------------------------------------------------------------
+
+
+def test_the_pages_have_the_figures_that_were_measured(capsys):
+    run("--check", "--output-dir", PAGES)
+    assert "the pages have the figures" in capsys.readouterr().out
+
+
+def test_a_piece_without_data_is_as_it_was_measured(capsys):
+    run("--check", "fdskl-topologies", "--output-dir", PAGES)
+    assert "fdskl-topologies: 0 differences" in capsys.readouterr().out
+
+
+def test_every_file_of_figures_is_that_of_a_piece():
+    for file in (PAGES / "measured").iterdir():
+        results = json.loads(file.read_text())
+        words = PIECES[file.stem].words
+        assert results["command"] == f"python -m simulations.{words}"
+        assert {"commit of vfl_flower", "date", "machine"} < set(results["stamp"])
+        assert "changes" not in results["stamp"]["commit of vfl_flower"]
+
+
+def test_pictures_of_the_pages_are_those_of_the_figures(tmp_path):
+    drawn = papers.pictures.draw(all_figures(PAGES / "measured"), tmp_path)
+    assert {f"{name}.svg" for name in drawn} == {
+        file.name for file in (PAGES / "img").iterdir()
+    }
+    for name in drawn:
+        committed, now = (
+            re.search('aria-label="([^"]+)"', (folder / f"{name}.svg").read_text())
+            for folder in (PAGES / "img", tmp_path)
+        )
+        assert committed[1] == now[1]
+    shown = {
+        name
+        for page in RESULTS
+        for name in re.findall(r"\(img/([^)]+)\.svg\)", page.read_text())
+    }
+    assert shown == set(drawn)
+
+
+# --- Measuring ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Put one group in the place of all, whose pieces are measured at once."""
+
+    def page(figures):
+        yield "## All"
+        yield "Text."
+        yield f"| {figures} |"
+
+    pieces = {
+        "one-a": Piece("one a", quick="one a --quick"),
+        "one-b": Piece("one b", data=("far",)),
+    }
+    monkeypatch.setattr(papers, "GROUPS", {"one": Group(page, pieces)})
+    monkeypatch.setattr(papers, "PIECES", pieces)
+    asked = []
+
+    def measure(words, folder, authors):
+        asked.append(words)
+        stamp = {"date": "today", "machine": "this", "versions": "1"}
+        figures = {words: len(asked)}
+        return {
+            "command": f"python -m simulations.{words}",
+            "stamp": stamp,
+            "figures": figures,
+        }
+
+    monkeypatch.setattr(papers, "measure", measure)
+    return asked
+
+
+PAGE = """# Page
+
+<!-- measured: one / All / table 1 -->
+<!-- end -->
+
+Prose.
+"""
+
+
+def test_it_goes_on_where_it_was_ended(tiny, tmp_path, capsys):
+    page = tmp_path / "some-results.md"
+    page.write_text(PAGE)
+    run("--output-dir", tmp_path, "--data-dir", tmp_path)
+    assert tiny == ["one a"]
+    assert "one-b: not measured, there is no far.npz" in capsys.readouterr().out
+    assert "| {'one a': 1} |" in page.read_text()
+    (tmp_path / "far.npz").touch()
+    run("--output-dir", tmp_path, "--data-dir", tmp_path)
+    assert tiny == ["one a", "one b"]
+    text = page.read_text()
+    assert "-->\n\n| {'one a': 1, 'one b': 2} |\n\n<!-- end -->\n\nProse." in text
+    run("--output-dir", tmp_path, "--data-dir", tmp_path)
+    assert len(tiny) == 2
+    assert page.read_text() == text
+    (tmp_path / "measured" / "one-a.json").unlink()
+    run("--output-dir", tmp_path, "--data-dir", tmp_path)
+    assert tiny == ["one a", "one b", "one a"]
+
+
+def test_quick_needs_no_data_and_leaves_pages_alone(tiny, tmp_path):
+    page = tmp_path / "some-results.md"
+    page.write_text(PAGE)
+    run("--quick", "--output-dir", tmp_path)
+    assert tiny == ["one a --quick"]
+    assert page.read_text() == PAGE
+    assert "| {'one a --quick': 1} |" in (tmp_path / "tables.md").read_text()
+
+
+def test_check_finds_other_figures(tiny, tmp_path):
+    page = tmp_path / "some-results.md"
+    page.write_text(PAGE)
+    run("--output-dir", tmp_path)
+    run("--check", "--output-dir", tmp_path)
+    with pytest.raises(click.ClickException, match="one a: was 1, is 2"):
+        run("--check", "one-a", "--output-dir", tmp_path)
+    page.write_text(page.read_text().replace("one a", "one z"))
+    with pytest.raises(click.ClickException, match=r"some-results\.md: its tables"):
+        run("--check", "--output-dir", tmp_path)
+    with pytest.raises(click.ClickException, match="one-b was not measured yet"):
+        run("--check", "one-b", "--output-dir", tmp_path)
+
+
+def test_a_comment_that_names_no_table_is_refused():
+    with pytest.raises(click.ClickException, match="no table 'one / All / table 2'"):
+        with_tables(PAGE.replace("table 1", "table 2"), {"one / All / table 1": "| |"})
+
+
+def test_a_command_that_fails_is_named(tmp_path):
+    with pytest.raises(click.ClickException, match="fdskl nothing ended with exit"):
+        papers.measure("fdskl nothing", None, None)
+
+
+# --- Comparing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "places"),
+    [
+        ({"a": 1.0}, {"a": 1.01}, []),
+        ({"a": 1.0}, {"a": 1.03}, ["a: was 1, is 1.03"]),
+        ({"a": float("nan")}, {"a": float("nan")}, []),
+        ({"a": float("nan")}, {"a": 1.0}, ["a: was nan, is 1"]),
+        ({"seconds": 1.0, "b_ms": 1}, {"seconds": 9.0, "b_ms": 7}, []),
+        ({"a": "x"}, {"a": "y"}, ["a: was 'x', is 'y'"]),
+        ({"a": [1, 2]}, {"a": [1]}, ["a: was [1, 2], is [1]"]),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, ["a.b[1]: was 2, is 3"]),
+        ({"a": 1}, {}, ["a: was 1, is None"]),
+        ({"a": 0.0}, {"a": 1e-13}, []),
+    ],
+)
+def test_differences_beyond_the_tolerance_are_found(before, now, places):
+    assert list(differences(before, now)) == places
+
+
+def test_figures_keep_seven_digits():
+    actual = rounded({"a": [1 / 3, 2], "b": "text", "c": None})
+    assert actual == {"a": [0.3333333, 2], "b": "text", "c": None}
+
+
+def test_pieces_of_a_group_make_one():
+    assert merged([[1], [2, 3]]) == [1, 2, 3]
+    assert merged([{"a": 1}, {"b": 2}]) == {"a": 1, "b": 2}
+
+
+def test_pictures_are_drawn_from_groups_that_there_are():
+    assert set(PICTURES) <= set(GROUPS)
+
+
+def test_a_picture_says_what_it_shows():
+    curves = [Curve("ours", [1, 2], [3, 0.5], [1, 1]), Curve("theirs", (), [2])]
+    svg = picture("some", [Panel("digits", "t", "error", curves, "xy")]).decode()
+    alt = "digits: error against t; ours from 3 to 0.5; theirs 2."
+    assert f'aria-label="{alt}"' in svg
+    assert "mathdefault" not in svg
