@@ -6,6 +6,7 @@ here makes more than 200 of them.
 """
 
 import dataclasses
+import shutil
 import tracemalloc
 from functools import wraps
 
@@ -56,6 +57,7 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import load_part, save_part
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import (
@@ -409,6 +411,20 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(trained, dealer):
     assert ((table[:, 3] > 0) & (table[:, 3] < 1)).all()
     assert np.corrcoef(table[:, 2], table[:, 3])[0, 1] > 0.9
     assert not list((folder / "p0").glob("predictions-*"))
+
+
+def test_a_part_of_an_earlier_version_is_to_be_trained_again(trained, tmp_path):
+    """Parts had one density of all joint features before they had one a bandwidth."""
+    result, kept = trained
+    model = result.model.model
+    folder = shutil.copytree(kept, tmp_path / "parts")
+    part = load_part(folder / "p0", model)
+    part.arrays["density"] = part.arrays.pop("densities")[:1]
+    save_part(folder / "p0", part)
+    X, _ = data(100, seed=5)
+    grid = RealParties(new_parties(folder, X))
+    with pytest.raises(FederationError, match="of an earlier version: train again"):
+        FDSKLPrediction(model, solver="moments", dealer="server").start(grid)
 
 
 @pytest.mark.parametrize(("dealer", "trips"), [("server", 8), ("p1", 9)])

@@ -129,6 +129,10 @@ def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalCo
     """Return the party's part, its columns of rows, and how local ones are made."""
     if "local" not in party.part:
         raise PartyError("this run has no model of this kind")
+    if "densities" not in party.part:
+        raise PartyError(
+            "this party's part of the model is of an earlier version: train again"
+        )
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
     return party.part, X, unpack_local(party.part)
 
