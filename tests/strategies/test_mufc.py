@@ -1690,6 +1690,7 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
     [
         ({"n_clusters": 0}, "at least 1"),
         ({"n_clusters": 2.5}, "a whole number"),
+        ({"n_clusters": 1, "choose_clusters": True}, "at least 2 with choose_clusters"),
         ({"local_clusters": -1}, "at least 0"),
         ({"n_init": 0}, "at least 1"),
         ({"min_rows_per_bin": 0}, "at least 1"),

@@ -470,6 +470,11 @@ class MUFC(ClusterTraining):
         super().__post_init__()
         if not isinstance(self.gamma, str):
             Quantizer(self.gamma)  # at most 2^32 bins
+        if self.choose_clusters and self.n_clusters < 2:
+            raise ValueError(
+                "n_clusters must be at least 2 with choose_clusters, got "
+                f"{self.n_clusters}"
+            )
 
     @property
     def needs(self) -> tuple[Kind, ...]:
