@@ -240,7 +240,8 @@ def test_names_that_are_numbers_may_be_a_header(write, text):
 def test_several_wrong_options_are_said_together(write):
     path = write("a,b\n1,x\ny,2\n")
     checked = check(PartySource(data=str(path), id_column="i", label_column="l"))
-    assert sum(finding.level == "error" for finding in checked.findings) == 2
+    errors = [finding for finding in checked.findings if finding.level == "error"]
+    assert [finding.option for finding in errors] == ["id-column", "label-column"]
 
 
 def test_what_was_told_from_the_file_is_noted(write):

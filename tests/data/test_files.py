@@ -310,11 +310,25 @@ def test_a_folder_without_party_files(tmp_path):
             "column 'b' of party 'airline' must have at most 100 different texts to be "
             "one-hot encoded, got 101",
         ),
+        (
+            "b\n" + "\n".join(f"secret{i}" for i in range(101)),
+            {},
+            "set it as id-column, or leave it out: columns lists those to use",
+        ),
     ],
 )
 def test_errors_of_a_csv(write, text, options, words, cache):
     assert words in refusal(write(text), **options)
     assert not list(cache.glob("parties/*"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"), [("xyxy", "became 0 and 1"), ("xyzz", "became 0 to 2")]
+)
+def test_classes_are_counted_in_words(write, labels, numbers, caplog):
+    rows = "\n".join(f"{k},{label}" for k, label in enumerate(labels))
+    load(write(f"a,b\n{rows}\n"), label_column="b")
+    assert f"of label-column 'b', sorted, {numbers}" in caplog.text
 
 
 def test_new_rows_need_no_labels_to_be_aligned(write):

@@ -100,6 +100,9 @@ class RunSettings:
     x1 and so on."""
 
 
+_SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+"""How an error calls a type."""
+
 _OF_THE_RUN = frozenset({"alignment", "model", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
@@ -182,12 +185,10 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
         kinds = keys[name].setting.kinds
         if type(value) in kinds or (type(value) is int and float in kinds):
             continue
-        wanted = " or ".join(kind.__name__ for kind in kinds)
+        wanted = " or ".join(_SAID[kind] for kind in kinds)
         shown = _shown(keys[name], value)
         hint = ", write it in double quotes" if str in kinds else ""
-        raise ValueError(
-            f"run config {name!r} must be of type {wanted}, got {shown}{hint}"
-        )
+        raise ValueError(f"run config {name!r} must be {wanted}, got {shown}{hint}")
     defaults: dict[str, Any] = {name: key.default for name, key in keys.items()}
     return defaults | dict(run_config)
 

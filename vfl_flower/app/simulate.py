@@ -32,6 +32,7 @@ from vfl_flower.app.runs import Follower, fail, gather
 from vfl_flower.app.server_app import execute
 from vfl_flower.app.template import write_app
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party
+from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import name_of, open_table
@@ -77,7 +78,11 @@ def party_sources(
     common = party_source({}, dict(config))
     if not files and is_file(common):
         if not data.is_dir():
-            raise ValueError("data must be a folder of party files, or name a set")
+            raise ValueError(
+                "data must be a folder of party files, synthetic:n=..,d=.. or one of "
+                f"{', '.join(BUNDLED)}, got {str(config.get('data', ''))!r}; or give "
+                "files by --party"
+            )
         files = folder_files(data, replace(common, index=0))
     if not files:
         sources = [

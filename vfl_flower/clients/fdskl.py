@@ -412,7 +412,10 @@ def classes_of(party: Party, target: Target) -> Array:
         if count > 2:
             hint = ": set target to 'multiclass'"
         if count > MAX_CLASSES:
-            hint = ": set target to 'continuous' and loss to 'square'"
+            hint = (
+                ": set target to 'continuous', and with another solver than 'moments' "
+                "loss to 'square'"
+            )
         raise PartyError(
             "labels must have two values for target 'binary', this party's have "
             f"{count}{hint}"

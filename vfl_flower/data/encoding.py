@@ -60,6 +60,9 @@ MAX_LEVELS = 100
 KEPT_LEVELS = 20
 """Levels that a text column of more than `MAX_LEVELS` keeps, besides "other"."""
 
+LEAVE_OUT = "leave it out: columns lists those to use"
+"""What may be done with a column that cannot become numbers."""
+
 TEXT = ("text", "levels")
 """Kinds of columns that have levels."""
 
@@ -138,7 +141,8 @@ def fit(
             fault(
                 "missing",
                 None,
-                f"{who} has missing values and impute is none: {', '.join(unfilled)}",
+                f"{who} has missing values and impute is none, by the party's choice "
+                f"or the strategy's: {', '.join(unfilled)}",
                 "impute",
             )
         )
@@ -152,7 +156,7 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     name, numbers = column.name, column.numbers
     what = f"column {name!r} of {who}"
     if column.kind is None:
-        text = f"{what} must hold numbers or text: leave it out by columns"
+        text = f"{what} must hold numbers or text: {LEAVE_OUT}"
         return [fault("type", name, text, "columns")]
     if column.kind in REFUSED:
         about = "dates" if column.kind == "otherdate" else "numbers"
@@ -187,12 +191,12 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
         option = "columns"
         if source.id_column is None and distinct == known:
             text, option = f"{text}set it as id-column, or ", "id-column or columns"
-        text += "leave it out by columns"
+        text += LEAVE_OUT
         return [fault("levels", name, text, option)]
     if not source.one_hot:
         text = (
             f"{what} holds text and one-hot is off: give its levels, turn it into "
-            "numbers, or leave it out by columns"
+            f"numbers, or {LEAVE_OUT}"
         )
         return [fault("text", name, text, "one-hot")]
     return []

@@ -360,7 +360,9 @@ class Plan:
         rest = [name for name in names if name not in (ids, label)]
         try:
             if encoding is None:
-                plan.features = _features(path, names, rest, source, who, folder)
+                plan.features = _features(
+                    path, names, rest, source, who, folder, faults
+                )
             else:
                 plan.features, ignored = check_columns(rest, encoding, who)
                 if ignored:
@@ -549,7 +551,9 @@ def _convert(
         if labels.classes is not None:
             done.append(
                 f"the {len(labels.classes)} classes of label-column "
-                f"{labels.column.name!r}, sorted, became 0 to {len(labels.classes) - 1}"
+                f"{labels.column.name!r}, sorted, became 0 "
+                f"{'and' if len(labels.classes) == 2 else 'to'} "
+                f"{len(labels.classes) - 1}"
             )
     if done:
         logger.warning("%s: %s", who, "; ".join(done))
@@ -632,6 +636,7 @@ def _features(
     source: PartySource,
     who: str,
     folder: Sequence[Path],
+    faults: list[Finding],
 ) -> list[str]:
     """Return the feature columns to read from a party file.
 
@@ -648,16 +653,15 @@ def _features(
     known = {None, *names, *elsewhere}
     if source.label_column not in known and not source.label_optional:
         where = "the data folder" if folder else who
-        raise PartyError(
-            f"{where} has no column {source.label_column!r}, its label-column"
-        )
+        text = f"{where} has no column {source.label_column!r}, its label-column"
+        faults.append(fault("options", source.label_column, text, "label-column"))
     features = choose(candidates, source.columns, who, elsewhere - set(names))
     for name in features:
         if name == "" or name.startswith("__index_level_"):
             raise PartyError(
                 f"{who} has a column without a name, as where pandas has written its "
                 "index or lines end in a delimiter: write the file without it, or "
-                "choose by columns"
+                "list the columns to use in columns"
             )
     return features
 

@@ -32,10 +32,10 @@ KINDS = ("number", "truth", "comma", "date", "otherdate", "thousands", "text")
 REFUSED = {
     "otherdate": "holds dates in several forms, or in one that is not read, such as "
     "with slashes, where nobody knows the month, or as 1.2.13: write them as "
-    "2013-01-31, or leave the column out by columns",
+    "2013-01-31, or leave the column out: columns lists those to use",
     "thousands": "holds numbers with commas, points or blanks in them, which may be "
     "decimal or for thousands: write them with one point and nothing else, or leave "
-    "the column out by columns",
+    "the column out: columns lists those to use",
 }
 """Kinds that cannot become numbers, and why."""
 

@@ -178,7 +178,10 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
     path = Path(path)
     files = files_of(path)
     if not files or not all(file.is_file() for file in files):
-        raise ValueError("path must be a file, a pattern or a folder of Parquet files")
+        raise ValueError(
+            "path must be a file, a pattern or a folder of Parquet files, got "
+            f"{str(path)!r}"
+        )
     pieces: list[Callable[[], Iterable[Any]]] = []
     counts: list[int] = []
     if files[0].suffix.lower() != ".parquet":
