@@ -12,7 +12,9 @@ from vfl_flower.data.tables import files_of
 
 IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
-Columns = Annotated[str, typer.Option(help="Columns to use, as a,b,c; otherwise all.")]
+Columns = Annotated[
+    str, typer.Option(help="Columns to use, as a,b,c, and no others; otherwise all.")
+]
 Missing = Annotated[str, typer.Option(help="Texts for a missing value, as ?,NA,-999.")]
 MaxLevels = Annotated[
     int,
