@@ -18,6 +18,7 @@ from vfl_flower.strategies import (
     Alignment,
     CoresetPrediction,
     CoresetVKMC,
+    CoresetVLogistic,
     CoresetVRLR,
     FDSKLPrediction,
     FKKMeans,
@@ -80,6 +81,12 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
     "moments of errors": CoresetVRLR(**_regression, evaluate="full"),
+    "ridge scores": CoresetVRLR(
+        **_regression | {"regularizer": "ridge", "alpha": 0.2}, scores="ridge"
+    ),
+    "logistic": CoresetVLogistic(size=30, seed=3, test_fraction=0.25, **_two),
+    "logistic paper": CoresetVLogistic(size=30, seed=3, rounds="paper"),
+    "logistic full": CoresetVLogistic(seed=3, sampling="full"),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),
@@ -288,6 +295,17 @@ def text_parties(count: int = 2) -> list[Party]:
     return made
 
 
+@cache
+def classified_parties(count: int = 2) -> list[Party]:
+    """Return parties with labels of two classes, neither of them rare."""
+    made = moments_parties(count)
+    y = (np.asarray(made[-1].y) > 3).astype(float)
+    return [
+        Party(party.X, None if party.y is None else y, name=party.name)
+        for party in made
+    ]
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
@@ -299,6 +317,8 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
+    of_classes = [v for v in VARIANTS if v.startswith("logistic")]
+    made |= dict.fromkeys(of_classes, classified_parties)
     of_moments = ("fdskl moments", "fdskl moments noise")
     made |= dict.fromkeys(of_moments, moments_parties)
     made["fdskl moments predict"] = lambda count: new_parties_of_sums()

@@ -18,6 +18,7 @@ from vfl_flower.numerics.coresets import (
     cluster_summary,
     leverage_factor,
     leverage_scores,
+    logistic_sensitivities,
     vkmc_sensitivities,
     vrlr_sensitivities,
 )
@@ -60,6 +61,8 @@ Approximation = Annotated[float, Ge(1), Le(10**6)]
 """alpha of Algorithm 3."""
 Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 """A number of clusters."""
+Strength = Annotated[float, Ge(0), Le(1e50)]
+"""Strength of a penalty: no product with a number of rows overflows."""
 LocalClustering = Literal["lloyd", "seeding"]
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
@@ -129,6 +132,8 @@ class CoresetState:
         For k-means: the party's own clustering.
     alpha : float
         For k-means: as in :class:`Clustering`.
+    classes : bool
+        For regression: whether it is a logistic one, of labels with two values.
     """
 
     test_fraction: float
@@ -137,6 +142,7 @@ class CoresetState:
     factor: Array | None = None
     summary: ClusterSummary | None = None
     alpha: float = 1.0
+    classes: bool = False
 
 
 class Totals(TypedDict):
@@ -199,14 +205,27 @@ def check_labels(party: Party) -> None:
         raise PartyError("this party does not know the labels of all of its rows")
 
 
+def check_classes(party: Party) -> None:
+    """Raise ``PartyError`` where a party's labels, if any, are not of two classes."""
+    check_labels(party)
+    if party.y is None or (count := len(np.unique(party.y))) == 2:
+        return
+    hint = ": a regression of numbers is coreset-vrlr" if count > 2 else ""
+    raise PartyError(
+        "labels must have two values for a logistic regression, this party's have "
+        f"{count}{hint}"
+    )
+
+
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
     """Return the rows that the scores are computed from.
 
     Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
-    unlike the paper, the ones of the intercept; k-means takes X alone.
+    unlike the paper, the ones of the intercept; a logistic one takes no label, and
+    k-means X alone.
     """
     extra: list[Array | float] = [1.0] if state.intercept else []
-    if state.intercept is not None and party.y is not None:
+    if state.intercept is not None and party.y is not None and not state.classes:
         extra.append(party.y)
     return RowBlocks(party.rows, *extra, rows=rows)
 
@@ -222,7 +241,8 @@ def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
         # The leverage of [X, 1] is 1/n more than that of X about its mean. Only the
         # label holder counts the ones.
         leverages -= 1 / state.n
-    return vrlr_sensitivities(leverages, state.n)
+    sensitivities = logistic_sensitivities if state.classes else vrlr_sensitivities
+    return sensitivities(leverages, state.n)
 
 
 @step
@@ -234,23 +254,32 @@ def totals(
     test_fraction: Fraction,
     intercept: bool | None = None,
     clustering: Clustering | None = None,
+    l2: Strength = 0.0,
+    classes: bool = False,
 ) -> Totals:
     """Line 2 of Algorithm 1: the total G_j; and line 5 at once, if `size` > 0.
 
     The scores are those of a regression with or without `intercept`, or those of a
-    `clustering`. A party draws `size` rows before it knows a_j, and the server uses the
-    first a_j of them: they have the distribution of line 5, and a round trip is saved.
+    `clustering`. With `l2` above 0 those of a regression are ridge leverage scores: n
+    `l2` is the penalty of a squared coefficient beside the sum of the losses of all
+    rows, and not of the intercept nor of the label. With `classes` the regression is
+    logistic, and takes their square roots.
+
+    A party draws `size` rows before it knows a_j, and the server uses the first a_j of
+    them: they have the distribution of line 5, and a round trip is saved.
     """
     _check_draws(party, "size", size)
     train = training_rows(party, test_fraction)
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
-    state = CoresetState(test_fraction, n, intercept)
+    state = CoresetState(test_fraction, n, intercept, classes=classes)
     blocks = _blocks(party, state, train)
     if clustering is None:
-        check_labels(party)
-        state.factor = leverage_factor(blocks)
+        (check_classes if classes else check_labels)(party)
+        penalty = np.zeros(blocks.shape[1])
+        penalty[: party.rows.shape[1]] = n * l2
+        state.factor = leverage_factor(blocks, penalty=penalty if l2 else None)
     else:
         if clustering.n_clusters > n:
             raise PartyError(
@@ -326,8 +355,14 @@ def pooled_rows(
     rows: Rows | None = None,
     start: Count | None = None,
     stop: Count | None = None,
+    classes: bool = False,
 ) -> Pooled:
-    """Send rows to the server: those in `rows`, or training rows `start` to `stop`."""
+    """Send rows to the server: those in `rows`, or training rows `start` to `stop`.
+
+    With `classes` the labels must have two values.
+    """
+    if classes:
+        check_classes(party)
     if rows is None:
         if start is None or stop is None:
             raise PartyError("either rows, or start and stop must be given")

@@ -8,6 +8,8 @@ References
 ----------
 [1] L. Huang, Z. Li, J. Sun and H. Zhao, "Coresets for vertical federated learning:
 regularized linear regression and k-means clustering", NeurIPS 2022.
+[2] A. Munteanu, C. Schwiegelshohn, C. Sohler and D. P. Woodruff, "On coresets for
+logistic regression", NeurIPS 2018.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ __all__ = [
     "importance_estimate",
     "leverage_factor",
     "leverage_scores",
+    "logistic_sensitivities",
     "sigma_min",
     "tau",
     "uniform",
@@ -56,6 +59,27 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
         The sensitivities; over all rows their sum is G^(j) = rank + 1.
     """
     return np.asarray(scores + 1 / n)
+
+
+def logistic_sensitivities(scores: Array, n: int) -> Array:
+    """Return g_i = |u_i| + 1/n, the scores of a logistic regression [2].
+
+    The loss grows with the length of a row and not with its square. A label turns the
+    sign of its row, which no leverage score sees, so labels do not count.
+
+    Parameters
+    ----------
+    scores : Array, shape (m,)
+        Leverage scores of all rows or of some, up to rounding at least 0.
+    n : int
+        Number of all rows.
+
+    Returns
+    -------
+    Array, shape (m,)
+        The scores; over all rows their sum is at most (n rank)^(1/2) + 1.
+    """
+    return np.asarray(np.sqrt(np.maximum(scores, 0)) + 1 / n)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
+from vfl_flower.strategies.coreset_logistic import CoresetVLogistic
 from vfl_flower.strategies.coreset_predictions import (
     CoresetEvaluation,
     CoresetPrediction,
@@ -34,6 +35,9 @@ Tasks = tuple[type[ProtocolStrategy], ...]
 ALGORITHMS: dict[str, Tasks] = {
     "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
     "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
+    "coreset-vlogistic": (
+        *(CoresetVLogistic, CoresetPrediction, CoresetEvaluation, Removal),
+    ),
     "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
     "fk-kmeans": (FKKMeans, FKKMeansPrediction, FKKMeansEvaluation, Removal),
     "mufc": (
@@ -89,6 +93,7 @@ __all__ = [
     "CoresetEvaluation",
     "CoresetPrediction",
     "CoresetVKMC",
+    "CoresetVLogistic",
     "CoresetVRLR",
     "FDSKLEvaluation",
     "FDSKLPrediction",

@@ -23,7 +23,7 @@ from vfl_flower.clients import moments as moments_party
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
-from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
+from vfl_flower.numerics.coresets import sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
 from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
@@ -50,15 +50,11 @@ from vfl_flower.strategies.sampling import (
     CoresetStrategy,
     Scoring,
     as_floats,
+    estimate,
 )
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
-
-
-def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
-    mean, error = importance_estimate(losses, weights, n)
-    return {name: mean, f"{name}_error": error}
 
 
 @settings
@@ -127,13 +123,17 @@ class CoresetVRLR(CoresetStrategy):
     size: Annotated[party.Size, InRunConfig(200)] = Field(2000, kw_only=False)
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
-    alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
+    alpha: party.Strength = 0.0
     """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and
     ``alpha |theta|_1`` for lasso (the paper has 2). In scikit-learn, with weights w:
     ``Ridge(alpha * n)``, and ``Lasso(alpha / 2 * n / sum(w))``."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
+    scores: Literal["leverage", "ridge"] = "leverage"
+    """By what rows are drawn. "leverage": the scores of the paper; "ridge": those that
+    count the penalty of ridge or the elastic net, which is better where the penalty is
+    strong: their sum is the effective number of columns."""
     solver: Literal["moments", "central", "cg", "saga"] = "moments"
     """"moments": the label holder solves from sums of products that two parties
     compute; of a row nothing leaves but its score. "central": the rows of the coreset
@@ -189,6 +189,15 @@ class CoresetVRLR(CoresetStrategy):
             )
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
+        if self.scores == "ridge" and not self._penalty.l2:
+            raise ValueError(
+                "scores must be 'leverage' unless regularizer is 'ridge' or "
+                f"'elasticnet', got 'ridge' and {self.regularizer!r}"
+            )
+
+    @property
+    def _penalty(self) -> Penalty:
+        return Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
 
     @property
     def needs(self) -> tuple[Kind, ...]:
@@ -265,9 +274,13 @@ class CoresetVRLR(CoresetStrategy):
         if self.solver == "moments":
             self._check_size(n, sum(widths) + 1)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
-        penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
+        penalty = self._penalty
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
-        scoring = Scoring(bound=2.0, intercept=self.fit_intercept)
+        scoring = Scoring(
+            bound=2.0,
+            intercept=self.fit_intercept,
+            l2=penalty.l2 if self.scores == "ridge" else 0.0,
+        )
         coreset = self.draw(parties, run, scoring)
         w = coreset.weights
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
@@ -279,7 +292,7 @@ class CoresetVRLR(CoresetStrategy):
             if (check := coreset.check) and check.X is not None:
                 assert check.y is not None
                 losses = (np.hstack(check.X) @ theta + intercept - check.y) ** 2
-                metrics |= _estimate("check_loss", losses, check.weights, n)
+                metrics |= estimate("check_loss", losses, check.weights, n)
             metrics["train_loss"] = mean_squared_error(X @ theta + intercept - y, w, n)
             if self.sampling != "full":
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
@@ -537,7 +550,7 @@ class CoresetVKMC(CoresetStrategy):
             metrics |= {"smallest_cluster": sizes.min(), "largest_cluster": sizes.max()}
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
-                metrics |= _estimate("check_cost", losses, check.weights, n)
+                metrics |= estimate("check_cost", losses, check.weights, n)
             if self.sampling != "full" and self.size > 1:
                 metrics["tau"] = tau(coreset.X, run.rng("tau"))
         else:

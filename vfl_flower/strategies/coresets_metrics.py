@@ -9,6 +9,7 @@ from vfl_flower.strategies.evaluation import (
     R2,
     SMALLEST,
     SQUARED_ERROR,
+    TOLD,
 )
 
 WEIGHT_SUM = Metric(
@@ -83,6 +84,32 @@ REGRESSION: dict[str, Metric] = {
         "the spread of the label.",
         "lower",
     ),
+}
+
+LOGISTIC: dict[str, Metric] = {
+    **TOLD,
+    "train_log_loss": Metric(
+        "Log loss, rows of training",
+        "The log loss on the rows that the model was trained on, weighted. These rows "
+        "differ between results: do not compare them by it.",
+        "lower",
+    ),
+    "check_log_loss": Metric(
+        "Log loss, second sample",
+        "The log loss on a second sample of rows, drawn for this check alone, as an "
+        "estimate of that on all rows of training.",
+        "lower",
+    ),
+    "check_log_loss_error": REGRESSION["check_loss_error"],
+    "objective": Metric(
+        "Objective",
+        "What training made as small as it could: the log loss on the rows of training "
+        "and the penalty.",
+        "lower",
+    ),
+    "weight_sum": WEIGHT_SUM,
+    "sigma_min": REGRESSION["sigma_min"],
+    "converged": CONVERGED,
 }
 
 CLUSTERS: dict[str, Metric] = {

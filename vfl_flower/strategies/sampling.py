@@ -10,7 +10,12 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from vfl_flower.clients import coresets as party
-from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
+from vfl_flower.numerics.coresets import (
+    allocate,
+    coreset_weights,
+    importance_estimate,
+    uniform,
+)
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
@@ -75,16 +80,19 @@ class Scoring:
         For regression: whether it has an intercept.
     clustering : Clustering or None
         For k-means: how a party clusters its columns.
+    l2 : float
+        For regression: penalty of a squared coefficient, for each row.
     """
 
     bound: float
     intercept: bool | None = None
     clustering: party.Clustering | None = None
+    l2: float = 0.0
 
 
 @settings
 class CoresetStrategy(ProtocolStrategy):
-    """What regression and k-means have in common: Algorithm 1 and the baselines."""
+    """What regressions and k-means have in common: Algorithm 1 and the baselines."""
 
     _: KW_ONLY
     size: Annotated[party.Size, InRunConfig(200)] = 2000
@@ -112,6 +120,8 @@ class CoresetStrategy(ProtocolStrategy):
     )
     labelled: ClassVar[bool]
     """Whether the labels of pooled rows are needed."""
+    classes: ClassVar[bool] = False
+    """Whether these labels are of two classes."""
     test_fraction = 0.0
     solver = "central"
 
@@ -194,6 +204,8 @@ class CoresetStrategy(ProtocolStrategy):
             test_fraction=self.test_fraction,
             intercept=scoring.intercept,
             clustering=scoring.clustering,
+            l2=scoring.l2,
+            classes=self.classes,
         )
         G = _totals(replies, scoring.bound * n)
         a = allocate(G, m, run.rng("allocate"))
@@ -250,6 +262,7 @@ class CoresetStrategy(ProtocolStrategy):
             test_fraction=self.test_fraction,
             labels=self.labelled,
             rows=rows,
+            classes=self.classes,
         )
         return self._pooled(parties, replies, len(rows))
 
@@ -284,6 +297,7 @@ class CoresetStrategy(ProtocolStrategy):
                 labels=self.labelled,
                 start=start,
                 stop=stop,
+                classes=self.classes,
             )
             parts.append(self._pooled(parties, replies, stop - start))
         X = [np.concatenate([X[j] for X, _ in parts]) for j in range(len(parties))]
@@ -314,6 +328,12 @@ class CoresetStrategy(ProtocolStrategy):
     def n_test(self, parties: Parties) -> int:
         """Return the number of rows held out."""
         return round(self.test_fraction * parties.n_rows)
+
+
+def estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
+    """Return the mean loss over all rows by a second draw, and its standard error."""
+    mean, error = importance_estimate(losses, weights, n)
+    return {name: mean, f"{name}_error": error}
 
 
 def _totals(replies: Replies[party.Totals], most: float) -> Array:
