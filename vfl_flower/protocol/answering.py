@@ -320,7 +320,10 @@ def _run(
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
-    frame = replace(frame, columns=memory.columns(frame))
+    if frame.left and not step.goes_on:
+        raise PartyError(f"{step.action} needs all parties with which the run began")
+    known = memory.columns(frame), memory.fewest(frame)
+    frame = replace(frame, columns=known[0], fewest=known[1])
     if frame.columns is not None:
         arrange(party, frame.columns)
     if frame.model is not None:

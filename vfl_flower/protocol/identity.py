@@ -427,10 +427,12 @@ def check_run(
     PartyError
         The text names the party and the rule.
     """
-    if frame.parties < (least := consent.least_parties):
+    fewest = min(len(frame.present), frame.fewest or frame.parties)
+    if fewest < (least := consent.least_parties):
+        what = "may go on with" if frame.fewest else "has"
         raise PartyError(
             f"a run must have at least {least} parties by this party's consent, this "
-            f"one has {frame.parties}"
+            f"one {what} {fewest}"
         )
     if not (frame.private_draws or consent.allow_seed):
         raise PartyError(

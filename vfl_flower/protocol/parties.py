@@ -111,6 +111,9 @@ class Parties(Sequence[PartyInfo]):
     epsilon : float, optional
         Of the noise in the Gram matrices that are opened, which their consent may find
         too large; 0: there is none. Default: no Gram matrix is opened.
+    fewest : int
+        Fewest parties with which the run goes on where others leave it, which the
+        parties are told; 0: all must stay.
     checkpoint : Checkpoint, optional
         The draws of the server, and the round trips that the run has made before.
 
@@ -154,6 +157,7 @@ class Parties(Sequence[PartyInfo]):
         dealer: str | None = None,
         computes: str | None = None,
         epsilon: float | None = None,
+        fewest: int = 0,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
@@ -163,12 +167,17 @@ class Parties(Sequence[PartyInfo]):
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
         self.checkpoint = checkpoint or Checkpoint()
-        self._exchange = Exchange(grid, ledger, timeout, self.checkpoint)
+        self._fewest, self._left = fewest, list[int]()
+        patient = fewest > 0
+        self._exchange = Exchange(
+            grid, ledger, timeout, self.checkpoint, patient=patient
+        )
         self.session = self.checkpoint.number()
         self._seed, self._private_draws = seed, private_draws
         self.masking, self._model = masking, model
         self._round = 0
         self._last: list[int] = []  # round in which each party was last asked
+        self._places: list[int] = []  # of those that have not left
         self._peers = b""
         self._state_keys: list[bytes | None] = []
         self._credentials: bytes | None = None
@@ -274,6 +283,31 @@ class Parties(Sequence[PartyInfo]):
                 "(in a run config allow-two-parties=true)"
             )
         log.warning("%s", reason)
+
+    def go_on_without(self, failure: PartyFailed) -> None:
+        """Let the parties that have failed leave the run, and go on with the others.
+
+        Only their masks cancel from now on, among them; those that left do not come
+        back. Each party answers only steps that are declared with
+        :func:`~vfl_flower.protocol.steps.goes_on`.
+
+        Raises
+        ------
+        PartyFailed
+            The failure: too few parties are left, or all must stay.
+        """
+        stay = [j for j, info in enumerate(self) if info.node_id not in failure.nodes]
+        if not 0 < self._fewest <= len(stay) < len(self):
+            raise failure
+        self.checkpoint.failed(failure)
+        self._left += [self._places[j] for j in range(len(self)) if j not in stay]
+        self._without |= set(failure.nodes)
+        self._infos = [self._infos[j] for j in stay]
+        self._places = [self._places[j] for j in stay]
+        self._last = [self._last[j] for j in stay]
+        self._state_keys = [self._state_keys[j] for j in stay]
+        names = ", ".join(failure.nodes.values())
+        log.warning("%s; the run goes on without %s", failure, names)
 
     def hurry(self, seconds: float) -> None:
         """Wait for a reply for so many seconds at most from now on."""
@@ -604,8 +638,8 @@ class Parties(Sequence[PartyInfo]):
                 masking=self.masking,
                 round=self._round,
                 previous=self._last[j],
-                parties=len(self),
-                index=j,
+                parties=len(self) + len(self._left),
+                index=self._places[j],
                 peers=None if self._last[j] else self._peers,
                 credentials=None if self._last[j] else self._credentials,
                 model=self._model,
@@ -613,6 +647,8 @@ class Parties(Sequence[PartyInfo]):
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
                 state_key=self._state_keys[j],
+                fewest=None if self._last[j] else self._fewest or None,
+                left=self._left or None,
                 sums=dict(sums.get(j, {})),
                 sealed=sealed,
             )
@@ -833,7 +869,7 @@ class Parties(Sequence[PartyInfo]):
             self._credentials = pack_credentials(
                 [Credential(**_told(replies[node])) for node in order]
             )
-        self._last = [0] * len(order)
+        self._last, self._places = [0] * len(order), list(range(len(order)))
         if not all("identity" in reply for reply in replies.values()):
             self.checkpoint.remove()  # a party without a state-dir cannot go on
         elif held:
@@ -858,7 +894,7 @@ class Parties(Sequence[PartyInfo]):
         plan = Plan(
             kinds=list(self._needs),
             seeded=seeded,
-            parties=count,
+            parties=min(count, self._fewest or count),
             dealer=self._dealer,
             computes=self._computes,
             epsilon=self._epsilon,

@@ -207,6 +207,8 @@ class ProtocolStrategy(Strategy):
     """Whether it makes levels of text columns that parties then keep."""
     allow_missing = False
     """Whether a run begins again without a party that failed."""
+    min_parties = 0
+    """Fewest parties with which a run goes on where others leave it; 0: all stay."""
     resumable: ClassVar[bool] = True
     """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
@@ -423,6 +425,7 @@ class ProtocolStrategy(Strategy):
             dealer=self.dealt_by,
             computes=self.computed_by,
             epsilon=self.gram_epsilon,
+            fewest=self.min_parties,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
