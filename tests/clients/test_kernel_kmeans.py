@@ -85,7 +85,7 @@ def test_what_leaves_only_into_a_sum_or_encrypted():
         "product": {"product", "trace"},
         "project": {"projected"},
         "embed": {"sum_h"},
-        "lloyd": {"inertia", "sizes", "counts", "sums"},
+        "lloyd": {"inertia", "sizes", "counts", "sums", "silhouettes"},
         "assign": {"inertia", "sizes"},
         "evaluate": {"cost"},
         "spread": {"spread"},

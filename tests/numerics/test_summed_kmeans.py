@@ -8,6 +8,7 @@ import pytest
 from vfl_flower.numerics import summed_kmeans as numerics
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.summed_kmeans import (
+    Request,
     part_of_pass,
     random_centers,
     summed_kmeans,
@@ -18,7 +19,7 @@ def clustered(H, k, seed=0, **settings):
     """Return the result on the rows of one party."""
     rng, mean = np.random.default_rng(seed), H.mean(axis=0)
     return summed_kmeans(
-        lambda centers, last, sizes: part_of_pass(H, centers, rng, last, sizes),
+        lambda request: part_of_pass(H, request, rng),
         *(k, mean, H.T @ H / len(H) - np.outer(mean, mean), rng),
         **settings,
     )
@@ -78,7 +79,8 @@ def test_coins_and_noise():
     H, draws = rng.normal(size=(60, 2)) + 1, 4000
     centers = np.zeros((1, 1, 2))
     sizes = np.array([[60]])
-    parts = [part_of_pass(H, centers, rng, centers, sizes) for _ in range(draws)]
+    request = Request(centers, centers, sizes)
+    parts = [part_of_pass(H, request, rng) for _ in range(draws)]
     counts = np.array([part.counts[0, 0] for part in parts])
     assert abs(counts.mean() - 30) < 5 * math.sqrt(15 / draws)
     sums = np.array([part.sums[0, 0] for part in parts])
@@ -97,7 +99,8 @@ def test_rows_that_have_left_are_drawn_too():
     H = np.full((200, 1), 9.0)
     last, centers = np.array([[[9.0], [0.0]]]), np.array([[[0.0], [9.0]]])
     rng, sizes = np.random.default_rng(0), np.array([[200, 0]])
-    counts = [part_of_pass(H, centers, rng, last, sizes).counts[0] for _ in range(400)]
+    request = Request(centers, last, sizes)
+    counts = [part_of_pass(H, request, rng).counts[0] for _ in range(400)]
     means = np.mean(counts, axis=0)
     assert abs(means[0] - 40) < 5 * math.sqrt(32 / 400)
     assert means[1] == 0  # it had no rows, so it sends no sum

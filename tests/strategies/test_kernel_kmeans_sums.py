@@ -62,7 +62,7 @@ def test_sums_of_whole_clusters_give_what_pooled_rows_do(count, masking, monkeyp
     H = result.model.transform(rows()[0])
     rng, mean = np.random.default_rng(0), H.mean(axis=0)
     pooled = summed_kmeans(
-        lambda centers, last, sizes: part_of_pass(H, centers, rng, last, sizes),
+        lambda request: part_of_pass(H, request, rng),
         K,
         mean,
         H.T @ H / N - np.outer(mean, mean),
@@ -82,7 +82,7 @@ def test_each_pass_is_the_sum_of_the_parts_of_the_parties(monkeypatch):
     parts = []
 
     def spy(*arguments):
-        parts.append((arguments[1], part_of_pass(*arguments)))
+        parts.append((arguments[1].centers, part_of_pass(*arguments)))
         return parts[-1][1]
 
     monkeypatch.setattr(numerics, "part_of_pass", spy)
@@ -284,8 +284,9 @@ def watched(blocks, **settings):
     seen = []
 
     def spy(ask, *arguments):
-        def asking(centers, last, sizes):
-            seen.append((centers, last, sizes, ask(centers, last, sizes)))
+        def asking(request):
+            before = request.centers, request.last, request.sizes
+            seen.append((*before, ask(request)))
             return seen[-1][3]
 
         return summed_kmeans(asking, *arguments)

@@ -37,6 +37,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     compose,
     feature_range,
     moments,
+    rotation,
     stack,
     step_size,
     variances,
@@ -46,7 +47,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import goes_on, once, reveals, step
 from vfl_flower.secure_aggregation import split_limbs
 from vfl_flower.typing import Array
 
@@ -157,6 +158,10 @@ class State:
         The embedding of the party's rows.
     clusters : ClusterSummary or None
         The party's own clustering of them.
+    left : int
+        Number of parties that have left before iteration t or earlier.
+    rotated : bool
+        Whether parties have left just before iteration t: W_t is then rotated.
     """
 
     seed: str = ""
@@ -167,6 +172,8 @@ class State:
     G: Array | None = None
     H: Array | None = None
     clusters: ClusterSummary | None = None
+    left: int = 0
+    rotated: bool = False
 
     @property
     def known_setup(self) -> Setup:
@@ -189,6 +196,14 @@ class State:
     def width(self) -> int:
         """Number of columns of W_t."""
         return self.n_features + (0 if self.B is None else self.B.shape[1])
+
+    @property
+    def rotation(self) -> Array:
+        """Rotation of W_t, by the seed that the parties alone know."""
+        rng = np.random.default_rng(
+            np.random.SeedSequence([int(self.seed, 16), self.t])
+        )
+        return rotation(self.width, rng)
 
 
 class Begin(TypedDict):
@@ -251,6 +266,7 @@ class Lloyd(TypedDict):
     sizes: Annotated[Array, Reals("a k"), COUNTS]
     counts: NotRequired[Annotated[Array, Reals("a k"), IN_SUM]]
     sums: NotRequired[Annotated[Array, Reals("a k s"), IN_SUM]]
+    silhouettes: NotRequired[Annotated[Array, Reals("a"), IN_SUM]]
 
 
 class Clusters(TypedDict):
@@ -321,6 +337,11 @@ def begin(
     """
     if _begun(party):
         raise PartyError("the iterations have begun: it is too late for this step")
+    if party.fewest is not None and party.n_rows < LEAST_ROWS:
+        raise PartyError(
+            "a run that goes on where parties leave needs at least "
+            f"{LEAST_ROWS} rows of each party, this one has fewer"
+        )
     state, reply = State(), Begin()
     if party.index == 0:
         state.seed = party.rng("features").bytes(16).hex()
@@ -419,7 +440,11 @@ def _gram(party: Party, state: State) -> Array:
         rows = W(part, A)
         return np.asarray(rows.T @ rows)
 
-    return _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
+    G = _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
+    if state.rotated:
+        Q = state.rotation
+        G = Q.T @ G @ Q
+    return G
 
 
 @_within_memory()
@@ -431,6 +456,8 @@ def _times(party: Party, state: State, R: Array) -> Array:
             f"shape {R.shape}"
         )
     R = np.asarray(R, dtype=np.float64)
+    if state.rotated:
+        R = state.rotation @ R
     W = _W(state)
     parts = _reduce(
         party, state, lambda part, A: [W(part, A) @ R], operator.add, list[Array]()
@@ -464,6 +491,9 @@ def _advance(
     communication `mechanism`. Where `t` is asked for again, the state stays as it is.
     """
     state = party.recall(State)
+    if party.n_left != state.left:
+        _carry(party, state, t, R)
+        return state
     if state.H is not None:
         raise PartyError("the iterations are over: the embedding has been made")
     if t not in (state.t, state.t + 1):
@@ -484,9 +514,52 @@ def _advance(
         state.seed, state.setup = state.seed or _seed(seed), setup
         state.P = np.zeros((0, 0)) if mechanism else None
     if R is not None:
+        if party.fewest is not None:
+            _check_scale(R)
         state.B = _times(party, state, R)
-    state.t, state.G = t, None
+    state.t, state.G, state.rotated = t, None, False
     return state
+
+
+def _carry(party: Party, state: State, t: int, R: Array | None) -> None:
+    """Begin an iteration after parties have left, from the subspace as it is.
+
+    The server may have the sums of all that this party was asked before, over all
+    parties. So the next sum over the rest is of other features, and of W_t after a
+    rotation that the server does not know: no number of it is that of a sum before.
+
+    What the party holds is B_t, of an iteration t whose features are now left out, or
+    H; `R` makes B_{t+1} of it.
+    """
+    held = state.B if state.H is None else state.H
+    if held is None or state.P is None:
+        raise PartyError("parties may leave only after the first iteration, with cem")
+    if t != state.t + 1:
+        raise PartyError(
+            f"after parties have left, iteration {state.t + 1} must follow"
+        )
+    if R is None or len(R) != held.shape[1] or not 1 <= R.shape[1] <= len(R):
+        raise PartyError(
+            f"R must have {held.shape[1]} rows and at most as many columns"
+        )
+    _check_scale(R)
+    if state.H is None:
+        state.P = np.vstack([state.P, np.zeros((state.n_features, len(R)))])
+    state.B, state.P = held @ R, state.P @ R
+    state.H = state.G = state.clusters = None
+    state.t, state.left, state.rotated = t, party.n_left, True
+
+
+def _check_scale(R: Array) -> None:
+    """Refuse what makes B_t large beside A_t, whose features hide it in a sum."""
+    if not np.linalg.norm(np.asarray(R, dtype=np.float64), 2) <= 1 + 1e-9:
+        raise PartyError("R must lengthen no vector where parties may leave")
+
+
+def _check_all_here(party: Party, state: State) -> None:
+    """Refuse to go on with what parties have shown that have left since."""
+    if party.n_left != state.left:
+        raise PartyError("after parties have left, an iteration must come first")
 
 
 def _seed(seed: bytes | None) -> str:
@@ -498,6 +571,7 @@ def _seed(seed: bytes | None) -> str:
 
 
 @step
+@goes_on
 def gram(
     party: Party,
     t: Natural,
@@ -512,6 +586,7 @@ def gram(
 
 
 @step
+@goes_on
 def product(
     party: Party,
     vectors: Annotated[Array, Reals("m b")],
@@ -524,6 +599,7 @@ def product(
     """Line 10 by Lanczos: W_t[m]^T W_t[m] c; `t` begins an iteration."""
     if t is None:
         state = party.recall(State)
+        _check_all_here(party, state)
     else:
         state = _advance(party, t, R, setup, seed, mechanism=True)
         state.G = _gram(party, state)
@@ -611,6 +687,7 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
 def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array]:
     """Make the embedding, which ends the iterations; return it with the state."""
     state = party.recall(State)
+    _check_all_here(party, state)
     if not state.t or state.H is not None:
         raise PartyError("the embedding must be made once, after the iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
@@ -623,13 +700,14 @@ def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array
         if not H.shape[1]:
             raise PartyError("the embedding must have a column")
         _check_size("H", H)
-    state.H, state.B, state.G = H, None, None
+    state.H, state.B, state.G, state.rotated = H, None, None, False
     party.cache.pop("kernel_kmeans", None)
     return state, H
 
 
 @step
 @once
+@goes_on
 def embed(
     party: Party,
     R: SmallMatrix | None = None,
@@ -645,19 +723,25 @@ def embed(
 
 
 @step
+@goes_on
 @reveals("row-sums")
 def lloyd(
     party: Party,
     centers: Starts,
     last: Starts | None = None,
     sizes: Annotated[Array, Whole("a k")] | None = None,
+    used: Annotated[Array, Whole("a", least=2)] | None = None,
 ) -> Lloyd:
     """Line 19, with clustering "sums": a pass of all starts over this party's rows.
 
     `last` are the centres of the pass before, and `sizes` the rows that all parties had
-    in their clusters. A server that chooses them freely could single out rows.
+    in their clusters. A server that chooses them freely could single out rows. With
+    `used`, how many of the k centres each start has, also how far apart the clusters
+    are.
     """
-    H = _embedded(party.recall(State))
+    state = party.recall(State)
+    _check_all_here(party, state)
+    H = _embedded(state)
     (a, k), s = centers.shape[:2], H.shape[1]
     if centers.shape[2] != s:
         raise PartyError(f"centers must have {s} numbers each, got {centers.shape[2]}")
@@ -668,24 +752,27 @@ def lloyd(
         )
     if (last is None) != (sizes is None):
         raise PartyError("last and sizes must come together")
+    if used is not None and used.max() > k:
+        raise PartyError(f"used must be at most the {k} centres of a start")
     party.share(np.arange(party.n_rows), "row-sums")
     # A pass that is asked for again has the coins that it had; any other has its own.
-    digest = hashlib.sha256(party.rng("lloyd").bytes(32))
-    for array in (centers, last, sizes):
+    digest = hashlib.sha256(party.rng(f"lloyd{state.left or ''}").bytes(32))
+    for array in (centers, last, sizes, used):
         digest.update(b"" if array is None else array.tobytes())
     rng = np.random.default_rng(int.from_bytes(digest.digest()))
+    request = summed_kmeans.Request(
+        np.asarray(centers, dtype=np.float64),
+        None if last is None else np.asarray(last, dtype=np.float64),
+        sizes,
+        None if used is None else used.astype(np.int64),
+    )
     with _within_memory():
-        part = summed_kmeans.part_of_pass(
-            H,
-            np.asarray(centers, dtype=np.float64),
-            rng,
-            None if last is None else np.asarray(last, dtype=np.float64),
-            sizes,
-            party.n_parties,
-        )
+        part = summed_kmeans.part_of_pass(H, request, rng, party.n_parties)
     reply: Lloyd = {"inertia": part.inertia, "sizes": part.sizes}
     if part.counts is not None and part.sums is not None:
         reply |= {"counts": part.counts, "sums": part.sums}
+    if part.silhouettes is not None:
+        reply["silhouettes"] = part.silhouettes
     return reply
 
 
@@ -745,10 +832,12 @@ def _told_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
 
 @step
 @once
+@goes_on
 @reveals("row-sums")
 def assign(party: Party, centers: Centers) -> Clusters:
     """Line 20: label this party's rows; the labels stay here."""
     state = party.recall(State)
+    _check_all_here(party, state)
     H, setup = _embedded(state), state.known_setup
     if centers.shape[1] != H.shape[1]:
         raise PartyError(

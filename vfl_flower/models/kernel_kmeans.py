@@ -38,7 +38,8 @@ class KernelKMeansModel(Model):
     kept : bool
         Whether all parties have a ``state-dir`` and have kept their parts in it.
     missing : list of str
-        Parties that failed, without which the model was trained.
+        Parties that failed, without which the model was trained, or its training was
+        finished.
     parts : list of dict, optional
         One a party, if all are in one process: with split rows a
         :class:`~vfl_flower.numerics.kernel_embedding.Part`, else only its ``labels``.

@@ -187,6 +187,38 @@ def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
     return labels, _squares(rows - centers[labels])
 
 
+def simplified_silhouettes(rows: Array, centers: Array) -> Array:
+    """Return 1 - a / b of each row, as Hruschka et al. (2006) do.
+
+    Parameters
+    ----------
+    rows : Array, shape (b, d)
+        One block of rows.
+    centers : Array, shape (k, d)
+        At least two.
+
+    Returns
+    -------
+    Array, shape (b,)
+        From 0 to 1, where a and b are the distances to the closest and the second
+        closest centre; 1 for a row on a centre, also where two are equal.
+
+    References
+    ----------
+    E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
+    expression data", Information Sciences 176, 2006.
+
+    Examples
+    --------
+    >>> rows = np.array([[0.0], [3.0], [10.0]])
+    >>> simplified_silhouettes(rows, np.array([[1.0], [10.0], [21.0]])).round(3)
+    array([0.9  , 0.714, 1.   ])
+    """
+    far = np.sqrt([_squares(rows - center) for center in centers])
+    a, b = np.partition(far, 1, axis=0)[:2]
+    return np.asarray(1 - a / np.maximum(b, np.finfo(np.float64).tiny))
+
+
 def lloyd(
     blocks: RowBlocks,
     centers: Array,

@@ -25,7 +25,13 @@ from functools import partial
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.kmeans import assign, draw, lloyd, weighted_kmeans
+from vfl_flower.numerics.kmeans import (
+    assign,
+    draw,
+    lloyd,
+    simplified_silhouettes,
+    weighted_kmeans,
+)
 from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
@@ -842,9 +848,7 @@ def number_of_clusters(
 
     def silhouette(k: int) -> float:
         centers = server_centroids(points, weights, k, rng, n_init)
-        far = np.sqrt([_squared_distances(points, center) for center in centers])
-        a, b = np.sort(far, axis=0)[:2]
-        return float(weights @ (1 - a / np.maximum(b, np.finfo(float).tiny)))
+        return float(weights @ simplified_silhouettes(points, centers))
 
     return max(range(2, min(most, max(2, m // 2)) + 1), key=silhouette)
 

@@ -18,6 +18,7 @@ the mean of a population, so that the coins cost a share 1 / n of a cluster's co
 `random_centers`  server: the seeds of all starts
 `part_of_pass`    party m: its part of a pass over the rows
 `summed_kmeans`   server: all passes, given a function that asks for the sums of one
+`chosen_kmeans`   server: the same for each k at once, of which it keeps one
 ================  ===================================================================
 
 Differs from [1] in: 1. The seeds are normal, with mean and covariance of the rows: no
@@ -38,24 +39,29 @@ reconstruction via temporal correlations", arXiv 2511.07073, 2025.
 Transactions on Communications, 1980.
 [4] K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and
 hyperparameter optimization", AISTATS 2016.
+[5] F. Wang, H.-H. Franco-Penya, J. D. Kelleher, J. Pugh and R. Ross, "An analysis of
+the application of simplified silhouette to the evaluation of k-means clustering
+validity", MLDM 2017.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.kmeans import assign, simplified_silhouettes
 from vfl_flower.typing import Array
 
 __all__ = [
     "LEAST_ROWS",
     "Clustering",
     "Pass",
+    "Request",
+    "chosen_kmeans",
     "leavers",
     "part_of_pass",
     "random_centers",
@@ -92,12 +98,38 @@ class Pass:
         sum_i a_i: rows in the sum. None in the first pass, which moves no centre.
     sums : Array, shape (a, k, s), or None
         sum_i a_i h_i + z. 0 for a cluster that sends no sum.
+    silhouettes : Array, shape (a,), or None
+        Sum of the rows' `simplified_silhouettes`, within about that of one row; where
+        the request says how many centres each start has.
     """
 
     inertia: Array
     sizes: Array
     counts: Array | None = None
     sums: Array | None = None
+    silhouettes: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What the server asks for in a pass.
+
+    Attributes
+    ----------
+    centers : Array, shape (a, k, s)
+        Of each start.
+    last : Array, shape (a, k, s), or None
+        The centres of the pass before; None in the first pass.
+    sizes : Array of int, shape (a, k), or None
+        The clusters' rows at all parties in the pass before; with `last`.
+    used : Array of int, shape (a,), or None
+        How many of the k centres each start has, the others being 0; None: all.
+    """
+
+    centers: Array
+    last: Array | None = None
+    sizes: Array | None = None
+    used: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +144,14 @@ class Clustering:
         Number of passes.
     small : float
         Share of the clusters of all starts that never had `LEAST_ROWS` rows.
+    silhouette : float
+        Mean of the rows' simplified silhouettes; NaN if it was not asked for.
     """
 
     centers: Array
     passes: int
     small: float
+    silhouette: float = math.nan
 
 
 def random_centers(
@@ -175,12 +210,7 @@ def leavers(sizes: Array) -> Array:
 
 
 def part_of_pass(
-    H: Array,
-    centers: Array,
-    rng: np.random.Generator,
-    last: Array | None = None,
-    sizes: Array | None = None,
-    n_parties: int = 1,
+    H: Array, request: Request, rng: np.random.Generator, n_parties: int = 1
 ) -> Pass:
     """Return a party's part of a pass.
 
@@ -188,36 +218,40 @@ def part_of_pass(
     ----------
     H : Array, shape (n, s)
         The party's rows.
-    centers : Array, shape (a, k, s)
-        Of each start.
+    request : Request
+        What the server asks for.
     rng : numpy.random.Generator
         Source of the coins and of the noise; another one in each pass.
-    last : Array, shape (a, k, s), optional
-        The centres of the pass before; None in the first pass.
-    sizes : Array of int, shape (a, k), optional
-        The clusters' rows at all parties in the pass before; with `last`.
     n_parties : int
         M: noise adds up over the parties.
 
     Returns
     -------
     Pass
-        The inertia with noise whose square is that of a row's share in the mean; sums
-        and counts only with `last`.
+        The inertia and the silhouettes with noise whose square is that of a row's share
+        in the mean; sums and counts only where there was a pass before.
     """
-    (a, k, s), n = centers.shape, len(H)
+    last, sizes = request.last, request.sizes
+    (a, k, s), n = request.centers.shape, len(H)
+    used = np.full(a, k) if request.used is None else request.used
     inertia, squares, members = np.zeros(a), np.zeros(a), np.zeros((a, k))
+    silhouettes, their_squares = np.zeros(a), np.zeros(a)
     counts, sums = np.zeros((a, k)), np.zeros((a, k, s))
     clusters = np.arange(k)[:, None]
     for rows in RowBlocks(H):
         for j in range(a):
-            labels, distances = assign(rows, centers[j])
+            centers = request.centers[j, : used[j]]
+            labels, distances = assign(rows, centers)
             inertia[j] += distances.sum()
             squares[j] += np.square(distances).sum()
             members[j] += np.bincount(labels, minlength=k)
+            if request.used is not None:
+                values = simplified_silhouettes(rows, centers)
+                silhouettes[j] += values.sum()
+                their_squares[j] += np.square(values).sum()
             if last is None or sizes is None:
                 continue
-            before = assign(rows, last[j])[0]
+            before = assign(rows, last[j, : used[j]])[0]
             coins = rng.random((2, len(rows)))
             left = (before != labels) & (coins[1] < leavers(sizes[j])[before])
             chosen = (labels == clusters) & (coins[0] < SHARE)
@@ -227,16 +261,20 @@ def part_of_pass(
             sums[j] += chosen.astype(np.float64) @ rows
     part = NOISE / math.sqrt(n * n_parties)
     inertia += part * np.sqrt(squares) * rng.standard_normal(a)
+    result = Pass(inertia, members)
+    if request.used is not None:
+        silhouettes += part * np.sqrt(their_squares) * rng.standard_normal(a)
+        result = replace(result, silhouettes=silhouettes)
     if last is None or sizes is None:
-        return Pass(inertia, members)
+        return result
     R = np.linalg.qr(H, mode="r")  # R^T R = H^T H
     noise = part * rng.standard_normal((a, k, len(R))) @ R
     sums += np.where((sizes >= LEAST_ROWS)[:, :, None], noise, 0.0)
-    return Pass(inertia, members, counts, sums)
+    return replace(result, counts=counts, sums=sums)
 
 
 def summed_kmeans(
-    ask: Callable[[Array, Array | None, Array | None], Pass],
+    ask: Callable[[Request], Pass],
     k: int,
     mean: Array,
     covariance: Array,
@@ -249,9 +287,7 @@ def summed_kmeans(
     Parameters
     ----------
     ask : callable
-        Takes the centres of all starts, and but for the first pass those of the pass
-        before with their clusters' sizes; returns the sums over all parties of
-        `part_of_pass`. It is called once a pass.
+        Returns the sums over all parties of `part_of_pass`. It is called once a pass.
     k : int
         Number of clusters.
     mean, covariance : Array, shapes (s,) and (s, s)
@@ -268,19 +304,131 @@ def summed_kmeans(
     Clustering
         The centres and how they were result.
     """
+    passes = _passes(k, mean, covariance, rng, n_init, most_passes)
+    request = next(passes)
+    while True:
+        try:
+            request = passes.send(ask(request))
+        except StopIteration as end:
+            result: Clustering = end.value
+            return result
+
+
+def chosen_kmeans(
+    ask: Callable[[Request], Pass],
+    most: int,
+    mean: Array,
+    covariance: Array,
+    rng: np.random.Generator,
+    n_init: int = 30,
+    most_passes: int = 20,
+) -> Clustering:
+    """Cluster rows of which only sums are known, in as many clusters as fit best.
+
+    One pass serves the starts of all k from 2 to `most`. Of each k the best start is
+    kept, and of these the one with the largest simplified silhouette, which [5] finds
+    to be the better measure than the full silhouette for k-means of different k.
+
+    Parameters
+    ----------
+    ask, mean, covariance, most_passes
+        As of `summed_kmeans`.
+    most : int
+        The largest k, at least 2.
+    rng : numpy.random.Generator
+        Source of seeds and new centres; each k has a stream of its own.
+    n_init : int
+        Number of starts of each k.
+
+    Returns
+    -------
+    Clustering
+        That of the chosen k; with the passes over the rows that all took together.
+
+    Notes
+    -----
+    A heuristic: no k is right for all purposes, and one cluster cannot be chosen.
+    """
+    running = {
+        k: _passes(k, mean, covariance, stream, n_init, most_passes)
+        for k, stream in zip(range(2, most + 1), rng.spawn(most - 1), strict=True)
+    }
+    requests = {k: next(passes) for k, passes in running.items()}
+    ended: list[Clustering] = []
+    while requests:
+        total = ask(_joined(requests, most))
+        start = 0
+        for k, request in list(requests.items()):
+            stop = start + len(request.centers)
+            try:
+                requests[k] = running[k].send(_part(total, slice(start, stop), k))
+            except StopIteration as end:
+                ended.append(end.value)
+                del requests[k]
+            start = stop
+    best = max(ended, key=lambda result: result.silhouette)
+    return replace(best, passes=max(result.passes for result in ended))
+
+
+def _joined(requests: dict[int, Request], most: int) -> Request:
+    """Return one request for the starts of several k."""
+
+    def padded(arrays: list[Array | None]) -> Array | None:
+        known = [array for array in arrays if array is not None]
+        if not known:
+            return None
+        widths = [(0, most - array.shape[1]) for array in known]
+        none = [(0, 0)] * (known[0].ndim - 2)
+        return np.concatenate(
+            [np.pad(x, [(0, 0), w, *none]) for x, w in zip(known, widths, strict=True)]
+        )
+
+    asked = list(requests.values())
+    centers = padded([request.centers for request in asked])
+    assert centers is not None
+    return Request(
+        centers,
+        padded([request.last for request in asked]),
+        padded([request.sizes for request in asked]),
+        np.repeat(list(requests), [len(request.centers) for request in asked]),
+    )
+
+
+def _part(total: Pass, starts: slice, k: int) -> Pass:
+    """Return the sums of some starts, of k clusters each."""
+    return Pass(
+        total.inertia[starts],
+        total.sizes[starts, :k],
+        None if total.counts is None else total.counts[starts, :k],
+        None if total.sums is None else total.sums[starts, :k],
+        None if total.silhouettes is None else total.silhouettes[starts],
+    )
+
+
+def _passes(
+    k: int,
+    mean: Array,
+    covariance: Array,
+    rng: np.random.Generator,
+    n_init: int,
+    most_passes: int,
+) -> Generator[Request, Pass, Clustering]:
+    """Yield what to ask for in each pass, get the sums, and return the result."""
     root, spread = _root(covariance), float(covariance.trace())
     centers = random_centers(mean, covariance, (n_init, k), rng)
     last = sizes = None
-    best, lowest, stale = centers[0], math.inf, 0
+    best, lowest, stale, silhouette = centers[0], math.inf, 0, math.nan
     starts, large = np.arange(n_init), np.zeros((n_init, k), dtype=bool)
     for t in range(most_passes):
-        result = ask(centers, last, sizes)
+        result = yield Request(centers, last, sizes)
         first = int(result.inertia.argmin())
         cost = float(result.inertia[first])
         stale = 0 if cost < (1 - TOLERANCE) * lowest else stale + 1
+        now = np.rint(result.sizes).astype(np.int64)
         if cost < lowest:
             lowest, best = cost, centers[first]
-        now = np.rint(result.sizes).astype(np.int64)
+            if result.silhouettes is not None:
+                silhouette = float(result.silhouettes[first] / now[first].sum())
         large[starts] |= now >= LEAST_ROWS
         if (len(starts) == 1 and stale >= PATIENCE) or t + 1 == most_passes:
             break
@@ -298,7 +446,7 @@ def summed_kmeans(
         starts, last, centers = starts[kept], centers[kept], moved[kept]
         # A new centre has no rows of a pass before.
         sizes = np.where(now[kept] < LEAST_ROWS, 0, now[kept])
-    return Clustering(best, t + 1, 1 - float(large.mean()))
+    return Clustering(best, t + 1, 1 - float(large.mean()), silhouette)
 
 
 def _moved(centers: Array, result: Pass) -> Array:

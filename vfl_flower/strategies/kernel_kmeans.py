@@ -39,9 +39,15 @@ from vfl_flower.numerics.kernel_kmeans import (
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.lanczos import block_lanczos, lanczos
 from vfl_flower.numerics.random_features import features
-from vfl_flower.numerics.summed_kmeans import LEAST_ROWS, Pass, summed_kmeans
+from vfl_flower.numerics.summed_kmeans import (
+    LEAST_ROWS,
+    Pass,
+    Request,
+    chosen_kmeans,
+    summed_kmeans,
+)
 from vfl_flower.protocol.consent import Kind
-from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import (
@@ -193,6 +199,9 @@ class FKKMeans(ProtocolStrategy):
     passes: Natural = 20
     """Largest number of passes of k-means over the rows, with clustering "sums"; each
     is a round trip for all starts."""
+    choose_clusters: bool = False
+    """Let the server choose k from 2 to n_clusters by a silhouette of the rows, with
+    clustering "sums"; each k has n_init starts."""
     coreset_size: Natural = 1000
     """Points that all parties together send for clustering "coreset", besides their
     centres. A party whose share is its number of rows or more sends all of its rows."""
@@ -219,6 +228,11 @@ class FKKMeans(ProtocolStrategy):
     """Begin again without a party that fails or does not answer in time; the result
     says so. The server then has sums with and without that party, and so their
     difference. By default the run fails."""
+    min_parties: Annotated[int, Ge(3)] | Literal[0] = 0
+    """Fewest parties with which the run goes on where others fail or do not answer in
+    time after the first iteration: it continues from the present subspace with the rows
+    of those that stay. 0: all parties must stay. The page of the paper says what the
+    server and the others then learn of the rows of one that left."""
     allow_two_parties: bool = False
     """Train with two parties, although each can then compute sums of the other from the
     eigenvectors."""
@@ -254,17 +268,34 @@ class FKKMeans(ProtocolStrategy):
             "horizontal": ["bits", "block_bytes"],
             "vertical": [
                 *("eigensolver", "clustering", "passes", "coreset_size", "cem"),
-                *("standardize", "allow_two_parties", "allow_missing"),
+                "choose_clusters",
+                *("standardize", "allow_two_parties", "allow_missing", "min_parties"),
             ],
         }
         check_unused(self, unused[self.partition], f"partition {self.partition!r}")
-        unused = {"sums": ["coreset_size"], "coreset": ["passes"]}
+        unused = {
+            "sums": ["coreset_size"],
+            "coreset": ["passes", "choose_clusters"],
+        }
         check_unused(self, unused[self.clustering], f"clustering {self.clustering!r}")
-        if self._sums and self.n_init * self.n_clusters > party.MOST_CENTERS:
+        if self.choose_clusters and self.n_clusters < 2:
             raise ValueError(
-                f"n_init must be at most {party.MOST_CENTERS // self.n_clusters} with "
+                "n_clusters must be at least 2 with choose_clusters, which tries each "
+                f"number from 2 to n_clusters, got {self.n_clusters}"
+            )
+        tried = self.n_clusters * (self.n_clusters - 1 if self.choose_clusters else 1)
+        if self._sums and self.n_init * tried > party.MOST_CENTERS:
+            raise ValueError(
+                f"n_init must be at most {party.MOST_CENTERS // tried} with "
                 f"{self.n_clusters} clusters, got {self.n_init}"
             )
+        if self.min_parties:
+            check_unused(self, ["allow_missing"], "min_parties above 0")
+            if not (self._sums and self.cem):
+                raise ValueError(
+                    "min_parties must be 0 with clustering 'coreset' or cem false, "
+                    f"whose parties send their own numbers, got {self.min_parties}"
+                )
         if self.partition == "vertical" and self.kernel == "polynomial":
             raise ValueError(
                 "kernel must be 'gaussian' or 'laplacian' with partition 'vertical', "
@@ -346,7 +377,9 @@ class FKKMeans(ProtocolStrategy):
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Give the model the parts of all parties that took part in its run."""
         assert isinstance(model, KernelKMeansModel)
-        parts = [memory.part for memory in memories if memory.run == model.model]
+        ran = [memory for memory in memories if memory.run == model.model]
+        left = max((memory.n_left for memory in ran), default=0)
+        parts = [memory.part for memory in ran if memory.n_left == left]
         model.parts = parts if parts and all(parts) else None
 
     def _check_sizes(self, parties: Parties) -> None:
@@ -367,6 +400,11 @@ class FKKMeans(ProtocolStrategy):
                 f"coreset_size must be at least the number of parties, {len(parties)}, "
                 f"got {self.coreset_size}"
             )
+        if self.min_parties > len(parties):
+            raise FederationError(
+                f"min_parties must be at most the {len(parties)} parties of the run, "
+                f"got {self.min_parties}"
+            )
         if not self.cem and N > MOST_ROWS_WITHOUT_CEM:
             raise FederationError(
                 f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
@@ -380,7 +418,8 @@ class FKKMeans(ProtocolStrategy):
         return Subspace(D, D_1, s, k, self.threshold)
 
     def _ends(self, space: Subspace) -> bool:
-        return space.t == self.iterations or space.still(self.subspace_tol)
+        done = space.t >= self.iterations or space.still(self.subspace_tol)
+        return done and space.carried is None
 
     def _record(
         self,
@@ -473,6 +512,29 @@ class FKKMeans(ProtocolStrategy):
         gamma = start.setup.gamma
         run.record(0, self._model(parties, run, space, gamma).to_record())
         H = None if self.cem else self._without_cem(parties, run, space, start)
+        while True:
+            try:
+                return self._iterate_and_cluster(parties, run, space, start, H)
+            except PartyFailed as failure:
+                if not space.t:
+                    raise
+                before, names = parties.n_rows, failure.nodes.values()
+                parties.go_on_without(failure)
+                run.missing += names
+                iterating = failure.action in (party.gram.action, party.product.action)
+                space.leave(parties.n_rows / before, not iterating)
+                self._check_sizes(parties)
+
+    def _iterate_and_cluster(
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        start: Start,
+        H: Array | None,
+    ) -> ArrayRecord:
+        """Lines 6 to 20, from the present subspace."""
+        gamma = start.setup.gamma
         solve = self._by_gram if self.eigensolver == "gram" else self._by_products
         while self.cem and not self._ends(space):  # lines 6 to 15
             bound = space.next_eta * start.scale * parties.n_rows + space.mass
@@ -610,12 +672,18 @@ class FKKMeans(ProtocolStrategy):
             raise faulty_sum(parties, party.embed, f"{s} sums of the embedding")
         check_sum(parties, party.embed, sum_h)
 
-        def ask(centers: Array, last: Array | None, sizes: Array | None) -> Pass:
+        def ask(request: Request) -> Pass:
             wanted = {"inertia": 4.0 * scale * N, "sizes": float(N)}
-            if last is not None:
+            if request.last is not None:
                 wanted |= {"counts": float(N), "sums": bound}
+            if request.used is not None:
+                wanted["silhouettes"] = 2.0 * N
             sums = parties.ask_exactly(
-                party.lloyd.summing(**wanted), centers=centers, last=last, sizes=sizes
+                party.lloyd.summing(**wanted),
+                centers=request.centers,
+                last=request.last,
+                sizes=request.sizes,
+                used=request.used,
             ).sums
             for array in sums.values():
                 check_sum(parties, party.lloyd, array)
@@ -626,7 +694,8 @@ class FKKMeans(ProtocolStrategy):
             return Pass(**sums)
 
         mean = sum_h / N
-        clusters = summed_kmeans(
+        cluster = chosen_kmeans if self.choose_clusters else summed_kmeans
+        clusters = cluster(
             ask,
             self.n_clusters,
             mean,
@@ -635,7 +704,12 @@ class FKKMeans(ProtocolStrategy):
             self.n_init,
             self.passes,
         )
-        metrics = {"passes": clusters.passes, "small_share": clusters.small}
+        metrics: dict[str, Any] = {
+            "passes": clusters.passes,
+            "small_share": clusters.small,
+        }
+        if self.choose_clusters:
+            metrics["clusters"] = len(clusters.centers)
         return first_of_equals(clusters.centers), sum_h, metrics
 
     def _by_coreset(

@@ -63,10 +63,15 @@ TRAINING: dict[str, Metric] = {
         "lower",
         "share",
     ),
+    "clusters": Metric(
+        "Clusters",
+        "Number of clusters that the server has chosen, by how far apart they are.",
+        kind="count",
+    ),
     "missing": Metric(
         "Parties that failed",
-        "Parties without which the run began again: the model knows none of their "
-        "rows.",
+        "Parties without which the run began again, or went on: their rows are in no "
+        "cluster.",
         "lower",
         "count",
     ),
