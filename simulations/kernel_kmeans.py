@@ -1,8 +1,8 @@
 """The experiments of the federated kernel k-means paper.
 
-All four tables take about half an hour::
+All tables take about forty minutes::
 
-    python -m simulations.kernel_kmeans recovery floats nmi clustering
+    python -m simulations.kernel_kmeans recovery floats nmi clustering number leaving
 
 ==========  ========================================================================
 recovery    error of the kernel matrix against iterations, with and without the
@@ -10,12 +10,14 @@ recovery    error of the kernel matrix against iterations, with and without the
 floats      floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
 nmi         agreement with the true classes against floats and bytes: Figure 3
 clustering  k-means by sums over the parties beside that of [1], on a coreset
+number      the number of clusters that the server chooses, beside pooled criteria
+leaving     a run that goes on without a party beside one that begins again
 ==========  ========================================================================
 
 Rows are split among five parties, the *users* of [1]. What FK k-means is compared with
 is in :mod:`simulations.kernel_baselines`. Digits are scikit-learn's; the others are npz
 files with X and y in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: mushrooms,
-mnist, covtype.
+mnist, covtype, covtype15k. Groups, grid and rings are generated.
 
 [1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
     manuscript under review.
@@ -30,11 +32,12 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import click
 import numpy as np
 import typer
+from flwr.app import Error, Message
 
 from simulations.experiments import (
     OUTPUT,
@@ -69,7 +72,13 @@ from simulations.kernel_pooled import (
 from vfl_flower import Ledger, Party, simulate
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.kernel_kmeans import first_features
+from vfl_flower.numerics.kmeans import (
+    assign,
+    simplified_silhouettes,
+    weighted_kmeans,
+)
 from vfl_flower.numerics.lanczos import lanczos
+from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
@@ -102,6 +111,8 @@ class Rows:
         C.
     bound : float or None
         c of the bound c / t that [1] plots beside its error.
+    gamma : float or "auto"
+        Of the kernel.
     """
 
     name: str
@@ -111,6 +122,7 @@ class Rows:
     s: int
     coreset: int = 1000
     bound: float | None = None
+    gamma: float | Literal["auto"] = "auto"
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -119,8 +131,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mnist-20k": {"k": 10, "s": 20, "bound": 0.03},
     "mnist": {"k": 10, "s": 20},
     "covtype": {"k": 7, "s": 14, "coreset": 4000},
+    "covtype15k": {"k": 7, "s": 14, "coreset": 4000},
+    "groups-5": {"k": 5, "s": 10},
+    "groups-8": {"k": 8, "s": 16},
+    "grid-9": {"k": 9, "s": 18},
+    "rings-2": {"k": 2, "s": 8, "gamma": 0.5},
 }
 """Data sets, and k, s, C of each; [1] prints s and D in a picture."""
+
+ONLY_HERE = ("covtype15k", "groups-5", "groups-8", "grid-9", "rings-2")
+"""Data sets of the tables number and leaving alone, unless they are asked for."""
+
+GENERATED = 3000
+"""Rows of the sets that are generated."""
 
 
 def load(name: str, folder: Path | None, rows: int) -> Rows:
@@ -137,6 +160,8 @@ def load(name: str, folder: Path | None, rows: int) -> Rows:
         from sklearn.datasets import load_digits
 
         X, y = load_digits(return_X_y=True)
+    elif "-" in name and name != "mnist-20k":
+        X, y = generated(name)
     else:
         X, y = load_npz(folder, name.removesuffix("-20k"))
     if name == "mnist-20k":
@@ -144,9 +169,30 @@ def load(name: str, folder: Path | None, rows: int) -> Rows:
     if rows < len(y):
         drawn = np.random.default_rng(0).permutation(len(y))[:rows]
         X, y = X[drawn], y[drawn]
-    if name == "covtype":
+    if name.startswith("covtype"):
         X = (X - X.min(axis=0)) / np.maximum(np.ptp(X, axis=0), 1e-12)
     return Rows(name, X, y, **SETTINGS[name])
+
+
+def generated(name: str) -> tuple[Array, Array]:
+    """Return rows of a known number of clusters, and which.
+
+    ``groups-k``: normal, of variance 1, about k points at random in a cube of side 20
+    with 10 columns. ``grid-9``: about the points of a grid, six standard deviations
+    apart. ``rings-2``: a circle within a circle.
+    """
+    form, _, count = name.partition("-")
+    rng, k = np.random.default_rng(0), int(count)
+    y = rng.integers(k, size=GENERATED)
+    if form == "rings":
+        turn = rng.uniform(0, 2 * np.pi, size=GENERATED)
+        X = np.column_stack([np.cos(turn), np.sin(turn)]) * (1 + 2 * y)[:, None]
+        return X + rng.normal(size=X.shape) / 10, y
+    middles = rng.uniform(-10, 10, size=(k, 10))
+    if form == "grid":
+        side = round(math.sqrt(k))
+        middles = 6.0 * np.column_stack(np.divmod(np.arange(k), side))
+    return middles[y] + rng.normal(size=(GENERATED, middles.shape[1])), y
 
 
 # --- Recovery of the kernel matrix --------------------------------------------------
@@ -510,9 +556,7 @@ def baseline(
 
 def score(labels: Array, data: Rows) -> float:
     """Return the normalised mutual information with the classes, from 0 to 1."""
-    from sklearn.metrics import normalized_mutual_info_score
-
-    return float(normalized_mutual_info_score(data.y, labels))
+    return agreement(data.y, labels)
 
 
 def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
@@ -736,25 +780,293 @@ def clustering_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield table(rows)
 
 
+# --- The number of clusters -----------------------------------------------------------
+
+MOST_CLUSTERS, CHOICE_COMPONENTS = 15, 20
+"""The largest k that is tried, and s."""
+
+CRITERIA = ("simplified", "silhouette", "variance ratio", "gap", "eigenvalues")
+"""Pooled criteria, on the same embedding; see `pooled_numbers`."""
+
+
+def number(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, Any]:
+    """Let the server choose k, beside what the rows in one place say.
+
+    Parameters
+    ----------
+    data, parties, seeds
+        All rows, M, and the number of runs.
+
+    Returns
+    -------
+    dict
+        ``runs``: ``chosen``, the pooled choices by criterion, NMI with the classes, and
+        costs, also of a run with the given k.
+    """
+    runs = []
+    for seed in range(seeds):
+        rng = np.random.default_rng([seed, parties])
+        parts = split_among(len(data.X), parties, rng, "equal", data.y)
+        blocks = [Party(data.X[rows]) for rows in parts]
+        cell: dict[str, Any] = {}
+        for name, k, chooses in (
+            ("chosen", MOST_CLUSTERS, True),
+            ("given", min(data.k, CHOICE_COMPONENTS), False),
+        ):
+            strategy = FKKMeans(
+                *(k, CHOICE_COMPONENTS),
+                gamma=data.gamma,
+                n_init=10,
+                choose_clusters=chooses,
+            )
+            begin = time.perf_counter()
+            result = simulate(strategy, blocks, seed=seed)
+            seconds = time.perf_counter() - begin
+            assert isinstance(result.model, KernelKMeansModel)
+            y, labels = data.y[np.concatenate(parts)], result.model.labels_
+            cell[name] = {
+                "k": len(result.model.cluster_centers_),
+                "nmi": agreement(y, np.concatenate(labels)),
+                "bytes": result.ledger.bytes_up,
+                "bytes_down": result.ledger.bytes_down,
+                "round_trips": result.ledger.round_trips,
+                "seconds": seconds,
+            }
+            if chooses:
+                H = result.model.transform(data.X)
+                cell["pooled"] = pooled_numbers(H, np.random.default_rng(seed))
+        runs.append(cell)
+        tell(f"{data.name}: k = {cell['chosen']['k']}, pooled {cell['pooled']}")
+    return dict(n=len(data.X), k=data.k, seeds=seeds, runs=runs)
+
+
+def pooled_numbers(H: Array, rng: np.random.Generator) -> dict[str, int]:
+    """Return the k from 2 to 15 that criteria choose from all rows of an embedding.
+
+    ``simplified``: the simplified silhouette that the server has of sums, here of all
+    rows. ``silhouette``: of Rousseeuw (1987), on 2,000 rows. ``variance ratio``: of
+    Calinski and Harabasz (1974). ``gap``: of Tibshirani, Walther and Hastie (2001),
+    with five uniform references along the principal axes. ``eigenvalues``: the largest
+    ratio of an eigenvalue of the kernel matrix to the next one, from the second on.
+    """
+    from sklearn.metrics import calinski_harabasz_score, silhouette_score
+
+    n, ones = len(H), np.ones(len(H))
+    mean = H.mean(axis=0)
+    _, _, axes = np.linalg.svd(H - mean, full_matrices=False)
+    projected = (H - mean) @ axes.T
+    low, high = projected.min(axis=0), projected.max(axis=0)
+    references = [rng.uniform(low, high, size=H.shape) for _ in range(5)]
+    scores: dict[str, list[float]] = {name: [] for name in CRITERIA[:3]}
+    gaps, errors = [], []
+    for k in range(1, MOST_CLUSTERS + 1):
+        centers, inertia = weighted_kmeans(H, k, ones, rng, 10)
+        logs = [
+            math.log(weighted_kmeans(rows, k, ones, rng, 1)[1]) for rows in references
+        ]
+        gaps.append(float(np.mean(logs)) - math.log(inertia))
+        errors.append(float(np.std(logs)) * math.sqrt(1 + 1 / len(references)))
+        if k == 1:
+            continue
+        labels = assign(H, centers)[0]
+        scores["simplified"].append(float(simplified_silhouettes(H, centers).mean()))
+        some = rng.permutation(n)[:2000]
+        scores["silhouette"].append(float(silhouette_score(H[some], labels[some])))
+        scores["variance ratio"].append(float(calinski_harabasz_score(H, labels)))
+    chosen = {name: 2 + int(np.argmax(values)) for name, values in scores.items()}
+    enough = [
+        k
+        for k in range(1, MOST_CLUSTERS)
+        if gaps[k - 1] >= gaps[k] - errors[k]  # of k and of k + 1
+    ]
+    values = (H**2).sum(axis=0)
+    ratios = values[1:-1] / values[2:]
+    more = {"gap": min(enough, default=MOST_CLUSTERS)}
+    return chosen | more | {"eigenvalues": 2 + int(np.argmax(ratios[:14]))}
+
+
+def agreement(y: Array, labels: Array) -> float:
+    """Return the normalised mutual information of classes and labels."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(y, labels))
+
+
+def number_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of the numbers of clusters, and of what choosing costs."""
+    yield "## Number of clusters"
+    chosen, costs = [], []
+    for name, entry in entries.items():
+        runs = entry["runs"]
+
+        def listed(numbers: list[int]) -> str:
+            return ", ".join(map(str, numbers))
+
+        row = {"": name, "K": str(entry["k"])}
+        row["chosen"] = listed([run["chosen"]["k"] for run in runs])
+        for criterion in CRITERIA:
+            row[criterion] = listed([run["pooled"][criterion] for run in runs])
+        chosen.append(row)
+        row = {"": name}
+        for form in ("chosen", "given"):
+            means = {
+                key: float(np.mean([run[form][key] for run in runs]))
+                for key in ("nmi", "bytes", "bytes_down", "round_trips", "seconds")
+            }
+            row |= {
+                f"NMI, {form}": f"{means['nmi']:.3f}",
+                f"trips, {form}": f"{means['round_trips']:.1f}",
+                f"MB up, {form}": f"{means['bytes'] / 1e6:.2f}",
+                f"MB down, {form}": f"{means['bytes_down'] / 1e6:.2f}",
+                f"seconds, {form}": f"{means['seconds']:.1f}",
+            }
+        costs.append(row)
+    yield from map(table, (chosen, costs))
+
+
+# --- A party that leaves --------------------------------------------------------------
+
+
+class Leaving(InProcessGrid):
+    """A grid in which the last party is away from some message of a step on.
+
+    Parameters
+    ----------
+    parties : sequence of Party
+        The parties.
+    action : str
+        The step.
+    nth : int
+        How many messages of the step the party still answers.
+    """
+
+    def __init__(self, parties: Sequence[Party], action: str, nth: int) -> None:
+        super().__init__(parties)
+        self._where = f"train.kernel_kmeans_{action}", 999 + len(parties)
+        self._left = nth
+
+    def _push(self, message: Message) -> str:
+        number = super()._push(message)
+        metadata = message.metadata
+        if (metadata.message_type, metadata.dst_node_id) == self._where:
+            self._left -= 1
+            if self._left < 0:
+                error = Error(GONE, "the party has left")
+                self._replies[number] = Message(error, reply_to=message)
+        return number
+
+
+GONE = 2
+"""Flower's code for an error in a party's process."""
+
+FORMS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "nobody leaves": ("gram", 10**6, {}),
+    "goes on, iteration 11": ("gram", 10, {"min_parties": 3}),
+    "begins again, iteration 11": ("gram", 10, {"allow_missing": True}),
+    "goes on, pass 6": ("lloyd", 5, {"min_parties": 3}),
+    "begins again, pass 6": ("lloyd", 5, {"allow_missing": True}),
+}
+"""When the last of the parties leaves, and what the run then does."""
+
+
+def leaving(
+    data: Rows, *, parties: int = PARTIES, seeds: int = 3, kind: Kind = "equal"
+) -> dict[str, Any]:
+    """Run with a party that leaves: go on without it, or begin again without it.
+
+    Parameters
+    ----------
+    data, parties, seeds, kind
+        All rows, M, the number of runs, and how rows are split.
+
+    Returns
+    -------
+    dict
+        ``forms``, by name: means of the NMI of the rows that stay with their classes,
+        of their inertia in the embedding a row, and of the costs.
+    """
+    forms: dict[str, Any] = {}
+    for name, (action, nth, settings) in FORMS.items():
+        cells = []
+        for seed in range(seeds):
+            rng = np.random.default_rng([seed, parties])
+            parts = split_among(len(data.X), parties, rng, kind, data.y)
+            strategy = FKKMeans(
+                data.k, data.s, gamma=data.gamma, subspace_tol=0, seed=seed, **settings
+            )
+            grid = Leaving([Party(data.X[rows]) for rows in parts], action, nth)
+            result = strategy.start(grid)
+            strategy.complete(result.model, grid.memories())
+            assert isinstance(result.model, KernelKMeansModel)
+            stay = np.concatenate(parts[:-1])
+            labels = np.concatenate(result.model.labels_[: parties - 1])
+            cells.append(
+                {
+                    "nmi": agreement(data.y[stay], labels),
+                    "error": kernel_error(result.model, data, stay, seed),
+                    "round_trips": result.ledger.round_trips,
+                    "bytes": result.ledger.bytes_up,
+                }
+            )
+        forms[name] = {k: [cell[k] for cell in cells] for k in cells[0]}
+        tell(f"{data.name}, {kind}: {name}: {forms[name]}")
+    return dict(n=len(data.X), parties=parties, kind=kind, seeds=seeds, forms=forms)
+
+
+def kernel_error(model: KernelKMeansModel, data: Rows, stay: Array, seed: int) -> float:
+    """Return the share of the kernel matrix of rows that stay which H lacks.
+
+    That is |H H^T - K|_F / |K|_F on at most 1,000 of these rows.
+    """
+    rows = data.X[np.random.default_rng(seed).permutation(stay)[:1000]]
+    squares = (rows**2).sum(axis=1)
+    distances = np.maximum(squares[:, None] + squares - 2 * rows @ rows.T, 0)
+    K, H = np.exp(-model.gamma * distances), model.transform(rows)
+    return float(np.linalg.norm(H @ H.T - K) / np.linalg.norm(K))
+
+
+def leaving_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of runs in which a party leaves."""
+    yield "## A party that leaves"
+    rows = []
+    for name, entry in entries.items():
+        for form, cells in entry["forms"].items():
+            rows.append(
+                {
+                    "": name,
+                    "split": entry["kind"],
+                    "a party leaves": form,
+                    "NMI": f"{np.mean(cells['nmi']):.3f}",
+                    "error of K": f"{np.mean(cells['error']):.4f}",
+                    "round trips": f"{np.mean(cells['round_trips']):.1f}",
+                    "MB up": f"{np.mean(cells['bytes']) / 1e6:.2f}",
+                }
+            )
+    yield table(rows)
+
+
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
-NAMES = list(SETTINGS)
+NAMES = [name for name in SETTINGS if name not in ONLY_HERE]
 
 
 @app.command()
 def main(
     context: typer.Context,
     tables: Annotated[
-        list[str], tables_of(("recovery", "floats", "nmi", "clustering"))
+        list[str],
+        tables_of(("recovery", "floats", "nmi", "clustering", "number", "leaving")),
     ],
-    datasets: Annotated[list[str], some_of(NAMES, "Data sets.")] = NAMES,
+    datasets: Annotated[list[str], some_of([*SETTINGS], "Data sets.")] = NAMES,
     rows: Annotated[
         int, typer.Option(min=100, help="Of each data set at most.")
     ] = 100_000,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs; default 5, of nmi 10, of clustering 3."),
+        typer.Option(
+            min=1, help="Runs; default 5, of nmi 10, of clustering and later ones 3."
+        ),
     ] = None,
     counts: Annotated[
         list[int],
@@ -798,6 +1110,10 @@ def main(
             )
         if name == "clustering":
             return clustering(data, seeds=seeds or 3)
+        if name == "number":
+            return number(data, parties=parties, seeds=seeds or 3)
+        if name == "leaving":
+            return leaving(data, parties=parties, seeds=seeds or 3, kind=split)
         limit = min(len(data.X), 300)  # rows, and points of the smallest coreset
         if parties > limit:
             raise MissingData(f"--parties must be at most {limit}, got {parties}")
@@ -813,6 +1129,8 @@ def main(
         "floats": floats_page,
         "nmi": nmi_page,
         "clustering": clustering_page,
+        "number": number_page,
+        "leaving": leaving_page,
     }
     for name in tables:
         results, entries = Results(context, "kernel_kmeans", name), {}
