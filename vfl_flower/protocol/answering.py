@@ -110,7 +110,7 @@ class Plan:
     seeded : bool
         Whether the run has a seed.
     parties : int
-        Number of parties.
+        Number of parties, or the fewest with which the run goes on.
     dealer : str or None
         Who deals correlated randomness, if somebody does.
     computes : str or None
@@ -120,6 +120,8 @@ class Plan:
         matrix is opened.
     wants : list of str or None
         What else may leave them, and need not.
+    leaving : bool
+        Whether the run goes on where a party leaves.
     """
 
     kinds: list[Kind]
@@ -129,6 +131,7 @@ class Plan:
     computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
     epsilon: NotNegative | None = None
     wants: list[Kind] | None = None
+    leaving: bool = False
 
 
 def _hello(
@@ -146,6 +149,7 @@ def _hello(
             dealer=plan.dealer,
             computes=plan.computes,
             epsilon=plan.epsilon,
+            leaving=plan.leaving,
         )
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))

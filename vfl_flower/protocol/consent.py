@@ -109,6 +109,7 @@ class _Rules:
     computes: list[str] | None = None
     min_parties: Annotated[int, Ge(LEAST_PARTIES)] = LEAST_PARTIES
     two_parties: bool = False
+    parties_may_leave: bool = False
     allow_seed: bool = False
     trust_on_first_use: bool = False
     column_names: bool = False
@@ -136,6 +137,9 @@ class Consent(_Rules):
     two_parties : bool
         Whether to take part with one other party, which can then compute this party's
         part of each sum that it learns.
+    parties_may_leave : bool
+        Whether to take part in runs that go on where a party leaves, from which the
+        others can then compute sums over the rows of that party alone.
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
@@ -282,6 +286,7 @@ class Consent(_Rules):
         dealer: str | None = None,
         computes: str | None = None,
         epsilon: float | None = None,
+        leaving: bool = False,
     ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
 
@@ -301,11 +306,15 @@ class Consent(_Rules):
         epsilon : float, optional
             Of the noise in the Gram matrices that are opened; 0: there is none.
             Default: no Gram matrix is opened.
+        leaving : bool
+            Whether the run goes on where a party leaves; `parties` are then the fewest.
         """
         lines = []
         if parties < self.least_parties:
             two = parties == 2 and self.min_parties == LEAST_PARTIES
             lines.append("two-parties = true" if two else f"min-parties = {parties}")
+        if leaving and not self.parties_may_leave:
+            lines.append("parties-may-leave = true")
         if seeded and not self.allow_seed:
             lines.append("allow-seed = true")
         if dealer is not None and not self.accepts_dealer(dealer, parties):
@@ -322,6 +331,7 @@ class Consent(_Rules):
 
 FREE = Consent(
     min_parties=1,
+    parties_may_leave=True,
     allow_seed=True,
     column_names=True,
     leaves=dict.fromkeys(get_args(Kind), Limit()),

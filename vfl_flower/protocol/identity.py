@@ -434,6 +434,12 @@ def check_run(
             f"a run must have at least {least} parties by this party's consent, this "
             f"one {what} {fewest}"
         )
+    if frame.fewest is not None and not consent.parties_may_leave:
+        raise PartyError(
+            "a run that goes on where a party leaves is refused: the others could then "
+            "compute sums over this party's rows alone; parties-may-leave in the "
+            "party's consent allows it"
+        )
     if not (frame.private_draws or consent.allow_seed):
         raise PartyError(
             "a run with a seed is refused: with it the server can repeat this party's "

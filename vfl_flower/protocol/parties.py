@@ -899,6 +899,7 @@ class Parties(Sequence[PartyInfo]):
             computes=self._computes,
             epsilon=self._epsilon,
             wants=list(self._wants) or None,
+            leaving=self._fewest > 0,
         )
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}
