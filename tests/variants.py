@@ -110,6 +110,9 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl predict": FDSKLPrediction(MODEL, solver="direct", block_bytes=96, **_two),
     "fdskl moments predict": FDSKLPrediction(MODEL, dealer="airline"),
     "fkk sums": FKKMeans(**_summed),
+    "fkk chosen": FKKMeans(
+        **_summed | {"n_clusters": 3, "n_components": 3}, choose_clusters=True
+    ),
     "fkk rows": FKKMeans(**_embedded),
     "fkk lanczos": FKKMeans(**_one_by_one),
     "fkk without cem": FKKMeans(**_without),
@@ -313,7 +316,8 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= {"remove": removing_parties, "unite": text_parties}
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
-    made |= dict.fromkeys(rows, row_parties) | {"fkk sums": many_row_parties}
+    made |= dict.fromkeys(rows, row_parties)
+    made |= dict.fromkeys(("fkk sums", "fkk chosen"), many_row_parties)
     made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)

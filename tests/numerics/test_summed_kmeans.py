@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from vfl_flower.numerics import summed_kmeans as numerics
-from vfl_flower.numerics.kmeans import assign, weighted_kmeans
+from vfl_flower.numerics.kmeans import (
+    assign,
+    simplified_silhouettes,
+    weighted_kmeans,
+)
 from vfl_flower.numerics.summed_kmeans import (
     Request,
+    chosen_kmeans,
     part_of_pass,
     random_centers,
     summed_kmeans,
@@ -104,3 +109,74 @@ def test_rows_that_have_left_are_drawn_too():
     means = np.mean(counts, axis=0)
     assert abs(means[0] - 40) < 5 * math.sqrt(32 / 400)
     assert means[1] == 0  # it had no rows, so it sends no sum
+
+
+# -- the number of clusters ------------------------------------------------------------
+
+
+def groups(k, n=1200):
+    """Return rows about k corners of a simplex, 15 deviations apart."""
+    rng = np.random.default_rng(k)
+    return 15 / math.sqrt(2) * np.eye(8)[rng.integers(k, size=n)] + rng.normal(
+        size=(n, 8)
+    )
+
+
+def chosen(H, most, seed=0, **settings):
+    """Return the result on the rows of one party, and the requests."""
+    rng, mean, asked = np.random.default_rng(seed), H.mean(axis=0), []
+
+    def ask(request):
+        asked.append(request)
+        return part_of_pass(H, request, rng)
+
+    covariance = H.T @ H / len(H) - np.outer(mean, mean)
+    return chosen_kmeans(ask, most, mean, covariance, rng, **settings), asked
+
+
+@pytest.mark.parametrize("k", [2, 3, 6])
+def test_the_number_of_distinct_groups_is_chosen(k):
+    H = groups(k)
+    result, asked = chosen(H, 8, n_init=8)
+    assert len(result.centers) == k
+    values = simplified_silhouettes(H, result.centers)
+    assert result.silhouette == pytest.approx(values.mean(), abs=5 / len(H))
+    assert len(asked) == result.passes <= 20
+
+
+def test_each_k_is_clustered_as_on_its_own(monkeypatch):
+    """Without coins and noise, which hang on the other starts of a message."""
+    for name, value in {"SHARE": 1.0, "NOISE": 0.0, "LEAVERS": 0}.items():
+        monkeypatch.setattr(numerics, name, value)
+    H = groups(4)
+    mean = H.mean(axis=0)
+    covariance = H.T @ H / len(H) - np.outer(mean, mean)
+    result, asked = chosen(H, 6, n_init=3)
+    streams = np.random.default_rng(0).spawn(5)
+    for k, stream in zip(range(2, 7), streams, strict=True):
+        alone = summed_kmeans(
+            lambda request: part_of_pass(H, request, np.random.default_rng()),
+            *(k, mean, covariance, stream, 3),
+        )
+        if k == len(result.centers):
+            np.testing.assert_allclose(alone.centers, result.centers)
+        silhouette = simplified_silhouettes(H, alone.centers).mean()
+        assert silhouette <= result.silhouette + 1e-12
+    assert asked[0].used.tolist() == [k for k in range(2, 7) for _ in range(3)]
+    # The centres that a start does not have are 0, and have no rows.
+    for request in asked:
+        unused = np.arange(6) >= request.used[:, None]
+        assert not request.centers[unused].any()
+        assert request.sizes is None or not request.sizes[unused].any()
+
+
+def test_noise_of_the_silhouettes():
+    """Unbiased, with the deviation of one row's share; false alarms at 1e-6."""
+    rng = np.random.default_rng(0)
+    H, centers = rng.normal(size=(60, 2)), np.array([[[-1.0, 0.0], [1.0, 0.0]]])
+    request = Request(centers, used=np.array([2]))
+    draws = [part_of_pass(H, request, rng, 4).silhouettes[0] for _ in range(4000)]
+    values = simplified_silhouettes(H, centers[0])
+    deviation = math.sqrt((values**2).mean() / 4)
+    assert abs(np.mean(draws) - values.sum()) < 5 * deviation / math.sqrt(4000)
+    assert abs(np.std(draws) / deviation - 1) < 5 / math.sqrt(2 * 4000)

@@ -10,7 +10,10 @@ import pytest
 from simulations import kernel_kmeans
 from simulations.experiments import MissingData
 from simulations.kernel_kmeans import (
+    CRITERIA,
+    FORMS,
     SOLVERS,
+    Leaving,
     Rows,
     app,
     clustering,
@@ -18,11 +21,16 @@ from simulations.kernel_kmeans import (
     federated,
     floats,
     floats_page,
+    generated,
     interval,
+    leaving,
+    leaving_page,
     load,
     needed,
     nmi,
     nmi_page,
+    number,
+    number_page,
     recovery,
     recovery_page,
     score,
@@ -36,6 +44,7 @@ from simulations.kernel_pooled import (
     pooled_fkkm,
 )
 from vfl_flower import Party, simulate
+from vfl_flower.numerics.kmeans import assign
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 
 N, D = 240, 6
@@ -309,6 +318,61 @@ def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
             ]
             mean = np.mean([run["nmi"] for run in runs])
             assert float(cells[f"NMI, {form}"]) == pytest.approx(mean, abs=1e-3)
+
+
+# --- The number of clusters, and a party that leaves ----------------------------------
+
+
+def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
+    monkeypatch.setattr(kernel_kmeans, "GENERATED", 400)
+    entry = number(load("groups-5", None, 10**6), parties=3, seeds=1)
+    (run_of_it,) = entry["runs"]
+    assert run_of_it["chosen"]["k"] == run_of_it["given"]["k"] == 5
+    assert list(run_of_it["pooled"]) == list(CRITERIA)
+    assert run_of_it["pooled"]["simplified"] == 5
+    assert run_of_it["chosen"]["bytes"] > run_of_it["given"]["bytes"]
+    heading, choices, costs = number_page({"groups-5": entry})
+    assert heading == "## Number of clusters"
+    assert choices.splitlines()[2].split("|")[2:4] == [" 5 ", "      5 "]
+    assert len(costs.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["groups-8", "grid-9", "rings-2"])
+def test_generated_rows_have_as_many_groups_as_their_name_says(name):
+    X, y = generated(name)
+    assert len(X) == len(y) == kernel_kmeans.GENERATED
+    assert sorted(set(y.tolist())) == list(range(int(name[-1])))
+    if name == "rings-2":
+        np.testing.assert_allclose(np.hypot(*X.T), 1 + 2 * y, atol=0.6)
+    else:
+        centers = np.array([X[y == j].mean(axis=0) for j in range(y.max() + 1)])
+        assert (assign(X, centers)[0] == y).mean() > 0.99
+
+
+def test_a_party_leaves_in_each_form(data, monkeypatch):
+    chosen = ["nobody leaves", "goes on, iteration 11", "begins again, iteration 11"]
+    monkeypatch.setattr(kernel_kmeans, "FORMS", {form: FORMS[form] for form in chosen})
+    entry = leaving(data, parties=4, seeds=1)
+    trips = {form: cells["round_trips"][0] for form, cells in entry["forms"].items()}
+    assert list(trips) == chosen
+    assert trips["goes on, iteration 11"] < trips["begins again, iteration 11"]
+    errors = [cells["error"][0] for cells in entry["forms"].values()]
+    assert max(errors) < 2 * min(errors)
+    assert all(cells["nmi"][0] > 0.7 for cells in entry["forms"].values())
+    heading, page = leaving_page({"blobs": entry})
+    assert heading == "## A party that leaves"
+    assert len(page.splitlines()) == 2 + len(chosen)
+
+
+@pytest.mark.parametrize(("action", "nth"), [("gram", 2), ("lloyd", 0)])
+def test_the_last_party_is_away_from_a_message_on(data, action, nth):
+    parts = np.split(data.X, 4)
+    grid = Leaving([Party(X) for X in parts], action, nth)
+    settings = {"iterations": 4, "n_init": 2, "min_parties": 3}
+    result = FKKMeans(3, 4, 20, **settings).start(grid)
+    assert result.model.missing == ["party-3"]
+    entry = result.ledger.entry(f"kernel_kmeans_{action}", "party-3")
+    assert entry.messages == nth + 1
 
 
 # --- The command ---------------------------------------------------------------------

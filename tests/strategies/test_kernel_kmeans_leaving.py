@@ -714,3 +714,33 @@ def test_what_leaves_after_a_party_has_left_is_uniform_to_the_server():
         words += [e.values["gram"] for e in late]
         assert {e.party for e in grams[-3:]} == {0, 1, 2}
     assert is_uniform(np.concatenate(words))
+
+
+def test_two_trainings_show_the_parties_less_of_the_one_that_left():
+    """As a run that begins again does: other features, known to each party too.
+
+    The first map is written in terms of the second one, on any rows. A guess by the
+    number of rows is nearer than what follows.
+    """
+    X, errors = wine(), []
+    for seed in range(3):
+        whose = blocks_of_wine(seed)[1]
+        blocks = [Party(X[whose == place]) for place in range(4)]
+        settings = {"min_parties": 0, "iterations": 8, "gamma": 0.02, "passes": 1}
+        whole, rest = (
+            simulate(strategy(seed=s, **settings), parties).model
+            for s, parties in ((seed, blocks), (seed + 100, blocks[:LEAVER]))
+        )
+        rng = np.random.default_rng(seed)
+        points = X.mean(axis=0) + rng.normal(size=(1000, X.shape[1])) * X.std(axis=0)
+        H, later = whole.transform(points), rest.transform(points)
+        M = np.linalg.lstsq(later, H, rcond=None)[0]
+        of_rest = M.T @ np.diag(rest.eigenvalues_) @ M
+        own = whole.transform(X[whose == LEAVER])
+        shown = error_of(np.diag(whole.eigenvalues_) - of_rest, own.T @ own)
+        share = (whose == LEAVER).mean()
+        guessed = error_of(share * np.diag(whole.eigenvalues_), own.T @ own)
+        errors.append((shown, guessed))
+    shown, guessed = np.median(errors, axis=0)
+    assert 0.1 < shown < 0.5
+    assert guessed < shown

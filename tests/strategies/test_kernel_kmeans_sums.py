@@ -11,10 +11,18 @@ from kernel_views import nibbles_are_uniform, sent, up_to_linear, wine
 from transcripts import Recorder
 
 from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower.clients import kernel_kmeans as client
 from vfl_flower.numerics import summed_kmeans as numerics
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.numerics.summed_kmeans import LEAST_ROWS, part_of_pass, summed_kmeans
+from vfl_flower.numerics.summed_kmeans import (
+    LEAST_ROWS,
+    chosen_kmeans,
+    part_of_pass,
+    summed_kmeans,
+)
+from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
@@ -145,6 +153,73 @@ def test_round_trips_and_floats(passes):
             assert entry.units_up == S
 
 
+# -- the number of clusters ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masking", ["plain", "ring"])
+def test_the_server_chooses_the_number_of_clusters(masking, monkeypatch):
+    """By the simplified silhouettes of the rows in one place, and their k-means."""
+    whole(monkeypatch)
+    settings = {"n_clusters": 7, "n_components": 8, "gamma": 0.05, "masking": masking}
+    result = simulate(strategy(**settings, choose_clusters=True), parties())
+    H = result.model.transform(rows()[0])
+    mean = H.mean(axis=0)
+    pooled = chosen_kmeans(
+        lambda request: part_of_pass(H, request, np.random.default_rng(0)),
+        *(7, mean, H.T @ H / N - np.outer(mean, mean), Run(SEED).rng("k-means"), A),
+    )
+    assert result.metrics["clusters"] == len(result.model.sizes_) == 4
+    np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
+    assert result.metrics["passes"] == pooled.passes
+
+
+def test_choosing_costs_starts_and_no_round_trip_of_its_own():
+    """In each pass a + 1 numbers more for a starts, of all k in one message."""
+    most, passes = 6, 5
+    settings = {"n_clusters": most, "n_components": 6, "passes": passes}
+    result = simulate(strategy(**settings, choose_clusters=True), parties())
+    trips = {a: len(waits) for a, waits in result.ledger.waits.items()}
+    assert trips["kernel_kmeans_lloyd"] == passes
+    assert sum(trips.values()) == 1 + 1 + 3 + 1 + passes + 1
+    starts = [(most - 1) * max(1, A >> max(0, (t - 1) // 3)) for t in range(passes)]
+    each = 1 + 2 * most + most * 6 + 1
+    floats = starts[0] * (2 + most) + sum(a * each for a in starts[1:])
+    for entry in result.ledger.entries.values():
+        if entry.action == "kernel_kmeans_lloyd":
+            assert entry.units_up == floats
+        if entry.action == "kernel_kmeans_assign":
+            assert entry.units_up == 1 + result.metrics["clusters"]
+    seen = result.ledger.seen["kernel_kmeans_lloyd"]
+    assert seen.reply == {"inertia", "sizes", "counts", "sums", "silhouettes"}
+
+
+def test_a_number_that_is_given_is_not_chosen():
+    result = simulate(strategy(), parties())
+    assert "clusters" not in result.metrics
+    assert "silhouettes" not in result.ledger.seen["kernel_kmeans_lloyd"].reply
+
+
+@pytest.mark.parametrize("used", [[1, 3], [2, 4]])
+def test_a_start_uses_two_centres_at_least_and_those_that_it_has(used):
+    party = Party(rows()[0])
+    party.remember(client.State(H=rows()[0], t=1))
+    checked = structure(
+        client.lloyd.contract.request,
+        {"centers": np.zeros((2, 3, 5)), "used": np.array([2, 3])},
+        {},
+    )
+    assert checked["used"].tolist() == [2, 3]
+    with pytest.raises((ContractError, PartyError), match="used"):
+        client.lloyd(
+            party,
+            **structure(
+                client.lloyd.contract.request,
+                {"centers": np.zeros((2, 3, 5)), "used": np.array(used)},
+                {},
+            ),
+        )
+
+
 # -- faults and bad input --------------------------------------------------------------
 
 
@@ -235,6 +310,19 @@ def test_a_reply_that_cannot_be_ends_the_run(action, name, change, everyone, rul
         ({"passes": 0}, "passes must be"),
         ({"n_init": 2**16}, f"n_init must be at most {2**17 // K} with {K} clusters"),
         ({"partition": "vertical", "passes": 3}, "passes has no effect with partition"),
+        (
+            {"clustering": "coreset", "choose_clusters": True},
+            "choose_clusters has no effect with clustering 'coreset'",
+        ),
+        (
+            {"partition": "vertical", "choose_clusters": True},
+            "choose_clusters has no effect with partition",
+        ),
+        ({"n_clusters": 1, "choose_clusters": True}, "n_clusters must be at least 2"),
+        (
+            {"n_init": 2**15, "choose_clusters": True},
+            f"n_init must be at most {2**17 // (K * (K - 1))} with {K} clusters",
+        ),
         (
             {"partition": "vertical", "clustering": "coreset"},
             "clustering has no effect",
