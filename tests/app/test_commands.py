@@ -58,6 +58,15 @@ def simulated(files, out, *more):
 # -- simulate, report and models -------------------------------------------------------
 
 
+def test_rows_that_nobody_named_are_named(tmp_path):
+    arguments = ["coreset-vrlr", "--parties", 2, "--set", f"output-dir={tmp_path}"]
+    code, out = call("simulate", *arguments, "--set", "solver=central")
+    assert code == 0
+    assert "the rows are those of the set diabetes, split over 2 parties" in out
+    code, out = call("simulate", *arguments, "--data", "digits", "--set", "size=x")
+    assert "neither --party" not in out
+
+
 def test_the_page_is_made_again_from_the_folder(files, tmp_path, monkeypatch):
     assert simulated(files, tmp_path / "out")[0] == 0
     (folder,) = (tmp_path / "out").iterdir()

@@ -250,6 +250,11 @@ def simulate(
         keys = {name: value for name, value in more.items() if value}
         chosen = gather(strategy, task, set_ or [], config, **keys)
         complete = check_run_config(chosen)
+        if not files and "data" not in chosen:
+            typer.echo(
+                "neither --party nor --data is given: the rows are those of the set "
+                f"{complete['data']}, split over {parties} parties"
+            )
         sources = party_sources(complete, files, parties, state_dir)
         made = make_strategy(complete)
         if len(sources) < made.least_parties:
