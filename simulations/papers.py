@@ -38,6 +38,7 @@ import typer
 
 from simulations import (
     coreset_published,
+    coreset_scores,
     coreset_theorems,
     fdskl,
     kernel_kmeans,
@@ -136,6 +137,14 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
+    "coresets-scores": Group(
+        lambda results: coreset_scores.page(results, 20),
+        {
+            "coresets-scores": Piece(
+                "coreset_scores", ("kc_house", "a9a", "cod_rna", "ijcnn1")
+            )
+        },
+    ),
     "fdskl-errors": Group(
         lambda entries: fdskl.errors_page(entries, _budgets(entries)),
         {f"fdskl-errors-{name}": _fdskl_errors(name) for name in fdskl.DATASETS},
@@ -225,6 +234,32 @@ GROUPS: dict[str, Group] = {
                 "--datasets mnist-20k",
                 ("mushrooms", "mnist"),
                 quick="kernel_kmeans clustering --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "kernel_kmeans-number": Group(
+        kernel_kmeans.number_page,
+        {
+            "kernel_kmeans-number-made": Piece(
+                "kernel_kmeans number --datasets groups-5 --datasets groups-8 "
+                "--datasets grid-9 --datasets rings-2 --datasets digits",
+                quick="kernel_kmeans number --datasets groups-5 --rows 600 --seeds 1",
+            ),
+            "kernel_kmeans-number-read": Piece(
+                "kernel_kmeans number --datasets mushrooms --datasets covtype15k "
+                "--datasets mnist-20k --rows 3000",
+                ("mushrooms", "covtype15k", "mnist"),
+            ),
+        },
+    ),
+    "kernel_kmeans-leaving": Group(
+        kernel_kmeans.leaving_page,
+        {
+            "kernel_kmeans-leaving": Piece(
+                "kernel_kmeans leaving --datasets groups-8 --datasets rings-2 "
+                "--datasets digits --datasets mushrooms",
+                ("mushrooms",),
+                quick="kernel_kmeans leaving --datasets digits --seeds 1",
             )
         },
     ),
