@@ -53,7 +53,7 @@ from vfl_flower.strategies import algorithms
 PAPERS = {
     "coresets": {
         *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
-        "coreset_predictions",
+        *("coreset_predictions", "coreset_additions"),
     },
     "fdskl": {"fdskl", "kernel_dealing", "kernel_moments", "kernel_scores"},
     "kernel_kmeans": {"kernel_kmeans"},

@@ -48,7 +48,8 @@ NOT_HERE = {
     },
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
     "docs/coresets.md": {
-        r"vfl-flower run coreset-vlogistic": "the labels of these files are numbers"
+        r"vfl-flower run coreset-vlogistic": "the labels of these files are numbers",
+        r"vfl-flower run .* --task add": "of other files: tests/app/test_additions.py",
     },
     "docs/contribute.md": {
         r"make (test|lint|docs|bench|papers)": "CI itself; the last two take long",

@@ -1,6 +1,7 @@
 """A small run for each way that a strategy has: together they ask for every step."""
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from vfl_flower import Party
 from vfl_flower.clients import mufc
-from vfl_flower.protocol.parts import ModelPart, save_part
+from vfl_flower.protocol.parts import ModelPart, load_part, save_part
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
@@ -18,8 +19,10 @@ from vfl_flower.strategies import (
     Alignment,
     CoresetPrediction,
     CoresetVKMC,
+    CoresetVKMCAdd,
     CoresetVLogistic,
     CoresetVRLR,
+    CoresetVRLRAdd,
     FDSKLPrediction,
     FKKMeans,
     FKKMeansEvaluation,
@@ -106,6 +109,11 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "k-means kept": CoresetVKMC(**_clusters),
+    "added month": CoresetVRLRAdd(model=MODEL, **_regression),
+    "added month of moments": CoresetVRLRAdd(
+        model=MODEL, **_regression | _enough, rounds="paper"
+    ),
+    "added month of clusters": CoresetVKMCAdd(model=MODEL, **_clusters),
     "blocks predict": CoresetPrediction(MODEL, **_two),
     "fdskl predict": FDSKLPrediction(MODEL, solver="direct", block_bytes=96, **_two),
     "fdskl moments predict": FDSKLPrediction(MODEL, dealer="airline"),
@@ -195,6 +203,37 @@ def keeping_parties(count: int = 2) -> list[Party]:
     for party in parties(count):
         state_dir = folder / str(party.name)
         state_dir.mkdir(mode=0o700)
+        made.append(Party(party.X, party.y, name=party.name, state_dir=state_dir))
+    return made
+
+
+@cache
+def first_month(algorithm: str, rows: int, count: int) -> list[ModelPart]:
+    """Return the parts of a model with a coreset of rows like those of the parties."""
+    strategies = {"k-means": CoresetVKMC(**_clusters, keep_coreset=True)}
+    settings = _regression | {"size": rows // 2, "keep_coreset": True}
+    strategies["linear"] = CoresetVRLR(**settings)
+    rng = np.random.default_rng(6)
+    made = []
+    for party, later in zip(parties(count), keeping_parties(count), strict=True):
+        X = rng.normal(size=(rows, party.X.shape[1]))
+        y = None if party.y is None else rng.normal(size=rows)
+        made.append(Party(X, y, name=party.name, state_dir=later.state_dir))
+    grid = InProcessGrid(made)
+    model = strategies[algorithm].start(grid).model.number
+    return [load_part(party.state_dir, model) for party in made]
+
+
+def adding_parties(
+    count: int = 2, algorithm: str = "linear", many: bool = False
+) -> list[Party]:
+    """Return parties with their coresets of a month, and the rows of the next one."""
+    folder, made = folder_of("adding_parties", count), []
+    data = moments_parties(count) if many else parties(count)
+    parts = first_month(algorithm, len(data[0].X), count)
+    for party, part in zip(data, parts, strict=True):
+        state_dir = Path(tempfile.mkdtemp(dir=folder))
+        save_part(state_dir, replace(part, model=MODEL))
         made.append(Party(party.X, party.y, name=party.name, state_dir=state_dir))
     return made
 
@@ -313,6 +352,9 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
+    made["added month"] = adding_parties
+    made["added month of moments"] = lambda count: adding_parties(count, many=True)
+    made["added month of clusters"] = lambda count: adding_parties(count, "k-means")
     made |= {"remove": removing_parties, "unite": text_parties}
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le
 
+from vfl_flower.clients.coreset_additions import KeptCoreset, part_of
 from vfl_flower.clients.coresets import check_classes
 from vfl_flower.clients.evaluation import Told, texts_of, told
 from vfl_flower.numerics.blocks import RowBlocks
@@ -133,8 +134,12 @@ def keep(
     weights: Annotated[Array, Reals("k n_columns"), OWN],
     intercept: float,
     receiver: Count,
+    coreset: KeptCoreset | None = None,
 ) -> Kept:
-    """Keep the party's block of the model that the run has trained."""
+    """Keep the party's block of the model that the run has trained.
+
+    With a `coreset` also its columns of these rows, to which later runs add others.
+    """
     part: Part = {
         "kind": kind,
         "weights": np.asarray(weights, dtype=np.float64),
@@ -147,7 +152,7 @@ def keep(
     if kind == "logistic" and party.index == receiver:
         check_classes(party)
         part["classes"] = np.unique(_labels(party)).astype(np.float64)
-    party.part = dict(part)
+    party.part = dict(part) | ({} if coreset is None else part_of(party, coreset))
     party.remember(PredictionState())
     return {"kept": party.state_dir is not None}
 

@@ -19,6 +19,7 @@ from vfl_flower.numerics.coresets import (
     leverage_factor,
     leverage_scores,
     logistic_sensitivities,
+    merge_level,
     vkmc_sensitivities,
     vrlr_sensitivities,
 )
@@ -54,6 +55,9 @@ MOST_DRAWS = 2**12
 
 MOST_DISTANCES = 2**24
 """Most distances in one message, for the same reason."""
+
+KEPT_WEIGHTS, KEPT_LEVELS = "kept_weights", "kept_levels"
+"""Names in a part of what it keeps of a coreset, beside its rows."""
 
 Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
 """Number of rows in a coreset, repeats counted."""
@@ -121,8 +125,8 @@ class CoresetState:
     ----------
     test_fraction : float
         Share of the rows held out.
-    n : int
-        Number of training rows.
+    n : float
+        Number of training rows, or sum of the weights of what is drawn from.
     intercept : bool or None
         Whether the regression has an intercept; None: k-means.
     factor : Array, shape (d, r), or None
@@ -137,7 +141,7 @@ class CoresetState:
     """
 
     test_fraction: float
-    n: int
+    n: float
     intercept: bool | None = None
     factor: Array | None = None
     summary: ClusterSummary | None = None
@@ -187,11 +191,66 @@ class Distances(TypedDict):
 
 
 def training_rows(party: Party, test_fraction: float) -> Array | None:
-    """Return the numbers of the training rows, sorted; None: all rows."""
-    train = split_rows(party.n_rows, test_fraction, party.seed)[0]
+    """Return the numbers of the training rows, sorted; None: all rows.
+
+    Rows that were kept with a model are none of them.
+    """
+    train = split_rows(party.n_new, test_fraction, party.seed)[0]
     if train is not None and not len(train):
-        raise PartyError(f"test_fraction must leave some of {party.n_rows} rows")
-    return train
+        raise PartyError(f"test_fraction must leave some of {party.n_new} rows")
+    return np.arange(party.n_new) if train is None and party.n_kept else train
+
+
+def test_rows(party: Party, test_fraction: float) -> Array:
+    """Return the numbers of the rows held out, sorted."""
+    return split_rows(party.n_new, test_fraction, party.seed)[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a part of a model says of the coresets that it keeps.
+
+    Attributes
+    ----------
+    weights : Array, shape (K,)
+        w, how many rows each kept row stands for.
+    levels : Array of int, shape (K,)
+        A coreset of level l stands for the rows of 2^l runs.
+    """
+
+    weights: Array
+    levels: Array
+
+    @property
+    def merged(self) -> Array:
+        """Which rows the next coreset is drawn from, beside new ones."""
+        return self.levels < merge_level(self.levels)
+
+
+def kept_rows(party: Party) -> Kept | None:
+    """Return what the party says of its kept rows; None: it has none."""
+    if not party.n_kept:
+        return None
+    weights, levels = (party.part.get(name) for name in (KEPT_WEIGHTS, KEPT_LEVELS))
+    if weights is None or levels is None:
+        raise PartyError("this party's part of the model keeps rows without weights")
+    return Kept(weights, levels)
+
+
+def _drawn_from(party: Party, train: Array | None) -> Array | None:
+    """Return the rows that a coreset is drawn from; None: all rows of the party."""
+    kept = kept_rows(party)
+    if train is None or kept is None:
+        return train
+    return np.concatenate([train, party.n_new + np.flatnonzero(kept.merged)])
+
+
+def _weights(party: Party) -> Array | None:
+    """Return how many rows each row stands for, shape (n,); None: each for itself."""
+    kept = kept_rows(party)
+    if kept is None:
+        return None
+    return np.concatenate([np.ones(party.n_new), kept.weights])
 
 
 def numbers_of(rows: Array) -> Array:
@@ -227,22 +286,27 @@ def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
     extra: list[Array | float] = [1.0] if state.intercept else []
     if state.intercept is not None and party.y is not None and not state.classes:
         extra.append(party.y)
-    return RowBlocks(party.rows, *extra, rows=rows)
+    w = _weights(party) if state.intercept is not None else None
+    scale = None if w is None else np.sqrt(w)
+    return RowBlocks(party.rows, *extra, rows=rows, scale=scale)
 
 
-def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
-    """Return g_i of this party for the rows of `blocks`."""
+def _scores(party: Party, state: CoresetState, rows: Array | None) -> Array:
+    """Return g_i of this party for some rows, each w_i times; None: for all rows."""
+    blocks, weights = _blocks(party, state, rows), _weights(party)
+    w = np.ones(1) if weights is None or rows is None else weights[rows]
     if state.summary is not None:
         summary, alpha = state.summary, state.alpha
-        return blocks.per_row(lambda X: vkmc_sensitivities(X, summary, alpha))
+        return w * blocks.per_row(lambda X: vkmc_sensitivities(X, summary, alpha))
     assert state.factor is not None
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
-        # The leverage of [X, 1] is 1/n more than that of X about its mean. Only the
+        # The leverage of [X, 1] is w/n more than that of X about its mean. Only the
         # label holder counts the ones.
-        leverages -= 1 / state.n
-    sensitivities = logistic_sensitivities if state.classes else vrlr_sensitivities
-    return sensitivities(leverages, state.n)
+        leverages -= w / state.n
+    if state.classes:
+        return logistic_sensitivities(leverages, state.n)
+    return vrlr_sensitivities(leverages, state.n, w)
 
 
 @step
@@ -269,11 +333,19 @@ def totals(
     them: they have the distribution of line 5, and a round trip is saved.
     """
     _check_draws(party, "size", size)
-    train = training_rows(party, test_fraction)
+    train = _drawn_from(party, training_rows(party, test_fraction))
     n = party.n_rows if train is None else len(train)
+    weights = _weights(party)
+    w = None if weights is None or train is None else weights[train]
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
-    state = CoresetState(test_fraction, n, intercept, classes=classes)
+    if party.n_kept and (l2 or classes):
+        raise PartyError(
+            "rows can be added only to the coreset of a regression by leverage scores: "
+            f"l2 must be 0 and classes False, got {l2:g} and {classes}"
+        )
+    total = float(n if w is None else w.sum())
+    state = CoresetState(test_fraction, total, intercept, classes=classes)
     blocks = _blocks(party, state, train)
     if clustering is None:
         (check_classes if classes else check_labels)(party)
@@ -291,10 +363,11 @@ def totals(
             clustering.n_clusters,
             party.rng("cluster"),
             method=clustering.local_clustering,
+            weights=w,
         )
         state.alpha = clustering.alpha
     party.remember(state)
-    g = _scores(party, state, blocks)
+    g = _scores(party, state, train)
     reply: Totals = {"total": np.array([g.sum()])}
     if size:
         reply["rows"] = _drawn(party, train, g, size)
@@ -313,8 +386,8 @@ def drawn_rows(
     """
     state = party.recall(CoresetState)
     _check_draws(party, "count", int(count[0]))
-    train = training_rows(party, state.test_fraction)
-    g = _scores(party, state, _blocks(party, state, train))
+    train = _drawn_from(party, training_rows(party, state.test_fraction))
+    g = _scores(party, state, train)
     return {"rows": _drawn(party, train, g, int(count[0]))}
 
 
@@ -340,7 +413,7 @@ def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     state, rows = party.recall(CoresetState), numbers_of(rows)
     party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows" if pool else "row-sums")
-    g = _scores(party, state, _blocks(party, state, rows))
+    g = _scores(party, state, rows)
     if not pool:
         return {"scores": g}
     return {"scores": g, **_pooled(party, rows, labels=state.summary is None)}

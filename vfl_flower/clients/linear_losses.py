@@ -17,7 +17,7 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Ge, Le
 
-from vfl_flower.clients.coresets import check_labels, training_rows
+from vfl_flower.clients.coresets import check_labels, test_rows, training_rows
 from vfl_flower.clients.linear import LinearState, solution_of
 from vfl_flower.clients.linear_moments import LARGEST, Columns, Evaluated
 from vfl_flower.clients.moments import (
@@ -39,7 +39,6 @@ from vfl_flower.clients.moments_roles import (
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained
 from vfl_flower.numerics.moments import bounded_columns
-from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
@@ -138,7 +137,7 @@ def _rows(party: Party, test_fraction: float, evaluated: Evaluated) -> list[Arra
     """Return the numbers of the rows of each Gram matrix."""
     sets = []
     if evaluated.test:
-        sets.append(split_rows(party.n_rows, test_fraction, party.seed)[1])
+        sets.append(test_rows(party, test_fraction))
     if evaluated.train:
         train = training_rows(party, test_fraction)
         sets.append(np.arange(party.n_rows) if train is None else train)

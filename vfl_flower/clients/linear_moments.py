@@ -23,6 +23,7 @@ from vfl_flower.clients.coresets import (
     WeightedRows,
     check_labels,
     numbers_of,
+    test_rows,
     training_rows,
 )
 from vfl_flower.clients.linear import Strength
@@ -52,7 +53,6 @@ from vfl_flower.numerics.moments import (
     sigma_min_of_moments,
     solve_moments,
 )
-from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
@@ -121,7 +121,7 @@ def _halves(
         weights = np.asarray(coreset.weights, dtype=np.float64)
         halves = [(rows, np.bincount(places, weights=weights))]
     if evaluated.test:
-        halves.append((split_rows(party.n_rows, test_fraction, party.seed)[1], None))
+        halves.append((test_rows(party, test_fraction), None))
     if evaluated.train:
         halves.append((every, None))
     return halves
@@ -304,7 +304,7 @@ def solve(
         "left_out": sum(unit[2] for unit in told),
     }
     if evaluated.test and len(losses) > 1 and party.y is not None:
-        held_out = split_rows(party.n_rows, test_fraction, party.seed)[1]
+        held_out = test_rows(party, test_fraction)
         reply["explained"] = explained(losses[1], float(party.y[held_out].var()))
     return reply
 

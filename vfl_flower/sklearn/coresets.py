@@ -16,7 +16,7 @@ from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.typing import Array
 
 
-@estimates(CoresetVRLR)
+@estimates(CoresetVRLR, keep_coreset=False)
 class CoresetRegressor(RegressorMixin, Labelled):
     """Linear regression on a coreset of rows whose columns are split over parties.
 
@@ -138,7 +138,7 @@ class CoresetClassifier(ClassifierMixin, Labelled):
         return tags
 
 
-@estimates(CoresetVKMC)
+@estimates(CoresetVKMC, keep_coreset=False)
 class CoresetKMeans(ClusterMixin, SplitColumns):
     """k-means on a coreset of rows whose columns are split over parties.
 

@@ -34,7 +34,7 @@ from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies import coresets_metrics
 from vfl_flower.strategies.coreset_predictions import keep_parts, predict_rows
-from vfl_flower.strategies.sampling import CoresetStrategy, Scoring, estimate
+from vfl_flower.strategies.sampling import CoresetStrategy, Earlier, Scoring, estimate
 from vfl_flower.typing import Array
 
 
@@ -109,6 +109,9 @@ class CoresetVLogistic(CoresetStrategy):
     """Let two parties evaluate or predict, of which the label holder then learns the
     other's part."""
 
+    # This is no setting here: there is no strategy that adds rows.
+    keep_coreset: ClassVar[bool] = False  # type: ignore[misc]
+
     model_class = LogisticModel
     labelled = True
     classes = True
@@ -159,7 +162,7 @@ class CoresetVLogistic(CoresetStrategy):
         run.record(0, LogisticModel([np.zeros(d) for d in widths]).to_record())
         # The square root of a leverage score is at most 1.
         scoring = Scoring(bound=2.0, intercept=self.fit_intercept, l2=self.alpha)
-        coreset = self.draw(parties, run, scoring)
+        coreset = self.draw(parties, run, scoring, Earlier())
         assert coreset.X is not None
         assert coreset.y is not None
         X, y, w = np.hstack(coreset.X), coreset.y, coreset.weights

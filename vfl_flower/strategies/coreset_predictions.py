@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.clients.coreset_additions import KeptCoreset
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.numerics import evaluation
@@ -37,11 +38,13 @@ def keep_parts(
     weights: list[Array],
     intercept: float,
     receiver: int,
+    coreset: KeptCoreset | None = None,
     needed: bool = False,
 ) -> str:
     """Let each party keep its block of the model, if all have a place for it.
 
-    Where the block is `needed` in this run, each has it until the run ends.
+    With a `coreset` also its rows. Where the block is `needed` in this run, each has it
+    until the run ends.
 
     Returns
     -------
@@ -57,6 +60,7 @@ def keep_parts(
         weights=each(weights),
         intercept=intercept,
         receiver=receiver,
+        coreset=coreset,
     )
     return f"{parties.session:016x}" if kept else ""
 

@@ -50,6 +50,7 @@ from vfl_flower.strategies.sampling import (
     CoresetStrategy,
     Scoring,
     as_floats,
+    counted,
     estimate,
 )
 from vfl_flower.typing import Array
@@ -194,6 +195,11 @@ class CoresetVRLR(CoresetStrategy):
                 "scores must be 'leverage' unless regularizer is 'ridge' or "
                 f"'elasticnet', got 'ridge' and {self.regularizer!r}"
             )
+        if self.scores == "ridge" and self.keep_coreset:
+            raise ValueError(
+                "scores must be 'leverage' for a coreset that parties keep, got "
+                "'ridge': rows are added by leverage scores only"
+            )
 
     @property
     def _penalty(self) -> Penalty:
@@ -232,7 +238,8 @@ class CoresetVRLR(CoresetStrategy):
         """With ``central`` the server asks for rows."""
         if not self.pools:
             return ""
-        kinds = ", ".join(self.replace(solver="moments", check_size=0).needs)
+        unchecked = {"check_size": 0} if self.check_size else {}
+        kinds = ", ".join(self.replace(solver="moments", **unchecked).needs)
         return (
             f"With solver='moments' the run asks for no rows, and instead for {kinds}"
         )
@@ -267,12 +274,11 @@ class CoresetVRLR(CoresetStrategy):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
-        widths = [party.n_columns for party in parties]
-        holder, n = parties.label_holder, self.n_train(parties)
+        widths, holder = [party.n_columns for party in parties], parties.label_holder
         if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
         if self.solver == "moments":
-            self._check_size(n, sum(widths) + 1)
+            self._check_size(self.n_train(parties), sum(widths) + 1)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = self._penalty
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
@@ -281,9 +287,10 @@ class CoresetVRLR(CoresetStrategy):
             intercept=self.fit_intercept,
             l2=penalty.l2 if self.scores == "ridge" else 0.0,
         )
-        coreset = self.draw(parties, run, scoring)
-        w = coreset.weights
-        metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
+        earlier = self.earlier(parties, scoring)
+        coreset = self.draw(parties, run, scoring, earlier)
+        w, n = coreset.weights, earlier.stands_for + self.n_train(parties)
+        metrics = {"weight_sum": float(w.sum()), **counted(earlier, n)}
         if coreset.X is not None and coreset.y is not None:
             X, y = np.hstack(coreset.X), coreset.y
             theta, intercept = solve_pooled(X, y, w, n, penalty, self.fit_intercept)
@@ -298,7 +305,9 @@ class CoresetVRLR(CoresetStrategy):
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
                 metrics["sigma_min"] = sigma_min(blocks, w)
         elif self.solver == "moments":
-            theta_j, intercept, solved = self._solve_moments(parties, coreset, penalty)
+            theta_j, intercept, solved = self._solve_moments(
+                parties, coreset, penalty, n
+            )
             metrics |= solved
         else:
             solution = solve(
@@ -331,7 +340,8 @@ class CoresetVRLR(CoresetStrategy):
                 computes=self.computes,
             )
         rows = [theta[None] for theta in theta_j]
-        number = keep_parts(parties, "linear", rows, intercept, holder)
+        kept = self.to_keep(coreset, scoring, n)
+        number = keep_parts(parties, "linear", rows, intercept, holder, kept)
         arrays = LinearModel(theta_j, intercept, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
@@ -355,14 +365,10 @@ class CoresetVRLR(CoresetStrategy):
         }
 
     def _solve_moments(
-        self, parties: Parties, coreset: Coreset, penalty: Penalty
+        self, parties: Parties, coreset: Coreset, penalty: Penalty, n: int
     ) -> tuple[list[Array], float, dict[str, Any]]:
         """Have the label holder solve from a Gram matrix; return model and metrics."""
-        n, holder, full = (
-            self.n_train(parties),
-            parties.label_holder,
-            coreset.rows is None,
-        )
+        holder, full = parties.label_holder, coreset.rows is None
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
         wanted = self._evaluated(parties, n)
@@ -537,9 +543,11 @@ class CoresetVKMC(CoresetStrategy):
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
         clustering = party.Clustering(k, self.local_clustering, self.approximation)
         scoring = Scoring(4 * self.approximation, clustering=clustering)
-        coreset = self.draw(parties, run, scoring)
+        earlier = self.earlier(parties, scoring)
+        coreset = self.draw(parties, run, scoring, earlier)
         w, rng, sizes = coreset.weights, run.rng("cluster"), np.zeros(0)
-        metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
+        n += earlier.stands_for
+        metrics = {"weight_sum": float(w.sum()), **counted(earlier, n)}
         if coreset.X is not None:
             X = np.hstack(coreset.X)
             C, cost = weighted_kmeans(X, k, w, rng, self.n_init)
@@ -567,7 +575,8 @@ class CoresetVKMC(CoresetStrategy):
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
-        number = keep_parts(parties, "k-means", C_j, 0.0, 0)
+        kept = self.to_keep(coreset, scoring, n)
+        number = keep_parts(parties, "k-means", C_j, 0.0, 0, kept)
         arrays = KMeansModel(C_j, number, sizes).to_record()
         run.record(1, arrays, metrics)
         return arrays

@@ -18,6 +18,15 @@ WEIGHT_SUM = Metric(
     "number of training rows.",
 )
 
+OF_ADDITIONS: dict[str, Metric] = {
+    "months": Metric(
+        "Months", "How many runs have added rows, training among them.", kind="count"
+    ),
+    "rows": Metric(
+        "Rows of all months", "How many rows the coresets stand for.", kind="count"
+    ),
+}
+
 REGRESSION: dict[str, Metric] = {
     "test_loss": SQUARED_ERROR,
     "test_r2": R2,
@@ -50,6 +59,7 @@ REGRESSION: dict[str, Metric] = {
         "lower",
     ),
     "weight_sum": WEIGHT_SUM,
+    **OF_ADDITIONS,
     "sigma_min": Metric(
         "How little the parties' columns overlap",
         "From 0 to 1. Near 1 no party's columns repeat what another's say; near 0 the "
@@ -138,6 +148,7 @@ CLUSTERS: dict[str, Metric] = {
     "smallest_cluster": SMALLEST,
     "largest_cluster": LARGEST,
     "weight_sum": WEIGHT_SUM,
+    **OF_ADDITIONS,
     "tau": Metric(
         "How much one party's columns tell of distances",
         "At least 1. A small number says that one party's columns tell which rows are "

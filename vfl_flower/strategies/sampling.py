@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
 
 from vfl_flower.clients import coresets as party
+from vfl_flower.clients.coreset_additions import KeptCoreset
 from vfl_flower.numerics.coresets import (
     allocate,
     coreset_weights,
     importance_estimate,
+    merge_level,
     uniform,
 )
 from vfl_flower.numerics.split import split_rows
@@ -52,6 +54,8 @@ class Coreset:
         Their labels.
     check : Coreset or None
         A second, independent draw.
+    levels : Array of int or None, shape (m,)
+        Level of the coreset that each row is in; None: there is one of level 0.
     """
 
     rows: Array | None
@@ -59,6 +63,7 @@ class Coreset:
     X: list[Array] | None = None
     y: Array | None = None
     check: Coreset | None = None
+    levels: Array | None = None
 
     @property
     def weighted(self) -> party.WeightedRows | None:
@@ -66,6 +71,40 @@ class Coreset:
         if self.rows is None:
             return None
         return party.WeightedRows(self.rows, self.weights)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The coresets of earlier runs, whose rows the parties keep.
+
+    Attributes
+    ----------
+    weights, levels : Array, shape (K,)
+        See :class:`vfl_flower.clients.coresets.Kept`.
+    stands_for : int
+        Number of rows that they stand for.
+    months : int
+        Number of runs that they are of.
+    """
+
+    weights: Array = field(default_factory=lambda: np.zeros(0))
+    levels: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    stands_for: int = 0
+    months: int = 0
+
+    def weights_of(self, rows: Array, n: int) -> Array:
+        """Return how many rows each stands for; the first n are new, each for itself.
+
+        Parameters
+        ----------
+        rows : Array of int, shape (m,)
+            Numbers of rows.
+        n : int
+            Number of new rows, which the kept ones follow.
+        """
+        weights, kept = np.ones(len(rows)), rows >= n
+        weights[kept] = self.weights[rows[kept] - n]
+        return weights
 
 
 @dataclass(frozen=True)
@@ -111,6 +150,9 @@ class CoresetStrategy(ProtocolStrategy):
     """Number of extra rows to pool, besides those of the coreset, from which the loss
     on all training rows and its standard error are estimated. They come in the same
     messages. 0: none."""
+    keep_coreset: bool = False
+    """Let the parties keep the rows of the coreset with their blocks of the model, in
+    their state-dirs, so that task "add" can add the rows of a new month."""
 
     steps: ClassVar[Steps] = (
         party.totals,
@@ -135,6 +177,11 @@ class CoresetStrategy(ProtocolStrategy):
             )
         if self.check_size == 1:
             raise ValueError("check_size must be 0 or at least 2, got 1")
+        if self.keep_coreset and self.sampling != "coreset":
+            raise ValueError(
+                f"keep_coreset must be False unless sampling is 'coreset', got "
+                f"{self.keep_coreset}"
+            )
 
     @property
     def pools(self) -> bool:
@@ -158,13 +205,31 @@ class CoresetStrategy(ProtocolStrategy):
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
         """Return the other samplings."""
+        off = {"keep_coreset": False} if self.keep_coreset else {}
         return {  # `check_size` is 0 unless this is the coreset itself
-            name: self.replace(sampling=name, check_size=0)
+            name: self.replace(sampling=name, check_size=0, **off)
             for name in ("coreset", "uniform", "full")
             if name != self.sampling
         }
 
-    def draw(self, parties: Parties, run: Run, scoring: Scoring) -> Coreset:
+    def earlier(self, parties: Parties, scoring: Scoring) -> Earlier:
+        """Return the coresets of earlier runs: none, unless the task adds to them.
+
+        Raises
+        ------
+        FederationError
+            The coreset is to be kept, and a party has no place for it.
+        """
+        for info in parties:
+            if self.keep_coreset and not info.keeps:
+                raise FederationError(
+                    f"{info.name!r} must have a state-dir to keep the coreset"
+                )
+        return Earlier()
+
+    def draw(
+        self, parties: Parties, run: Run, scoring: Scoring, earlier: Earlier
+    ) -> Coreset:
         """Return a coreset (Algorithm 1), a uniform sample, or all rows.
 
         Parameters
@@ -173,6 +238,8 @@ class CoresetStrategy(ProtocolStrategy):
             As given to the protocol.
         scoring : Scoring
             How the parties compute the scores.
+        earlier : Earlier
+            The coresets to which a new one is added.
         """
         n = self.n_train(parties)
         if self.sampling == "full":
@@ -184,12 +251,22 @@ class CoresetStrategy(ProtocolStrategy):
             if not self.pools:
                 return Coreset(rows, weights)
             return Coreset(rows, weights, *self._pool_rows(parties, rows))
-        return self._importance_sample(parties, run, n, scoring)
+        drawn = self._importance_sample(parties, run, n, scoring, earlier)
+        return self._union(parties, drawn, earlier) if earlier.months else drawn
 
     def _importance_sample(
-        self, parties: Parties, run: Run, n: int, scoring: Scoring
+        self,
+        parties: Parties,
+        run: Run,
+        n: int,
+        scoring: Scoring,
+        earlier: Earlier,
     ) -> Coreset:
-        """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows."""
+        """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows.
+
+        With coresets of earlier runs, the new rows and those that it merges are drawn
+        from, each row as often as its weight says: see :func:`merge_level`.
+        """
         fused, m, more = self.rounds == "fused", self.size, self.check_size
         if self.pools and m >= n:
             log.warning(
@@ -207,7 +284,7 @@ class CoresetStrategy(ProtocolStrategy):
             l2=scoring.l2,
             classes=self.classes,
         )
-        G = _totals(replies, scoring.bound * n)
+        G = _totals(replies, scoring.bound * (n + len(earlier.weights)))
         a = allocate(G, m, run.rng("allocate"))
         b = allocate(G, more, run.rng("check"))
         # Round 2, lines 5-6; fused: each party sent its rows with its total.
@@ -235,8 +312,9 @@ class CoresetStrategy(ProtocolStrategy):
                 f"the scores of {_names(parties)} must add up to more than 0 for each "
                 "row that they drew"
             )
+        before = earlier.weights_of(rows, parties.n_rows)
         if not self.pools:
-            return Coreset(rows, coreset_weights(total, g))
+            return Coreset(rows, before * coreset_weights(total, g))
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
@@ -245,13 +323,69 @@ class CoresetStrategy(ProtocolStrategy):
         def part(chosen: slice) -> Coreset:
             return Coreset(
                 rows[chosen],
-                coreset_weights(total, g[chosen]),
+                before[chosen] * coreset_weights(total, g[chosen]),
                 [block[chosen] for block in X],
                 None if y is None else y[chosen],
             )
 
         check = part(slice(m, None)) if more else None
         return replace(part(slice(m)), check=check)
+
+    def _union(self, parties: Parties, drawn: Coreset, earlier: Earlier) -> Coreset:
+        """Return what was drawn with the coresets of earlier runs that stay."""
+        assert drawn.rows is not None
+        level = merge_level(earlier.levels)
+        stay = np.flatnonzero(earlier.levels > level)
+        rest = (parties.n_rows + stay).astype(np.uint32)
+        levels = np.append(np.full(len(drawn.rows), level), earlier.levels[stay])
+        union = replace(
+            drawn,
+            rows=np.append(drawn.rows, rest),
+            weights=np.append(drawn.weights, earlier.weights[stay]),
+            levels=levels.astype(np.uint8),
+        )
+        if drawn.X is None or not len(rest):
+            return union
+        X, y = self._pool_rows(parties, rest)
+        return replace(
+            union,
+            X=[np.vstack(blocks) for blocks in zip(drawn.X, X, strict=True)],
+            y=None if drawn.y is None or y is None else np.append(drawn.y, y),
+        )
+
+    def to_keep(
+        self, coreset: Coreset, scoring: Scoring, stands_for: int
+    ) -> KeptCoreset | None:
+        """Return what parties keep of a coreset; None: nothing.
+
+        Parameters
+        ----------
+        coreset : Coreset
+            The rows that the model was trained on.
+        scoring : Scoring
+            For which models it is.
+        stands_for : int
+            Number of rows that it stands for.
+        """
+        if not self.keep_coreset or coreset.rows is None:
+            return None
+        levels = coreset.levels
+        if levels is None:
+            levels = np.zeros(len(coreset.rows), dtype=np.uint8)
+        # A row that was drawn again is kept once: no row is in two coresets.
+        rows, first, places = np.unique(
+            coreset.rows, return_index=True, return_inverse=True
+        )
+        clustering = scoring.clustering
+        return KeptCoreset(
+            rows,
+            np.bincount(places, weights=coreset.weights),
+            levels[first],
+            stands_for,
+            scoring.intercept,
+            0 if clustering is None else clustering.n_clusters,
+            self.works_with or "",
+        )
 
     def _pool_rows(
         self, parties: Parties, rows: Array
@@ -397,3 +531,8 @@ def check_sum(
 
 def _names(parties: Parties) -> str:
     return ", ".join(info.name for info in parties)
+
+
+def counted(earlier: Earlier, n: int) -> dict[str, Any]:
+    """Return what a model with earlier runs stands for, as metrics."""
+    return {"months": earlier.months + 1, "rows": n} if earlier.months else {}
