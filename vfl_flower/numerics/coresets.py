@@ -64,7 +64,7 @@ def vrlr_sensitivities(scores: Array, n: float, weights: Array | float = 1.0) ->
     return np.asarray(scores + weights / n)
 
 
-def logistic_sensitivities(scores: Array, n: int) -> Array:
+def logistic_sensitivities(scores: Array, n: float) -> Array:
     """Return g_i = |u_i| + 1/n, the scores of a logistic regression [2].
 
     The loss grows with the length of a row and not with its square. A label turns the
@@ -74,8 +74,8 @@ def logistic_sensitivities(scores: Array, n: int) -> Array:
     ----------
     scores : Array, shape (m,)
         Leverage scores of all rows or of some, up to rounding at least 0.
-    n : int
-        Number of all rows.
+    n : float
+        Number of all rows, or the sum of their weights.
 
     Returns
     -------
