@@ -131,7 +131,7 @@ def names(text=""):
 
 
 START = "n l2 intercept test_fraction method"
-GREETING = "partition plan.kinds plan.seeded plan.parties"
+GREETING = "partition plan.kinds plan.seeded plan.parties plan.leaving"
 COMMON = "size test_fraction l2 classes"
 CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
 CORESET = names("coreset.rows coreset.weights")
@@ -665,7 +665,7 @@ KERNEL_SUMS = {
     "kernel_kmeans_product": names("product trace"),
     "kernel_kmeans_project": names("projected"),
     "kernel_kmeans_embed": names("sum_h"),
-    "kernel_kmeans_lloyd": names("inertia sizes counts sums"),
+    "kernel_kmeans_lloyd": names("inertia sizes counts sums silhouettes"),
     "kernel_kmeans_assign": names("inertia sizes"),
     "kernel_kmeans_evaluate": names("cost"),
     "kernel_kmeans_spread": names("spread"),
