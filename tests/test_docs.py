@@ -117,7 +117,7 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_every_example_is_run_or_named_here():
     """The others need data that the tests do not have, or are run below."""
     run_above = set(test_examples_run.pytestmark[0].args[1])
-    others = {"docs/deploy.md", "docs/contribute.md", "docs/papers/fdskl-results.md"}
+    others = {"docs/deploy.md", "docs/contribute.md"}
     others |= set(EXCERPTS) | {"docs/tutorials/three-files.md"}  # tests/wiring
     assert {page for page in PAGES if examples(page)} == run_above | others
 
@@ -170,14 +170,6 @@ def three_columns() -> list[vf.Party]:
     """Return parties with a column each."""
     X = np.random.default_rng(0).normal(size=(60, 3))
     return [vf.Party(X[:, :1]), vf.Party(X[:, 1:2]), vf.Party(X[:, 2:], y=X[:, 0])]
-
-
-def test_example_with_data_is_sound():
-    (code,) = examples("docs/papers/fdskl-results.md")
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom):
-            module = importlib.import_module(node.module)
-            assert all(hasattr(module, alias.name) for alias in node.names)
 
 
 def test_own_apps_run(tmp_path):

@@ -437,7 +437,7 @@ def test_rows_with_another_encoding(tmp_path, before, now):
     parties, _ = new_parties(tmp_path)
     for j, party in enumerate(parties):
         party.encoding = now if j == 1 else before
-    message = "new rows must be encoded as those of training: set task to 'predict'"
+    message = "new rows must be encoded as those of training: set task and model"
     assert_refused(parties, predicting(model), message, "party 1")
     parties[1].encoding = before
     simulate(predicting(model), parties)

@@ -231,7 +231,7 @@ def kept_rows(party: Party) -> Kept | None:
     """Return what the party says of its kept rows; None: it has none."""
     if not party.n_kept:
         return None
-    weights, levels = (party.part.get(name) for name in (KEPT_WEIGHTS, KEPT_LEVELS))
+    weights, levels = (party.kept.get(name) for name in (KEPT_WEIGHTS, KEPT_LEVELS))
     if weights is None or levels is None:
         raise PartyError("this party's part of the model keeps rows without weights")
     return Kept(weights, levels)

@@ -320,11 +320,9 @@ def _run(
     if journal is not None:
         journal.check(frame)
         journal.recall(memory, frame.state_key)
-    recalled: dict[str, Any] = {}
     if frame.model is not None and frame.adds:
         # First, since these rows count among those that must not change in the run.
-        recalled = recall_part(party, frame.model)
-        add_kept(party, recalled)
+        add_kept(party, recall_part(party, frame.model)[1])
     private_key, public_keys = memory.enter(frame, party)
     if journal is not None:
         journal.enter(party)
@@ -343,7 +341,11 @@ def _run(
     if frame.columns is not None:
         arrange(party, frame.columns)
     if frame.model is not None:
-        party.part = recalled or recall_part(party, frame.model, step.parts_of)
+        strategy, known_part = recall_part(
+            party, frame.model, None if frame.adds else step.parts_of
+        )
+        # Steps of any algorithm may draw from rows that another one keeps.
+        party.part = known_part if strategy == step.parts_of else {}
     part = party.part
     sums = PartySums(private_key, public_keys, frame, allow_plain)
     party.agree = sums.agree
@@ -424,8 +426,11 @@ def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
 
 def recall_part(
     party: Party, model: str, strategy: str | None = None
-) -> dict[str, Any]:
-    """Load the party's part of the model that a message names."""
+) -> tuple[str, dict[str, Any]]:
+    """Load the party's part of the model that a message names, and say of what it is.
+
+    Where a `strategy` is named, the part must be of it.
+    """
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it keeps no part of a model")
     part = load_part(party.state_dir, model, strategy)
@@ -435,7 +440,7 @@ def recall_part(
             "new rows must be encoded as those of training: set task and "
             "model in the run config, or load them with the encoding of the part"
         )
-    return {**settings, **part.arrays}
+    return part.strategy, {**settings, **part.arrays}
 
 
 def add_kept(party: Party, part: Mapping[str, Any]) -> None:
@@ -446,6 +451,7 @@ def add_kept(party: Party, part: Mapping[str, Any]) -> None:
             "told to keep the coreset, or rows were added to a model that came from it"
         )
     party.add_kept(part[KEPT_ROWS], part.get(KEPT_LABELS), part.get(KEPT_IDS, ()))
+    party.kept = part
 
 
 def keep_predictions(party: Party, run: str, model: str | None) -> None:

@@ -130,6 +130,8 @@ class Party:
     n_kept : int
         How many of the last rows are not of the party's data, but were kept with a
         model; see :meth:`add_kept`.
+    kept : dict
+        The part of the model with which they were kept.
     predictions : Predictions or None
         What a step leaves here is written to a file in `state_dir`.
     source : Source or None
@@ -173,6 +175,7 @@ class Party:
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     n_kept: int = field(default=0, init=False)
+    kept: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
     predictions: Predictions | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
     texts: Mapping[str, Mapping[str, int]] = field(
