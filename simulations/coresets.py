@@ -184,7 +184,6 @@ def _covtype(folder: Path | None, quick: bool) -> Iterator[Experiment]:
             data=Columns(X, (18, 18, 18)),
             arguments={"n_clusters": k},
             solvers=CLUSTERING,
-            slow_repeats=2,
             full_starts=2,
             published=published if k == 15 else {},
             origin="run again",

@@ -37,6 +37,7 @@ import click
 import typer
 
 from simulations import (
+    coreset_months,
     coreset_published,
     coreset_scores,
     coreset_theorems,
@@ -143,6 +144,17 @@ GROUPS: dict[str, Group] = {
             "coresets-scores": Piece(
                 "coreset_scores", ("kc_house", "a9a", "cod_rna", "ijcnn1")
             )
+        },
+    ),
+    "coresets-months": Group(
+        coreset_months.page,
+        {
+            "coresets-months-flights": Piece("coreset_months --datasets flights"),
+            "coresets-months-kc_house": Piece(
+                "coreset_months --datasets kc_house",
+                ("kc_house",),
+                quick="coreset_months --datasets flights --quick --repeats 1",
+            ),
         },
     ),
     "fdskl-errors": Group(
