@@ -771,15 +771,12 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, entry in entries.items():
         rows = []
         for method, figures in entry["methods"].items():
-            values, seeds = figures["nmi"], len(figures["nmi"])
-            error = ""
-            if seeds > 1:
-                error = f" ({np.std(values, ddof=1) / math.sqrt(seeds):.3f})"
+            seeds = len(figures["nmi"])
             trips = figures.get("round_trips")
             rows.append(
                 {
                     "": shown_name(method, entry["n"]),
-                    "NMI (s.e.)": f"{np.mean(values):.3f}{error}",
+                    "NMI (s.e.)": mean_and_error(figures["nmi"]),
                     "floats up": f"{figures['floats']:,.0f}",
                     "MB up": f"{figures.get('bytes', 8 * figures['floats']) / 1e6:.2f}",
                     "round trips": f"{trips:.0f}" if trips else "",
@@ -794,6 +791,14 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         )
         yield table(rows)
         yield needed_table(entry)
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """Return the mean and, in brackets, its standard error; of one value itself."""
+    text = f"{np.mean(values):.3f}"
+    if len(values) == 1:
+        return text
+    return f"{text} ({np.std(values, ddof=1) / math.sqrt(len(values)):.3f})"
 
 
 def needed_table(entry: Mapping[str, Any]) -> str:
@@ -819,6 +824,29 @@ def needed_table(entry: Mapping[str, Any]) -> str:
             text = f"{count:,.0f} ({saved:.0f} %): {best}" if best else "not reached"
             rows[-1][title] = text
     return table(rows)
+
+
+COMPARED = (
+    "FK k-means, default: D = 50, T = 20",
+    "RFK, D = 800, C = 1000",
+    "CE PCA, D = 100, C = 1000",
+    "k-means of the columns, C = 1000",
+)
+"""Methods in the table of splits."""
+
+
+def splits_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of NMI for parties with other shares of the rows."""
+    yield "## Unequal and non-iid parties"
+    rows = []
+    for name, entry in entries.items():
+        row = {"": name, "split": entry["kind"]}
+        for method in COMPARED:
+            row[shown_name(method, entry["n"])] = mean_and_error(
+                entry["methods"][method]["nmi"]
+            )
+        rows.append(row)
+    yield table(rows)
 
 
 # --- k-means by sums ----------------------------------------------------------------

@@ -228,7 +228,7 @@ GROUPS: dict[str, Group] = {
     ),
     **{
         f"kernel_kmeans-{split}": Group(
-            kernel_kmeans.nmi_page,
+            kernel_kmeans.splits_page,
             {
                 f"kernel_kmeans-{split}": Piece(
                     "kernel_kmeans nmi --datasets digits --datasets mushrooms "
@@ -307,6 +307,16 @@ GROUPS: dict[str, Group] = {
                 "--datasets digits --datasets mushrooms",
                 ("mushrooms",),
                 quick="kernel_kmeans leaving --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "kernel_kmeans-leaving-labels": Group(
+        kernel_kmeans.leaving_page,
+        {
+            "kernel_kmeans-leaving-labels": Piece(
+                "kernel_kmeans leaving --datasets digits --datasets mushrooms "
+                "--split labels",
+                ("mushrooms",),
             )
         },
     ),

@@ -312,6 +312,18 @@ def test_tables_say_which_forms_of_the_rivals_they_have(entry):
     assert " SK, 200 landmarks |" in page
 
 
+def test_the_table_of_splits_has_one_row_a_set(data):
+    methods = {name: {"nmi": [0.5, 0.7]} for name in kernel_kmeans.COMPARED}
+    entry = {"kind": "labels", "n": 100, "methods": methods}
+    heading, page = kernel_kmeans.splits_page({"digits": entry})
+    assert heading == "## Unequal and non-iid parties"
+    (row,) = page.splitlines()[2:]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells == ["digits", "labels", *["0.600 (0.100)"] * 4]
+    listed = kernel_kmeans.methods(replace(data, coreset=1000), quick=True)
+    assert set(kernel_kmeans.COMPARED) < set(listed)
+
+
 # --- k-means by sums ----------------------------------------------------------------
 
 
