@@ -73,6 +73,28 @@ def basis_blocks(data: Columns) -> list[Array]:
     return blocks
 
 
+def basis_and_scores(data: Columns) -> tuple[Array, Array]:
+    """Return an orthonormal basis of all columns, and the summed scores of the rows.
+
+    Returns
+    -------
+    U : Array, shape (n, r)
+        Of the columns of all parties, ones and labels; |u_i|^2 is the largest share
+        that row i has in the cost of any model without a penalty.
+    scores : Array, shape (n,)
+        sum_j g_i^(j) of Algorithm 2.
+    """
+    blocks = basis_blocks(data)
+    n = len(data.X)
+    scores = np.zeros(n)
+    for X in blocks:
+        one = RowBlocks(X)
+        scores += vrlr_sensitivities(leverage_scores(one, leverage_factor(one)), n)
+    every = RowBlocks(np.hstack(blocks))
+    factor = leverage_factor(every)
+    return np.vstack([X @ factor for X in every]), scores
+
+
 def measured_eps(U: Array, rows: Array, weights: Array) -> float:
     """Return the epsilon of a coreset for regression without a penalty.
 
@@ -138,15 +160,8 @@ def regression(experiment: Experiment, seed: int) -> dict[str, Any]:
     data = experiment.data
     n, T = data.X.shape[0], len(data.widths)
     d = data.X.shape[1] + 1  # with the intercept
-    blocks = basis_blocks(data)
-    scores = np.zeros(n)
-    for X in blocks:
-        one = RowBlocks(X)
-        scores += vrlr_sensitivities(leverage_scores(one, leverage_factor(one)), n)
-    every = RowBlocks(np.hstack(blocks))
-    U = np.vstack([X @ leverage_factor(every) for X in every])
-    gamma = sigma_min(blocks, np.ones(n))
-    # Without a penalty a row makes up at most its leverage score of any cost.
+    U, scores = basis_and_scores(data)
+    gamma = sigma_min(basis_blocks(data), np.ones(n))
     zeta = float(((U**2).sum(axis=1) / scores).max())
     rng = np.random.default_rng(seed)
     return {
