@@ -309,6 +309,7 @@ def in_short(results: Sequence[Mapping[str, Any]]) -> str:
 
 def page(results: Sequence[Mapping[str, Any]], repeats: int) -> Iterator[str]:
     """Yield how to read the tables, the comparison of all of them, and each."""
+    yield "### All of these tables in short"
     yield (
         f"Each cell is the mean of {repeats} repeats: by how many percent the "
         "objective (the mean loss on all rows and the penalty) of the model is above "
