@@ -55,6 +55,7 @@ from simulations.experiments import (
     Columns,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     new_app,
     some_of,
@@ -436,14 +437,13 @@ def main(
     context: typer.Context,
     datasets: Annotated[list[str], some_of(DATASETS, "Data sets.")] = DATASETS,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows and sizes: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
     """Measure the epsilon of coresets of which some rows may be left out."""
-    results = Results(context, "coreset_robust")
+    title = "Robust coresets"
+    results = Results(context, "coreset_robust", title=title, seeds=f"seed {seed}")
     measured: list[dict[str, Any]] = []
     for name in datasets:
         with results.skipping(name, datasets):
@@ -451,9 +451,7 @@ def main(
                 sizes = QUICK_SIZES if quick else SIZES
                 measured.append(measure(experiment, sizes, seed))
                 tell(f"{experiment.name}: done")
-    title = "# Robust coresets"
-    header = f"`{results.command}`, seed {seed}; {results.versions}."
-    results.write(measured, [title, header, *page(measured)])
+    results.write(measured, page(measured))
     tell(f"results in {output_dir.absolute()}")
 
 

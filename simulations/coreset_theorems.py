@@ -28,6 +28,7 @@ from simulations.experiments import (
     Columns,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     new_app,
     some_of,
@@ -303,14 +304,13 @@ def main(
     datasets: Annotated[list[str], some_of(DATASETS, "Data sets.")] = DATASETS,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of rows for tau.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
     """Compare the sizes of Theorems 3.1, 4.2 and 5.2 with what is enough."""
-    results = Results(context, "coreset_theorems")
+    title = "What the theorems on coresets ask for"
+    results = Results(context, "coreset_theorems", title=title, seeds=f"seed {seed}")
     best = paper_s_set()
     measured: dict[str, list[dict[str, Any]]] = {"regression": [], "k-means": []}
     for name in datasets:
@@ -326,9 +326,7 @@ def main(
                 measured[experiment.task].append(figures)
                 tell(f"{experiment.name}: {figures}")
     every = {task: [best[task], *some] for task, some in measured.items()}
-    title = "# What the theorems on coresets ask for"
-    header = f"`{results.command}`, seed {seed}; {results.versions}."
-    results.write(every, [title, header, *page(every)])
+    results.write(every, page(every))
     tell(f"results in {output_dir.absolute()}")
 
 
