@@ -39,6 +39,7 @@ import typer
 from simulations import (
     coreset_months,
     coreset_published,
+    coreset_robust,
     coreset_scores,
     coreset_theorems,
     fdskl,
@@ -135,6 +136,16 @@ GROUPS: dict[str, Group] = {
                 "coreset_theorems",
                 ("kc_house", "covtype"),
                 quick="coreset_theorems --datasets generated --quick",
+            )
+        },
+    ),
+    "coresets-robust": Group(
+        coreset_robust.page,
+        {
+            "coresets-robust": Piece(
+                "coreset_robust",
+                ("kc_house",),
+                quick="coreset_robust --datasets made --quick",
             )
         },
     ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulations.coreset_robust import BETAS, kept_by_most
 from vfl_flower.app.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
 from vfl_flower.app.report import write_text
 
@@ -173,6 +174,23 @@ def coresets(experiments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, An
             panel = Panel(one["name"], label, "cost / cost of all rows", curves, log)
             pictured.setdefault(f"coresets-{name}", []).append(panel)
     yield from pictured.items()
+
+
+def coresets_robust(
+    results: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, Any]]:
+    """Yield epsilon against m, of coresets and samples, with and without outliers."""
+    panels = []
+    for one in results:
+        curves = []
+        for sampling, of_size in one["errors"].items():
+            x = [int(m) for m in of_size]
+            for i, beta in enumerate(BETAS):
+                if beta in (0.0, 0.01):
+                    y = [kept_by_most(errors)[i] for errors in of_size.values()]
+                    curves.append(Curve(f"{sampling}, beta = {beta:g}", x, y))
+        panels.append(Panel(one["name"], "m", "epsilon", curves, "xy"))
+    yield "coresets-robust", panels
 
 
 # --- The FDSKL paper ----------------------------------------------------------------
@@ -363,6 +381,7 @@ def mufc_settings(measured: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 PICTURES: dict[str, Callable[[Any], Iterator[tuple[str, Sequence[Panel]]]]] = {
     "coresets": coresets,
+    "coresets-robust": coresets_robust,
     "fdskl-errors": fdskl_errors,
     "fdskl-topologies": fdskl_topologies,
     "fdskl-scaling": fdskl_scaling,
