@@ -44,6 +44,7 @@ from simulations import (
     coreset_theorems,
     fdskl,
     kernel_kmeans,
+    kernel_theorems,
     mufc,
     mufc_privacy,
     pictures,
@@ -229,7 +230,7 @@ GROUPS: dict[str, Group] = {
                 "kernel_kmeans nmi --datasets mnist-20k --quick", ("mnist",)
             ),
             "kernel_kmeans-nmi-mnist": Piece(
-                "kernel_kmeans nmi --datasets mnist --quick --seeds 2", ("mnist",)
+                "kernel_kmeans nmi --datasets mnist --quick --seeds 5", ("mnist",)
             ),
             "kernel_kmeans-nmi-covtype": Piece(
                 "kernel_kmeans nmi --datasets covtype --quick --seeds 3", ("covtype",)
@@ -238,7 +239,7 @@ GROUPS: dict[str, Group] = {
     ),
     **{
         f"kernel_kmeans-{split}": Group(
-            kernel_kmeans.nmi_page,
+            kernel_kmeans.splits_page,
             {
                 f"kernel_kmeans-{split}": Piece(
                     "kernel_kmeans nmi --datasets digits --datasets mushrooms "
@@ -249,6 +250,40 @@ GROUPS: dict[str, Group] = {
         )
         for split in ("unequal", "labels")
     },
+    "kernel_kmeans-appendix": Group(
+        kernel_kmeans.nmi_page,
+        {
+            f"kernel_kmeans-appendix-{name}": Piece(
+                f"kernel_kmeans nmi --datasets {name} --appendix --seeds {seeds}",
+                (name.removesuffix("-20k"),),
+            )
+            for name, seeds in (
+                ("mushrooms", "10"),
+                ("mnist-20k", "5"),
+                ("covtype", "1 --rows 600000"),
+            )
+        },
+    ),
+    "kernel_kmeans-schedule": Group(
+        kernel_theorems.schedule_page,
+        {
+            "kernel_kmeans-schedule": Piece(
+                "kernel_theorems schedule",
+                ("mushrooms",),
+                quick="kernel_theorems schedule --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "kernel_kmeans-theorem3": Group(
+        kernel_theorems.loss_page,
+        {
+            "kernel_kmeans-theorem3": Piece(
+                "kernel_theorems loss",
+                ("mushrooms",),
+                quick="kernel_theorems loss --datasets digits --rows 300 --seeds 1",
+            )
+        },
+    ),
     "kernel_kmeans-clustering": Group(
         kernel_kmeans.clustering_page,
         {
@@ -283,6 +318,16 @@ GROUPS: dict[str, Group] = {
                 "--datasets digits --datasets mushrooms",
                 ("mushrooms",),
                 quick="kernel_kmeans leaving --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "kernel_kmeans-leaving-labels": Group(
+        kernel_kmeans.leaving_page,
+        {
+            "kernel_kmeans-leaving-labels": Piece(
+                "kernel_kmeans leaving --datasets digits --datasets mushrooms "
+                "--split labels",
+                ("mushrooms",),
             )
         },
     ),
