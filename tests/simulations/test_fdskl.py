@@ -16,11 +16,15 @@ from simulations.fdskl import (
     direct_wins,
     errors,
     errors_page,
+    forms,
+    forms_page,
     iterations,
     load,
     scaling,
     scaling_page,
     score,
+    splits,
+    splits_page,
     topologies,
     topologies_page,
     tuned,
@@ -228,6 +232,42 @@ def test_sentence_names_the_sizes_that_direct_loses():
     assert direct_wins(entry(5, 5, 3, 2), budgets).endswith(
         "at no size, not at 1 MB, 2 MB."
     )
+
+
+def test_splits_are_those_of_the_errors(folder, entries):
+    entry = splits("ijcnn1", folder, rows=N, seeds=2, budget=BUDGETS[1])
+    measured = {(run["name"], run["seed"]): run["error"] for run in entry["scores"]}
+    for name, of_errors in (
+        ("direct, 0.04 MB", "FDSKL direct, 0.04 MB"),
+        ("doubly stochastic, 0.04 MB", "FDSKL doubly stochastic, 0.04 MB"),
+        ("FD-SVRG", "FD-SVRG"),
+        ("boosting", "gradient boosting, pooled"),
+    ):
+        for run in entries["ijcnn1"]["scores"]:
+            if run["name"] == of_errors:
+                assert measured[name, run["seed"]] == run["error"]
+    data = load("ijcnn1", folder, 1, 180, 60)
+    run = score("moments", data, 1, solver="moments")
+    assert measured["moments", 1] == pytest.approx(run.error, abs=100 / 60)
+    _, table = splits_page({"ijcnn1": entry})
+    cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
+    assert cells[1:4] == ["ijcnn1", "180, 60", "2"]
+    values = [measured["FD-SVRG", seed] for seed in range(2)]
+    assert f"{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})" in cells
+
+
+def test_forms_with_fewer_bytes(folder):
+    measured = forms("ijcnn1", folder, rows=N)
+    assert measured["8 bits"]["settings"] == measured["default"]["settings"]
+    assert measured["8 bits"]["bytes"] < 0.6 * measured["default"]["bytes"]
+    tolerant = measured["tolerance 0.02"]["settings"]
+    assert tolerant["features"] <= measured["default"]["settings"]["features"]
+    _, table = forms_page({"ijcnn1": measured})
+    header, _, *lines = table.splitlines()
+    assert header.split("|")[-2].strip() == "predict 10,000 rows, MB"
+    megabytes = [float(line.split("|")[-2]) for line in lines]
+    assert megabytes[0] == round(measured["default"]["settings"]["features"] * 0.08)
+    assert megabytes[1] == round(megabytes[0] / 2)
 
 
 def test_topologies_have_the_hops_of_their_shape():
