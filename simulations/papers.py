@@ -43,6 +43,8 @@ from simulations import (
     coreset_scores,
     coreset_theorems,
     fdskl,
+    fdskl_stochastic,
+    fdskl_theorem,
     kernel_kmeans,
     kernel_theorems,
     mufc,
@@ -172,6 +174,52 @@ GROUPS: dict[str, Group] = {
     "fdskl-errors": Group(
         lambda entries: fdskl.errors_page(entries, _budgets(entries)),
         {f"fdskl-errors-{name}": _fdskl_errors(name) for name in fdskl.DATASETS},
+    ),
+    "fdskl-splits": Group(
+        fdskl.splits_page,
+        {
+            f"fdskl-splits-{name}": Piece(
+                f"fdskl splits --datasets {name} --seeds 10 --budgets 16000000", (name,)
+            )
+            for name in fdskl.DATASETS
+        },
+    ),
+    "fdskl-forms": Group(
+        fdskl.forms_page,
+        {
+            "fdskl-forms": Piece(
+                "fdskl forms --datasets default_credit --datasets give_credit "
+                "--datasets a9a --datasets cod_rna --datasets pol",
+                ("default_credit", "give_credit", "a9a", "cod_rna", "pol"),
+            )
+        },
+    ),
+    **{
+        f"fdskl-{name}": Group(
+            page,
+            {
+                f"fdskl-{name}-{data}": Piece(
+                    f"fdskl_stochastic {name} --datasets {data}", (data,)
+                )
+                for data in of
+            },
+        )
+        for name, page, of in (
+            ("blocks", fdskl_stochastic.blocks_page, ("ijcnn1", "cod_rna")),
+            ("changes", fdskl_stochastic.changes_page, ("cod_rna", "covtype")),
+        )
+    },
+    "fdskl-theorem": Group(
+        fdskl_theorem.page,
+        {
+            "fdskl-theorem-bundled": Piece(
+                "fdskl_theorem --datasets breast_cancer",
+                quick="fdskl_theorem --datasets breast_cancer --eps 0.1",
+            ),
+            "fdskl-theorem-ijcnn1": Piece(
+                "fdskl_theorem --datasets ijcnn1", ("ijcnn1",)
+            ),
+        },
     ),
     "fdskl-regression": Group(
         fdskl.regression_page,

@@ -268,6 +268,24 @@ def fdskl_scaling(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
     yield "fdskl-scaling", [panel]
 
 
+def fdskl_theorem(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield E|f_t - f_*|^2 against t beside equation 8, for the least epsilon."""
+    panels = []
+    for name, entry in entries.items():
+        cells = entry["cells"]
+        least = min(cell["eps"] for cell in cells)
+        curves = [
+            Curve(f"{cell['factor']:,} times the step", cell["t"], cell["mean"])
+            for cell in cells
+            if cell["eps"] == least
+        ]
+        asked = {c["t"][-1]: c["eps"] for c in cells if c["factor"] == 1}
+        bound = Curve("equation 8", list(asked), list(asked.values()), (), True)
+        y = "E|f(x) - f*(x)|², training rows"
+        panels.append(Panel(name, "t", y, [*curves, bound], "xy"))
+    yield "fdskl-theorem", panels
+
+
 # --- The paper on kernel k-means ----------------------------------------------------
 
 
@@ -389,6 +407,7 @@ PICTURES: dict[str, Callable[[Any], Iterator[tuple[str, Sequence[Panel]]]]] = {
     "fdskl-errors": fdskl_errors,
     "fdskl-topologies": fdskl_topologies,
     "fdskl-scaling": fdskl_scaling,
+    "fdskl-theorem": fdskl_theorem,
     "kernel_kmeans-recovery": recovery,
     "kernel_kmeans-floats": uploaded,
     "kernel_kmeans-nmi": nmi,
