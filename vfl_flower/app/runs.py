@@ -28,6 +28,7 @@ from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.app.units import clock, size
+from vfl_flower.protocol.errors import PartyFailed
 from vfl_flower.strategies import ALGORITHMS
 
 _FLOWERS = re.compile(
@@ -329,6 +330,8 @@ def fail(error: Exception) -> None:
     typer.Exit
         Always.
     """
-    reason = getattr(error, "reason", "")
+    # The reason of a PartyFailed does not name the party, the whole of it does.
+    named = isinstance(error, PartyFailed)
+    reason = str(error) if named else getattr(error, "reason", "")
     typer.echo(f"the run failed: {reason}" if reason else f"Error: {error}", err=True)
     raise typer.Exit(1) from None
