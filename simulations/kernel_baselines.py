@@ -32,6 +32,7 @@ columns and the weight of each row of the coreset, where [1] counts only the col
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -287,6 +288,7 @@ def communication_pca(
     embedding: int = 50,
     row_embedding: int = 250,
     n_points: int = 500,
+    raw_points: bool = False,
     gamma: float | None = None,
     budget: int = 1000,
 ) -> tuple[Array, int]:
@@ -299,7 +301,12 @@ def communication_pca(
     n_components : int
         s, the number of principal components.
     n_features : int
-        D, the number of random features A that stand for the kernel's feature space.
+        D, the number of random features A of a row.
+    raw_points : bool
+        True: as [6], where A only makes the embedding, and parties send the
+        representative points as rows, so that all can project phi(x) on their span by
+        the kernel. False: A also stands for phi, so that points are sent as their
+        features, since raw rows must not leave a party [1].
     embedding, row_embedding, n_points : int
         d_s, d_p and p of Appendix G of [1]: the numbers of columns to which A is
         reduced, of rows to which a party's part is, and of representative points.
@@ -309,20 +316,18 @@ def communication_pca(
     labels, floats
         Floats: those of `plain` with s columns, and those of [6], with n_m rows at
         party m, r_m = min(d_p, n_m), and q <= min(p', D) dimensions of the span of p'
-        distinct points:
+        distinct points (with `raw_points`: q <= p'):
 
         1. an embedding of each party's features, r_m x d_s;
         2. the sum of its leverage scores, and of its squared residuals;
-        3. the p' <= p representative points, D floats each;
+        3. the p' <= p representative points, D floats each (with `raw_points`: d);
         4. an embedding of its projections on their span, r_m x q.
 
     Notes
     -----
-    Simplified from [6]: 1. the feature space is that of the random features, whereas
-    [6] keeps phi and uses random features to embed it: points are sent as their
-    features, since raw rows must not leave a party [1]. 2. Half of the points are drawn
-    by leverage scores and half by residuals, all at once. 3. d_s and q are at most D.
-    Rows are embedded by a count sketch, columns by a Gaussian matrix.
+    [1] does not say how many points are drawn by leverage scores and how many by
+    residuals: here half of p each. Rows are embedded by a count sketch, columns by a
+    Gaussian matrix; d_s is at most D.
     """
     A = _fourier(X, n_features, gamma, rng)
     S = rng.standard_normal((n_features, min(embedding, n_features)))
@@ -333,17 +338,24 @@ def communication_pca(
     factor = leverage_factor(RowBlocks(np.concatenate(sketches)))
     scores = leverage_scores(RowBlocks(E), factor)
 
+    if raw_points:
+        project = partial(_kernel_projections, X, gamma or default_gamma(X))
+        squares, width = np.ones(len(X)), X.shape[1]
+    else:
+        project, squares, width = (
+            partial(_projections, A),
+            (A**2).sum(axis=1),
+            A.shape[1],
+        )
     points = np.unique(draw(scores, n_points // 2, rng))
-    Q = _basis(A[points])
-    squares = (A**2).sum(axis=1)
-    residuals = squares - ((A @ Q) ** 2).sum(axis=1)
+    projections = project(points)
+    residuals = squares - (projections**2).sum(axis=1)
     residuals[residuals < 1e-10 * squares] = 0
     if residuals.any():
         points = np.union1d(points, draw(residuals, n_points - n_points // 2, rng))
-        Q = _basis(A[points])
-    floats += 2 * len(parts) + len(points) * n_features
+        projections = project(points)
+    floats += 2 * len(parts) + len(points) * width
 
-    projections = A @ Q
     sketches = [_count_sketch(projections[rows], row_embedding, rng) for rows in parts]
     floats += sum(sketch.size for sketch in sketches)
     H = projections @ _top(np.concatenate(sketches), n_components)
@@ -379,10 +391,20 @@ def _top(F: Array, s: int) -> Array:
     return np.asarray(np.linalg.svd(F, full_matrices=False)[2][:s].T)
 
 
-def _basis(rows: Array) -> Array:
-    """Return an orthonormal basis of the span of the rows, (d, q)."""
-    _, scale, V = np.linalg.svd(rows, full_matrices=False)
-    return np.asarray(V[scale > 1e-10 * scale[0]].T)
+def _projections(A: Array, points: Array) -> Array:
+    """Return coordinates of all rows of A on the span of some of them, (n, q)."""
+    _, scale, V = np.linalg.svd(A[points], full_matrices=False)
+    return np.asarray(A @ V[scale > 1e-10 * scale[0]].T)
+
+
+def _kernel_projections(X: Array, gamma: float, points: Array) -> Array:
+    """Return coordinates of phi(x) on the span of those of some rows of X, (n, q)."""
+    from sklearn.metrics.pairwise import rbf_kernel
+
+    values, V = np.linalg.eigh(rbf_kernel(X[points], gamma=gamma))
+    kept = values > 1e-10 * values[-1]
+    products = rbf_kernel(X, X[points], gamma=gamma)
+    return np.asarray(products @ (V[:, kept] / np.sqrt(values[kept])))
 
 
 def _count_sketch(rows: Array, size: int, rng: np.random.Generator) -> Array:

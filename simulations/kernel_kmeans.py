@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -78,7 +78,7 @@ from vfl_flower.numerics.kmeans import (
     weighted_kmeans,
 )
 from vfl_flower.numerics.lanczos import lanczos
-from vfl_flower.simulation import InProcessGrid
+from vfl_flower.simulation import InProcessGrid, SimulatedResult
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
@@ -138,6 +138,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rings-2": {"k": 2, "s": 8, "gamma": 0.5},
 }
 """Data sets, and k, s, C of each; [1] prints s and D in a picture."""
+
+APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
+    "mushrooms": (200, (100, 300, 500, 700)),
+    "mnist-20k": (800, (100, 300, 500, 700, 900)),
+    "mnist": (800, (100, 300, 500, 700, 900)),
+    "covtype": (100, (1000, 2000, 3000, 4000, 5000)),
+}
+"""D and the list of C of RFK in Appendix G of [1]."""
 
 ONLY_HERE = ("covtype15k", "groups-5", "groups-8", "grid-9", "rings-2")
 """Data sets of the tables number and leaving alone, unless they are asked for."""
@@ -512,21 +520,30 @@ def floats_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 Method = Callable[[Rows, list[Array], int], dict[str, Any]]
 
 
-def federated(
+def federated_labels(
     data: Rows, parts: list[Array], seed: int, **arguments: Any
-) -> dict[str, Any]:
-    """Run FK k-means, and return how good its labels are and what they cost."""
+) -> tuple[Array, SimulatedResult]:
+    """Run FK k-means, and return the cluster of each row and the result."""
     coreset = {"clustering": "coreset", "coreset_size": data.coreset}
     if arguments.get("clustering") != "sums":
         arguments = coreset | arguments
     strategy = FKKMeans(data.k, data.s, **arguments)
-    begin = time.process_time()
     result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=seed)
-    seconds = time.process_time() - begin
     assert isinstance(result.model, KernelKMeansModel)
     labels = np.empty(len(data.X), dtype=np.int64)
     for rows, block in zip(parts, result.model.labels_, strict=True):
         labels[rows] = block
+    return labels, result
+
+
+def federated(
+    data: Rows, parts: list[Array], seed: int, **arguments: Any
+) -> dict[str, Any]:
+    """Run FK k-means, and return how good its labels are and what they cost."""
+    begin = time.process_time()
+    labels, result = federated_labels(data, parts, seed, **arguments)
+    seconds = time.process_time() - begin
+    assert isinstance(result.model, KernelKMeansModel)
     ledger = result.ledger
     return {
         "nmi": score(labels, data),
@@ -559,13 +576,19 @@ def score(labels: Array, data: Rows) -> float:
     return agreement(data.y, labels)
 
 
+def fk(D: int, T: int, **arguments: Any) -> tuple[str, Method]:
+    """Return FK k-means with D features and T iterations."""
+    return "FK", partial(federated, n_features=D, iterations=T, **arguments)
+
+
+def rival(family: str, method: Any, **arguments: Any) -> tuple[str, Method]:
+    """Return a method that FK k-means is compared with."""
+    return family, partial(baseline, method, **arguments)
+
+
 def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
     """Return the methods to run on a data set: family and function by name."""
-    C, s = data.coreset, data.s
-
-    def fk(D: int, T: int, **arguments: Any) -> tuple[str, Method]:
-        return "FK", partial(federated, n_features=D, iterations=T, **arguments)
-
+    C = data.coreset
     chosen = {
         "FK k-means, default: D = 50, T = 20": fk(50, 20),
         "FK k-means, D = 50, T = 5": fk(50, 5),
@@ -581,20 +604,86 @@ def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
             "FK k-means, D = 50, T = 10": fk(50, 10),
             "FK k-means, D = 50, T = 5, C = 300": fk(50, 5, coreset_size=300),
         }
+    rfk = product((50, 100, 200, 400, 800), (300, C))
+    return chosen | rivals(data, rfk, (100,) if quick else (20, 50, 100, 200))
 
-    def add(name: str, family: str, method: Any, **arguments: Any) -> None:
-        chosen[name] = family, partial(baseline, method, **arguments)
 
-    for D, size in product((50, 100, 200, 400, 800), (300, C)):
-        name = f"RFK, D = {D}, C = {size}"
-        add(name, "RFK", random_fourier, n_features=D, budget=size)
-    for D in (100,) if quick else (20, 50, 100, 200):
-        sizes = {"n_components": s, "n_features": D, "budget": C}
-        add(f"CE PCA, D = {D}, C = {C}", "CE PCA", communication_pca, **sizes)
-    add(f"k-means of the columns, C = {C}", "plain", plain, budget=C)
-    landmarks = 200 if len(data.X) > 30_000 else 500
-    add("SK", "central", scalable_kernel, n_components=s, n_landmarks=landmarks)
+def published(data: Rows) -> dict[str, tuple[str, Method]]:
+    """Return the methods with the settings of Appendix G of [1], and CE PCA as in [2].
+
+    D of FK k-means is in a picture that we do not have: the strategy's default.
+
+    Raises
+    ------
+    MissingData
+        The appendix does not have this data set.
+
+    References
+    ----------
+    [2] M.-F. Balcan, Y. Liang, L. Song, D. Woodruff, B. Xie, "Communication efficient
+    distributed kernel principal component analysis", KDD 2016.
+    """
+    if data.name not in APPENDIX:
+        raise MissingData(f"Appendix G of the paper has no settings for {data.name}")
+    D_rfk, sizes = APPENDIX[data.name]
+    C, s = data.coreset, data.s
+    chosen = {
+        f"FK k-means, D = 50, T = {T}": fk(50, T, subspace_tol=0.0)
+        for T in (10, 20, 30, 40, 50)
+    }
+    chosen |= rivals(data, product((D_rfk,), sizes), (20, 50, 100, 200))
+    chosen[f"CE PCA with raw points, D = 200, C = {C}"] = rival(
+        "CE PCA, raw points",
+        communication_pca,
+        n_components=s,
+        n_features=200,
+        raw_points=True,
+        budget=C,
+    )
     return chosen
+
+
+def rivals(
+    data: Rows, rfk: Iterable[tuple[int, int]], ce_pca: Sequence[int]
+) -> dict[str, tuple[str, Method]]:
+    """Return what FK k-means is compared with.
+
+    Parameters
+    ----------
+    data
+        All rows.
+    rfk
+        D and C of RFK.
+    ce_pca
+        D of CE PCA.
+    """
+    C, s = data.coreset, data.s
+    chosen = {
+        f"RFK, D = {D}, C = {size}": rival(
+            "RFK", random_fourier, n_features=D, budget=size
+        )
+        for D, size in rfk
+    }
+    for D in ce_pca:
+        chosen[f"CE PCA, D = {D}, C = {C}"] = rival(
+            "CE PCA", communication_pca, n_components=s, n_features=D, budget=C
+        )
+    chosen[f"k-means of the columns, C = {C}"] = rival("plain", plain, budget=C)
+    count = landmarks(len(data.X))
+    chosen["SK"] = rival("central", scalable_kernel, n_components=s, n_landmarks=count)
+    return chosen
+
+
+def landmarks(n: int) -> int:
+    """Return c, the number of rows from which SK makes the features of n rows."""
+    return 200 if n > 30_000 else 500
+
+
+def shown_name(name: str, n: int) -> str:
+    """Return the name of a method on n rows as tables have it."""
+    if name == "SK":
+        return f"SK, {landmarks(n)} landmarks"
+    return name.replace("CE PCA, ", "CE PCA, points as features, ")
 
 
 def nmi(
@@ -604,6 +693,7 @@ def nmi(
     parties: int = PARTIES,
     kind: Kind = "equal",
     quick: bool = False,
+    appendix: bool = False,
 ) -> dict[str, Any]:
     """Run all methods on a data set.
 
@@ -616,6 +706,8 @@ def nmi(
         Runs of each method, each with a split of its own.
     quick : bool
         Fewer settings of each method.
+    appendix : bool
+        The settings of Appendix G of [1] instead; see :func:`published`.
 
     Returns
     -------
@@ -623,7 +715,7 @@ def nmi(
         ``methods``, by name: ``family``, ``nmi`` of each seed, and means of ``floats``,
         ``bytes`` and ``seconds``.
     """
-    todo = methods(data, quick)
+    todo = published(data) if appendix else methods(data, quick)
     skipped = ""
     try:  # CK computes its eigenpairs once: its seeds matter to k-means alone
         pairs = kernel_eigenpairs(data.X, data.s)
@@ -679,13 +771,12 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, entry in entries.items():
         rows = []
         for method, figures in entry["methods"].items():
-            values, seeds = figures["nmi"], len(figures["nmi"])
-            error = np.std(values, ddof=1) / math.sqrt(seeds) if seeds > 1 else 0
+            seeds = len(figures["nmi"])
             trips = figures.get("round_trips")
             rows.append(
                 {
-                    "": method,
-                    "NMI (s.e.)": f"{np.mean(values):.3f} ({error:.3f})",
+                    "": shown_name(method, entry["n"]),
+                    "NMI (s.e.)": mean_and_error(figures["nmi"]),
                     "floats up": f"{figures['floats']:,.0f}",
                     "MB up": f"{figures.get('bytes', 8 * figures['floats']) / 1e6:.2f}",
                     "round trips": f"{trips:.0f}" if trips else "",
@@ -695,11 +786,19 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"### {name}"
         yield (
             f"{entry['n']:,} rows of {entry['d']} columns, k = {entry['k']}, s = "
-            f"{entry['s']}, {entry['parties']} parties, split {entry['kind']}, {seeds} "
-            f"seeds."
+            f"{entry['s']}, {entry['parties']} parties, split {entry['kind']}, "
+            f"{seeds} {'seeds' if seeds > 1 else 'seed'}."
         )
         yield table(rows)
         yield needed_table(entry)
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """Return the mean and, in brackets, its standard error; of one value itself."""
+    text = f"{np.mean(values):.3f}"
+    if len(values) == 1:
+        return text
+    return f"{text} ({np.std(values, ddof=1) / math.sqrt(len(values)):.3f})"
 
 
 def needed_table(entry: Mapping[str, Any]) -> str:
@@ -707,19 +806,47 @@ def needed_table(entry: Mapping[str, Any]) -> str:
     rivals = {
         "RFK": "RFK: floats for the same NMI (saved)",
         "CE PCA": "CE PCA: floats for the same NMI (saved)",
+        "CE PCA, raw points": "CE PCA, raw points",
         "plain": "k-means of the columns",
     }
+    families = {figures["family"] for figures in entry["methods"].values()}
     rows = []
     for name, figures in entry["methods"].items():
         if figures["family"] != "FK":
             continue
         rows.append({"": name, "floats up": f"{figures['floats']:,.0f}"})
         for family, title in rivals.items():
+            if family not in families:
+                continue
             best, count = needed(entry, name, family)
             saved = 100 * (1 - figures["floats"] / count)
+            best = shown_name(best, entry["n"])
             text = f"{count:,.0f} ({saved:.0f} %): {best}" if best else "not reached"
             rows[-1][title] = text
     return table(rows)
+
+
+COMPARED = (
+    "FK k-means, default: D = 50, T = 20",
+    "RFK, D = 800, C = 1000",
+    "CE PCA, D = 100, C = 1000",
+    "k-means of the columns, C = 1000",
+)
+"""Methods in the table of splits."""
+
+
+def splits_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of NMI for parties with other shares of the rows."""
+    yield "## Unequal and non-iid parties"
+    rows = []
+    for name, entry in entries.items():
+        row = {"": name, "split": entry["kind"]}
+        for method in COMPARED:
+            row[shown_name(method, entry["n"])] = mean_and_error(
+                entry["methods"][method]["nmi"]
+            )
+        rows.append(row)
+    yield table(rows)
 
 
 # --- k-means by sums ----------------------------------------------------------------
@@ -1087,6 +1214,10 @@ def main(
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer settings of nmi.")
     ] = False,
+    appendix: Annotated[
+        bool,
+        typer.Option("--appendix", help="The settings of Appendix G of [1] in nmi."),
+    ] = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
@@ -1122,7 +1253,14 @@ def main(
             return floats(
                 data, iterations=iterations or 20, parties=parties, ledger=ledger
             )
-        return nmi(data, seeds=seeds or 10, parties=parties, kind=split, quick=quick)
+        return nmi(
+            data,
+            seeds=seeds or 10,
+            parties=parties,
+            kind=split,
+            quick=quick,
+            appendix=appendix,
+        )
 
     pages = {
         "recovery": recovery_page,

@@ -68,7 +68,11 @@ class Iterate:
 
 
 def pooled_fkkm(
-    draw: Callable[[int], Array], T: int, s: int, threshold: float | None = None
+    draw: Callable[[int], Array],
+    T: int,
+    s: int,
+    threshold: float | None = None,
+    factor: float = 1.0,
 ) -> Iterator[Iterate]:
     """Yield the iterations t = 1 .. T of DSPGD.
 
@@ -81,6 +85,9 @@ def pooled_fkkm(
     threshold : float, optional
         lambda. Default: `default_threshold` of the first iteration, where only the s +
         1 largest eigenvalues are kept, so that Lanczos need not look for more.
+    factor : float
+        eta_t = min(1, factor / t), where all iterations have as many features: 1 is
+        Algorithm 1, and 2 is Theorem 1, where t = 1 counts no more from t = 2 on.
     """
     seen = 0
     for t in range(1, T + 1):
@@ -88,7 +95,7 @@ def pooled_fkkm(
         if t == 1:
             B = np.empty((len(A), 0))
         seen += A.shape[1]
-        eta = A.shape[1] / seen
+        eta = min(1.0, factor * A.shape[1] / seen)
         W = stack(A, B, eta)
         G = W.T @ W
         if threshold is None:

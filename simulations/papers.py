@@ -39,10 +39,14 @@ import typer
 from simulations import (
     coreset_months,
     coreset_published,
+    coreset_robust,
     coreset_scores,
     coreset_theorems,
     fdskl,
+    fdskl_stochastic,
+    fdskl_theorem,
     kernel_kmeans,
+    kernel_theorems,
     mufc,
     mufc_claims,
     mufc_privacy,
@@ -139,6 +143,16 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
+    "coresets-robust": Group(
+        coreset_robust.page,
+        {
+            "coresets-robust": Piece(
+                "coreset_robust",
+                ("kc_house",),
+                quick="coreset_robust --datasets made --quick",
+            )
+        },
+    ),
     "coresets-scores": Group(
         lambda results: coreset_scores.page(results, 20),
         {
@@ -161,6 +175,52 @@ GROUPS: dict[str, Group] = {
     "fdskl-errors": Group(
         lambda entries: fdskl.errors_page(entries, _budgets(entries)),
         {f"fdskl-errors-{name}": _fdskl_errors(name) for name in fdskl.DATASETS},
+    ),
+    "fdskl-splits": Group(
+        fdskl.splits_page,
+        {
+            f"fdskl-splits-{name}": Piece(
+                f"fdskl splits --datasets {name} --seeds 10 --budgets 16000000", (name,)
+            )
+            for name in fdskl.DATASETS
+        },
+    ),
+    "fdskl-forms": Group(
+        fdskl.forms_page,
+        {
+            "fdskl-forms": Piece(
+                "fdskl forms --datasets default_credit --datasets give_credit "
+                "--datasets a9a --datasets cod_rna --datasets pol",
+                ("default_credit", "give_credit", "a9a", "cod_rna", "pol"),
+            )
+        },
+    ),
+    **{
+        f"fdskl-{name}": Group(
+            page,
+            {
+                f"fdskl-{name}-{data}": Piece(
+                    f"fdskl_stochastic {name} --datasets {data}", (data,)
+                )
+                for data in of
+            },
+        )
+        for name, page, of in (
+            ("blocks", fdskl_stochastic.blocks_page, ("ijcnn1", "cod_rna")),
+            ("changes", fdskl_stochastic.changes_page, ("cod_rna", "covtype")),
+        )
+    },
+    "fdskl-theorem": Group(
+        fdskl_theorem.page,
+        {
+            "fdskl-theorem-bundled": Piece(
+                "fdskl_theorem --datasets breast_cancer",
+                quick="fdskl_theorem --datasets breast_cancer --eps 0.1",
+            ),
+            "fdskl-theorem-ijcnn1": Piece(
+                "fdskl_theorem --datasets ijcnn1", ("ijcnn1",)
+            ),
+        },
     ),
     "fdskl-regression": Group(
         fdskl.regression_page,
@@ -219,7 +279,7 @@ GROUPS: dict[str, Group] = {
                 "kernel_kmeans nmi --datasets mnist-20k --quick", ("mnist",)
             ),
             "kernel_kmeans-nmi-mnist": Piece(
-                "kernel_kmeans nmi --datasets mnist --quick --seeds 2", ("mnist",)
+                "kernel_kmeans nmi --datasets mnist --quick --seeds 5", ("mnist",)
             ),
             "kernel_kmeans-nmi-covtype": Piece(
                 "kernel_kmeans nmi --datasets covtype --quick --seeds 3", ("covtype",)
@@ -228,7 +288,7 @@ GROUPS: dict[str, Group] = {
     ),
     **{
         f"kernel_kmeans-{split}": Group(
-            kernel_kmeans.nmi_page,
+            kernel_kmeans.splits_page,
             {
                 f"kernel_kmeans-{split}": Piece(
                     "kernel_kmeans nmi --datasets digits --datasets mushrooms "
@@ -239,6 +299,40 @@ GROUPS: dict[str, Group] = {
         )
         for split in ("unequal", "labels")
     },
+    "kernel_kmeans-appendix": Group(
+        kernel_kmeans.nmi_page,
+        {
+            f"kernel_kmeans-appendix-{name}": Piece(
+                f"kernel_kmeans nmi --datasets {name} --appendix --seeds {seeds}",
+                (name.removesuffix("-20k"),),
+            )
+            for name, seeds in (
+                ("mushrooms", "10"),
+                ("mnist-20k", "5"),
+                ("covtype", "1 --rows 600000"),
+            )
+        },
+    ),
+    "kernel_kmeans-schedule": Group(
+        kernel_theorems.schedule_page,
+        {
+            "kernel_kmeans-schedule": Piece(
+                "kernel_theorems schedule",
+                ("mushrooms",),
+                quick="kernel_theorems schedule --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "kernel_kmeans-theorem3": Group(
+        kernel_theorems.loss_page,
+        {
+            "kernel_kmeans-theorem3": Piece(
+                "kernel_theorems loss",
+                ("mushrooms",),
+                quick="kernel_theorems loss --datasets digits --rows 300 --seeds 1",
+            )
+        },
+    ),
     "kernel_kmeans-clustering": Group(
         kernel_kmeans.clustering_page,
         {
@@ -273,6 +367,16 @@ GROUPS: dict[str, Group] = {
                 "--datasets digits --datasets mushrooms",
                 ("mushrooms",),
                 quick="kernel_kmeans leaving --datasets digits --seeds 1",
+            )
+        },
+    ),
+    "kernel_kmeans-leaving-labels": Group(
+        kernel_kmeans.leaving_page,
+        {
+            "kernel_kmeans-leaving-labels": Piece(
+                "kernel_kmeans leaving --datasets digits --datasets mushrooms "
+                "--split labels",
+                ("mushrooms",),
             )
         },
     ),

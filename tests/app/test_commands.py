@@ -382,6 +382,19 @@ def test_a_lost_superlink_is_a_sentence(monkeypatch):
     assert "-17" in caught.value.reason
 
 
+def test_a_simulated_run_that_fails_names_the_party(tmp_path):
+    """The third file has fewer than the 20 rows that a run with min-parties needs."""
+    for name, count in (("a", 40), ("b", 40), ("c", 10), ("d", 40)):
+        lines = [f"{name}{i},{i % 7},{i * i % 11}" for i in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,u,v", *lines]))
+    options = ["--data", tmp_path, "--id-column", "id", "--set", "min-parties=3"]
+    code, out = call("simulate", "fk-kmeans", *options, "--set", "n-clusters=2")
+    assert code == 1
+    last = out.splitlines()[-1]
+    assert last.startswith("the run failed: party 'c' failed in 'kernel_kmeans_begin'")
+    assert "at least 20 rows" in last
+
+
 @pytest.mark.parametrize("command", ["check", "init", "coordinator", "simulate"])
 def test_help_shows_brackets_as_they_are(command):
     """With rich, Typer writes a backslash before each, though it shows plain text."""

@@ -247,6 +247,15 @@ def test_new_rows_have_dates_and_classes_of_training(write):
     assert "column 't' of party 'm' must hold numbers" in text
 
 
+@pytest.mark.parametrize("labels", [("no", "yes"), ("0", "1"), ("1,5", "2,5")])
+def test_new_labels_must_be_texts_where_those_of_training_were(write, labels):
+    """Else 1 would stand for a class that nobody named: the second of training."""
+    trained = load(write("d;y\n1;stays\n2;leaves\n"), label_column="y")
+    new = write("d;y\n" + "".join(f"3;{label}\n" for label in labels), "n.csv")
+    text = refusal(new, trained.encoding, label_column="y")
+    assert "label-column 'y' of party 'n' must hold the texts of classes" in text
+
+
 def test_classes_with_gaps_might_be_numbered_otherwise_elsewhere(write):
     text = refusal(write("a,y\n1,secret-a\n2,secret-b\n3,\n"), label_column="y")
     assert "must hold numbers where labels are missing" in text

@@ -1,6 +1,7 @@
 """The methods that federated kernel k-means is compared with."""
 
 import doctest
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -59,6 +60,10 @@ METHODS = {
     "RFK": (random_fourier, {"n_features": 200, "budget": 60}),
     "CE PCA": (
         communication_pca,
+        {"n_components": 5, "n_features": 200, "n_points": 60, "budget": 60},
+    ),
+    "CE PCA, raw points": (
+        partial(communication_pca, raw_points=True),
         {"n_components": 5, "n_features": 200, "n_points": 60, "budget": 60},
     ),
 }
@@ -251,6 +256,27 @@ def test_communication_pca_with_all_rows_is_principal_components(
     U, scale, _ = np.linalg.svd(A, full_matrices=False)
     expected = (U[:, :4] * scale[:4] ** 2) @ U[:, :4].T
     np.testing.assert_allclose(seen["H"] @ seen["H"].T, expected, atol=1e-8)
+
+
+def test_raw_points_give_the_components_of_the_kernel_matrix(monkeypatch, blobs, parts):
+    """Where all rows are points and no sketch loses anything, H H^T is K_s."""
+    X, _ = blobs
+    seen = {}
+
+    def keep(H, parts, k, rng, budget):
+        seen["H"] = H
+        return np.zeros(len(H), dtype=np.int64), 0
+
+    monkeypatch.setattr(kernel_baselines, "plain", keep)
+    settings = {"n_components": 4, "n_features": 30, "n_points": 20_000, "gamma": 0.02}
+    _, floats = communication_pca(X, parts, K, seeded(), raw_points=True, **settings)
+    values, U = np.linalg.eigh(rbf_kernel(X, gamma=0.02))
+    expected = (U[:, -4:] * values[-4:]) @ U[:, -4:].T
+    np.testing.assert_allclose(seen["H"] @ seen["H"].T, expected, atol=1e-4)
+    # Embeddings, two sums a party, points of 6 columns, and q projections a row.
+    q, rest = divmod(floats - N * 30 - 2 * M - N * 6, N)
+    assert rest == 0
+    assert 100 < q <= N
 
 
 def test_points_are_drawn_by_leverage_scores(monkeypatch, blobs, parts):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -288,6 +289,39 @@ def test_page_says_what_is_saved(entry):
     ]
     assert len(rows) == 8  # four settings, in both tables
     assert "split labels" in page
+
+
+def test_the_appendix_has_the_papers_lists(data):
+    """Each T and each C of Appendix G of the paper is a row of the table."""
+    listed = kernel_kmeans.published(replace(data, name="mushrooms"))
+    of = {family: 0 for family, _ in listed.values()}
+    for family, _ in listed.values():
+        of[family] += 1
+    expected = {"FK": 5, "RFK": 4, "CE PCA": 4, "CE PCA, raw points": 1}
+    assert of == expected | {"plain": 1, "central": 1}
+    assert {"FK k-means, D = 50, T = 30", "RFK, D = 200, C = 700"} < set(listed)
+    with pytest.raises(MissingData, match="no settings for blobs"):
+        nmi(data, seeds=1, appendix=True)
+
+
+def test_tables_say_which_forms_of_the_rivals_they_have(entry):
+    page = "\n".join(nmi_page({"blobs": entry}))
+    assert " SK, 500 landmarks |" in page
+    assert " CE PCA, points as features, D = 100, C = 60 |" in page
+    page = "\n".join(nmi_page({"blobs": entry | {"n": 70_000}}))
+    assert " SK, 200 landmarks |" in page
+
+
+def test_the_table_of_splits_has_one_row_a_set(data):
+    methods = {name: {"nmi": [0.5, 0.7]} for name in kernel_kmeans.COMPARED}
+    entry = {"kind": "labels", "n": 100, "methods": methods}
+    heading, page = kernel_kmeans.splits_page({"digits": entry})
+    assert heading == "## Unequal and non-iid parties"
+    (row,) = page.splitlines()[2:]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells == ["digits", "labels", *["0.600 (0.100)"] * 4]
+    listed = kernel_kmeans.methods(replace(data, coreset=1000), quick=True)
+    assert set(kernel_kmeans.COMPARED) < set(listed)
 
 
 # --- k-means by sums ----------------------------------------------------------------

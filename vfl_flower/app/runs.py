@@ -331,7 +331,8 @@ def fail(error: Exception) -> None:
         Always.
     """
     # The reason of a PartyFailed does not name the party, the whole of it does.
-    named = isinstance(error, PartyFailed)
-    reason = str(error) if named else getattr(error, "reason", "")
+    reason = error.reason if isinstance(error, RunFailed) else ""
+    if isinstance(error, PartyFailed):
+        reason = str(error)
     typer.echo(f"the run failed: {reason}" if reason else f"Error: {error}", err=True)
     raise typer.Exit(1) from None
