@@ -59,7 +59,7 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/partial_products.py --repeats 3
 	$(PY) benchmarks/fdskl_memory.py --rows 20000
 	$(PY) benchmarks/kernel_kmeans.py --rows 10000 --repeats 3
-	$(PY) benchmarks/mufc.py --sizes 1000 10000
+	$(PY) -m simulations.mufc_claims sizes --quick
 	$(PY) benchmarks/sparse_sum.py
 	$(PY) benchmarks/round_trip.py --repeats 3
 

@@ -127,6 +127,7 @@ def central_dsg(
     step: float = 1.0,
     schedule: Schedule = "constant",
     regularization: float = 1e-6,
+    averaged: bool = False,
     seed: int = 0,
 ) -> Score:
     """Train by doubly stochastic gradients on pooled columns [2], Gaussian kernel.
@@ -145,6 +146,8 @@ def central_dsg(
         gamma, and how it changes: "constant" as in [1], or "diminishing".
     regularization : float
         lambda.
+    averaged : bool
+        Take the mean of f_t over the last half of the iterations.
     seed : int
         Seed of the rows and features.
 
@@ -174,7 +177,7 @@ def central_dsg(
             total += phi(rows, part) @ alpha[part]
         return total
 
-    alpha = np.zeros((0, 1))
+    alpha, total = np.zeros((0, 1)), np.zeros((iterations * block, 1))
     step_size = step_sizes(step, schedule)
     for t in range(iterations):
         i = rng.integers(len(rows), size=block)
@@ -188,6 +191,9 @@ def central_dsg(
             regularization,
         )
         alpha = np.concatenate([old, new])
+        if averaged and t >= iterations // 2:
+            total[: len(alpha)] += alpha / (iterations - iterations // 2)
+    alpha = total if averaged else alpha
     seconds = time.process_time() - start
     return Score(
         "DSG, pooled",

@@ -27,6 +27,7 @@ from simulations.experiments import (
     Columns,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     new_app,
     some_of,
@@ -254,14 +255,13 @@ def main(
         list[int], typer.Option(min=100, help="Sizes m of a level.")
     ] = SIZES,
     repeats: Annotated[int, typer.Option(min=1, help="Seeds, from 0.")] = 10,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
     """Add the rows of twelve months to coresets, and compare with all rows at once."""
-    results = Results(context, "coreset_months")
+    title = "Coresets of twelve months"
+    results = Results(context, "coreset_months", title=title, seeds="seeds from 0")
     measured: list[dict[str, Any]] = []
     for name in datasets:
         with results.skipping(name, datasets):
@@ -269,9 +269,7 @@ def main(
                 for size in sizes:
                     measured.append(measure(experiment, size, repeats))
                     tell(f"{experiment.name}, size {size}: done")
-    title = "# Coresets of twelve months"
-    header = f"`{results.command}`, seeds from 0; {results.versions}."
-    results.write(measured, [title, header, *page(measured)])
+    results.write(measured, page(measured))
     tell(f"results in {output_dir.absolute()}")
 
 

@@ -38,6 +38,7 @@ from simulations.experiments import (
     Columns,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     load_npz,
     new_app,
@@ -309,6 +310,7 @@ def in_short(results: Sequence[Mapping[str, Any]]) -> str:
 
 def page(results: Sequence[Mapping[str, Any]], repeats: int) -> Iterator[str]:
     """Yield how to read the tables, the comparison of all of them, and each."""
+    yield "### All of these tables in short"
     yield (
         f"Each cell is the mean of {repeats} repeats: by how many percent the "
         "objective (the mean loss on all rows and the penalty) of the model is above "
@@ -344,25 +346,24 @@ def main(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Of each cell.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the first repeat.")] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows, sizes and repeats: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
     """Measure how far models of coresets and of uniform samples are from the best."""
-    results = Results(context, "coreset_scores")
+    title = "Coresets by ridge scores, and for logistic regression"
+    results = Results(
+        context, "coreset_scores", title=title, seeds=f"seeds from {seed}"
+    )
     measured: list[dict[str, Any]] = []
     times = min(repeats, QUICK_REPEATS) if quick else repeats
     chosen = sizes or (QUICK_SIZES if quick else SIZES)
-    title = "# Coresets by ridge scores, and for logistic regression"
-    header = f"`{results.command}`, seeds from {seed}; {results.versions}."
     for name in datasets:
         with results.skipping(name, datasets):
             for problem in problems(name, data_dir, quick):
                 measured.append(measure(problem, chosen, times, seed))
-                results.write(measured, [title, header, *page(measured, times)])
-    results.write(measured, [title, header, *page(measured, times)])
+                results.write(measured, page(measured, times))
+    results.write(measured, page(measured, times))
     tell(f"results in {output_dir.absolute()}")
 
 

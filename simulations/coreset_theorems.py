@@ -28,6 +28,7 @@ from simulations.experiments import (
     Columns,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     new_app,
     some_of,
@@ -71,6 +72,28 @@ def basis_blocks(data: Columns) -> list[Array]:
     y = data.y
     blocks[data.holder] = np.column_stack([blocks[data.holder], np.ones(len(y)), y])
     return blocks
+
+
+def basis_and_scores(data: Columns) -> tuple[Array, Array]:
+    """Return an orthonormal basis of all columns, and the summed scores of the rows.
+
+    Returns
+    -------
+    U : Array, shape (n, r)
+        Of the columns of all parties, ones and labels; |u_i|^2 is the largest share
+        that row i has in the cost of any model without a penalty.
+    scores : Array, shape (n,)
+        sum_j g_i^(j) of Algorithm 2.
+    """
+    blocks = basis_blocks(data)
+    n = len(data.X)
+    scores = np.zeros(n)
+    for X in blocks:
+        one = RowBlocks(X)
+        scores += vrlr_sensitivities(leverage_scores(one, leverage_factor(one)), n)
+    every = RowBlocks(np.hstack(blocks))
+    factor = leverage_factor(every)
+    return np.vstack([X @ factor for X in every]), scores
 
 
 def measured_eps(U: Array, rows: Array, weights: Array) -> float:
@@ -138,15 +161,8 @@ def regression(experiment: Experiment, seed: int) -> dict[str, Any]:
     data = experiment.data
     n, T = data.X.shape[0], len(data.widths)
     d = data.X.shape[1] + 1  # with the intercept
-    blocks = basis_blocks(data)
-    scores = np.zeros(n)
-    for X in blocks:
-        one = RowBlocks(X)
-        scores += vrlr_sensitivities(leverage_scores(one, leverage_factor(one)), n)
-    every = RowBlocks(np.hstack(blocks))
-    U = np.vstack([X @ leverage_factor(every) for X in every])
-    gamma = sigma_min(blocks, np.ones(n))
-    # Without a penalty a row makes up at most its leverage score of any cost.
+    U, scores = basis_and_scores(data)
+    gamma = sigma_min(basis_blocks(data), np.ones(n))
     zeta = float(((U**2).sum(axis=1) / scores).max())
     rng = np.random.default_rng(seed)
     return {
@@ -288,14 +304,13 @@ def main(
     datasets: Annotated[list[str], some_of(DATASETS, "Data sets.")] = DATASETS,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of rows for tau.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
     """Compare the sizes of Theorems 3.1, 4.2 and 5.2 with what is enough."""
-    results = Results(context, "coreset_theorems")
+    title = "What the theorems on coresets ask for"
+    results = Results(context, "coreset_theorems", title=title, seeds=f"seed {seed}")
     best = paper_s_set()
     measured: dict[str, list[dict[str, Any]]] = {"regression": [], "k-means": []}
     for name in datasets:
@@ -311,9 +326,7 @@ def main(
                 measured[experiment.task].append(figures)
                 tell(f"{experiment.name}: {figures}")
     every = {task: [best[task], *some] for task, some in measured.items()}
-    title = "# What the theorems on coresets ask for"
-    header = f"`{results.command}`, seed {seed}; {results.versions}."
-    results.write(every, [title, header, *page(every)])
+    results.write(every, page(every))
     tell(f"results in {output_dir.absolute()}")
 
 

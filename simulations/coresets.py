@@ -39,6 +39,7 @@ from simulations.experiments import (
     DataDir,
     MissingData,
     OutputDir,
+    Quick,
     Results,
     load_npz,
     new_app,
@@ -317,9 +318,7 @@ def main(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Of each cell.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the first repeat.")] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows, sizes and repeats: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
@@ -327,14 +326,11 @@ def main(
 
     The page is written after each of them, whole or not at all.
     """
-    results = Results(context, "coresets")
-    measured: list[dict[str, Any]] = []
     times = min(repeats, QUICK_REPEATS) if quick else repeats
-    title = "# Coresets: figures of the experiments"
-    header = (
-        f"`{results.command}`, {times} repeats unless a table says fewer, seeds from "
-        f"{seed}; {results.versions}. How to read it: [coresets.md](coresets.md)."
-    )
+    seeds = f"{times} repeats unless a table says fewer, seeds from {seed}"
+    title = "Coresets: figures of the experiments"
+    results = Results(context, "coresets", title=title, seeds=seeds)
+    measured: list[dict[str, Any]] = []
     for name in datasets:
         with results.skipping(name, datasets):
             count = len(measured)
@@ -343,10 +339,10 @@ def main(
                     chosen = sizes or (QUICK_SIZES if quick else experiment.sizes)
                     experiment = replace(experiment, sizes=tuple(chosen))
                     measured.append(run_experiment(experiment, times, seed))
-                    results.write(measured, [title, header, *page(measured)])
+                    results.write(measured, page(measured))
             if len(measured) == count:
                 raise MissingData(f"it has no {' or '.join(tasks)} experiment")
-    results.write(measured, [title, header, *page(measured)])
+    results.write(measured, page(measured))
     tell(f"results in {output_dir.absolute()}")
 
 

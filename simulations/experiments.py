@@ -166,6 +166,8 @@ class Results:
         Name of the table, if the module has several.
     stem : str
         Name of the files, if it is another one.
+    title, seeds : str
+        Title of the page, if it has none itself, and the seeds, for its header.
 
     Attributes
     ----------
@@ -181,9 +183,15 @@ class Results:
     """
 
     def __init__(
-        self, context: typer.Context, module: str, name: str = "", stem: str = ""
+        self,
+        context: typer.Context,
+        module: str,
+        name: str = "",
+        stem: str = "",
+        title: str = "",
+        seeds: str = "",
     ) -> None:
-        self._name = name or "experiments"
+        self._name, self._title, self._seeds = name or "experiments", title, seeds
         stem = stem or (f"{module}-{name}" if name else module)
         self.stem = Path(context.params["output_dir"]) / stem
         self._options = dict(context.params)
@@ -237,7 +245,9 @@ class Results:
         notes = (f"**{k}** was skipped: {why}." for k, why in self.skipped.items())
         parts = [*page, *notes]
         if not parts[0].startswith("# "):
-            parts.insert(0, f"`{self.command}`; {self.versions}.")
+            made = ", ".join(filter(None, [f"`{self.command}`", self._seeds]))
+            title = [f"# {self._title}"] if self._title else []
+            parts = [*title, f"{made}; {self.versions}.", *parts]
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def write(self, figures: Any, page: Iterable[str]) -> str:
@@ -270,6 +280,9 @@ DataDir = Annotated[
 ]
 OutputDir = Annotated[
     Path, typer.Option(help="Folder of the results.", show_default=False)
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Few rows, sizes and repeats: does it work?")
 ]
 OUTPUT = user_data_path("vfl_flower") / "experiments"
 

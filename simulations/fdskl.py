@@ -3,12 +3,15 @@
 All tables take some hours, those of one data set a quarter of an hour::
 
     python -m simulations.fdskl errors --datasets ijcnn1 --datasets a9a
+    python -m simulations.fdskl splits --datasets cod_rna
     python -m simulations.fdskl topologies scaling
 
 ==========  ========================================================================
 errors      test error against bytes, round trips and seconds of all methods: Figures
             3 and 6 and Table 4 of [1], with bytes for minutes
+splits      test errors of the quicker methods over ten splits, as in [1]
 regression  mean squared error beside support vector regression and boosted trees
+forms       what angles of 8 bits and a tolerance save
 topologies  star, ring and tree against the number of parties: Figure 4
 scaling     training time against the number of rows: Figure 5
 ==========  ========================================================================
@@ -27,8 +30,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -61,6 +65,7 @@ from simulations.experiments import (
     tables_of,
     tell,
 )
+from simulations.moments_pooled import moments
 from vfl_flower import Party, simulate
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.strategies.angles import Topology
@@ -75,6 +80,13 @@ DATASETS = {
 
 NUMBERS = ("kc_house", "protein", "pol")
 """Data sets whose labels are numbers."""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "8 bits": {"bits": 8},
+    "tolerance 0.02": {"tolerance": 0.02},
+}
+"""Settings of the direct solver that save bytes."""
 
 PARTIES = 3
 BUDGETS = [1_000_000, 4_000_000, 16_000_000, 64_000_000]
@@ -333,10 +345,56 @@ def direct_wins(entry: Mapping[str, Any], budgets: Sequence[int]) -> str:
     )
 
 
+def beside_direct(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
+    """Return, as a list, on which data sets other methods have the lower mean error."""
+    largest = f"FDSKL direct, {budgets[-1] / 1e6:g} MB"
+    means = {name: mean_errors(entry) for name, entry in entries.items()}
+    lines = []
+    for method in (
+        "SVC, pooled",
+        "SVC, all rows, pooled",
+        "FD-SVRG",
+        "gradient boosting, pooled",
+    ):
+        ahead: dict[str, list[str]] = {"lower": [], "higher": [], "the same": []}
+        for name, errors in means.items():
+            if method in errors:
+                theirs, ours = round(errors[method], 2), round(errors[largest], 2)
+                which = "lower" if theirs < ours else "higher"
+                place = ahead["the same" if theirs == ours else which]
+                place.append(f"{name} ({theirs:.2f}, direct {ours:.2f})")
+        found = [f"{k} on {', '.join(sets)}" for k, sets in ahead.items() if sets]
+        if found:
+            lines.append(f"- {method}: error in % {'; '.join(found)}.")
+    return "\n".join(lines)
+
+
+def bits_matter(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
+    """Return, as a sentence, what 16 bits change beside float64."""
+    name = f"FDSKL direct, square loss, {budgets[-1] / 1e6:g} MB"
+    differ = []
+    for entry in entries.values():
+        of = {(run["name"], run["seed"]): run["error"] for run in entry["scores"]}
+        differ += [
+            round(
+                abs(error - of[f"{name} x 4 in float64", seed]) * entry["n_test"] / 100
+            )
+            for (method, seed), error in of.items()
+            if method == name
+        ]
+    return (
+        f"With 16 bits as many test rows are wrong as in float64 on {differ.count(0)} "
+        f"of the {len(differ)} splits; on the others at most {max(differ)} row more or "
+        "fewer."
+    )
+
+
 def errors_page(entries: Mapping[str, Any], budgets: Sequence[int]) -> Iterator[str]:
     """Yield the tables of test errors."""
     yield "## Test error against bytes, round trips and seconds"
     yield summary(entries, budgets)
+    yield beside_direct(entries, budgets)
+    yield bits_matter(entries, budgets)
     for name, entry in entries.items():
         yield f"### {name}"
         yield (
@@ -365,6 +423,125 @@ def errors_page(entries: Mapping[str, Any], budgets: Sequence[int]) -> Iterator[
                 }
             )
         yield table(rows)
+
+
+# --- Ten splits ---------------------------------------------------------------------
+
+
+def splits(
+    name: str, folder: Path | None, *, rows: int, seeds: int, budget: int
+) -> dict[str, Any]:
+    """Return the errors of the quicker methods on splits: as :func:`errors` has them.
+
+    The model of ``moments`` is made from pooled columns: it is that of a run, without
+    its shares. Block and step of the doubly stochastic solver are chosen as in
+    :func:`errors`.
+
+    Raises
+    ------
+    MissingData
+        The data set is not there.
+    """
+    size, measured = f"{budget / 1e6:g} MB", []
+    for seed in range(seeds):
+        data = load(name, folder, seed, rows * 3 // 4, rows // 4)
+        X, y, X_test, y_test = data.train_and_test()
+        if seed == 0:
+            best = tuned(data, budget, seed).settings
+            T = iterations(budget, best["block"])
+            chosen = {"block": best["block"], "step": best["step"], "iterations": T}
+        start = time.process_time()
+        f, _ = moments(X, y, PARTIES, seed)
+        error = test_error(f(X_test)[0], y_test)
+        for result in (
+            score(f"direct, {size}", data, seed, budget=budget),
+            Score("moments", error, time.process_time() - start),
+            score(
+                f"doubly stochastic, {size}",
+                *(data, seed),
+                solver="doubly-stochastic",
+                **chosen,
+            ),
+            fd_svrg(data, seed=seed),
+            replace(gradient_boosting(data, seed=seed), name="boosting"),
+        ):
+            measured.append(asdict(result) | {"seed": seed})
+            tell(f"{name} {seed}: {result.name}: {result.error:.2f} %")
+    return {"n": len(data.X), "n_test": len(y_test), "scores": measured}
+
+
+def splits_page(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of splits."""
+    yield "## Ten splits"
+    yield table(
+        {
+            "test error in %, mean (std)": name,
+            "rows, tests": f"{entry['n']:,}, {entry['n_test']:,}",
+            "splits": str(len({run["seed"] for run in entry["scores"]})),
+        }
+        | errors_of_methods(entry, 2)
+        for name, entry in entries.items()
+    )
+
+
+def errors_of_methods(entry: Mapping[str, Any], digits: int) -> dict[str, str]:
+    """Return mean and standard deviation over the splits for each method, as cells."""
+    frame = pd.DataFrame(entry["scores"]).groupby("name", sort=False)["error"]
+    return {
+        str(method): f"{errors.mean():.{digits}f}"
+        + (f" ({errors.std():.{digits}f})" if len(errors) > 1 else "")
+        for method, errors in frame
+    }
+
+
+# --- Fewer bytes --------------------------------------------------------------------
+
+
+def forms(name: str, folder: Path | None, *, rows: int) -> dict[str, Any]:
+    """Return the scores of each of `FORMS` on the first split.
+
+    Errors of numbers are shares of the variance, in percent.
+
+    Raises
+    ------
+    MissingData
+        The data set is not there.
+    """
+    data = load(name, folder, 0, rows * 3 // 4, rows // 4)
+    more = {"target": "continuous", "loss": "square"} if name in NUMBERS else {}
+    variance = float(data.train_and_test()[3].var())
+    measured = {}
+    for form, settings in FORMS.items():
+        result = score(form, data, 0, **more, **settings)
+        if name in NUMBERS:
+            result = replace(result, error=100 * result.error / variance)
+        measured[form] = asdict(result)
+        tell(f"{name}: {result}")
+    return measured
+
+
+def forms_page(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of forms; bytes of predictions are those of their angles."""
+    yield "## Fewer bytes"
+    rows = []
+    for name, measured in entries.items():
+        for form, run in measured.items():
+            M = run["settings"]["features"]
+            angle = FORMS[form].get("bits", 16) // 8
+            rows.append(
+                {
+                    "": name + " (numbers)" * (name in NUMBERS),
+                    "form": form,
+                    "rows": f"{run['settings']['rows']:,}",
+                    "features": f"{M:,}",
+                    "error in %": f"{run['error']:.2f}",
+                    "MB": f"{run['bytes'] / 1e6:.1f}",
+                    "round trips": str(run["round_trips"]),
+                    "seconds": f"{run['seconds']:.0f}",
+                    "predict 10,000 rows, MB": f"{(PARTIES + 1) * angle * M / 100:.0f}",
+                }
+            )
+    yield table(rows)
 
 
 # --- Regression ---------------------------------------------------------------------
@@ -403,18 +580,9 @@ def regression(
 def regression_page(entries: Mapping[str, Any]) -> Iterator[str]:
     """Yield the table of regression."""
     yield "## Regression"
-    rows = []
-    for name, entry in entries.items():
-        frame = pd.DataFrame(entry["scores"]).groupby("name", sort=False)["error"]
-        rows.append(
-            {"": name}
-            | {
-                str(method): f"{errors.mean():.3f}"
-                + (f" ({errors.std():.3f})" if len(errors) > 1 else "")
-                for method, errors in frame
-            }
-        )
-    yield table(rows)
+    yield table(
+        {"": name} | errors_of_methods(entry, 3) for name, entry in entries.items()
+    )
 
 
 # --- Topologies ---------------------------------------------------------------------
@@ -549,8 +717,9 @@ def scaling_page(name: str, measured: Iterable[Mapping[str, Any]]) -> Iterator[s
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
-TABLES = ("errors", "regression", "topologies", "scaling")
+TABLES = ("errors", "splits", "regression", "forms", "topologies", "scaling")
 NAMES = [*DATASETS, *NUMBERS]
+Page = Callable[[Mapping[str, Any]], Iterator[str]]
 
 
 @app.command()
@@ -574,6 +743,20 @@ def main(
     The page is written after each data set, whole or not at all.
     """
     budgets = sorted(budgets)
+    by_set: dict[str, tuple[Callable[..., Any], Page, Iterable[str]]] = {
+        "errors": (
+            partial(errors, seeds=seeds, budgets=budgets),
+            partial(errors_page, budgets=budgets),
+            DATASETS,
+        ),
+        "splits": (
+            partial(splits, seeds=seeds, budget=budgets[-1]),
+            splits_page,
+            DATASETS,
+        ),
+        "regression": (partial(regression, seeds=seeds), regression_page, NUMBERS),
+        "forms": (forms, forms_page, NAMES),
+    }
     for name in tables:
         results = Results(context, "fdskl", name)
         if name == "topologies":
@@ -584,25 +767,13 @@ def main(
             measured = scaling(last, data_dir, sizes=sizes)
             page = results.write(measured, scaling_page(last, measured))
         else:
-            known = DATASETS if name == "errors" else NUMBERS
+            measure, write, known = by_set[name]
             chosen = [dataset for dataset in datasets if dataset in known]
             entries: dict[str, Any] = {}
             for dataset in chosen:
                 with results.skipping(dataset, chosen):
-                    if name == "errors":
-                        entries[dataset] = errors(
-                            dataset, data_dir, rows=rows, seeds=seeds, budgets=budgets
-                        )
-                    else:
-                        entries[dataset] = regression(
-                            dataset, data_dir, rows=rows, seeds=seeds
-                        )
-                parts = (
-                    errors_page(entries, budgets)
-                    if name == "errors"
-                    else regression_page(entries)
-                )
-                page = results.write(entries, parts)
+                    entries[dataset] = measure(dataset, data_dir, rows=rows)
+                page = results.write(entries, write(entries))
         tell(page)
     tell(f"results in {output_dir.absolute()}")
 

@@ -66,6 +66,7 @@ from vfl_flower.app.flower_run import (
     start_supernodes,
     submit,
 )
+from vfl_flower.app.identity import line_for_peers
 from vfl_flower.clients.mufc_state import ServerPoints, Training
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.blocks import RowBlocks
@@ -979,6 +980,14 @@ def on_supernodes(
     with tempfile.TemporaryDirectory() as name, Processes() as processes:
         folder = Path(name)
         configs = []
+        consent = folder / "consent.toml"
+        consent.write_text(
+            "allow-seed = true\n[leaves]\ncentroids = true\nrows = true\n[peers]\n"
+            + "".join(
+                f"{line_for_peers(folder / f'state-{j}', f'node-{j}')}\n"
+                for j in range(nodes)
+            )
+        )
         for j in range(nodes):
             X = np.concatenate(data.rows[j::nodes])
             path = folder / f"node-{j}.csv"
@@ -988,6 +997,7 @@ def on_supernodes(
             np.savetxt(path, rows, formats, ",", header=header, comments="")
             config = {"partition-id": j, "data": str(path), "party-name": f"node-{j}"}
             config |= {"id-column": "id", "state-dir": str(folder / f"state-{j}")}
+            config |= {"consent": str(consent)}
             pairs = (f"{key}={json.dumps(value)}" for key, value in config.items())
             configs.append(" ".join(pairs))
         start_supernodes(processes, start_superlink(processes), configs)

@@ -330,6 +330,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def privacy_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a short table of the forms to choose from, and one for each data set."""
+    yield "## Membership"
     yield table(
         {
             "data": entry["name"],
@@ -348,7 +349,8 @@ def privacy_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     )
     for entry in measured:
         sizes = ", ".join(f"{key} = {value:,}" for key, value in entry["sizes"].items())
-        yield f"**{entry['name']}**: {sizes}."
+        yield f"### {entry['name']}"
+        yield f"{sizes}."
         yield table(
             {
                 "party": name,

@@ -39,12 +39,16 @@ import typer
 from simulations import (
     coreset_months,
     coreset_published,
+    coreset_robust,
     coreset_scores,
     coreset_theorems,
     fdskl,
+    fdskl_stochastic,
+    fdskl_theorem,
     kernel_kmeans,
     kernel_theorems,
     mufc,
+    mufc_claims,
     mufc_privacy,
     pictures,
     tables,
@@ -139,6 +143,16 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
+    "coresets-robust": Group(
+        coreset_robust.page,
+        {
+            "coresets-robust": Piece(
+                "coreset_robust",
+                ("kc_house",),
+                quick="coreset_robust --datasets made --quick",
+            )
+        },
+    ),
     "coresets-scores": Group(
         lambda results: coreset_scores.page(results, 20),
         {
@@ -161,6 +175,52 @@ GROUPS: dict[str, Group] = {
     "fdskl-errors": Group(
         lambda entries: fdskl.errors_page(entries, _budgets(entries)),
         {f"fdskl-errors-{name}": _fdskl_errors(name) for name in fdskl.DATASETS},
+    ),
+    "fdskl-splits": Group(
+        fdskl.splits_page,
+        {
+            f"fdskl-splits-{name}": Piece(
+                f"fdskl splits --datasets {name} --seeds 10 --budgets 16000000", (name,)
+            )
+            for name in fdskl.DATASETS
+        },
+    ),
+    "fdskl-forms": Group(
+        fdskl.forms_page,
+        {
+            "fdskl-forms": Piece(
+                "fdskl forms --datasets default_credit --datasets give_credit "
+                "--datasets a9a --datasets cod_rna --datasets pol",
+                ("default_credit", "give_credit", "a9a", "cod_rna", "pol"),
+            )
+        },
+    ),
+    **{
+        f"fdskl-{name}": Group(
+            page,
+            {
+                f"fdskl-{name}-{data}": Piece(
+                    f"fdskl_stochastic {name} --datasets {data}", (data,)
+                )
+                for data in of
+            },
+        )
+        for name, page, of in (
+            ("blocks", fdskl_stochastic.blocks_page, ("ijcnn1", "cod_rna")),
+            ("changes", fdskl_stochastic.changes_page, ("cod_rna", "covtype")),
+        )
+    },
+    "fdskl-theorem": Group(
+        fdskl_theorem.page,
+        {
+            "fdskl-theorem-bundled": Piece(
+                "fdskl_theorem --datasets breast_cancer",
+                quick="fdskl_theorem --datasets breast_cancer --eps 0.1",
+            ),
+            "fdskl-theorem-ijcnn1": Piece(
+                "fdskl_theorem --datasets ijcnn1", ("ijcnn1",)
+            ),
+        },
     ),
     "fdskl-regression": Group(
         fdskl.regression_page,
@@ -359,6 +419,47 @@ GROUPS: dict[str, Group] = {
     "mufc-runs": Group(
         mufc.runs_page, {"mufc-runs": Piece("mufc runs --project .", ("celltype",))}
     ),
+    **{
+        f"mufc_claims-{name}": Group(
+            mufc_claims.PAGES[name],
+            {
+                f"mufc_claims-{name}": Piece(
+                    f"mufc_claims {name} --seeds {seeds}",
+                    ("celltype", "covtype15k"),
+                    quick=f"mufc_claims {name} --datasets tcga --quick --seeds 2 "
+                    "--requests 10",
+                )
+            },
+        )
+        for name, seeds in (("bound", 10), ("shifts", 20))
+    },
+    "mufc_claims-speedup": Group(
+        mufc_claims.speedup_page,
+        {
+            "mufc_claims-speedup-own": Piece(
+                "mufc_claims speedup", ("celltype", "covtype15k")
+            ),
+            "mufc_claims-speedup-stand_ins": Piece(
+                "mufc_claims speedup --datasets tmi --datasets tcga "
+                "--datasets postures --datasets mnist --seeds 2 --requests 30",
+                ("mnist",),
+                quick="mufc_claims speedup --datasets tcga --quick --seeds 2 "
+                "--requests 10",
+            ),
+            "mufc_claims-speedup-mnist62": Piece(
+                "mufc_claims speedup --datasets mnist62 --seeds 1 --requests 20",
+                ("mnist",),
+            ),
+        },
+    ),
+    "mufc_claims-sizes": Group(
+        mufc_claims.sizes_page,
+        {
+            "mufc_claims-sizes": Piece(
+                "mufc_claims sizes", quick="mufc_claims sizes --quick"
+            )
+        },
+    ),
     "mufc_privacy": Group(
         mufc_privacy.privacy_page,
         {
@@ -533,7 +634,9 @@ def with_tables(text: str, found: Mapping[str, str]) -> str:
 TOLERANCE = 0.02
 """By how much of itself a figure may differ when it is measured again."""
 
-NOT_COMPARED = re.compile(r"seconds|_ms$|_us$|^party$|^server$|^stamp$")
+NOT_COMPARED = re.compile(
+    r"seconds|_ms$|_us$|^party|^server|^slowest$|^retraining$|^stamp$"
+)
 """Times, which depend on the machine."""
 
 

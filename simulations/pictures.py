@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simulations.coreset_robust import BETAS, kept_by_most
 from vfl_flower.app.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
 from vfl_flower.app.report import write_text
 
@@ -176,6 +177,23 @@ def coresets(experiments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, An
     yield from pictured.items()
 
 
+def coresets_robust(
+    results: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, Any]]:
+    """Yield epsilon against m, of coresets and samples, with and without outliers."""
+    panels = []
+    for one in results:
+        curves = []
+        for sampling, of_size in one["errors"].items():
+            x = [int(m) for m in of_size]
+            for i, beta in enumerate(BETAS):
+                if beta in (0.0, 0.01):
+                    y = [kept_by_most(errors)[i] for errors in of_size.values()]
+                    curves.append(Curve(f"{sampling}, beta = {beta:g}", x, y))
+        panels.append(Panel(one["name"], "m", "epsilon", curves, "xy"))
+    yield "coresets-robust", panels
+
+
 # --- The FDSKL paper ----------------------------------------------------------------
 
 
@@ -248,6 +266,24 @@ def fdskl_scaling(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
         curves.append(Curve(name, x, y))
     panel = Panel("covtype", "training rows", "seconds", curves, "xy")
     yield "fdskl-scaling", [panel]
+
+
+def fdskl_theorem(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield E|f_t - f_*|^2 against t beside equation 8, for the least epsilon."""
+    panels = []
+    for name, entry in entries.items():
+        cells = entry["cells"]
+        least = min(cell["eps"] for cell in cells)
+        curves = [
+            Curve(f"{cell['factor']:,} times the step", cell["t"], cell["mean"])
+            for cell in cells
+            if cell["eps"] == least
+        ]
+        asked = {c["t"][-1]: c["eps"] for c in cells if c["factor"] == 1}
+        bound = Curve("equation 8", list(asked), list(asked.values()), (), True)
+        y = "E|f(x) - f*(x)|², training rows"
+        panels.append(Panel(name, "t", y, [*curves, bound], "xy"))
+    yield "fdskl-theorem", panels
 
 
 # --- The paper on kernel k-means ----------------------------------------------------
@@ -367,9 +403,11 @@ def mufc_settings(measured: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 PICTURES: dict[str, Callable[[Any], Iterator[tuple[str, Sequence[Panel]]]]] = {
     "coresets": coresets,
+    "coresets-robust": coresets_robust,
     "fdskl-errors": fdskl_errors,
     "fdskl-topologies": fdskl_topologies,
     "fdskl-scaling": fdskl_scaling,
+    "fdskl-theorem": fdskl_theorem,
     "kernel_kmeans-recovery": recovery,
     "kernel_kmeans-floats": uploaded,
     "kernel_kmeans-nmi": nmi,

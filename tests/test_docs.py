@@ -9,7 +9,7 @@ import sys
 import textwrap
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
@@ -674,6 +674,65 @@ def test_commands_of_claims_exist():
     for command in every - {f"python -m pytest {node}" for node in nodes}:
         listed = f"\n    {command}\n", f"`{command}`"
         assert any(form in page for page in figures for form in listed), command
+
+
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)")
+
+
+def below(page: str, anchor: str) -> str:
+    """Return what stands below a heading, with the headings under it."""
+    level, found = 0, ""
+    for part in re.split(r"(?m)^(?=#+ )", PAGES[page]):
+        marks, _, heading = part.partition("\n")[0].partition(" ")
+        if slug(heading) == anchor:
+            level, found = len(marks), part
+        elif level and len(marks) <= level:
+            break
+        elif level:
+            found += part
+    return found
+
+
+def test_below_ends_where_the_next_heading_of_the_level_begins():
+    both = below("docs/papers/mufc-results.md", "settings")
+    assert both.startswith("## Settings")
+    assert "## Membership" not in both
+
+
+def among(figure: str, others: Iterable[str]) -> bool:
+    """Say whether a figure is one of others, rounded to its own digits."""
+    digits = figure.partition("e")[0].replace(",", "").replace(".", "").lstrip("0")
+    if "." not in figure:
+        digits = digits.rstrip("0")
+    wanted = float(figure.replace(",", ""))
+    values = (float(other.replace(",", "")) for other in others)
+    places = max(0, len(digits) - 1)
+    return any(float(f"{value:.{places}e}") == wanted for value in values)
+
+
+@pytest.mark.parametrize(
+    ("figure", "found"),
+    [("1.16", True), ("149,000", True), ("20", True), ("1.15", False), ("21", False)],
+)
+def test_among_rounds_to_the_digits_of_the_figure(figure, found):
+    assert among(figure, ["1.157", "1.49e+05", "19.6"]) == found
+
+
+def test_figures_of_claims_are_those_of_the_sections_that_they_name():
+    """Each number of the evidence, rounded to its digits, is in a section it links to.
+
+    Numbers that a section happens to have as well are not noticed.
+    """
+    compared = 0
+    for claim, (_, evidence, _) in claims().items():
+        links = re.findall(r"\]\(([\w-]+-results\.md)#([^)]+)\)", evidence)
+        sections = [below(f"docs/papers/{page}", anchor) for page, anchor in links]
+        there = [number for text in sections for number in NUMBER.findall(text)]
+        for figure in NUMBER.findall(re.sub(r"\]\([^)]*\)", "]", evidence)):
+            if links:
+                assert among(figure, there), f"{figure} of: {claim}"
+                compared += 1
+    assert compared > 50
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 
 import numpy as np
@@ -272,6 +273,36 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     assert code == 0, text
     assert "0 models" in call("models", "list", "--output-dir", out)[1]
     assert (run / "report.md").exists()
+
+
+def test_a_model_has_one_line_and_a_party_without_state_is_named(tmp_path):
+    """Of all its tasks: a training, a removal that fails, and one that does not."""
+    rng, out, keep = np.random.default_rng(0), tmp_path / "out", tmp_path / "kept"
+    given = ["--id-column", "id", "--set", f"output-dir={out}"]
+    given += ["--set", f"mufc.server-state={tmp_path / 'server'}"]
+    for name in "abc":
+        columns = {"id": np.arange(20), "u": rng.random(20) - 0.5}
+        pd.DataFrame(columns).to_csv(tmp_path / f"{name}.csv", index=False)
+        given += ["--party", tmp_path / f"{name}.csv"]
+    code, text = call("simulate", "mufc", *given, "--state-dir", keep)
+    assert code == 0, text
+    (number,) = (path.stem for path in (tmp_path / "server").glob("*.sqlite"))
+    given += ["--set", f"model={number}", "--task"]
+    for task, key in (
+        ("unlearn", "mufc.forget=b:3"),
+        ("forget-client", "mufc.clients=c"),
+    ):
+        code, text = call("simulate", "mufc", *given, task, "--set", key)
+        assert code == 1
+        assert re.search(r"run failed: party '[abc]' failed .* no state-dir", text)
+    forget = ["unlearn", "--set", "mufc.forget=b:3", "--state-dir", keep]
+    code, text = call("simulate", "mufc", *given, *forget)
+    assert code == 0, text
+    code, text = call("models", "list", "--output-dir", out)
+    assert "1 model in" in text
+    (line,) = (line for line in text.splitlines() if number in line)
+    assert "train, unlearn" in line
+    assert sorted(out.glob("*/model-*.npz"))[-1].parent.name in line
 
 
 # -- run -------------------------------------------------------------------------------

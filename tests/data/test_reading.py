@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,6 +83,24 @@ def test_compressed_text_is_read_as_far_as_its_size_allows(tmp_path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a\n" + b"1\n" * 2**26))
     assert "unpack to at most 100 times" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_pyarrow_gets_text_in_utf8_by_its_path(tmp_path, monkeypatch, name):
+    """With a Python file, one process in forty was aborted where it ended."""
+    sources, open_csv = [], pyarrow.csv.open_csv
+
+    def note(source: Any, *options: Any) -> Any:
+        sources.append(source)
+        return open_csv(source, *options)
+
+    monkeypatch.setattr(pyarrow.csv, "open_csv", note)
+    path = tmp_path / name
+    text = FRAME.to_csv(index=False).encode()
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    load(path, id_column="id", label_column="delay")
+    assert sources
+    assert set(sources) == {str(path)}
 
 
 def test_libsvm(write):
@@ -226,6 +245,15 @@ def test_new_rows_have_dates_and_classes_of_training(write):
     text = refusal(write("d,t\n5,x\n", "m.csv"), trained.encoding)
     assert "column 'd' of party 'm' must hold dates" in text
     assert "column 't' of party 'm' must hold numbers" in text
+
+
+@pytest.mark.parametrize("labels", [("no", "yes"), ("0", "1"), ("1,5", "2,5")])
+def test_new_labels_must_be_texts_where_those_of_training_were(write, labels):
+    """Else 1 would stand for a class that nobody named: the second of training."""
+    trained = load(write("d;y\n1;stays\n2;leaves\n"), label_column="y")
+    new = write("d;y\n" + "".join(f"3;{label}\n" for label in labels), "n.csv")
+    text = refusal(new, trained.encoding, label_column="y")
+    assert "label-column 'y' of party 'n' must hold the texts of classes" in text
 
 
 def test_classes_with_gaps_might_be_numbered_otherwise_elsewhere(write):

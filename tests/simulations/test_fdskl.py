@@ -13,14 +13,20 @@ from simulations.fdskl import (
     BLOCKS,
     STEPS,
     app,
+    beside_direct,
+    bits_matter,
     direct_wins,
     errors,
     errors_page,
+    forms,
+    forms_page,
     iterations,
     load,
     scaling,
     scaling_page,
     score,
+    splits,
+    splits_page,
     topologies,
     topologies_page,
     tuned,
@@ -195,7 +201,7 @@ def test_page_has_a_line_for_each_method(entries):
     for name in ("ijcnn1", "covtype"):
         assert f"### {name}" in lines
         assert sum(row[:1] == [name] for row in rows) == 1  # of the summary
-    for name, sent, splits in (
+    for name, sent, times in (
         ("FDSKL direct, 0.02 MB", True, "2"),
         ("PP-SVMV", True, "1"),
         ("SVC, pooled", False, "2"),
@@ -203,9 +209,9 @@ def test_page_has_a_line_for_each_method(entries):
         cells = [row for row in rows if row[:1] == [name]]
         assert len(cells) == 2  # one a data set
         for _, error, size, trips, _, count, _ in cells:
-            assert ("(" in error) == (splits == "2")
+            assert ("(" in error) == (times == "2")
             assert (size != "pooled") == bool(trips) == sent
-            assert count == splits
+            assert count == times
 
 
 def test_sentence_names_the_sizes_that_direct_loses():
@@ -228,6 +234,68 @@ def test_sentence_names_the_sizes_that_direct_loses():
     assert direct_wins(entry(5, 5, 3, 2), budgets).endswith(
         "at no size, not at 1 MB, 2 MB."
     )
+
+
+def test_sentences_say_who_is_ahead_and_what_bits_change():
+    """Two splits of 200 test rows: 1.0 % are two rows, 1.5 % three."""
+    names = {
+        "FDSKL direct, 2 MB": (1.0, 2.0),
+        "FDSKL direct, square loss, 2 MB": (1.0, 1.5),
+        "FDSKL direct, square loss, 2 MB x 4 in float64": (1.0, 1.0),
+        "SVC, pooled": (1.0, 1.0),
+        "FD-SVRG": (1.5, 1.5),
+        "gradient boosting, pooled": (2.0, 2.0),
+    }
+    scores = [
+        {"name": name, "seed": seed, "error": error}
+        for name, errors in names.items()
+        for seed, error in enumerate(errors)
+    ]
+    entries = {"one": {"n_test": 200, "scores": scores}}
+    assert beside_direct(entries, [2_000_000]).splitlines() == [
+        "- SVC, pooled: error in % lower on one (1.00, direct 1.50).",
+        "- FD-SVRG: error in % the same on one (1.50, direct 1.50).",
+        "- gradient boosting, pooled: error in % higher on one (2.00, direct 1.50).",
+    ]
+    sentence = bits_matter(entries, [2_000_000])
+    assert "on 1 of the 2 splits" in sentence
+    assert "at most 1 row" in sentence
+
+
+def test_splits_are_those_of_the_errors(folder, entries):
+    entry = splits("ijcnn1", folder, rows=N, seeds=2, budget=BUDGETS[1])
+    measured = {(run["name"], run["seed"]): run["error"] for run in entry["scores"]}
+    for name, of_errors in (
+        ("direct, 0.04 MB", "FDSKL direct, 0.04 MB"),
+        ("doubly stochastic, 0.04 MB", "FDSKL doubly stochastic, 0.04 MB"),
+        ("FD-SVRG", "FD-SVRG"),
+        ("boosting", "gradient boosting, pooled"),
+    ):
+        for run in entries["ijcnn1"]["scores"]:
+            if run["name"] == of_errors:
+                assert measured[name, run["seed"]] == run["error"]
+    data = load("ijcnn1", folder, 1, 180, 60)
+    run = score("moments", data, 1, solver="moments")
+    assert measured["moments", 1] == pytest.approx(run.error, abs=100 / 60)
+    _, table = splits_page({"ijcnn1": entry})
+    cells = [cell.strip() for cell in table.splitlines()[2].split("|")]
+    assert cells[1:4] == ["ijcnn1", "180, 60", "2"]
+    values = [measured["FD-SVRG", seed] for seed in range(2)]
+    assert f"{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})" in cells
+
+
+def test_forms_with_fewer_bytes(folder):
+    measured = forms("ijcnn1", folder, rows=N)
+    assert measured["8 bits"]["settings"] == measured["default"]["settings"]
+    assert measured["8 bits"]["bytes"] < 0.6 * measured["default"]["bytes"]
+    tolerant = measured["tolerance 0.02"]["settings"]
+    assert tolerant["features"] <= measured["default"]["settings"]["features"]
+    _, table = forms_page({"ijcnn1": measured})
+    header, _, *lines = table.splitlines()
+    assert header.split("|")[-2].strip() == "predict 10,000 rows, MB"
+    megabytes = [float(line.split("|")[-2]) for line in lines]
+    assert megabytes[0] == round(measured["default"]["settings"]["features"] * 0.08)
+    assert megabytes[1] == round(megabytes[0] / 2)
 
 
 def test_topologies_have_the_hops_of_their_shape():

@@ -70,9 +70,10 @@ def test_drawn_rows_are_found_and_means_are_not(candidates):
 
 def test_a_table_has_a_line_for_each_option(candidates):
     measured = privacy(candidates, 1, 2)
-    short, heading, lines = privacy_page([measured])
+    title, short, name, sizes, lines = privacy_page([measured])
+    assert (title, name) == ("## Membership", "### tiny")
     assert len(short.split("\n")) == 2 + 4
-    assert heading == "**tiny**: n = 450, d = 4, K = 3, parties = 2, others = 150."
+    assert sizes == "n = 450, d = 4, K = 3, parties = 2, others = 150."
     assert [line.split("|")[1].strip() for line in lines.split("\n")[2:]] == [*OPTIONS]
 
 

@@ -330,6 +330,7 @@ def fail(error: Exception) -> None:
     typer.Exit
         Always.
     """
+    # The reason of a PartyFailed does not name the party, the whole of it does.
     reason = error.reason if isinstance(error, RunFailed) else ""
     if isinstance(error, PartyFailed):
         reason = str(error)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.flower_run import RunFailed
-from vfl_flower.app.reports import OutputDir, find_models, stored_models
+from vfl_flower.app.reports import OutputDir, Stored, find_models, stored_models
 from vfl_flower.app.runs import Federation, fail, gather, start
 from vfl_flower.models import load_model
 from vfl_flower.strategies import ALGORITHMS
@@ -28,15 +28,18 @@ app = typer.Typer(
 
 @app.command("list")
 def list_models(output_dir_: OutputDir = "") -> None:
-    """List the models of finished runs, the oldest first."""
+    """List the models of finished runs, the oldest first, with all their tasks."""
     try:
         folder = output_dir({"output-dir": output_dir_})
     except ValueError as error:
         fail(error)
-    table = Table("model", "strategy", "task", "run", box=None, pad_edge=False)
-    models = list(stored_models(folder))
-    for model in models:
-        cells = (model.name, model.strategy, model.task, model.file.parent.name)
+    table = Table("model", "strategy", "tasks", "last run", box=None, pad_edge=False)
+    models: dict[str, list[Stored]] = {}
+    for stored in stored_models(folder):
+        models.setdefault(stored.name, []).append(stored)
+    for name, versions in models.items():
+        tasks = ", ".join(dict.fromkeys(version.task for version in versions))
+        cells = (name, versions[-1].strategy, tasks, versions[-1].file.parent.name)
         table.add_row(*map(escape, cells))
     if models:  # a name is copied whole, however narrow the terminal
         Console(highlight=False, width=1000).print(table)

@@ -675,7 +675,7 @@ def evaluate(
 def _state(party: Party, model: str, version: int, run: str) -> ClientState:
     """Return the party's state, brought to the server's version."""
     if party.state_dir is None:
-        raise PartyError("it has no state-dir, so it has nothing to forget from")
+        raise PartyError("it has no state-dir, so it keeps no state of a model")
     state = ClientState(party.state_dir, model)
     _check_name(party, state.facts)
     present = state.version

@@ -653,6 +653,8 @@ class Labels:
                 )
         elif column.kind not in ("number", "truth", "comma"):
             refuse("labels", "must hold numbers or classes")
+        elif known is not None:
+            refuse("labels", "must hold the texts of classes, as in training")
         elif numbers.infinite:
             refuse("labels", f"must have no infinite value, {numbers.infinite} found")
 

@@ -358,16 +358,20 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         nonlocal ragged
         ragged = 0
-        encoding = {"utf-8-sig": "utf8"}.get(layout.encoding, layout.encoding)
-        with _bytes(path) as file:
-            reader = pacsv.open_csv(
+        plain = layout.encoding == "utf-8-sig"
+        # pyarrow reads ahead on its own thread. A process that ends while that thread
+        # calls into Python aborts (apache/arrow#34314), so it gets a path if it can.
+        native = plain and path.suffix.lower() != ".zip"
+        with (
+            contextlib.nullcontext(str(path)) if native else _bytes(path) as file,
+            pacsv.open_csv(
                 file,
                 pacsv.ReadOptions(
                     use_threads=False,
                     block_size=CSV_BLOCK,
                     column_names=places,
                     skip_rows_after_names=layout.skip,
-                    encoding=encoding,
+                    encoding="utf8" if plain else layout.encoding,
                 ),
                 pacsv.ParseOptions(
                     delimiter=layout.delimiter,
@@ -382,7 +386,8 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                     strings_can_be_null=True,
                     null_values=sorted(markers_of(source)),
                 ),
-            )
+            ) as reader,
+        ):
             for batch in reader:
                 yield batch.rename_columns(list(wanted))
         table.faults[:] = [

@@ -116,27 +116,14 @@ class LogisticModel(LinearModel):
     def decision_function(self, blocks: Sequence[Array]) -> Array:
         """Return the log of the odds of the second class, shape (n,).
 
-        See :meth:`predict`.
+        See :meth:`LinearModel.predict`.
         """
         return super().predict(blocks)
 
     def predict(self, blocks: Sequence[Array]) -> Array:
-        """Return the labels of the more likely classes of new rows.
+        """Return the labels of the more likely classes of new rows, shape (n,).
 
-        Parameters
-        ----------
-        blocks : sequence of Array, shape (n, d_j)
-            One array a party, in party order.
-
-        Returns
-        -------
-        Array, shape (n,)
-            Labels of `classes_`; at even odds the first.
-
-        Raises
-        ------
-        ValueError
-            The blocks are not those of the training parties.
+        At even odds it is the first of `classes_`. See :meth:`LinearModel.predict`.
         """
         positive = self.decision_function(blocks) > 0
         return np.asarray(self.classes_[positive.astype(np.intp)])

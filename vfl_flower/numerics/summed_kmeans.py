@@ -302,7 +302,7 @@ def summed_kmeans(
     Returns
     -------
     Clustering
-        The centres and how they were result.
+        The centres, and how they were found.
     """
     passes = _passes(k, mean, covariance, rng, n_init, most_passes)
     request = next(passes)

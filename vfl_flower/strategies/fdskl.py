@@ -271,8 +271,7 @@ class FDSKL(ProtocolStrategy):
     to 2,048."""
     bits: CircleBits = 16
     """Bits of an angle on the circle. 8 take half of the bytes for the same rows and
-    features: for classes at the same test error, wherever we measured it; for numbers
-    with an error up to 3 % higher."""
+    features, at nearly the same test error wherever we measured it."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
