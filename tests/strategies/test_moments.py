@@ -612,7 +612,7 @@ def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monke
     guess, row, result = read_row(monkeypatch, 1)
     assert np.abs(guess - row).max() > 1
     assert result.metrics["left_out"] == 1
-    assert "1 columns were left out" in result.warnings[0]
+    assert "columns left out, at least of one loss: 1;" in result.warnings[0]
     assert result.model.coef_[0][0] == 0
 
 

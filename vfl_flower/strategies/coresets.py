@@ -257,8 +257,8 @@ class CoresetVRLR(CoresetStrategy):
         told = []
         if count := metrics.get("left_out"):
             told.append(
-                f"{count} columns were left out, at least of one loss: too few rows "
-                "differ from their most frequent value, or one row stands out"
+                f"columns left out, at least of one loss: {count}; too few rows differ "
+                "from their most frequent value, or one row stands out"
             )
         if metrics.get("standing_out"):
             told.append(
