@@ -11,7 +11,6 @@ in the order of the file, as if each were a month.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from simulations.experiments import (
     OutputDir,
     Quick,
     Results,
+    mean_and_error,
     new_app,
     some_of,
     table,
@@ -205,12 +205,6 @@ def measure(experiment: Experiment, size: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def mean_and_error(values: Sequence[float]) -> str:
-    """Return the mean of ratios, with its standard error in brackets."""
-    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return f"{np.mean(values):.4f} ({error:.4f})"
-
-
 def page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the parts of the page."""
     for one in measured:
@@ -223,7 +217,7 @@ def page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield table(
             {
                 "": way,
-                "loss / all rows (s.e.)": mean_and_error(values),
+                "loss / all rows (s.e.)": mean_and_error(values, 4),
                 "rows read": f"{one['cost'][way]['rows read']:,.0f}",
                 "kB": f"{one['cost'][way]['bytes'] / 1000:,.0f}",
                 "kB, last run": f"{one['cost'][way]['bytes of the last'] / 1000:,.0f}",
@@ -237,8 +231,8 @@ def page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             {
                 "months": t,
                 "levels": f"{int(t):b}",
-                "streamed": mean_and_error(values["streamed"]),
-                "at once": mean_and_error(values["at once"]),
+                "streamed": mean_and_error(values["streamed"], 4),
+                "at once": mean_and_error(values["at once"], 4),
             }
             for t, values in one["by month"].items()
         )

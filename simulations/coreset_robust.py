@@ -326,11 +326,12 @@ def measure(experiment: Experiment, sizes: Sequence[int], seed: int) -> dict[str
     rng = np.random.default_rng(seed)
     if regression:
         d += 1  # with the intercept
-        U, scores = basis_and_scores(data)
+        blocks = basis_blocks(data)
+        U, scores = basis_and_scores(blocks)
         shares = (U**2).sum(axis=1)
         every = of_every_linear_model(U)
         dimension = d**2
-        assumption = {"gamma": sigma_min(basis_blocks(data), np.ones(n))}
+        assumption = {"gamma": sigma_min(blocks, np.ones(n))}
     else:
         k = experiment.arguments["n_clusters"]
         parts = data.split(data.X)

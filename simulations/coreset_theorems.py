@@ -74,8 +74,13 @@ def basis_blocks(data: Columns) -> list[Array]:
     return blocks
 
 
-def basis_and_scores(data: Columns) -> tuple[Array, Array]:
+def basis_and_scores(blocks: Sequence[Array]) -> tuple[Array, Array]:
     """Return an orthonormal basis of all columns, and the summed scores of the rows.
+
+    Parameters
+    ----------
+    blocks : sequence of Array, shape (n, d_j)
+        As `basis_blocks` returns them.
 
     Returns
     -------
@@ -85,8 +90,7 @@ def basis_and_scores(data: Columns) -> tuple[Array, Array]:
     scores : Array, shape (n,)
         sum_j g_i^(j) of Algorithm 2.
     """
-    blocks = basis_blocks(data)
-    n = len(data.X)
+    n = len(blocks[0])
     scores = np.zeros(n)
     for X in blocks:
         one = RowBlocks(X)
@@ -161,8 +165,9 @@ def regression(experiment: Experiment, seed: int) -> dict[str, Any]:
     data = experiment.data
     n, T = data.X.shape[0], len(data.widths)
     d = data.X.shape[1] + 1  # with the intercept
-    U, scores = basis_and_scores(data)
-    gamma = sigma_min(basis_blocks(data), np.ones(n))
+    blocks = basis_blocks(data)
+    U, scores = basis_and_scores(blocks)
+    gamma = sigma_min(blocks, np.ones(n))
     zeta = float(((U**2).sum(axis=1) / scores).max())
     rng = np.random.default_rng(seed)
     return {

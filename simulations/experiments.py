@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -122,6 +123,21 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[row.get(name, "") for name in names] for row in rows]
     return markdown_table(names, cells) if rows else ""
+
+
+def mean_and_error(values: Sequence[float], digits: int) -> str:
+    """Return a mean and, in brackets, its standard error; one value has none.
+
+    Examples
+    --------
+    >>> mean_and_error([1.0, 3.0], 2), mean_and_error([1.0], 1)
+    ('2.00 (1.00)', '1.0')
+    """
+    text = f"{np.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return text
+    error = np.std(values, ddof=1) / math.sqrt(len(values))
+    return f"{text} ({error:.{digits}f})"
 
 
 ROOT = Path(__file__).parents[1]

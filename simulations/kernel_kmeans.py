@@ -46,6 +46,7 @@ from simulations.experiments import (
     OutputDir,
     Results,
     load_npz,
+    mean_and_error,
     new_app,
     some_of,
     table,
@@ -776,7 +777,7 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             rows.append(
                 {
                     "": shown_name(method, entry["n"]),
-                    "NMI (s.e.)": mean_and_error(figures["nmi"]),
+                    "NMI (s.e.)": mean_and_error(figures["nmi"], 3),
                     "floats up": f"{figures['floats']:,.0f}",
                     "MB up": f"{figures.get('bytes', 8 * figures['floats']) / 1e6:.2f}",
                     "round trips": f"{trips:.0f}" if trips else "",
@@ -791,14 +792,6 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         )
         yield table(rows)
         yield needed_table(entry)
-
-
-def mean_and_error(values: Sequence[float]) -> str:
-    """Return the mean and, in brackets, its standard error; of one value itself."""
-    text = f"{np.mean(values):.3f}"
-    if len(values) == 1:
-        return text
-    return f"{text} ({np.std(values, ddof=1) / math.sqrt(len(values)):.3f})"
 
 
 def needed_table(entry: Mapping[str, Any]) -> str:
@@ -843,7 +836,7 @@ def splits_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         row = {"": name, "split": entry["kind"]}
         for method in COMPARED:
             row[shown_name(method, entry["n"])] = mean_and_error(
-                entry["methods"][method]["nmi"]
+                entry["methods"][method]["nmi"], 3
             )
         rows.append(row)
     yield table(rows)

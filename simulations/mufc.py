@@ -45,6 +45,7 @@ from simulations.experiments import (
     OUTPUT,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     new_app,
     some_of,
@@ -1151,9 +1152,7 @@ def main(
     requests: Annotated[
         int, typer.Option(min=1, help="Of each seed of removal; a tenth of adding.")
     ] = 100,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows: does it work?")
-    ] = False,
+    quick: Quick = False,
     project: Annotated[
         Path | None,
         typer.Option(help="Folder of pyproject.toml: runs also starts SuperNodes."),

@@ -34,6 +34,7 @@ from simulations.experiments import (
     OUTPUT,
     DataDir,
     OutputDir,
+    Quick,
     Results,
     new_app,
     some_of,
@@ -587,9 +588,7 @@ def main(
         int,
         typer.Option(min=1, help="Of each seed of bound; a tenth redraw in speedup."),
     ] = 100,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few rows: does it work?")
-    ] = False,
+    quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:

@@ -17,7 +17,7 @@ from simulations.coreset_robust import (
     page,
     shared_columns,
 )
-from simulations.coreset_theorems import basis_and_scores, measured_eps
+from simulations.coreset_theorems import basis_and_scores, basis_blocks, measured_eps
 from simulations.tables import Experiment
 
 
@@ -65,7 +65,7 @@ def test_epsilon_of_centers_by_hand():
 
 @pytest.fixture(scope="module")
 def linear():
-    return basis_and_scores(shared_columns(2000, seed=1))
+    return basis_and_scores(basis_blocks(shared_columns(2000, seed=1)))
 
 
 def test_beta_0_is_the_epsilon_of_a_coreset(linear):
