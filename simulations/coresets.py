@@ -162,7 +162,6 @@ def _flights(folder: Path | None, quick: bool) -> Iterator[Experiment]:
         data=Columns(standardise(X.copy()), widths),
         arguments={"n_clusters": 10},
         solvers=CLUSTERING,
-        slow_repeats=5,
     )
 
 
@@ -276,7 +275,6 @@ def _generated(folder: Path | None, quick: bool) -> Iterator[Experiment]:
                 solvers=solvers,
             )
         for k in (10, 5, 15) if T == 3 else (10,):
-            main = (T, k) == (3, 10)
             yield Experiment(
                 name=f"generated, T = {T}, k-means, k = {k}",
                 note=f"{made}, standardised; cost: squared distance a row, these rows",
@@ -285,7 +283,6 @@ def _generated(folder: Path | None, quick: bool) -> Iterator[Experiment]:
                 arguments={"n_clusters": k},
                 solvers=CLUSTERING,
                 sizes=(1000, 3000, 6000),
-                slow_repeats=20 if main else 3,
                 full_starts=2,
             )
 

@@ -279,7 +279,7 @@ GROUPS: dict[str, Group] = {
                 "kernel_kmeans nmi --datasets mnist-20k --quick", ("mnist",)
             ),
             "kernel_kmeans-nmi-mnist": Piece(
-                "kernel_kmeans nmi --datasets mnist --quick --seeds 5", ("mnist",)
+                "kernel_kmeans nmi --datasets mnist --quick", ("mnist",)
             ),
             "kernel_kmeans-nmi-covtype": Piece(
                 "kernel_kmeans nmi --datasets covtype --quick --seeds 3", ("covtype",)
@@ -308,7 +308,7 @@ GROUPS: dict[str, Group] = {
             )
             for name, seeds in (
                 ("mushrooms", "10"),
-                ("mnist-20k", "5"),
+                ("mnist-20k", "10"),
                 ("covtype", "1 --rows 600000"),
             )
         },

@@ -70,8 +70,6 @@ class Experiment:
         Solvers by their names in the table.
     sizes : tuple of int
         m.
-    slow_repeats : int
-        Largest number of repeats of a k-means run in which parties cluster all rows.
     full_starts : int
         Starts of k-means on all rows at the server.
     published : mapping
@@ -87,7 +85,6 @@ class Experiment:
     arguments: dict[str, Any]
     solvers: Mapping[str, Solver]
     sizes: tuple[int, ...] = SIZES
-    slow_repeats: int = 1000
     full_starts: int = 10
     published: Published = field(default_factory=dict)
     origin: str = "printed"
@@ -107,10 +104,7 @@ class Experiment:
     def most_repeats(self, solver: str, sampling: str) -> int:
         """Return how often a cell may be repeated; a fit on all rows draws nothing."""
         if sampling == "full":
-            return 1 if self.task == "regression" else min(3, self.slow_repeats // 2)
-        slow = self.task == "k-means" and sampling == "coreset"
-        if slow and "local_clustering" not in self.solvers[solver].arguments:
-            return min(self.solvers[solver].repeats, self.slow_repeats)
+            return 1 if self.task == "regression" else 3
         return self.solvers[solver].repeats
 
     def cost(self, model: Model) -> float:
