@@ -43,6 +43,7 @@ from simulations.experiments import (
     load_npz,
     new_app,
     some_of,
+    standard_error,
     standardise,
     table,
     tell,
@@ -230,9 +231,8 @@ def measure(
                 - full
                 for r in range(repeats)
             ]
-            error = float(np.std(excess, ddof=1) / repeats**0.5) if repeats > 1 else 0.0
             cell = {"method": method, "size": m, "excess": float(np.mean(excess))}
-            cells.append(cell | {"error": error, "excesses": excess})
+            cells.append(cell | {"error": standard_error(excess), "excesses": excess})
         tell(
             f"{problem.name}, alpha {problem.alpha:g}, {method}: "
             + ", ".join(f"{c['excess']:.4g}" for c in cells[-len(sizes) :])

@@ -125,6 +125,13 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
     return markdown_table(names, cells) if rows else ""
 
 
+def standard_error(values: Sequence[float] | Array) -> float:
+    """Return the standard error of the mean; one value shows none, so that it is 0."""
+    if len(values) == 1:
+        return 0.0
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
 def mean_and_error(values: Sequence[float], digits: int) -> str:
     """Return a mean and, in brackets, its standard error; one value has none.
 
@@ -136,8 +143,7 @@ def mean_and_error(values: Sequence[float], digits: int) -> str:
     text = f"{np.mean(values):.{digits}f}"
     if len(values) == 1:
         return text
-    error = np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{text} ({error:.{digits}f})"
+    return f"{text} ({standard_error(values):.{digits}f})"
 
 
 ROOT = Path(__file__).parents[1]

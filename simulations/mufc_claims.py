@@ -38,6 +38,7 @@ from simulations.experiments import (
     Results,
     new_app,
     some_of,
+    standard_error,
     table,
     tables_of,
     tell,
@@ -332,7 +333,7 @@ def shifts_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = []
     for entry in measured:
         change = np.subtract(entry["shifted"], entry["plain"])
-        error = np.std(change, ddof=1) / math.sqrt(len(change))
+        error = standard_error(change)
         rows.append(
             {
                 "data": entry["data"],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulations.coreset_robust import BETAS, kept_by_most
+from simulations.experiments import standard_error
 from vfl_flower.app.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
 from vfl_flower.app.report import write_text
 
@@ -73,7 +74,7 @@ class Panel:
 
 def picture(name: str, panels: Sequence[Panel]) -> bytes:
     """Return panels as an SVG, at most three beside one another."""
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     across = 2 if len(panels) == 4 or len(panels) > 9 else min(3, len(panels))
     down = -(-len(panels) // across)
@@ -111,7 +112,10 @@ def picture(name: str, panels: Sequence[Panel]) -> bytes:
             for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
                 if letter in panel.log:
                     axes.set(**{f"{letter}scale": "log"})
-                    axis.set_major_formatter(lambda value, _: f"{value:g}")
+                    low, high = axis.get_view_interval()
+                    marked = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+                    axis.set_major_locator(LogLocator(subs=marked))
+                    axis.set_major_formatter(lambda value, _: _short(value))
                     axis.set_minor_formatter(NullFormatter())
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
@@ -138,6 +142,13 @@ def picture(name: str, panels: Sequence[Panel]) -> bytes:
     height = 2.8 * down + 0.26 * -(-len(labels) // ncols) + 0.2
     width = max(5.5, 3.3 * across + 0.3)
     return make_figure(name, "", "", alt, {}, draw, width=width, height=height).svg
+
+
+def _short(value: float) -> str:
+    """Return 200k for 200,000 and 3M for three million, as a label of an axis."""
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1e3:g}k" if value >= 1e4 else f"{value:g}"
 
 
 def _in_words(curve: Curve) -> str:
@@ -324,26 +335,26 @@ def uploaded(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def nmi(
     entries: Mapping[str, Any], name: str = "kernel_kmeans-nmi"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield NMI against floats uploaded, as Figure 3."""
+    """Yield NMI against floats uploaded with its standard error, as Figure 3."""
     names = {
         "FK": "FK k-means",
         "RFK": "RFK",
         "CE PCA": "CE PCA",
-        "CE PCA, raw points": "CE PCA, raw points",
         "plain": "k-means of the columns",
+        "CE PCA, raw points": "CE PCA, raw points",
     }
     panels = []
     for data, entry in entries.items():
         curves = []
         for family, title in names.items():
             of = [
-                (one["floats"], float(np.mean(one["nmi"])))
+                (one["floats"], np.mean(one["nmi"]), standard_error(one["nmi"]))
                 for one in entry["methods"].values()
                 if one["family"] == family
             ]
             if of:
-                x, y = zip(*sorted(of), strict=True)
-                curves.append(Curve(title, x, y))
+                x, y, error = zip(*sorted(of), strict=True)
+                curves.append(Curve(title, x, y, error))
         if central := entry["methods"].get("CK"):
             y = (float(np.mean(central["nmi"])),)
             curves.append(Curve("kernel k-means, pooled", (), y))
