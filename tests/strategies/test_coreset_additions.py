@@ -541,6 +541,8 @@ def test_settings_that_do_not_fit(tmp_path):
         CoresetVRLR(sampling="uniform", keep_coreset=True)
     with pytest.raises(ValueError, match="model must be the number"):
         CoresetVRLRAdd(model="")
+    with pytest.raises(ValueError, match=r"model must be 8 to 32 .* got 'xyz'"):
+        CoresetVRLRAdd(model="xyz")
     for name in ("sampling", "evaluate", "check_size", "keep_coreset"):
         with pytest.raises(TypeError, match=f"takes no argument '{name}'"):
             CoresetVRLRAdd(model="0" * 16, **{name: "full"})

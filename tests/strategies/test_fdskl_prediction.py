@@ -520,9 +520,13 @@ def test_a_block_without_room_for_a_row(trained):
 
 @pytest.mark.parametrize("model", ["../../etc/passwd", "no-number", "ABCDEF0123456789"])
 def test_a_model_number_that_is_none(trained, model):
-    _, _, parties, _ = trained
-    message = "the id of a model must be 8 to 32 lower-case hexadecimal digits"
-    assert_refused(parties, predicting(model), message, "party 0")
+    _, strategy, parties, _ = trained
+    rule = "must be 8 to 32 lower-case hexadecimal digits"
+    with pytest.raises(ValueError, match=f"^model {rule}, as its training printed"):
+        predicting(model)
+    vars(strategy)["model"] = model
+    strategy.replace = lambda: strategy  # a server that deviates checks nothing
+    assert_refused(parties, strategy, f"the id of a model {rule}", "party 0")
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,17 @@ def is_model_id(model: object) -> bool:
     return isinstance(model, str) and bool(re.fullmatch("[0-9a-f]{8,32}", model))
 
 
+def check_model(model: str) -> None:
+    """Raise ``ValueError`` where a strategy's `model` is not the id of a model."""
+    if not model:
+        raise ValueError("model must be the number of a trained model, got none")
+    if not is_model_id(model):
+        raise ValueError(
+            "model must be 8 to 32 lower-case hexadecimal digits, as its training "
+            f"printed them (result.model.model), got {model[:40]!r}"
+        )
+
+
 def _path(folder: Path, model: str) -> Path:
     # The id comes from the server: it must not lead out of the folder.
     if not is_model_id(model):
@@ -350,6 +361,7 @@ def _checksum(content: bytes) -> bytes:
 
 __all__ = [
     "ModelPart",
+    "check_model",
     "in_csv",
     "is_model_id",
     "list_parts",

@@ -17,6 +17,7 @@ import numpy as np
 from vfl_flower.clients import coreset_additions as party
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy
@@ -46,8 +47,7 @@ class Addition(CoresetStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not self.model:
-            raise ValueError("model must be the number of a trained model, got none")
+        check_model(self.model)
 
     @property
     def works_with(self) -> str:

@@ -17,6 +17,7 @@ from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
@@ -157,8 +158,7 @@ class CoresetPrediction(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not self.model:
-            raise ValueError("model must be the number of a trained model, got none")
+        check_model(self.model)
         check_unused(self, ["seed"], "predictions, which draw nothing")
 
     @property

@@ -12,6 +12,7 @@ from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
@@ -58,8 +59,7 @@ class FKKMeansPrediction(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not self.model:
-            raise ValueError("model must be the number of a trained model, got none")
+        check_model(self.model)
         check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
 
     @property

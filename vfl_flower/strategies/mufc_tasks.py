@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,6 +23,7 @@ from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps, each
@@ -65,13 +65,7 @@ class LaterTask(MUFCTask):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not self.model:
-            raise ValueError("model must be the number of a trained model, got none")
-        if not re.fullmatch("[0-9a-f]{8,32}", self.model):
-            raise ValueError(
-                "model must be 8 to 32 lower-case hexadecimal digits, as its training "
-                f"printed them (result.model.model), got {self.model!r}"
-            )
+        check_model(self.model)
         if not self.server_state:
             raise ValueError(
                 "server_state must be the folder in which training kept the server's "

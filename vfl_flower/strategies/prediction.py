@@ -19,6 +19,7 @@ from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
@@ -104,8 +105,7 @@ class FDSKLPrediction(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not self.model:
-            raise ValueError("model must be the number of a trained model, got none")
+        check_model(self.model)
         check_topology(self.topology, self.masking)
         check_unused(self, ["seed"], "predictions, which draw nothing")
         if self.masking != "circle":

@@ -15,6 +15,7 @@ from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.models.no_model import RemovedModel
 from vfl_flower.protocol.metrics import Metric
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
@@ -66,8 +67,7 @@ class Removal(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not self.model:
-            raise ValueError("model must be the number of a trained model, got none")
+        check_model(self.model)
         check_unused(self, ["seed"], "task 'remove', which draws nothing")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
