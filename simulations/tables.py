@@ -376,8 +376,8 @@ def communication_table(experiment: Mapping[str, Any]) -> str:
             "kB up": f"{cell['bytes_up'] / 1000:,.0f}",
             "kB down": f"{cell['bytes_down'] / 1000:,.0f}",
             "round trips": f"{cell['round_trips']:.4g}",
-            "seconds": f"{cell['seconds']:.3g}",
-            "seconds of parties": f"{cell['seconds_parties']:.3g}",
+            "CPU seconds": f"{cell['seconds']:.3g}",
+            "parties, elapsed": f"{cell['seconds_parties']:.3g}",
         }
         for cell in experiment["cells"]
     )
@@ -402,8 +402,8 @@ def seeding_table(experiments: Sequence[Mapping[str, Any]]) -> str:
                     "m": str(size),
                     "lloyd: C / full (s.e.)": ratio(lloyd),
                     "seeding: C / full (s.e.)": ratio(seeding),
-                    "lloyd: s at parties": f"{seconds[0]:.3g}",
-                    "seeding: s at parties": f"{seconds[1]:.3g}",
+                    "lloyd: seconds": f"{seconds[0]:.3g}",
+                    "seeding: seconds": f"{seconds[1]:.3g}",
                     "times faster": f"{seconds[0] / seconds[1]:.1f}",
                 }
             )
@@ -420,8 +420,9 @@ def page(experiments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "the repeats, s.e.: standard error of the mean. `full` is the first solver "
         "on all rows. Units are scalars counted from the messages, beside the formula "
         "of the published code, which leaves out the labels of pooled rows; bytes are "
-        "those that Flower serialises, masks included. Seconds are those of a whole "
-        "run in one process, parties one after another."
+        "those that Flower serialises, masks included. CPU seconds are those of a "
+        "whole run in one process, parties one after another; beside them is the time "
+        "that passed while the parties computed."
     )
     for experiment in experiments:
         widths, source = experiment["widths"], experiment["source"]
@@ -438,6 +439,6 @@ def page(experiments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "## k-means++ seeding instead of Lloyd's iteration at the parties"
         yield (
             'KMEANS++ on the coreset with `local_clustering="lloyd"` and `"seeding"`; '
-            "seconds are those that all parties computed, added up."
+            "seconds are the time that passed while the parties computed, added up."
         )
         yield seeding
