@@ -13,6 +13,7 @@ from transcripts import Recorder
 
 from vfl_flower import FederationError, Party
 from vfl_flower.app.config import check_run_config
+from vfl_flower.app.figures import last
 from vfl_flower.app.server_app import RunEnded, main
 from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.simulation import InProcessGrid
@@ -61,6 +62,26 @@ def test_a_run_writes_its_report(tmp_path, capsys):
     assert f"results in {folder}" in out
     assert "coreset |" in out
     assert "train loss |" in out
+
+
+def test_results_without_a_seed_are_of_the_same_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 4)), rng.normal(size=80)
+    both = [Party(X[:, :2], name="a"), Party(X[:, 2:], y=y, name="b")]
+    config = {"compare": True, "output-dir": str(tmp_path)}
+    config |= {"coreset-vrlr.size": 20, "coreset-vrlr.solver": "central"}
+    config |= {"coreset-vrlr.test-fraction": 0.3}
+    variances = []
+    for run in (1, 2):
+        main(InProcessGrid(both), Context(run, 0, {}, RecordDict(), config))
+    for folder in tmp_path.iterdir():
+        results = json.loads((folder / "result.json").read_text())["results"]
+        told = map(last, results.values())
+        variances.append([one["test_loss"] / (1 - one["test_r2"]) for one in told])
+    first, other = np.array(variances)
+    np.testing.assert_allclose(first, first[0], rtol=1e-9)
+    np.testing.assert_allclose(other, other[0], rtol=1e-9)
+    assert abs(first[0] - other[0]) > 1e-6  # each run has rows of its own
 
 
 def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):

@@ -135,6 +135,13 @@ def test_what_is_no_better_than_a_constant(metrics, words):
         assert word in sentence
 
 
+def test_a_choice_at_its_bound():
+    assert evaluation.most_chosen({"clusters": 5}, 6) == []
+    assert evaluation.most_chosen({}, 6) == []
+    (told,) = evaluation.most_chosen({"clusters": 6}, 6)
+    assert told.startswith("6 clusters were chosen, the most that n_clusters permits")
+
+
 # -- curves ----------------------------------------------------------------------------
 
 

@@ -171,6 +171,16 @@ def test_the_server_chooses_the_number_of_clusters(masking, monkeypatch):
     assert result.metrics["clusters"] == len(result.model.sizes_) == 4
     np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
     assert result.metrics["passes"] == pooled.passes
+    told = [
+        strategy(**settings | {"n_clusters": k}, choose_clusters=True).shortfalls(
+            result.metrics
+        )
+        for k in (7, 4)
+    ]
+    assert [any("4 clusters were chosen" in one for one in some) for some in told] == [
+        False,
+        True,
+    ]
 
 
 def test_choosing_costs_starts_and_no_round_trip_of_its_own():

@@ -931,6 +931,8 @@ def test_the_server_chooses_the_number_of_clusters(tmp_path, folder, settings):
     result = train(parties, folder, **chosen)
     model = result.model.model
     assert len(result.model.cluster_centers_) == result.metrics["clusters"] == 3
+    bounds = [MUFC(k, choose_clusters=True) for k in (6, 3)]
+    assert [len(bound.shortfalls(result.metrics)) for bound in bounds] == [0, 1]
     check(parties, folder, model)
     now = ServerState(folder, model).load()
     assert now.settings.n_clusters == now.settings.local_clusters == 6

@@ -110,7 +110,8 @@ def kept(
     if part["scored"] != asked:
         raise PartyError(
             f"the coreset of this model is for {part['scored']}, and the run for "
-            f"{asked}"
+            f"{asked}: the strategy, n-clusters and fit-intercept must be those of "
+            "training"
         )
     place = part["index"], part["n_parties"]
     if place != (party.index, party.n_parties):

@@ -353,3 +353,13 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     if not metrics.get("smallest_cluster", 1):
         told.append("a cluster has no row: there are fewer than n_clusters")
     return told
+
+
+def most_chosen(metrics: Mapping[str, Any], n_clusters: int) -> list[str]:
+    """Return whether `n_clusters`, where it bounds a choice, was the number chosen."""
+    if metrics.get("clusters") != n_clusters:
+        return []
+    return [
+        f"{n_clusters} clusters were chosen, the most that n_clusters permits: raise "
+        "n_clusters; if the choice then rises too, the rows have no compact groups"
+    ]

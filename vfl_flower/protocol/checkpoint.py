@@ -9,6 +9,7 @@ that it does not hold goes to the parties. No strategy knows of it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -122,6 +123,14 @@ class Checkpoint:
         if self._db is None:
             return secrets.randbits(63)
         return int.from_bytes(self.token(8)) >> 1
+
+    @functools.cached_property
+    def seed(self) -> int:
+        """The number from which the server draws in a run without a seed.
+
+        All strategies of a run have the same one, so that they hold out the same rows.
+        """
+        return self.number()
 
     # -- round trips ----------------------------------------------------------------
 

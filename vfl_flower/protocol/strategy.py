@@ -308,7 +308,7 @@ class ProtocolStrategy(Strategy):
         self.summary()
         self.check()
         checkpoint = checkpoint or Checkpoint()
-        seed = checkpoint.number() if self.seed is None else self.seed
+        seed = checkpoint.seed if self.seed is None else self.seed
         began = time.monotonic()
         watch = self._watch
         ledger = Ledger(watch=None if watch is None else watch.round_trip)

@@ -359,6 +359,7 @@ class FKKMeans(ProtocolStrategy):
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are better than one, and the subspace settles."""
         told = evaluation.shortfalls(metrics)
+        told += evaluation.most_chosen(metrics, self.n_clusters)
         if float(metrics["moved"]) >= MOVING:
             told += self._still_moves(metrics)
         return told

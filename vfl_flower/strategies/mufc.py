@@ -31,6 +31,7 @@ from vfl_flower.clients.mufc_state import (
 )
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
+from vfl_flower.numerics.evaluation import most_chosen
 from vfl_flower.numerics.mufc import (
     Box,
     Quantizer,
@@ -223,8 +224,10 @@ class ClusterTraining(MUFCTask):
         parse_box(self.box)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether there are enough bins for the clusters."""
-        if "clusters" in metrics or not 0 < metrics["bins"] < self.n_clusters:
+        """Return whether there are enough bins, and clusters to choose from."""
+        if "clusters" in metrics:
+            return most_chosen(metrics, self.n_clusters)
+        if not 0 < metrics["bins"] < self.n_clusters:
             return []
         return [
             f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
