@@ -506,6 +506,8 @@ def measure(words: str, folder: Path | None, authors: Path | None) -> dict[str, 
     ------
     click.ClickException
         The command ended with an error.
+    typer.Exit
+        It was interrupted.
     """
     with tempfile.TemporaryDirectory() as written:
         command = [sys.executable, "-m"]
@@ -513,7 +515,15 @@ def measure(words: str, folder: Path | None, authors: Path | None) -> dict[str, 
         command += ["--output-dir", written]
         if folder is not None and "AUTHORS" not in words:
             command += ["--data-dir", str(folder)]
-        if code := subprocess.run(command, cwd=ROOT).returncode:
+        try:
+            code = subprocess.run(command, cwd=ROOT).returncode
+        except KeyboardInterrupt:
+            tell(
+                f"{words} was interrupted; pieces that were measured before are kept, "
+                "and the same command goes on from this one"
+            )
+            raise typer.Exit(130) from None
+        if code:
             raise click.ClickException(f"{words} ended with exit code {code}")
         (file,) = Path(written).glob("*.json")
         return adopted(json.loads(file.read_text()), words)

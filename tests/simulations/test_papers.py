@@ -167,6 +167,17 @@ def test_a_command_that_fails_is_named(tmp_path):
         papers.measure("fdskl nothing", None, None)
 
 
+def test_a_command_that_is_interrupted_says_what_is_kept(monkeypatch, capsys):
+    def interrupted(*command, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(papers.subprocess, "run", interrupted)
+    with pytest.raises(click.exceptions.Exit) as ended:
+        papers.measure("fdskl topologies", None, None)
+    assert ended.value.exit_code == 130
+    assert "measured before are kept" in "".join(capsys.readouterr())
+
+
 # --- Comparing ----------------------------------------------------------------------
 
 

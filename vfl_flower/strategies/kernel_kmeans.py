@@ -367,7 +367,7 @@ class FKKMeans(ProtocolStrategy):
     def _still_moves(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return the sentence that the subspace is not at rest, if it is not."""
         moved = float(metrics["moved"])
-        if not self.cem or not self.subspace_tol or moved < self.subspace_tol:
+        if not self.cem or moved < self.subspace_tol:
             return []
         return [
             f"the subspace still moved by {moved:.2g} in the last of "
@@ -491,7 +491,7 @@ class FKKMeans(ProtocolStrategy):
         if run.missing:
             metrics["missing"] = len(run.missing)
         run.record(space.t + 1, record, metrics)
-        if space.moved < MOVING:  # else it is a warning
+        if self.subspace_tol and space.moved < MOVING:  # else it is a warning
             for sentence in self._still_moves(metrics):
                 log.info("%s", sentence)
         return record
