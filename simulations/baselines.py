@@ -203,11 +203,17 @@ def central_dsg(
     )
 
 
-def svm(data: Columns, *, max_rows: int = 8000, seed: int = 0) -> Score:
-    """Train support vector machines on pooled columns and return the best of four.
+def svm(
+    data: Columns,
+    *,
+    max_rows: int = 8000,
+    seed: int = 0,
+    grid: Sequence[tuple[float, float]] = GRID,
+) -> Score:
+    """Train support vector machines on pooled columns and return the best of them.
 
-    The four machines have the settings of `GRID`; the best has the smallest test error,
-    a choice that favours this method. They are ``SVC`` or ``SVR``, depending on the
+    The machines have the settings of `grid`; the best has the smallest test error, a
+    choice that favours this method. They are ``SVC`` or ``SVR``, depending on the
     labels, on the first `max_rows`; `seed` draws the pairs of rows whose median
     distance scales gamma.
     """
@@ -219,7 +225,7 @@ def svm(data: Columns, *, max_rows: int = 8000, seed: int = 0) -> Score:
     def settings(scale: float) -> dict[str, Any]:
         return {"gamma": scale / median}
 
-    return _best(name, data, (rows, y, test), GRID, settings, lambda rows, _: rows)
+    return _best(name, data, (rows, y, test), grid, settings, lambda rows, _: rows)
 
 
 def _best(

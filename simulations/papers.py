@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,6 +184,15 @@ GROUPS: dict[str, Group] = {
                 f"fdskl splits --datasets {name} --seeds 10 --budgets 16000000", (name,)
             )
             for name in fdskl.DATASETS
+        },
+    ),
+    "fdskl-whole": Group(
+        partial(fdskl.splits_page, title="All rows"),
+        {
+            f"fdskl-whole-{name}": Piece(
+                f"fdskl whole --datasets {name} --budgets 16000000", (name,)
+            )
+            for name in fdskl.LARGER
         },
     ),
     "fdskl-forms": Group(

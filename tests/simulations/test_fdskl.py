@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simulations import fdskl
-from simulations.baselines import central_dsg
+from simulations.baselines import central_dsg, svm
 from simulations.experiments import load_npz
 from simulations.fdskl import (
     BLOCKS,
@@ -282,6 +282,19 @@ def test_splits_are_those_of_the_errors(folder, entries):
     assert cells[1:4] == ["ijcnn1", "180, 60", "2"]
     values = [measured["FD-SVRG", seed] for seed in range(2)]
     assert f"{np.mean(values):.2f} ({np.std(values, ddof=1):.2f})" in cells
+
+
+def test_all_rows_are_split_and_a_machine_has_those_of_training(folder):
+    n = len(np.load(folder / "ijcnn1.npz")["y"])
+    entry = splits("ijcnn1", folder, rows=8, seeds=2, budget=BUDGETS[0], whole=True)
+    assert (entry["n"], entry["n_test"]) == (n * 3 // 4, n - n * 3 // 4)
+    (machine,) = (run for run in entry["scores"] if run["name"] == "SVC")
+    assert machine["settings"]["rows"] == n * 3 // 4
+    best = svm(load("ijcnn1", folder, 0, n, n)).settings
+    assert machine["settings"]["C"] == best["C"]
+    heading, table = splits_page({"ijcnn1": entry}, "All rows")
+    assert heading == "## All rows"
+    assert f"{machine['error']:.2f} |" in table
 
 
 def test_forms_with_fewer_bytes(folder):
