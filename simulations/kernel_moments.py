@@ -430,8 +430,8 @@ def _errors_in_short(cells: Cells, size: Size) -> Iterator[str]:
     judged = {k: verdict(of, size.targets[k])[1] for k, of in errors.items()}
     met, missed = ([k for k in judged if judged[k] == way] for way in ("yes", "no"))
     if met or missed:
-        yield f"""**Targets** are met on {_listed(met)}, and missed on
-            {_listed(missed)}."""
+        yield f"""**Targets**, which we had set ourselves, are met on {_listed(met)},
+            and missed on {_listed(missed)}."""
 
 
 def _noise_in_short(cells: Cells, size: Size) -> Iterator[str]:

@@ -649,7 +649,8 @@ class Labels:
                 refuse(
                     "labels",
                     "must hold numbers where labels are missing, since a party that "
-                    "has the others may number other classes: code classes as 0, 1",
+                    "has the others may number other classes: leave out the rows "
+                    "without a label, or code classes as 0, 1",
                 )
         elif column.kind not in ("number", "truth", "comma"):
             refuse("labels", "must hold numbers or classes")

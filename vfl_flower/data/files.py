@@ -549,11 +549,13 @@ def _convert(
                 n,
             )
         if labels.classes is not None:
+            two = len(labels.classes) == 2
             done.append(
                 f"the {len(labels.classes)} classes of label-column "
                 f"{labels.column.name!r}, sorted, became 0 "
-                f"{'and' if len(labels.classes) == 2 else 'to'} "
-                f"{len(labels.classes) - 1}"
+                f"{'and' if two else 'to'} {len(labels.classes) - 1}"
+                + ", and the second is the positive one"
+                * two
             )
     if done:
         logger.warning("%s: %s", who, "; ".join(done))
