@@ -1,6 +1,10 @@
 """Fixtures that every folder of tests may use."""
 
 import gc
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -56,6 +60,29 @@ def three() -> list[Party]:
 # How long an example takes is the machine's business: see benchmarks/.
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
+
+
+MEMORY = Path("/dev/shm")
+"""The file system that Linux keeps in memory."""
+
+ROOM = 6 * 2**30
+"""Bytes that must be free there. The tests need less than a third of them."""
+
+
+def pytest_configure():
+    """Write temporary files into memory where there is room, unless ``TMPDIR`` is set.
+
+    Parties make sure that what they count is on the disk, and tests count thousands of
+    times. The tests kill processes alone, and what a process has written outlives it in
+    memory too. That files are synchronised, tests/test_files.py shows.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    runs_programs = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    if runs_programs and min(free, shutil.disk_usage(MEMORY).free) > ROOM:
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None  # which is read anew
 
 
 def pytest_collection_modifyitems(items):
