@@ -39,7 +39,7 @@ demo: $(INSTALLED)
 		--run-config 'output-dir="$(CURDIR)/.demo/runs"'
 
 test: $(INSTALLED)
-	$(PY) -m pytest -n 3 --dist worksteal
+	$(PY) -m pytest -n 4 --dist worksteal
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check

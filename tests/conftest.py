@@ -1,6 +1,10 @@
 """Fixtures that every folder of tests may use."""
 
 import gc
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -58,19 +62,49 @@ hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
 
 
+MEMORY = Path("/dev/shm")
+"""The file system that Linux keeps in memory."""
+
+ROOM = 6 * 2**30
+"""Bytes that must be free there. The tests need less than a third of them."""
+
+
+def pytest_configure():
+    """Write temporary files into memory where there is room, unless ``TMPDIR`` is set.
+
+    Parties make sure that what they count is on the disk, and tests count thousands of
+    times. The tests kill processes alone, and what a process has written outlives it in
+    memory too. That files are synchronised, tests/test_files.py shows.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    runs_programs = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    if runs_programs and min(free, shutil.disk_usage(MEMORY).free) > ROOM:
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None  # which is read anew
+
+
 def pytest_collection_modifyitems(items):
     """Begin with the slow tests: they wait for processes while others compute.
 
-    Those that share a deployment come first of all, so that one worker has them, and
-    next those of other folders, so that the deployment ends.
+    Of the equal shares in which xdist deals the tests out, the first begins with those
+    that share a deployment, so that one worker has them, and goes on with those of
+    other folders, so that the deployment ends. The second begins with the other tests
+    of tests/wiring, the longest of all.
     """
-
-    def place(item) -> tuple[bool, bool, bool]:
-        slow = item.get_closest_marker("slow") is not None
-        shared = "organisations" in item.fixturenames
-        return not slow, not shared, slow == ("wiring" in item.path.parts)
-
-    items.sort(key=place)
+    shared, elsewhere, wiring, quick = [], [], [], []
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            quick.append(item)
+        elif "organisations" in item.fixturenames:
+            shared.append(item)
+        else:
+            (wiring if "wiring" in item.path.parts else elsewhere).append(item)
+    first = [*shared, *elsewhere]
+    share = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    cut = max(0, share - len(first))
+    items[:] = [*first, *quick[:cut], *wiring, *quick[cut:]]
 
 
 @pytest.hookimpl(wrapper=True)
