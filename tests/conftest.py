@@ -65,11 +65,14 @@ hypothesis.settings.load_profile("no clock")
 MEMORY = Path("/dev/shm")
 """The file system that Linux keeps in memory."""
 
+OWN = pytest.StashKey[str]()
+"""The folder there of this test run."""
+
 ROOM = 6 * 2**30
 """Bytes that must be free there. The tests need less than a third of them."""
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Write temporary files into memory where there is room, unless ``TMPDIR`` is set.
 
     Parties make sure that what they count is on the disk, and tests count thousands of
@@ -81,8 +84,17 @@ def pytest_configure():
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     runs_programs = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
     if runs_programs and min(free, shutil.disk_usage(MEMORY).free) > ROOM:
-        os.environ["TMPDIR"] = str(MEMORY)
+        # Of this process alone: the workers of xdist take over its environment.
+        config.stash[OWN] = tempfile.mkdtemp(prefix="vfl-", dir=MEMORY)
+        os.environ["TMPDIR"] = config.stash[OWN]
         tempfile.tempdir = None  # which is read anew
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Free the memory again; what a failed test has written stays, to be looked at."""
+    own = session.config.stash.get(OWN, None)
+    if own is not None and exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
