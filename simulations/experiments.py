@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import click
 import numpy as np
+import sklearn.datasets
 import typer
 from click.core import ParameterSource
 from platformdirs import user_data_path
@@ -39,14 +40,23 @@ class MissingData(click.ClickException):
 # --- Data ---------------------------------------------------------------------------
 
 
+BUNDLED = ("breast_cancer", "diabetes")
+"""Data sets that scikit-learn brings: one of two classes, one of numbers."""
+
+
 def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
     """Return X, shape (n, d), and y, shape (n,), of ``<name>.npz`` as float64.
+
+    The sets of `BUNDLED` are those of scikit-learn and need no file.
 
     Raises
     ------
     MissingData
         There is no folder or no file.
     """
+    if name in BUNDLED:
+        X, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
+        return X.astype(np.float64), y.astype(np.float64)
     if folder is None:
         raise MissingData(
             f"set VFL_FLOWER_DATA or --data-dir to a folder with {name}.npz"

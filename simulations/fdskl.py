@@ -79,11 +79,17 @@ DATASETS = {
 }
 """The label that is +1, all others are -1; the last two sets are not in [1]."""
 
+CLASSES = {**DATASETS, "breast_cancer": 1}
+"""With the set of scikit-learn, for the quick commands."""
+
 LARGER = ("default_credit", "a9a", "ijcnn1", "cod_rna", "w8a", "give_credit")
 """Those of [1] with more than 20,000 rows."""
 
 NUMBERS = ("kc_house", "protein", "pol")
 """Data sets whose labels are numbers."""
+
+AS_NUMBERS = (*NUMBERS, "diabetes")
+"""With the set of scikit-learn."""
 
 FORMS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -121,8 +127,8 @@ def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Co
     rows = np.random.default_rng(seed).permutation(len(y))[: train + test]
     n = train if len(rows) == train + test else len(rows) * 3 // 4
     X, y = X[rows], y[rows]
-    if name in DATASETS:
-        y = np.where(y == DATASETS[name], 1.0, -1.0)
+    if name in CLASSES:
+        y = np.where(y == CLASSES[name], 1.0, -1.0)
     else:
         y = standardise(y[:, None], n)[:, 0]
     X = np.where(np.isnan(X), np.nanmean(X[:n], axis=0), X)
@@ -529,12 +535,12 @@ def forms(name: str, folder: Path | None, *, rows: int) -> dict[str, Any]:
         The data set is not there.
     """
     data = load(name, folder, 0, rows * 3 // 4, rows // 4)
-    more = {"target": "continuous", "loss": "square"} if name in NUMBERS else {}
+    more = {"target": "continuous", "loss": "square"} if name in AS_NUMBERS else {}
     variance = float(data.train_and_test()[3].var())
     measured = {}
     for form, settings in FORMS.items():
         result = score(form, data, 0, **more, **settings)
-        if name in NUMBERS:
+        if name in AS_NUMBERS:
             result = replace(result, error=100 * result.error / variance)
         measured[form] = asdict(result)
         tell(f"{name}: {result}")
@@ -551,7 +557,7 @@ def forms_page(entries: Mapping[str, Any]) -> Iterator[str]:
             angle = FORMS[form].get("bits", 16) // 8
             rows.append(
                 {
-                    "": name + " (numbers)" * (name in NUMBERS),
+                    "": name + " (numbers)" * (name in AS_NUMBERS),
                     "form": form,
                     "rows": f"{run['settings']['rows']:,}",
                     "features": f"{M:,}",
@@ -748,7 +754,10 @@ def main(
     context: typer.Context,
     tables: Annotated[list[str], tables_of(TABLES)],
     datasets: Annotated[
-        list[str], some_of(NAMES, "Data sets; scaling takes the last one of classes.")
+        list[str],
+        some_of(
+            [*CLASSES, *AS_NUMBERS], "Data sets; scaling takes the last one of classes."
+        ),
     ] = NAMES,
     seeds: Annotated[int, typer.Option(min=1, help="Splits of each data set.")] = 3,
     rows: Annotated[int, typer.Option(min=8, help="Of each data set.")] = 20_000,
@@ -768,20 +777,24 @@ def main(
         "errors": (
             partial(errors, seeds=seeds, budgets=budgets),
             partial(errors_page, budgets=budgets),
-            DATASETS,
+            CLASSES,
         ),
         "splits": (
             partial(splits, seeds=seeds, budget=budgets[-1]),
             splits_page,
-            DATASETS,
+            CLASSES,
         ),
         "whole": (
             partial(splits, seeds=seeds, budget=budgets[-1], whole=True),
             partial(splits_page, title="All rows"),
-            DATASETS,
+            CLASSES,
         ),
-        "regression": (partial(regression, seeds=seeds), regression_page, NUMBERS),
-        "forms": (forms, forms_page, NAMES),
+        "regression": (
+            partial(regression, seeds=seeds),
+            regression_page,
+            AS_NUMBERS,
+        ),
+        "forms": (forms, forms_page, [*CLASSES, *AS_NUMBERS]),
     }
     for name in tables:
         results = Results(context, "fdskl", name)
@@ -789,7 +802,7 @@ def main(
             measured = topologies()
             page = results.write(measured, topologies_page(measured))
         elif name == "scaling":
-            last = [dataset for dataset in datasets if dataset in DATASETS][-1]
+            last = [dataset for dataset in datasets if dataset in CLASSES][-1]
             measured = scaling(last, data_dir, sizes=sizes)
             page = results.write(measured, scaling_page(last, measured))
         else:

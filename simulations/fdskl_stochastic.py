@@ -42,7 +42,16 @@ from simulations.experiments import (
     tables_of,
     tell,
 )
-from simulations.fdskl import BLOCKS, DATASETS, STEPS, iterations, load, score, tuned
+from simulations.fdskl import (
+    BLOCKS,
+    CLASSES,
+    DATASETS,
+    STEPS,
+    iterations,
+    load,
+    score,
+    tuned,
+)
 
 BUDGETS = {"blocks": [1_000_000, 4_000_000], "changes": [1_000_000, 64_000_000]}
 """Bytes of angles that a party sends, by table."""
@@ -263,7 +272,7 @@ NAMES = [*DATASETS]
 def main(
     context: typer.Context,
     tables: Annotated[list[str], tables_of(TABLES)],
-    datasets: Annotated[list[str], some_of(DATASETS, "Data sets.")] = NAMES,
+    datasets: Annotated[list[str], some_of(CLASSES, "Data sets.")] = NAMES,
     seeds: Annotated[int, typer.Option(min=1, help="Splits for blocks.")] = 3,
     draws: Annotated[int, typer.Option(min=4, help="Draws for changes.")] = 20,
     rows: Annotated[int, typer.Option(min=8, help="Of each data set.")] = 20_000,

@@ -102,12 +102,7 @@ def load(name: str, folder: Path | None) -> tuple[Array, Array]:
     MissingData
         There is no such file.
     """
-    if name == "breast_cancer":
-        from sklearn.datasets import load_breast_cancer
-
-        X, y = load_breast_cancer(return_X_y=True)
-    else:
-        X, y = load_npz(folder, name)
+    X, y = load_npz(folder, name)
     rows = np.random.default_rng(0).permutation(len(y))[: TRAIN + NEW]
     return standardise(X[rows], TRAIN), np.where(y[rows] == 1, 1.0, -1.0)
 

@@ -28,7 +28,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,8 +101,20 @@ class Group:
     pieces: Mapping[str, Piece]
 
 
-def _fdskl_errors(name: str) -> Piece:
-    return Piece(f"fdskl errors --datasets {name}", (name,))
+FEW = "--datasets breast_cancer --budgets 40000"
+"""A set of scikit-learn, and few bytes."""
+
+
+def _of_sets(words: str, names: Iterable[str], quick: str) -> dict[str, Piece]:
+    """Return the pieces of one command for each data set; the first has the quick one.
+
+    In `words`, braces stand for the name of the set.
+    """
+    name_of = "-".join(words.replace("_stochastic", "").split()[:2])
+    return {
+        f"{name_of}-{name}": Piece(words.format(name), (name,), None if k else quick)
+        for k, name in enumerate(names)
+    }
 
 
 GROUPS: dict[str, Group] = {
@@ -158,7 +170,9 @@ GROUPS: dict[str, Group] = {
         lambda results: coreset_scores.page(results, 20),
         {
             "coresets-scores": Piece(
-                "coreset_scores", ("kc_house", "a9a", "cod_rna", "ijcnn1")
+                "coreset_scores",
+                ("kc_house", "a9a", "cod_rna", "ijcnn1"),
+                quick="coreset_scores --datasets generated --quick",
             )
         },
     ),
@@ -175,25 +189,27 @@ GROUPS: dict[str, Group] = {
     ),
     "fdskl-errors": Group(
         lambda entries: fdskl.errors_page(entries, _budgets(entries)),
-        {f"fdskl-errors-{name}": _fdskl_errors(name) for name in fdskl.DATASETS},
+        _of_sets(
+            "fdskl errors --datasets {}",
+            fdskl.DATASETS,
+            f"fdskl errors {FEW} --seeds 1",
+        ),
     ),
     "fdskl-splits": Group(
         fdskl.splits_page,
-        {
-            f"fdskl-splits-{name}": Piece(
-                f"fdskl splits --datasets {name} --seeds 10 --budgets 16000000", (name,)
-            )
-            for name in fdskl.DATASETS
-        },
+        _of_sets(
+            "fdskl splits --datasets {} --seeds 10 --budgets 16000000",
+            fdskl.DATASETS,
+            f"fdskl splits {FEW} --seeds 2",
+        ),
     ),
     "fdskl-whole": Group(
         partial(fdskl.splits_page, title="All rows"),
-        {
-            f"fdskl-whole-{name}": Piece(
-                f"fdskl whole --datasets {name} --budgets 16000000", (name,)
-            )
-            for name in fdskl.LARGER
-        },
+        _of_sets(
+            "fdskl whole --datasets {} --budgets 16000000",
+            fdskl.LARGER,
+            f"fdskl whole {FEW} --seeds 1",
+        ),
     ),
     "fdskl-forms": Group(
         fdskl.forms_page,
@@ -202,22 +218,32 @@ GROUPS: dict[str, Group] = {
                 "fdskl forms --datasets default_credit --datasets give_credit "
                 "--datasets a9a --datasets cod_rna --datasets pol",
                 ("default_credit", "give_credit", "a9a", "cod_rna", "pol"),
+                quick="fdskl forms --datasets breast_cancer",
             )
         },
     ),
     **{
         f"fdskl-{name}": Group(
             page,
-            {
-                f"fdskl-{name}-{data}": Piece(
-                    f"fdskl_stochastic {name} --datasets {data}", (data,)
-                )
-                for data in of
-            },
+            _of_sets(
+                f"fdskl_stochastic {name} --datasets {{}}",
+                of,
+                f"fdskl_stochastic {name} {FEW} {few}",
+            ),
         )
-        for name, page, of in (
-            ("blocks", fdskl_stochastic.blocks_page, ("ijcnn1", "cod_rna")),
-            ("changes", fdskl_stochastic.changes_page, ("cod_rna", "covtype")),
+        for name, page, of, few in (
+            (
+                "blocks",
+                fdskl_stochastic.blocks_page,
+                ("ijcnn1", "cod_rna"),
+                "--seeds 1",
+            ),
+            (
+                "changes",
+                fdskl_stochastic.changes_page,
+                ("cod_rna", "covtype"),
+                "--draws 4",
+            ),
         )
     },
     "fdskl-theorem": Group(
@@ -234,7 +260,13 @@ GROUPS: dict[str, Group] = {
     ),
     "fdskl-regression": Group(
         fdskl.regression_page,
-        {"fdskl-regression": Piece("fdskl regression", fdskl.NUMBERS)},
+        {
+            "fdskl-regression": Piece(
+                "fdskl regression",
+                fdskl.NUMBERS,
+                quick="fdskl regression --datasets diabetes --seeds 1",
+            )
+        },
     ),
     "fdskl-topologies": Group(
         fdskl.topologies_page,
@@ -304,6 +336,8 @@ GROUPS: dict[str, Group] = {
                     "kernel_kmeans nmi --datasets digits --datasets mushrooms "
                     f"--quick --seeds 5 --split {split}",
                     ("mushrooms",),
+                    quick="kernel_kmeans nmi --datasets digits --quick --seeds 1 "
+                    f"--split {split}",
                 )
             },
         )
@@ -387,6 +421,8 @@ GROUPS: dict[str, Group] = {
                 "kernel_kmeans leaving --datasets digits --datasets mushrooms "
                 "--split labels",
                 ("mushrooms",),
+                quick="kernel_kmeans leaving --datasets digits --seeds 1 "
+                "--split labels",
             )
         },
     ),

@@ -4,13 +4,11 @@ import ast
 import doctest
 import fcntl
 import importlib
-import os
 import pkgutil
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -338,8 +336,8 @@ def check_types(folder: Path) -> list[tuple[str, int]]:
     """Return the places at which mypy finds an error in a copy of the package."""
     # The cache is kept from run to run, since Flower and NumPy take most of the time;
     # two processes at once would spoil it.
-    cache_dir = Path(tempfile.gettempdir()) / f"vfl-flower-mypy-{os.getuid()}"
-    cache_dir.mkdir(exist_ok=True)
+    cache_dir = ROOT.parent / ".mypy_cache" / "tests"
+    cache_dir.mkdir(parents=True, exist_ok=True)
     config = ["--config-file", str(ROOT.parent / "pyproject.toml")]
     options = ["--cache-dir", str(cache_dir), "--no-error-summary", "vfl_flower"]
     with open(cache_dir / "lock", "w") as lock:

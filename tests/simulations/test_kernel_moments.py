@@ -179,7 +179,8 @@ def test_what_a_page_says_in_short_follows_from_its_figures():
     assert "the linear model on 1 of 1 sets, and below that of the kernel" in text
     assert text.endswith(
         "pooled columns on 1 of 1 sets, and below that of boosted trees on 0 of 1 "
-        "sets.\n- **Targets** are met on none, and missed on a9a."
+        "sets.\n- **Targets**, which we had set ourselves, are met on none, and missed "
+        "on a9a."
     )
     few = in_words(cells_of(moments=3.0, boosting=4.0, linear=2.0))
     assert "linear model on 0 of 1 sets, and below that of boosted trees on 1" in few
