@@ -206,7 +206,7 @@ GROUPS: dict[str, Group] = {
     "fdskl-whole": Group(
         partial(fdskl.splits_page, title="All rows"),
         _of_sets(
-            "fdskl whole --datasets {} --budgets 16000000",
+            "fdskl whole --datasets {} --seeds 10 --budgets 16000000",
             fdskl.LARGER,
             f"fdskl whole {FEW} --seeds 1",
         ),
@@ -353,7 +353,7 @@ GROUPS: dict[str, Group] = {
             for name, seeds in (
                 ("mushrooms", "10"),
                 ("mnist-20k", "10"),
-                ("covtype", "1 --rows 600000"),
+                ("covtype", "3 --rows 600000"),
             )
         },
     ),
