@@ -380,7 +380,8 @@ def test_training_rows_have_no_scores(monkeypatch):
         rows = np.setdiff1d(np.arange(N), rows)[: len(rows)]
         return original(federation, roles, rows, *args, **how)
 
-    assert "test_loss" in simulate(strategy(test_fraction=0.2), parties()).metrics
+    ran = simulate(strategy(test_fraction=0.2), parties(), seed=0)
+    assert "test_loss" in ran.metrics
     monkeypatch.setattr(server, "score_rows", of_others)
     with pytest.raises(PartyFailed, match="must be of rows that were not trained on"):
         simulate(strategy(test_fraction=0.2), parties(), seed=0)
