@@ -50,7 +50,6 @@ from simulations.experiments import (
 from simulations.tables import (
     DRAWN,
     Experiment,
-    Published,
     Solver,
     page,
     run_experiment,
@@ -96,13 +95,6 @@ def _kc_house(folder: Path | None, quick: bool) -> Iterator[Experiment]:
         arguments={},
         solvers=REGRESSION,
         sizes=sizes,
-        published={
-            ("CENTRAL", "full"): {None: 4.047e10},
-            ("CENTRAL", "coreset"): {100: 4.78e10, 600: 4.13e10},
-            ("CENTRAL", "uniform"): {100: 7.52e10, 600: 4.37e10},
-        },
-        origin="run again",
-        source="the published code with least squares, no intercept",
     )
     yield Experiment(
         name="kc_house, k-means, k = 5",
@@ -112,12 +104,6 @@ def _kc_house(folder: Path | None, quick: bool) -> Iterator[Experiment]:
         arguments={"n_clusters": 5},
         solvers=CLUSTERING,
         sizes=sizes,
-        published={
-            ("KMEANS++", "full"): {None: 11.40},
-            ("KMEANS++", "coreset"): {600: 11.43},
-        },
-        origin="authors' files",
-        source="the published code run again gave 11.59 at m = 600",
     )
 
 
@@ -170,11 +156,6 @@ def _covtype(folder: Path | None, quick: bool) -> Iterator[Experiment]:
     X, _ = load_npz(folder, "covtype")
     X = _thinned(X, quick)
     standardise(X[:, :10])
-    published: Published = {
-        ("KMEANS++", "full"): {None: 5.16},
-        ("KMEANS++", "coreset"): {6000: 5.170},
-        ("KMEANS++", "uniform"): {6000: 5.166},
-    }
     for k in (10, 15):
         yield Experiment(
             name=f"covtype, k-means, k = {k}",
@@ -185,9 +166,6 @@ def _covtype(folder: Path | None, quick: bool) -> Iterator[Experiment]:
             arguments={"n_clusters": k},
             solvers=CLUSTERING,
             full_starts=2,
-            published=published if k == 15 else {},
-            origin="run again",
-            source="the published code, on floats" if k == 15 else "",
         )
 
 

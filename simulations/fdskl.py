@@ -43,6 +43,7 @@ import typer
 
 from simulations.baselines import (
     SCALAR,
+    Fitted,
     Score,
     central_dsg,
     fd_svrg,
@@ -51,6 +52,7 @@ from simulations.baselines import (
     pp_svmv,
     svm,
     test_error,
+    tuned_alike,
 )
 from simulations.experiments import (
     OUTPUT,
@@ -466,17 +468,14 @@ def splits(
     rows = ALL_ROWS if whole else rows
     for seed in range(seeds):
         data = load(name, folder, seed, rows * 3 // 4, rows // 4)
-        X, y, X_test, y_test = data.train_and_test()
+        X, y, _, y_test = data.train_and_test()
         if seed == 0:
             best = tuned(data, budget, seed).settings
             T = iterations(budget, best["block"])
             chosen = {"block": best["block"], "step": best["step"], "iterations": T}
-        start = time.process_time()
-        f, _ = moments(X, y, PARTIES, seed)
-        error = test_error(f(X_test)[0], y_test)
         for result in (
             score(f"direct, {size}", data, seed, budget=budget),
-            Score("moments", error, time.process_time() - start),
+            fitted("moments", partial(moments, X, y, PARTIES, seed), data),
             score(
                 f"doubly stochastic, {size}",
                 *(data, seed),
@@ -495,6 +494,15 @@ def splits(
             measured.append(asdict(result) | {"name": "SVC", "seed": seed})
             tell(f"{name}: SVC: {result.error:.2f} %, {result.seconds:.0f} s")
     return {"n": len(data.X), "n_test": len(y_test), "scores": measured}
+
+
+def fitted(name: str, fit: Callable[[], Fitted], data: Columns) -> Score:
+    """Return the score of a model of pooled columns."""
+    _, _, X_test, y_test = data.train_and_test()
+    start = time.process_time()
+    f, _ = fit()
+    error = test_error(f(X_test)[0], y_test)
+    return Score(name, error, time.process_time() - start)
 
 
 def splits_page(entries: Mapping[str, Any], title: str = "Ten splits") -> Iterator[str]:
@@ -580,7 +588,7 @@ def regression(
     """Return the errors of FDSKL and of pooled models on a set with numbers.
 
     They are mean squared errors over the variance of the labels: ``scores`` as
-    :func:`errors` has them.
+    :func:`errors` has them. The model of ``moments`` is made from pooled columns.
 
     Raises
     ------
@@ -591,12 +599,14 @@ def regression(
     for seed in range(seeds):
         data = load(name, folder, seed, rows * 3 // 4, rows // 4)
         n = len(data.X)
-        ours = score("FDSKL", data, seed, target="continuous", loss="square")
+        X, y, _, _ = data.train_and_test()
         few, every = (svm(data, max_rows=m, seed=seed) for m in (8000, n))
         for result in (
-            ours,
+            fitted("moments", partial(moments, X, y, PARTIES, seed), data),
+            score("direct, 64 MB", data, seed, target="continuous", loss="square"),
             replace(few, name=f"SVR, {few.settings['rows']:,} rows"),
             replace(every, name="SVR, all rows"),
+            fitted("kernel ridge", partial(tuned_alike, "kernel", X, y, seed), data),
             replace(gradient_boosting(data, seed=seed), name="boosted trees"),
         ):
             measured.append(asdict(result) | {"seed": seed})

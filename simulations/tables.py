@@ -29,7 +29,6 @@ from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 DRAWN = ("coreset", "uniform")
 SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
 
-Published = Mapping[tuple[str, str], Mapping[int | None, float]]
 """Mean costs by solver and sampling, and by size m (None: of "full")."""
 
 
@@ -72,10 +71,6 @@ class Experiment:
         m.
     full_starts : int
         Starts of k-means on all rows at the server.
-    published : mapping
-        Costs to compare with.
-    origin, source : str
-        Where the published costs come from: for the header, and as a sentence.
     """
 
     name: str
@@ -86,9 +81,6 @@ class Experiment:
     solvers: Mapping[str, Solver]
     sizes: tuple[int, ...] = SIZES
     full_starts: int = 10
-    published: Published = field(default_factory=dict)
-    origin: str = "printed"
-    source: str = ""
 
     def strategy(
         self, solver: str, sampling: str, size: int
@@ -209,7 +201,6 @@ def run_cell(
             getattr(strategy, "n_clusters", 0),
             round(draws),
         ),
-        "published": experiment.published.get((solver, sampling), {}).get(m),
     }
 
 
@@ -251,8 +242,6 @@ def run_experiment(experiment: Experiment, repeats: int, seed: int) -> dict[str,
         "n_test": 0 if data.test is None else len(data.test[1]),
         "arguments": experiment.arguments,
         "solvers": {name: s.arguments for name, s in experiment.solvers.items()},
-        "origin": experiment.origin,
-        "source": experiment.source,
         "cells": cells,
     }
 
@@ -345,8 +334,6 @@ def cost_table(experiment: Mapping[str, Any]) -> str:
     figures = ("mean", "std", "/ full (s.e.)")
     header = ["solver", "m"] + [f"{letter} {k}" for letter in "CU" for k in figures]
     header += ["repeats C, U"]
-    origin = experiment["origin"] if experiment["source"] else ""
-    header += [f"{origin} C", f"{origin} U"] if origin else []
     rows: dict[tuple[str, int | None], dict[str, str]] = {}
     for cell in experiment["cells"]:
         row = rows.setdefault(
@@ -359,8 +346,6 @@ def cost_table(experiment: Mapping[str, Any]) -> str:
         row |= {f"{letter} {k}": text for k, text in zip(figures, texts, strict=True)}
         before = row["repeats C, U"]
         row["repeats C, U"] = f"{before}, " * bool(before) + str(cell["repeats"])
-        if cell["published"]:
-            row[f"{origin} {letter}"] = f"{cell['published']:.5g}"
     return table(rows.values())
 
 
@@ -425,12 +410,11 @@ def page(experiments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "that passed while the parties computed."
     )
     for experiment in experiments:
-        widths, source = experiment["widths"], experiment["source"]
-        origin = f" {experiment['origin'].capitalize()}: {source}." if source else ""
+        widths = experiment["widths"]
         yield f"## {experiment['name']}"
         yield (
             f"n = {experiment['n']:,}, d = {sum(widths)}, T = {len(widths)}; "
-            f"{experiment['note']}.{origin}"
+            f"{experiment['note']}."
         )
         yield cost_table(experiment)
         yield "\n".join(f"{sentence}.  " for sentence in coreset_wins(experiment))
