@@ -1147,8 +1147,9 @@ def main(
         some_of(DATASETS, "Data sets; of loss all, of others celltype and gaussian."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Of loss; a quarter of it of the others.")
-    ] = 20,
+        int | None,
+        typer.Option(min=1, help="From 0. By default 20 of loss, 5 of the others."),
+    ] = None,
     requests: Annotated[
         int, typer.Option(min=1, help="Of each seed of removal; a tenth of adding.")
     ] = 100,
@@ -1164,9 +1165,10 @@ def main(
 
     The page is written after each data set, whole or not at all.
     """
-    fewer, few = max(1, seeds // 4), max(1, requests // 10)
+    few = max(1, requests // 10)
     for name in tables:
         results = Results(context, "mufc", name)
+        number_of_seeds = seeds or (20 if name == "loss" else 5)
         others = {"loss": list(DATASETS), "number": NUMBERED}
         names = datasets or others.get(name, REMOVED)
         loaded: list[SplitRows] = []
@@ -1181,16 +1183,16 @@ def main(
                     # data set, and of MUFC alone on the others.
                     small = message_bytes(data) * len(data.rows) < 20e6
                     runs = list(METHODS)[: 1 if measured else None] if small else []
-                    measured.append(loss(data, seeds, runs))
+                    measured.append(loss(data, number_of_seeds, runs))
                     page = results.write(measured, loss_page(measured))
                 elif name == "removal":
-                    measured.append(removal(data, fewer, requests, few))
+                    measured.append(removal(data, number_of_seeds, requests, few))
                     page = results.write(measured, removal_page(measured))
                 elif name == "adding":
-                    measured.append(adding(data, fewer, few))
+                    measured.append(adding(data, number_of_seeds, few))
                     page = results.write(measured, adding_page(measured))
                 elif name == "number":
-                    measured.append(number(data, fewer))
+                    measured.append(number(data, number_of_seeds))
                     page = results.write(measured, number_page(measured))
             if name == "runs" and loaded:
                 break
@@ -1205,7 +1207,7 @@ def main(
         elif name == "settings":
             values = (1, 2, 3, 5, 7, 10) if "gaussian" in names else ()
             spread = [gaussian(data_dir, quick, k_prime=k) for k in values]
-            cells = settings(loaded, spread, fewer)
+            cells = settings(loaded, spread, number_of_seeds)
             page = results.write(cells, settings_page(cells))
         elif results.skipped:
             pages = {"loss": loss_page, "removal": removal_page, "adding": adding_page}

@@ -450,16 +450,16 @@ GROUPS: dict[str, Group] = {
                 f"mufc-{name}": Piece(
                     f"mufc {name}{more}",
                     data,
-                    quick=f"mufc {name} --datasets gaussian --quick --seeds 4 "
+                    quick=f"mufc {name} --datasets gaussian --quick --seeds 1 "
                     "--requests 10",
                 )
             },
         )
         for name, more, data, page in (
             ("settings", "", ("celltype",), mufc.settings_page),
-            ("removal", " --seeds 12", ("celltype",), mufc.removal_page),
-            ("adding", " --seeds 8", ("celltype",), mufc.adding_page),
-            ("number", " --seeds 12", ("celltype", "covtype15k"), mufc.number_page),
+            ("removal", " --seeds 3", ("celltype",), mufc.removal_page),
+            ("adding", " --seeds 2", ("celltype",), mufc.adding_page),
+            ("number", " --seeds 3", ("celltype", "covtype15k"), mufc.number_page),
         )
     },
     "mufc-runs": Group(
