@@ -396,8 +396,7 @@ def bits_matter(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
         ]
     return (
         f"With 16 bits as many test rows are wrong as in float64 on {differ.count(0)} "
-        f"of the {len(differ)} splits; on the others at most {max(differ)} row more or "
-        "fewer."
+        f"of the {len(differ)} splits; the numbers differ by at most {max(differ)}."
     )
 
 

@@ -266,10 +266,12 @@ def coreset_wins(experiment: Mapping[str, Any], least: int = 200) -> list[str]:
             for sampling in DRAWN
         )
         lost = [str(m) for m in coreset if m in uniform and coreset[m] >= uniform[m]]
-        if coreset.keys() & uniform.keys():
-            where = (
-                f", but not at m = {', '.join(lost)}" if lost else " at every m shown"
-            )
+        if both := coreset.keys() & uniform.keys():
+            where = " at every m shown"
+            if lost:
+                where = f", but not at m = {', '.join(lost)}"
+            if len(lost) == len(both):
+                where = " at no m shown"
             sentences.append(
                 f"From m = {least} on, the mean of C-{solver} is below that of "
                 f"U-{solver}{where}"
