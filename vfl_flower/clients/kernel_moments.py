@@ -368,7 +368,8 @@ def _targets(party: Party, state: KernelState) -> Array:
         raise PartyError(
             f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
             "rows of each half, each class must have so many, and no number may stand "
-            "out by itself: a Gram matrix would tell a single row of all columns"
+            "out by itself, or a Gram matrix would tell a single row of all columns; "
+            "another run draws other halves"
         )
     return np.column_stack([Y, np.ones(len(Y))])
 
