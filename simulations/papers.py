@@ -353,7 +353,7 @@ GROUPS: dict[str, Group] = {
             for name, seeds in (
                 ("mushrooms", "10"),
                 ("mnist-20k", "10"),
-                ("mnist", "3"),
+                ("mnist", "10"),
                 ("covtype", "3 --rows 600000"),
             )
         },
