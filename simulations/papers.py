@@ -47,6 +47,7 @@ from simulations import (
     fdskl_stochastic,
     fdskl_theorem,
     kernel_kmeans,
+    kernel_kmeans_attacks,
     kernel_theorems,
     mufc,
     mufc_claims,
@@ -427,6 +428,22 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
+    **{
+        f"kernel_kmeans-attacks-{name}": Group(
+            page,
+            {
+                f"kernel_kmeans-attacks-{name}": Piece(
+                    f"kernel_kmeans_attacks {name}",
+                    quick=f"kernel_kmeans_attacks {name} {few} --seeds 1",
+                )
+            },
+        )
+        for name, page, few in (
+            ("sums", kernel_kmeans_attacks.sums_page, "--datasets wine"),
+            ("points", kernel_kmeans_attacks.points_page, "--datasets wine"),
+            ("iterations", kernel_kmeans_attacks.iterations_page, "--datasets iris"),
+        )
+    },
     "mufc-loss": Group(
         mufc.loss_page,
         {

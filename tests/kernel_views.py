@@ -24,21 +24,3 @@ def nibbles_are_uniform(words):
     assert expected >= 20
     statistic = ((counts - expected) ** 2).sum() / expected
     return bool(chi2.isf(1 - 5e-10, 15) < statistic < chi2.isf(5e-10, 15))
-
-
-def error(guess, true):
-    """Return the error relative to a guess of the mean, whose error is 1."""
-    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
-    return np.linalg.norm(guess - true) / np.linalg.norm(true)
-
-
-def up_to_linear(guess, true):
-    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
-    return error(guess @ np.linalg.lstsq(guess, true)[0], true)
-
-
-def wine():
-    from sklearn.datasets import load_wine
-
-    X = load_wine().data
-    return (X - X.mean(axis=0)) / X.std(axis=0)

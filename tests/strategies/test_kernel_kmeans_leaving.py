@@ -10,9 +10,9 @@ from deviating import RealParties
 from draws import repeated_draws
 from faults import Clock, Fault, FaultyGrid
 from flwr.app import Error, Message
-from kernel_views import wine
 from transcripts import Recorder, is_uniform
 
+from simulations.kernel_kmeans_attacks import load
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.app.register import make_client_app
 from vfl_flower.clients import kernel_kmeans as client
@@ -403,7 +403,7 @@ class Federation:
 
 def blocks_of_wine(seed=0):
     """Return rows, and owners at random: a fifth of the rows of each leave."""
-    X = wine()
+    X = load("wine")
     owner = np.random.default_rng(seed).permutation(np.arange(len(X)) % 5) % 4
     return X, owner
 
@@ -437,7 +437,7 @@ def shown_by_the_next_sum(seed):
     asked = Federation(*blocks_of_wine(seed), seed=seed)
     before, lengths = asked.space.next_eta, asked.space.lengths
     own, rank = asked.own(), asked.space.rank
-    share = asked.parties[LEAVER].n_rows / len(wine())
+    share = asked.parties[LEAVER].n_rows / len(load("wine"))
     asked.space.leave(1 - share, embedded=False)
     asked.leave()
     now = asked.space.next_eta
@@ -722,7 +722,7 @@ def test_two_trainings_show_the_parties_less_of_the_one_that_left():
     The first map is written in terms of the second one, on any rows. A guess by the
     number of rows is nearer than what follows.
     """
-    X, errors = wine(), []
+    X, errors = load("wine"), []
     for seed in range(3):
         whose = blocks_of_wine(seed)[1]
         blocks = [Party(X[whose == place]) for place in range(4)]

@@ -5,18 +5,24 @@ was sent. The attacks are in the order of docs/papers/kernel_kmeans.md; each say
 it finds, also where that is more than one would like.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 from draws import repeated_draws
 from flwr.app import Error, Message
-from kernel_views import error, nibbles_are_uniform, sent, up_to_linear, wine
-from scipy.linalg import orthogonal_procrustes
+from kernel_views import nibbles_are_uniform, sent
 from scipy.optimize import least_squares, linear_sum_assignment
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from transcripts import Recorder, actual, is_uniform, patterns
 
+from simulations.kernel_kmeans_attacks import (
+    components,
+    correlations,
+    load,
+    scaling,
+    squared_distances,
+    up_to_linear,
+    up_to_rotation,
+)
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
@@ -518,39 +524,10 @@ def coreset(grid, count):
     return [sent(grid, "kernel_kmeans_sample", "points", m)[0] for m in range(count)]
 
 
-def squared_distances(points, gamma):
-    """Return |x - x'|^2 as cosines of the points give them: about exp(-gamma ..)."""
-    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
-    return -np.log(np.clip(unit @ unit.T, 1e-3, 1)) / gamma
-
-
-def scaling(squares, d):
-    """Return rows of these distances (classical scaling)."""
-    n = len(squares)
-    J = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(-J @ squares @ J / 2)
-    return vectors[:, -d:] * np.sqrt(np.maximum(values[-d:], 0))
-
-
-def up_to_rotation(guess, true):
-    guess, true = guess - guess.mean(axis=0), true - true.mean(axis=0)
-    return error(guess @ orthogonal_procrustes(guess, true)[0], true)
-
-
 def matched(guess, true):
     """Return |correlation| of each true column with its own found one."""
-    d = guess.shape[1]
-    correlations = np.abs(np.corrcoef(guess.T, true.T)[:d, d:])
-    return correlations[linear_sum_assignment(-correlations)]
-
-
-def components(values):
-    from sklearn.decomposition import FastICA
-
-    model = FastICA(whiten="unit-variance", random_state=0, max_iter=1000)
-    with warnings.catch_warnings():  # it does not converge where there is nothing
-        warnings.simplefilter("ignore")
-        return model.fit_transform(values)
+    found = correlations(guess, true)
+    return found[linear_sum_assignment(-found)]
 
 
 def test_points_are_the_embedding_of_the_rows():
@@ -565,7 +542,7 @@ def test_points_are_the_embedding_of_the_rows():
 
 def test_points_show_distances_and_rows_up_to_a_rotation():
     """Without the seed, from points and gamma alone; a guess has 0 and 1."""
-    X = wine()
+    X = load("wine")
     order = np.vstack([X[m::3] for m in range(3)])
     grid = watch([X[m::3] for m in range(3)], coreset_size=600, **REAL)
     points = np.vstack(coreset(grid, 3))

@@ -7,9 +7,20 @@ import pytest
 from consents import limited
 from draws import repeated_draws
 from faults import Fault, FaultyGrid
-from kernel_views import nibbles_are_uniform, sent, up_to_linear, wine
+from kernel_views import nibbles_are_uniform, sent
 from transcripts import Recorder
 
+from simulations.kernel_kmeans_attacks import (
+    averaged,
+    blind_draws,
+    differences,
+    follow,
+    load,
+    nearest,
+    up_to_linear,
+    watched_points,
+    watched_sums,
+)
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.clients import kernel_kmeans as client
 from vfl_flower.numerics import summed_kmeans as numerics
@@ -457,66 +468,16 @@ def test_no_sum_is_asked_for_of_a_cluster_that_had_fewer_than_20_rows():
         assert np.abs(sums.sums[small]).max(initial=0) < 1e-6
 
 
-def of_wine():
-    X = wine()
-    seen, model = watched(
-        [Party(X[m::3]) for m in range(3)],
-        **{"n_clusters": 3, "n_components": 20, "n_features": 50, "iterations": 20},
-        **{"subspace_tol": 0.01, "n_init": 30},
-    )
-    return seen, model.transform(X)
-
-
-def differences(seen):
-    """Return all differences of two sums of which one has a row more."""
-    asked = [(s, sums) for _, _, s, sums in seen if s is not None]
-    sums = np.vstack([given.sums[s >= LEAST_ROWS] for s, given in asked])
-    counts = np.concatenate([given.counts[s >= LEAST_ROWS] for s, given in asked])
-    more, less = np.nonzero(np.rint(counts[:, None] - counts) == 1)
-    return sums[more] - sums[less]
-
-
-def averaged(seen):
-    """Return differences of sums that are averaged over passes and starts first.
-
-    Clusters of one size next to the same one of three places count as the same; the
-    mean of what was sent, times the size, is about the sum of the whole cluster.
-    """
-    places, groups = seen[-1][0][0], {}
-    for _, _, sizes, given in seen[1:]:
-        still = np.nonzero((sizes >= LEAST_ROWS) & (np.rint(given.sizes) == sizes))
-        for j, cluster in zip(*still, strict=True):
-            mean = given.sums[j, cluster] / max(given.counts[j, cluster], 1)
-            place = int(np.linalg.norm(places - mean, axis=1).argmin())
-            groups.setdefault((place, int(sizes[j, cluster])), []).append(mean)
-    totals = {key: key[1] * np.mean(means, axis=0) for key, means in groups.items()}
-    pairs = [(p, n) for p, n in totals if (p, n + 1) in totals]
-    return np.array([totals[p, n + 1] - totals[p, n] for p, n in pairs])
-
-
-def nearest(guesses, H):
-    """Return each row's distance to the guess next to it; 1 is that of the mean."""
-    distances = np.linalg.norm(guesses[:, None] - H, axis=2).min(axis=0)
-    return distances / np.linalg.norm(H - H.mean(axis=0), axis=1)
-
-
-def blind_draws(H, count):
-    """Return guesses that know mean and covariance of the rows alone."""
-    moments = H.mean(axis=0), np.cov(H.T)
-    return np.random.default_rng(0).multivariate_normal(*moments, count)
-
-
-def test_sums_of_whole_clusters_show_rows(monkeypatch):
+def test_sums_of_whole_clusters_show_rows():
     """Why there are coins: two clusters that differ by a row show that row."""
-    whole(monkeypatch)
-    seen, H = of_wine()
+    seen, H = watched_sums(load("wine"), SEED, whole=True)
     assert (nearest(differences(seen), H) < 1e-6).sum() > 10
     assert (nearest(averaged(seen), H) < 0.3).any()
 
 
 def test_sums_of_half_clusters_show_no_row():
     """Nothing is nearer to a row than what is drawn without knowing any."""
-    seen, H = of_wine()
+    seen, H = watched_sums(load("wine"), SEED, whole=False)
     guesses = differences(seen)
     assert len(guesses) > 1000
     blind = nearest(blind_draws(H, len(guesses)), H)
@@ -527,32 +488,16 @@ def test_sums_of_half_clusters_show_no_row():
         assert np.median(errors) > np.median(blind)
 
 
-def follow(points, X, known):
-    """Return the error of rows that are computed from points and 30 known rows."""
-    A = np.column_stack([points, np.ones(len(points))])
-    M = np.linalg.solve(
-        A[known].T @ A[known] + 1e-3 * np.eye(A.shape[1]), A[known].T @ X[known]
-    )
-    rest = np.setdiff1d(np.arange(len(X)), known)
-    return np.sqrt(np.mean((A[rest] @ M - X[rest]) ** 2))
-
-
 def test_thirty_known_rows_and_points_give_the_rest_and_sums_do_not():
     """In standard deviations of a column, where a guess of the mean has 1."""
-    X, rng = wine(), np.random.default_rng(0)
+    X, rng = load("wine"), np.random.default_rng(0)
     known = rng.choice(len(X), 30, replace=False)
-    grid = Recorder([Party(X[m::3]) for m in range(3)])
-    settings = {"n_components": 20, "n_features": 50, "iterations": 20}
-    FKKMeans(3, **settings, clustering="coreset", seed=1).start(grid)
-    points = [sent(grid, "kernel_kmeans_sample", "points", m)[0] for m in range(3)]
-    H = np.empty((len(X), 20))
-    for m in range(3):
-        H[m::3] = points[m]
+    H, _ = watched_points(X, 20, SEED)
     assert follow(H, X, known) < 0.4
     assert up_to_linear(H, X) < 0.2
     # Of sums, the best stand-in for the point of a row: the guess next to it. It gains
     # little over 1, and no more than draws that know nothing of the sums.
-    seen, true = of_wine()
+    seen, true = watched_sums(X, SEED, whole=False)
     guesses = np.vstack([differences(seen), averaged(seen)])
     errors = []
     for points in (guesses, blind_draws(true, len(guesses))):

@@ -1,0 +1,246 @@
+"""Attacks on the messages of FK k-means, and their tables, on small data."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from simulations import kernel_kmeans_attacks as attacks
+from simulations.kernel_kmeans_attacks import (
+    FORMS,
+    RINGS,
+    SETS,
+    Seen,
+    Watched,
+    app,
+    averaged,
+    correlations,
+    differences,
+    follow,
+    iterations,
+    iterations_page,
+    load,
+    nearest,
+    passes,
+    points,
+    points_page,
+    rings,
+    scaling,
+    span,
+    split,
+    squared_distances,
+    sums,
+    sums_page,
+    up_to_linear,
+    up_to_rotation,
+    watched_points,
+    watched_sums,
+)
+from vfl_flower import FKKMeans
+from vfl_flower.numerics.kernel_embedding import embed_rows
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.strategies import kernel_kmeans as strategies
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Let runs not warn of their seed."""
+    caplog.set_level("ERROR", "vfl_flower")
+
+
+# --- Data and messages ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["wine", "exponential", "noise", "blobs"])
+def test_columns_are_standardised(name):
+    X = load(name)
+    np.testing.assert_allclose(X.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(X.std(axis=0), 1)
+
+
+def test_digits_are_pixels_without_constant_columns():
+    X = load("digits", 900)
+    assert X.shape == (900, 61)
+    assert set(np.unique(X)) == set(range(17))
+
+
+def test_the_sums_are_those_that_the_strategy_has(monkeypatch):
+    """What was sent, added up by the attacker, is what the server works with."""
+    given, cluster = [], strategies.summed_kmeans
+
+    def spy(ask, *arguments):
+        def asking(request):
+            given.append((request, ask(request)))
+            return given[-1][1]
+
+        return cluster(asking, *arguments)
+
+    monkeypatch.setattr(strategies, "summed_kmeans", spy)
+    grid = Watched(split(load("wine")))
+    FKKMeans(3, 5, n_init=2, iterations=3, seed=1).start(grid)
+    seen = passes(grid)
+    assert len(seen) == len(given) - 1 > 2
+    for mine, (request, theirs) in zip(seen, given[1:], strict=True):
+        np.testing.assert_array_equal(mine.before, request.sizes)
+        np.testing.assert_array_equal(mine.centers, request.centers)
+        for name in ("sizes", "counts", "sums"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+
+
+def test_whole_clusters_are_summed_without_coins():
+    seen, H = watched_sums(load("wine"), 1, whole=True, starts=2)
+    for given in seen:
+        for j, centers in enumerate(given.centers):
+            labels, _ = assign(H, centers)
+            for cluster in np.flatnonzero(given.before[j] >= attacks.LEAST_ROWS):
+                expected = H[labels == cluster].sum(axis=0)
+                np.testing.assert_allclose(given.sums[j, cluster], expected, atol=1e-6)
+    seen, _ = watched_sums(load("wine"), 1, whole=False, starts=2)
+    assert not np.allclose(seen[0].counts, seen[0].sizes)
+
+
+def test_points_are_in_the_order_of_the_rows():
+    X = load("wine")
+    H, gamma = watched_points(X, 5, 1)
+    grid = Watched(split(X))
+    settings = {"clustering": "coreset", "coreset_size": 3 * len(X), **attacks.REAL}
+    FKKMeans(3, 5, n_init=1, seed=1, **settings).start(grid)
+    part = grid.memories()[0].part
+    np.testing.assert_allclose(H, embed_rows(part, X), atol=1e-9)
+    assert gamma == part["gamma"]
+
+
+# --- Attacks --------------------------------------------------------------------------
+
+
+def two_passes():
+    """Return two passes over three rows of one of two clusters: one joins it."""
+    rows = np.arange(1.0, 7).reshape(3, 2)
+    centers = np.array([[[3.0, 4.0], [90.0, 90.0]]])
+    before = [np.array([[n, 5]]) for n in (30, 31)]
+    totals = [30 * rows[0], 30 * rows[0] + rows[2]]
+    return rows, [
+        Seen(centers, b, b.astype(float), b.astype(float), np.array([[t, 0 * t]]))
+        for b, t in zip(before, totals, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("attack", [differences, averaged])
+def test_a_row_that_joins_a_cluster_is_found(attack):
+    """The other cluster has too few rows to send a sum."""
+    rows, seen = two_passes()
+    np.testing.assert_allclose(attack(seen), [rows[2]])
+
+
+def test_errors_are_relative_to_the_mean():
+    H = np.array([[0.0], [2.0]])
+    np.testing.assert_allclose(nearest(np.array([[0.5], [9.0]]), H), [0.5, 1.5])
+    assert np.isinf(nearest(np.zeros((0, 1)), H)).all()
+
+
+def test_rows_follow_from_linear_points():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 3))
+    known = np.arange(20)
+    assert follow(X @ rng.normal(size=(3, 3)), X, known) < 0.01
+    assert follow(rng.normal(size=(50, 3)), X, known) > 0.9
+
+
+def test_distances_give_rows_up_to_a_rotation():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3))
+    squares = ((X[:, None] - X) ** 2).sum(axis=2)
+    rows = scaling(squares, 3)
+    assert up_to_rotation(rows, X) < 1e-9
+    assert up_to_linear(rows * [1, 2, 3], X) < 1e-9 < up_to_rotation(rows[::-1], X)
+    values, vectors = np.linalg.eigh(np.exp(-0.1 * squares))
+    H = 7 * vectors * np.sqrt(np.maximum(values, 0))  # cosines do not see the length
+    np.testing.assert_allclose(squared_distances(H, 0.1), squares, atol=1e-6)
+    assert correlations(X, X).shape == (3, 3)
+    np.testing.assert_allclose(np.diag(correlations(-X, X)), 1)
+
+
+# --- Tables ---------------------------------------------------------------------------
+
+
+def test_ends_of_a_span_that_are_the_same_stand_once():
+    assert span([1.001, 1.0, 1.002]) == "1.00"
+    assert span([3, 1], "d") == "1 to 3"
+
+
+def test_whole_sums_show_rows_and_the_default_does_not():
+    entry = sums("wine", seeds=1)
+    cells = {(one["form"], one["attack"]): one for one in entry["attacks"]}
+    whole, default = ([*cells.values()][k] for k in (0, 2))
+    assert len(cells) == 4
+    assert [whole["form"], default["form"]] == [*FORMS]
+    assert whole["exact"][0] > 10
+    assert default["exact"] == [0]
+    assert default["nearest"][0] > default["blind_nearest"][0]
+    assert default["guesses"][0] > 1000
+    known = [errors[0] for errors in entry["known"].values()]
+    assert known[0] < 0.4 < 0.8 < known[1]
+    title, page, others = sums_page({"wine": entry})
+    assert title == "## Attacks on sums of clusters"
+    assert page.count("below 1e-06") == 1
+    assert len(page.splitlines()) == 2 + 4
+    assert len(others.splitlines()) == 2 + 3
+
+
+def test_more_components_show_more():
+    entry = points("wine", seeds=1)
+    few, many = entry["runs"]
+    assert (few["s"], many["s"]) == (5, 20)
+    for name in ("kernel", "rotation", "linear"):
+        assert many[name][0] < few[name][0]
+    for name in ("distances", "column"):
+        assert few[name][0] < many[name][0] < 1
+    _, page = points_page({"wine": entry})
+    assert "wine, 178 x 13" in page
+    assert len(page.splitlines()) == 2 + 2
+
+
+def test_the_inertia_is_beside_that_of_the_long_run():
+    entry = iterations("iris", times=(2, 5), long=10, seeds=2)
+    early, late = entry["runs"]
+    (long,) = iterations("iris", times=(10,), long=11, seeds=2)["runs"]
+    for run in (early, late):
+        ratios = np.divide(run["inertia"], long["inertia"])
+        np.testing.assert_allclose(run["above"], ratios - 1)
+    assert early["moved"] != late["moved"]
+    title, bands, times, sets, of_rings = iterations_page({"iris": entry})
+    assert title == "## Iterations"
+    counts = [int(line.split("|")[2]) for line in bands.splitlines()[2:]]
+    assert sum(counts) == 4
+    assert len(times.splitlines()) == 2 + 2
+    assert "iris" in sets
+    assert of_rings == ""
+
+
+def test_the_rings_are_found():
+    X, radius = rings()
+    np.testing.assert_allclose(np.linalg.norm(X, axis=1), radius, atol=0.6)
+    entry = iterations(RINGS, seeds=1)
+    assert [run["T"] for run in entry["runs"]] == [20, 40, 60]
+    assert all(run["found"] == [1] for run in entry["runs"])
+    *_, table = iterations_page({"iris": iris_entry(), RINGS: entry})
+    assert table.count("1 of 1") == 3
+
+
+def iris_entry():
+    return {"runs": [{"T": 20, "moved": [0.1], "inertia": [1.0], "above": [0.0]}]}
+
+
+def test_the_command_writes_the_sets_that_are_asked_for(tmp_path, monkeypatch):
+    short = partial(iterations, times=(2,), long=4)
+    measured, *others = attacks.TABLES["iterations"]
+    assert measured is iterations
+    assert list(others[1]) == [*SETS, RINGS]
+    monkeypatch.setitem(attacks.TABLES, "iterations", (short, *others))
+    words = ["iterations", "--datasets", "iris", "--seeds", "1"]
+    app([*words, "--output-dir", str(tmp_path)], standalone_mode=False)
+    stem = tmp_path / "kernel_kmeans_attacks-iterations"
+    figures = json.loads(stem.with_suffix(".json").read_text())["iterations"]
+    assert list(figures) == ["iris"]
+    assert "## Iterations" in stem.with_suffix(".md").read_text()
