@@ -491,8 +491,8 @@ def points(name: str, *, seeds: int = 3, most: int = DRAWN) -> dict[str, Any]:
             missed = (H @ H.T - np.exp(-gamma * true))[above]
             squares = squared_distances(H, gamma)
             rows = scaling(squares, d)
-            # A column of zeros, of which there are more than distances tell, is none.
-            found = components(rows[:, np.ptp(rows, axis=0) > 0])
+            # Distances of points have no more dimensions that are worth much.
+            found = components(scaling(squares, min(d, s)))
             cells.append(
                 {
                     "kernel": float(np.sqrt(np.mean(missed**2))),
