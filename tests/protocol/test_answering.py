@@ -838,6 +838,13 @@ def later_server(kept: Path, encoding: Any = SCALES) -> Server:
     return later
 
 
+@pytest.fixture
+def later(kept, server) -> Server:
+    """Return the same server in a later run on the model, which a session keeps."""
+    server.greet(LATER)
+    return server
+
+
 def asked_of(model: str = MODEL) -> dict[str, Any]:
     return {"frame": {"model": model}}
 
@@ -922,9 +929,9 @@ def test_a_model_that_the_party_does_not_know(kept, model, word):
     refused(later_server(kept).error("probing", **asked_of(model)), word)
 
 
-def test_a_part_of_another_strategy(server, kept):
+def test_a_part_of_another_strategy(later, kept):
     save_part(kept, replace(load_part(kept, MODEL), strategy="other"))
-    error = server.error("probing", 2, **asked_of())
+    error = later.error("probing", **asked_of())
     refused(error, "'test_answering'", "'other'")
 
 
@@ -937,10 +944,10 @@ def predictions_in(folder: Path) -> Path:
     return file
 
 
-def test_predictions_of_rows_without_ids(server, kept):
-    assert server.values("predicting", 2, **asked_of()) == {}
+def test_predictions_of_rows_without_ids(later, kept):
+    assert later.values("predicting", **asked_of()) == {}
     file = predictions_in(kept)
-    assert file.name == f"predictions-{MODEL}-{SESSION:016x}.csv"
+    assert file.name == f"predictions-{MODEL}-{LATER:016x}.csv"
     assert file.read_text() == "row,prediction\n0,1.5\n1,-2.0\n2,0.1\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert len(files_in(kept)) == 2  # the part and the predictions
@@ -962,13 +969,13 @@ class Stored:
 
 @pytest.mark.parametrize("ids", [["b, c", 'd "e"', "f"], [7, 5, 6]])
 @pytest.mark.parametrize("stored", [False, True])
-def test_predictions_of_rows_with_ids(server, kept, ids, stored):
-    party = server.grid._parties[1000]
+def test_predictions_of_rows_with_ids(later, kept, ids, stored):
+    party = later.grid._parties[1000]
     if stored:
         party.source = Stored(ids)
     else:
         party.ids = np.array(ids)
-    server.values("predicting", 2, **asked_of())
+    later.values("predicting", **asked_of())
     with open(predictions_in(kept), newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["id", "prediction"]
@@ -976,20 +983,20 @@ def test_predictions_of_rows_with_ids(server, kept, ids, stored):
     assert [float(row[1]) for row in rows[1:]] == [1.5, -2.0, 0.1]
 
 
-def test_predictions_leave_the_party_nowhere_else(server, kept):
-    reply = server.ask("predicting", 2, **asked_of())
+def test_predictions_leave_the_party_nowhere_else(later, kept):
+    reply = later.ask("predicting", **asked_of())
     assert unpack(reply.content)[0] == {}
-    state = server.grid._contexts[1000].state
+    state = later.grid._contexts[1000].state
     assert not any("predictions" in key for record in state.values() for key in record)
     predictions_in(kept).unlink()
-    server.values("counter", 3)
+    later.values("counter", 2, **asked_of())
     assert list(kept.glob("predictions-*")) == []
 
 
-def test_the_same_round_writes_the_same_predictions(server, kept):
-    server.values("predicting", 2, **asked_of())
+def test_the_same_round_writes_the_same_predictions(later, kept):
+    later.values("predicting", **asked_of())
     before = predictions_in(kept).read_bytes()
-    server.values("predicting", 2, **asked_of())
+    later.values("predicting", **asked_of())
     assert predictions_in(kept).read_bytes() == before
 
 
@@ -1013,30 +1020,30 @@ def test_predictions_of_own_rows_are_under_the_number_of_their_model(
     assert predictions_in(tmp_path).read_text() == rows
 
 
-def test_predictions_of_an_earlier_run_stay(server, kept):
-    server.values("predicting", 2, **asked_of())
-    server.greet(SESSION + 1)
-    server.values("predicting", 1, **asked_of())
+def test_predictions_of_an_earlier_run_stay(later, kept):
+    later.values("predicting", **asked_of())
+    later.greet(LATER + 1)
+    later.values("predicting", **asked_of())
     assert len(list(kept.glob("predictions-*"))) == 2
 
 
-def test_predictions_that_cannot_be_written_leave_nothing(server, kept, monkeypatch):
+def test_predictions_that_cannot_be_written_leave_nothing(later, kept, monkeypatch):
     def full(source, target):
         raise OSError(errno.ENOSPC, "No space left on device", "/home/ann/secret")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        error = server.error("predicting", 2, **asked_of())
+        error = later.error("predicting", **asked_of())
     refused(error, f"predictions of model {MODEL}", "No space left")
     assert "home" not in error.reason
     assert [file.suffix for file in files_in(kept)] == [".npz"]
-    server.values("predicting", 2, **asked_of())  # asked again, when there is space
+    later.values("predicting", **asked_of())  # asked again, when there is space
     assert predictions_in(kept).stat().st_size > 0
 
 
-def test_predictions_that_are_not_of_the_rows_are_not_written(server, kept):
-    server.grid._parties[1000].ids = np.arange(2)
-    assert server.error("predicting", 2, **asked_of()).code == FAILED
+def test_predictions_that_are_not_of_the_rows_are_not_written(later, kept):
+    later.grid._parties[1000].ids = np.arange(2)
+    assert later.error("predicting", **asked_of()).code == FAILED
     assert [file.suffix for file in files_in(kept)] == [".npz"]
 
 

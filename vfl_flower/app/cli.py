@@ -11,6 +11,7 @@ import typer.core
 from vfl_flower.app import label, reports, runs, simulate, stored
 from vfl_flower.app.federation import certificates, coordinator, init, party
 from vfl_flower.app.findings import print_findings, readings_of
+from vfl_flower.app.guard import align, journal
 from vfl_flower.app.options import (
     Columns,
     Delimiter,
@@ -111,7 +112,7 @@ app.command("label")(label.main)
 app.add_typer(stored.app, name="models")
 
 
-for command in (init, certificates, coordinator, party):
+for command in (init, certificates, coordinator, party, align, journal):
     app.command()(command)
 
 

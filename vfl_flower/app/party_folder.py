@@ -71,6 +71,13 @@ column-names = false        # true: tell the server the names of the columns whe
 # max-bytes = 1000000000    # most bytes of its replies in one run
 max-refusals = 100          # most messages that it refuses, in all runs, before it
                             # answers none
+min-changed-rows = 20       # fewest rows in which the rows of two sums must differ,
+                            # unless they are the same: the difference of the sums
+                            # reveals the sum over those rows
+# changed-parties = ["x"]   # parties with and without which this one takes part in sums
+                            # over the same rows: the difference reveals their part
+# accept-alignments = ["server"]  # use an order of rows from "align" without
+                            # 'vfl-flower align --accept' of this party's operator
 
 [leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
           # different rows at most, in one run and in all runs

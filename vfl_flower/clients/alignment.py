@@ -19,10 +19,16 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Len, MaxLen
 
+from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.parts import read_private
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.row_order import RowOrder, normal_ids, save_order
+from vfl_flower.protocol.row_order import (
+    RowOrder,
+    accept_order,
+    normal_ids,
+    save_order,
+)
 from vfl_flower.protocol.steps import once, step
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (
@@ -186,8 +192,12 @@ def keep_order(
     run = party.recall(Passes)
     if run.left:
         raise PartyError("the lists are not encrypted by all parties yet")
-    if len(np.unique(positions)) < len(positions) or not len(positions):
-        raise PartyError("positions must be of distinct rows, and of one at least")
+    least = 1 if party.allow_plain else LEAST_ROWS
+    if len(np.unique(positions)) < max(len(positions), least):
+        raise PartyError(
+            f"positions must be of distinct rows, at least {least}, got "
+            f"{len(positions)}"
+        )
     ids = normal_ids(party.read_ids())
     if _digest(party, ids) != run.ids:
         raise PartyError("the ids in this party's data changed during the alignment")
@@ -198,6 +208,15 @@ def keep_order(
     salt = _key(party, "order")
     order = RowOrder.of(alignment, tag.hex(), salt, [ids[k] for k in rows.tolist()])
     save_order(party.state_dir, order)
+    consent = party.consent
+    if consent is None or consent.peers is None or consent.accept_alignments:
+        accept_order(party.state_dir, alignment)
+    else:
+        log.warning(
+            "alignment %r must be accepted before a run may use it: vfl-flower align "
+            "FOLDER --accept %s",
+            *(alignment, alignment),
+        )
     return {"kept": True}
 
 

@@ -129,7 +129,7 @@ def from_file(
         ids_digest=converted.ids_digest,
         checked=True,
     )
-    party.encoding = converted.encoding
+    party.encoding, party.order_key = converted.encoding, key or None
     return party
 
 

@@ -73,8 +73,11 @@ log = logging.getLogger("vfl_flower")
 
 Load = Callable[[Context], Party]
 
-Uses = Mapping[str, frozenset[tuple[str, str]]]
-"""Strategies and tasks, by the action of the step that they ask for."""
+Use = frozenset[tuple[str, str]]
+"""Strategies and tasks, by their names."""
+
+Uses = Mapping[str, Use]
+"""Those that ask for a step, by its action."""
 
 Text = Annotated[str, MaxLen(200)]
 
@@ -220,7 +223,7 @@ def answer(
     context: Context,
     load: Load,
     allow_plain: bool,
-    asked_by: frozenset[tuple[str, str]] = frozenset(),
+    asked_by: Use = frozenset(),
 ) -> Message:
     """Run one step for one message, or say why not, without a value of the data."""
     start = time.perf_counter()
@@ -256,9 +259,9 @@ def answer(
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
                 frame = Frame.parse(packed)
-                _check_consent(step, party, asked_by)
                 content, sent, clipped = _run(
-                    step, values, digests, frame, party, memory, journal, allow_plain
+                    *(step, values, digests, frame, party, memory, journal),
+                    *(allow_plain, asked_by),
                 )
         seconds = time.perf_counter() - start
         told = {"seconds": seconds} | ({"clipped": clipped} if clipped else {})
@@ -306,6 +309,7 @@ def _run(
     memory: Memory,
     journal: Journal | None,
     allow_plain: bool,
+    asked_by: Use,
 ) -> tuple[RecordDict, bytes, bytes | None]:
     """Run a step of the protocol.
 
@@ -324,6 +328,7 @@ def _run(
         # First, since these rows count among those that must not change in the run.
         add_kept(party, recall_part(party, frame.model)[1])
     private_key, public_keys = memory.enter(frame, party)
+    uses = _check_strategy(step, party, memory, asked_by)
     if journal is not None:
         journal.enter(party)
     if party.consent is not None:
@@ -362,6 +367,8 @@ def _run(
                     raise
                 log.warning("%s goes on without %s: %s", step, revealed.kind, error)
                 arguments[revealed.when] = False
+    if step.rows == "session":
+        party.sum_over()
     reply = flatten(step(party, **arguments))
     clipped = sums.hide(step, reply, _sizes(party))
     content = to_records(reply)
@@ -369,6 +376,7 @@ def _run(
     if journal is not None:
         journal.leave(frame, party, sent, bytes_of_arrays(content))
     memory.leave(frame, party, step, sums.common, sent)
+    memory.keep_uses(uses)
     if party.part is not part:
         memory.keep_part(party, step.parts_of)
     if journal is not None:
@@ -390,17 +398,32 @@ def _sizes(party: Party) -> Sizes:
     return {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}
 
 
-def _check_consent(
-    step: Step[..., Any], party: Party, asked_by: frozenset[tuple[str, str]]
-) -> None:
-    """Raise ``PartyError`` where the party takes no part in what asks for a step."""
+def _check_strategy(
+    step: Step[..., Any], party: Party, memory: Memory, asked_by: Use
+) -> Use:
+    """Return which strategies and tasks ask for all steps of the session so far.
+
+    Raises
+    ------
+    PartyError
+        None does, or the party takes part in none of them.
+    """
     consent = party.consent
     if consent is None:
-        return
-    if not any(consent.takes_part(*use) for use in asked_by or {("", "")}):
+        return asked_by
+    before, uses = memory.uses, asked_by
+    if before is not None and consent.peers is not None:
+        uses = asked_by & before
+        if not uses and asked_by | before:
+            raise PartyError(
+                f"{step.action} is of another strategy or task than the steps before "
+                "it in this session"
+            )
+    if not any(consent.takes_part(*use) for use in uses or {("", "")}):
         raise PartyError(
             f"this party's consent has no strategy and task that ask for {step.action}"
         )
+    return uses
 
 
 def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:

@@ -116,6 +116,9 @@ class _Rules:
     max_round_trips: Natural | None = None
     max_bytes: Natural | None = None
     max_refusals: Natural = 100
+    min_changed_rows: Natural = LEAST_ROWS
+    changed_parties: list[str] | None = None
+    accept_alignments: list[Literal["server"]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,12 @@ class Consent(_Rules):
         Most messages that the party answers in one run, and most bytes of its replies.
     max_refusals : int
         Most messages that the party refuses, in all runs, before it answers none.
+    min_changed_rows : int
+        Fewest rows in which the rows of two sums must differ, unless they are the same.
+    changed_parties : list of str or None
+        Parties with and without which this one takes part in sums over the same rows.
+    accept_alignments : list of str or None
+        Who may accept an order of rows beside the party's operator: "server".
     leaves : mapping of str to Limit
         The kinds of :data:`KINDS` that may leave.
     peers : mapping of str to str, or None

@@ -27,6 +27,7 @@ from vfl_flower.protocol.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.row_sets import TABLES, RowSets, count_sets, write_anchor
 from vfl_flower.protocol.vault import Vault
 from vfl_flower.typing import Array
 
@@ -141,6 +142,7 @@ class Journal:
     released: dict[str, Array] = field(default_factory=dict)
     trusted: dict[str, str] = field(default_factory=dict)
     _run: str = field(default="", repr=False, compare=False)
+    _path: Path = field(default=Path(), repr=False, compare=False)
     _db: sqlite3.Connection | None = field(default=None, repr=False, compare=False)
 
     def _load(self) -> None:
@@ -330,6 +332,9 @@ class Journal:
             party.releases = Releases(
                 party.consent, party.shared, party.n_rows, self._ever, tags
             )
+            if party.consent.peers is not None:  # no run in one process
+                assert self._db is not None
+                party.row_sets = RowSets(self._db, self._path, party, self._key)
 
     def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
         """Note a round, its reply, and what leaves the party with it.
@@ -416,11 +421,12 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         with _named_errors(path):
             db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
             db.execute("BEGIN IMMEDIATE")
-            for table in (*_TABLES, *_KEPT_STATE):
+            for table in (*_TABLES, *_KEPT_STATE, *TABLES):
                 db.execute(table)
+            n_sets = count_sets(db)
             old = (time.time() - STATE_SECONDS,)
             db.execute("DELETE FROM locked_states WHERE time < ?", old)
-            line = Journal(_run=name, _db=db)
+            line = Journal(_run=name, _path=path, _db=db)
             line._load()
             line.trusted = dict(db.execute("SELECT name, key FROM peers"))
             refused = db.execute("SELECT value FROM counts WHERE name = 'refusals'")
@@ -440,7 +446,10 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             bounds |= {"sure": SURE_STATES, "bytes": MOST_BYTES}
             for forget in _FORGET:
                 db.execute(forget, bounds)
+            added = count_sets(db) > n_sets
             db.execute("COMMIT")
+            if added:  # afterwards: an anchor ahead of the journal would stop the party
+                write_anchor(path, count_sets(db))
 
 
 def note_refusal(folder: Path) -> None:

@@ -206,6 +206,8 @@ class Memory:
         seed = (frame.seed, frame.private_draws)
         if (known.get("seed", seed[0]), known.get("private_draws", seed[1])) != seed:
             raise PartyError("the seed changed during the run")
+        if known.get("model", frame.model or "") != (frame.model or ""):
+            raise PartyError("the model changed during the run")
         if known.get("data", _about(party)) != _about(party):
             raise PartyError("the data of this party have changed during the run")
         for name, wanted in frame.sums.items():
@@ -333,6 +335,7 @@ class Memory:
         if "peers" not in session:
             seed = {"seed": frame.seed, "private_draws": frame.private_draws}
             session.update(peers=frame.peers, data=_about(party), **seed)
+            session["model"] = frame.model or ""
             if frame.columns is not None:
                 session["columns"] = frame.columns
             if frame.credentials is not None:
@@ -362,6 +365,18 @@ class Memory:
         before = self._shared(party)  # a step can add rows, and take none back
         for kind, rows in party.shared.items():
             session[SHARED + kind] = pack_rows(rows | before.get(kind, rows))
+
+    @property
+    def uses(self) -> frozenset[tuple[str, str]] | None:
+        """Strategies and tasks that ask for all steps so far; None before any step."""
+        if not self._session or (names := self._session.get("uses")) is None:
+            return None
+        pairs = (name.rpartition(" ") for name in names)
+        return frozenset((strategy, task) for strategy, _, task in pairs)
+
+    def keep_uses(self, uses: frozenset[tuple[str, str]]) -> None:
+        """Keep which strategies and tasks ask for all steps so far."""
+        self._session["uses"] = sorted(map(" ".join, uses))
 
     def keep_part(self, party: Party, algorithm: str) -> None:
         """Keep ``party.part``, here and in the party's ``state-dir``."""

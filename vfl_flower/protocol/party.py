@@ -50,6 +50,15 @@ class Predictions:
     more: Mapping[str, Array] = field(default_factory=dict)
 
 
+class RowSets(Protocol):
+    """The party's guard of the rows that it adds up for others."""
+
+    def check(
+        self, rows: Array | None, weights: Array | None, *, by_choice: bool
+    ) -> None:
+        """Note a set of rows, or refuse it; see :meth:`Party.sum_over`."""
+
+
 class Source(Protocol):
     """Where the rows of a party come from."""
 
@@ -141,6 +150,10 @@ class Party:
         united and there is no `source`.
     shared : dict of str to Array of bool, shape (n,)
         Rows that :meth:`share` has counted in the run, by kind.
+    row_sets : RowSets or None
+        Guard of the rows over which the party adds up; None in a run in one process.
+    order_key : str or None
+        What changes with the order of the rows, where parties have aligned them.
     releases : Releases or None
         What counts them; None: nothing is counted.
 
@@ -183,6 +196,8 @@ class Party:
     )
     shared: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
     releases: Releases | None = field(default=None, init=False, repr=False)
+    row_sets: RowSets | None = field(default=None, init=False, repr=False)
+    order_key: str | None = field(default=None, init=False, repr=False)
     _state: Any = field(default=None, init=False, repr=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _kept_ids: Sequence[str] = field(default=(), init=False, repr=False)
@@ -316,6 +331,11 @@ class Party:
         return len(self.X)
 
     @property
+    def order_name(self) -> str | None:
+        """What changes with the ids of the rows or their order; None without ids."""
+        return self.order_key or self.ids_digest
+
+    @property
     def n_labels(self) -> int:
         """Number of rows whose label this party knows."""
         return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
@@ -371,8 +391,37 @@ class Party:
             self.releases = Releases(self.consent, self.shared, self.n_rows)
         return self.releases
 
+    def sum_over(
+        self,
+        rows: Array | None = None,
+        weights: Array | None = None,
+        *,
+        by_choice: bool = False,
+    ) -> None:
+        """Check, before a step adds up rows for others, that it may be these rows.
+
+        Parameters
+        ----------
+        rows : Array of int, shape (m,), optional
+            Numbers of the rows, repeats allowed; default: all rows of the session.
+        weights : Array, shape (m,), optional
+            Their weights; default: 1.
+        by_choice : bool
+            Whether the party itself has taken rows out or added some: the set is noted,
+            and may differ from an earlier one by few rows.
+
+        Raises
+        ------
+        PartyError
+            The rows are few, or differ from those of an earlier sum by few; or the
+            parties are others than in an earlier sum over them. The log says which.
+        """
+        if self.row_sets is not None:
+            chosen = None if rows is None else rows.astype(np.intp)
+            self.row_sets.check(chosen, weights, by_choice=by_choice)
+
     def tags(self, rows: Array, key: bytes) -> Array:
-        """Return what tells rows apart for the life of the data, sorted.
+        """Return what tells rows apart for the life of the data.
 
         Parameters
         ----------
@@ -383,7 +432,7 @@ class Party:
 
         Returns
         -------
-        Array of uint64, shape (at most m,)
+        Array of uint64, shape (m,)
             Keyed hashes of their ids.
 
         Raises
@@ -399,7 +448,7 @@ class Party:
             )
         texts = [str(ids[row]).encode() for row in rows.tolist()]
         hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
-        return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
+        return np.frombuffer(b"".join(hashes), dtype="<u8")
 
     def afford(self, name: str, rows: int, width: int) -> None:
         """Refuse work that is out of proportion to the party's own rows.

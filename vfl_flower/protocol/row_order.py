@@ -179,14 +179,22 @@ def check_name(name: str) -> None:
 
 
 def save_order(folder: Path, order: RowOrder) -> None:
-    """Keep an order in a party's ``state-dir``; replace one of the same name.
+    """Keep an order in a party's ``state-dir``, where none of its name is kept.
 
     Raises
     ------
     PartyError
-        The name is not valid, or the folder cannot be written to.
+        The name is not valid, there is another order of this name, or the folder cannot
+        be written to.
     """
     target = _path(folder, order.name)
+    if target.exists():
+        if read_order(folder, order.name).key == order.key:
+            return  # the step is asked again
+        raise PartyError(
+            f"alignment {order.name!r} exists at this party and is never replaced: "
+            "choose another name"
+        )
     about = {"format": FORMAT, "name": order.name, "tag": order.tag}
     file = io.BytesIO()
     salt = np.frombuffer(order.salt, dtype=np.uint8)
@@ -197,7 +205,44 @@ def save_order(folder: Path, order: RowOrder) -> None:
     )
 
 
+def accept_order(folder: Path, name: str) -> RowOrder:
+    """Let runs use an order, and return it; see :func:`read_order`."""
+    order = read_order(folder, name)
+    write_private(_accepted(folder, name), order.key.encode(), f"alignment {name!r}")
+    return order
+
+
+def is_accepted(folder: Path, order: RowOrder) -> bool:
+    """Return whether runs may use an order."""
+    path = _accepted(folder, order.name)
+    return path.exists() and read_private(path) == order.key.encode()
+
+
+def list_orders(folder: Path) -> list[str]:
+    """Return the names of the orders of a ``state-dir``."""
+    paths = folder.glob("alignment-*.npz")
+    return sorted(path.stem.removeprefix("alignment-") for path in paths)
+
+
 def load_order(folder: Path | None, name: str) -> RowOrder:
+    """Return an order that runs may use; see :func:`read_order`.
+
+    Raises
+    ------
+    PartyError
+        As :func:`read_order`, or the party's operator has not accepted it.
+    """
+    order = read_order(folder, name)
+    assert folder is not None
+    if not is_accepted(folder, order):
+        raise PartyError(
+            f"alignment {name!r} of {len(order.ids)} rows must be accepted by this "
+            f"party's operator: vfl-flower align FOLDER --accept {name}"
+        )
+    return order
+
+
+def read_order(folder: Path | None, name: str) -> RowOrder:
     """Read an order from a party's ``state-dir``.
 
     Raises
@@ -235,6 +280,10 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
 def _path(folder: Path, name: str) -> Path:
     check_name(name)  # it comes from the server, and must not lead out of the folder
     return folder / f"alignment-{name}.npz"
+
+
+def _accepted(folder: Path, name: str) -> Path:
+    return _path(folder, name).with_suffix(".accepted")
 
 
 def _blocks(ids: Iterable[Any]) -> Iterator[Sequence[Any]]:

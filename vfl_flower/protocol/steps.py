@@ -24,7 +24,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import Contract
@@ -126,6 +126,8 @@ class Step(Question[P, R]):
         What leaves a party by it beyond sums and the numbers that it declares.
     once : bool
         Whether a party answers it once in a session.
+    rows, why : str
+        Over which rows it adds up, as :func:`sums_over` declares them.
     parts_of : str
         The algorithm of whose models it makes and reads parts.
     goes_on : bool
@@ -140,6 +142,9 @@ class Step(Question[P, R]):
         self.action = action or f"{self.algorithm}_{function.__name__}"
         self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
         self.once: bool = getattr(function, "once", False)
+        self.rows: SumRows
+        self.why: str
+        self.rows, self.why = getattr(function, "sums_over", ("session", ""))
         self.goes_on: bool = getattr(function, "goes_on", False)
         self.parts_of: str = getattr(function, "parts_of", self.algorithm)
         functools.update_wrapper(self, function)
@@ -232,6 +237,33 @@ def reveals(
     return declare
 
 
+SumRows = Literal["session", "request", "earlier", "party", "none"]
+"""Over which rows a step adds up, and so who chooses them: see :func:`sums_over`."""
+
+
+def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
+    """Declare over which rows a step adds up; below :func:`step`.
+
+    Parameters
+    ----------
+    rows : str
+        ``"session"``, as without this declaration: all rows of the session, which the
+        party's guard checks before the step. ``"request"``: rows that follow from the
+        request, such as numbers, a seed or a share; the step calls
+        :meth:`~vfl_flower.protocol.party.Party.sum_over`. ``"earlier"``: rows that an
+        earlier step of the session has so checked. ``"party"``: groups that the party
+        forms by a rule of the step. ``"none"``: it adds up no rows.
+    why : str
+        What hides a single row instead of the guard.
+    """
+
+    def declare(function: F) -> F:
+        vars(function)["sums_over"] = rows, why
+        return function
+
+    return declare
+
+
 def once(function: F) -> F:
     """Declare that a party answers a step once in a session; below :func:`step`."""
     vars(function)["once"] = True
@@ -303,4 +335,5 @@ __all__ = [
     "parts_of",
     "reveals",
     "step",
+    "sums_over",
 ]

@@ -1,0 +1,347 @@
+"""A party's guard of the rows over which it adds anything up for others.
+
+The server chooses these rows: by an order that the parties have aligned, by numbers, by
+a seed or a share. Two sums over rows that differ by a single row reveal that row. So a
+party notes each set of rows, with their weights, for the life of its data: a new set
+must be an earlier one, or differ from every earlier one by many rows. It also notes the
+parties of each sum, since sums with and without a party reveal what that party adds.
+
+Rows are known by keyed tags of their ids, whatever the order of a file, and by their
+places in a file without ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.files import make_private, write_whole
+from vfl_flower.numerics.row_sets import (
+    block_sums,
+    effective_number,
+    least_difference,
+)
+from vfl_flower.protocol.consent import LEAST_ROWS, Consent
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+ANCHOR = "journal.anchor"
+"""File beside the journal with the number of its row sets: a journal with fewer is
+lost, or restored from a backup."""
+
+MOST_ORDERS = 8
+"""Orders of rows of which the journal keeps the numbers."""
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS row_tags (tags BLOB)",
+    """CREATE TABLE IF NOT EXISTS row_orders (
+    name TEXT PRIMARY KEY, row_set INTEGER, numbers BLOB)""",
+    """CREATE TABLE IF NOT EXISTS row_sets (id INTEGER PRIMARY KEY, places INTEGER,
+    digest BLOB UNIQUE, squares REAL, parties TEXT, blocks BLOB, bits BLOB,
+    weights BLOB)""",
+    "CREATE TABLE IF NOT EXISTS row_journal (inode INTEGER)",
+)
+"""The tags of all rows, by number; the numbers of the rows of an order, and its set;
+the sets; and the file in which they were written."""
+
+REFUSED = "this party's guard refuses the rows of the request, and its log says why"
+"""All that the server learns of a refusal."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowSet:
+    """Some of the rows that a party has ever had.
+
+    Parameters
+    ----------
+    mask : Array of bool, shape (largest number + 1,)
+        Which rows, by number.
+    weights : Array, shape (m,), or None
+        Their weights, in the order of the numbers; None: all are 1.
+    """
+
+    mask: Array
+    weights: Array | None
+
+    @classmethod
+    def of(cls, numbers: Array, weights: Array | None) -> RowSet:
+        """Return the set of numbers, whose weights add up where one is repeated."""
+        mask = np.zeros(int(numbers.max(initial=0)) + 1, dtype=bool)
+        mask[numbers] = True
+        if weights is None and mask.sum() == len(numbers):
+            return cls(mask, None)
+        w = np.bincount(numbers, weights=weights).astype(np.float64)[mask]
+        return cls(mask, None if (w == 1).all() else w)
+
+    @classmethod
+    def unpacked(cls, bits: bytes, weights: bytes | None) -> RowSet:
+        """Return the set that a journal has."""
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+        w = None if weights is None else np.frombuffer(weights)
+        return cls(mask.astype(bool), w)
+
+    @cached_property
+    def bits(self) -> bytes:
+        """The mask, a bit each."""
+        return np.packbits(self.mask, bitorder="little").tobytes()
+
+    @cached_property
+    def squares(self) -> float:
+        """Sum of the squares of the weights."""
+        w = self.weights
+        return float(self.mask.sum() if w is None else w @ w)
+
+    @cached_property
+    def blocks(self) -> Array:
+        """Sums of the weights of each block of rows, shape (256,)."""
+        return block_sums(self.mask, self.weights)
+
+    @property
+    def size(self) -> float:
+        """Number of rows, or their effective number by weight."""
+        w = self.weights
+        return self.squares if w is None else effective_number(w)
+
+    @property
+    def packed_weights(self) -> bytes | None:
+        """The weights, as a journal has them."""
+        return None if self.weights is None else self.weights.tobytes()
+
+    def apart(self, other: RowSet) -> float:
+        """Return in how many rows two sets differ, by weight."""
+        if self.weights is None and other.weights is None:
+            first, second = (int.from_bytes(s.bits, "little") for s in (self, other))
+            return float((first ^ second).bit_count())
+        size = max(len(self.mask), len(other.mask))
+        v, w = (s._dense(size) for s in (self, other))
+        squares = np.array([other.squares])
+        return float(least_difference(w[None], v, squares, self.squares, v @ w)[0])
+
+    def _dense(self, size: int) -> Array:
+        dense = np.zeros(size)
+        dense[np.flatnonzero(self.mask)] = 1.0 if self.weights is None else self.weights
+        return dense
+
+
+class RowSets:
+    """The sets of rows that a party has added up, in its journal.
+
+    Parameters
+    ----------
+    db : sqlite3.Connection
+        The journal, in the transaction of a message.
+    path : Path
+        Its file.
+    party : Party
+        The party, in a run.
+    key : bytes
+        Key of the tags of its rows.
+    """
+
+    def __init__(
+        self, db: sqlite3.Connection, path: Path, party: Party, key: bytes
+    ) -> None:
+        assert party.consent is not None
+        self._db, self._path, self._party, self._key = db, path, party, key
+        self._consent: Consent = party.consent
+        self._by_place = party.order_name is None
+        self._order = f"{party.order_name or 'places'} {party.n_rows}"
+
+    def check(
+        self, rows: Array | None, weights: Array | None, *, by_choice: bool
+    ) -> None:
+        """Note a set of rows, or refuse it; see :meth:`Party.sum_over`."""
+        check_journal(self._db, self._path)
+        if rows is None and (number := self._value("row_set")) is not None:
+            self._check_parties(number)
+            return
+        numbers = self._numbers()
+        rows_of_sum = RowSet.of(numbers if rows is None else numbers[rows], weights)
+        sha = hashlib.sha256(b"%d %d " % (self._by_place, len(rows_of_sum.bits)))
+        sha.update(rows_of_sum.bits + (rows_of_sum.packed_weights or b""))
+        query = "SELECT id FROM row_sets WHERE digest = ?"
+        noted = self._db.execute(query, (sha.digest(),)).fetchone()
+        if noted is not None:
+            self._check_parties(noted[0])
+        else:
+            self._check_size(rows_of_sum)
+            if not by_choice:
+                self._check_distance(rows_of_sum)
+            noted = self._note(rows_of_sum, sha.digest())
+        if rows is None:
+            update = "UPDATE row_orders SET row_set = ? WHERE name = ?"
+            self._db.execute(update, (noted[0], self._order))
+
+    def _value(self, column: str) -> Any:
+        """Return what the journal has of the order of the rows, or None."""
+        query = f"SELECT {column} FROM row_orders WHERE name = ?"
+        known = self._db.execute(query, (self._order,)).fetchone()
+        return None if known is None else known[0]
+
+    def _numbers(self) -> Array:
+        """Return the number of each row of the session, by which all sets know it."""
+        if (known := self._value("numbers")) is not None:
+            return np.frombuffer(known, "<u4")
+        everything = np.arange(self._party.n_rows)
+        numbers = everything.astype("<u4")
+        if not self._by_place:
+            tags = self._party.tags(everything, self._key)
+            stored = self._db.execute("SELECT tags FROM row_tags").fetchone()
+            known_tags = np.frombuffer(stored[0] if stored else b"", "<u8")
+            # Sorted, so that a number says nothing of a row's place in the file.
+            known_tags = np.concatenate([known_tags, np.setdiff1d(tags, known_tags)])
+            by_tag = np.argsort(known_tags)
+            places = np.searchsorted(known_tags, tags, sorter=by_tag)
+            numbers = by_tag[places].astype("<u4")
+            self._db.execute("DELETE FROM row_tags")
+            self._db.execute("INSERT INTO row_tags VALUES (?)", (known_tags.tobytes(),))
+        self._db.execute(
+            "INSERT INTO row_orders VALUES (?, NULL, ?)",
+            (self._order, numbers.tobytes()),
+        )
+        self._db.execute(
+            "DELETE FROM row_orders WHERE rowid <= "
+            f"(SELECT max(rowid) FROM row_orders) - {MOST_ORDERS}"
+        )
+        return numbers
+
+    def _note(self, rows_of_sum: RowSet, digest: bytes) -> tuple[int]:
+        """Write a set into the journal, and return its number there."""
+        s, parties = rows_of_sum, json.dumps([sorted(self._party.names)])
+        values = s.squares, s.blocks.tobytes(), s.bits, s.packed_weights, parties
+        inserted: tuple[int] = self._db.execute(
+            "INSERT INTO row_sets (places, digest, squares, blocks, bits, weights, "
+            "parties) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id",
+            (self._by_place, digest, *values),
+        ).fetchone()
+        return inserted
+
+    def _check_size(self, rows_of_sum: RowSet) -> None:
+        if rows_of_sum.size < LEAST_ROWS:
+            log.error(
+                "a request is refused: it is for a sum over %.0f rows, by weight, and "
+                "a sum must be over %d or more",
+                *(rows_of_sum.size, LEAST_ROWS),
+            )
+            raise PartyError(REFUSED)
+
+    def _check_distance(self, rows_of_sum: RowSet) -> None:
+        """Refuse a set that differs from an earlier one by few rows."""
+        least = self._consent.min_changed_rows
+        earlier = self._db.execute(
+            "SELECT id, squares, weights IS NULL, blocks FROM row_sets "
+            "WHERE places = ?",
+            (self._by_place,),
+        ).fetchall()
+        if not earlier:
+            return
+        blobs = b"".join(row[3] for row in earlier)
+        sums = np.frombuffer(blobs).reshape(len(earlier), -1)
+        ids, squares, plain = np.array([row[:3] for row in earlier]).T
+        plain = (plain > 0) & (rows_of_sum.weights is None)
+        bounds = np.abs(sums - rows_of_sum.blocks).sum(axis=1)
+        mixed, w = ~plain, rows_of_sum
+        bounds[mixed] = least_difference(
+            sums[mixed], w.blocks, squares[mixed], w.squares, 0.0
+        )
+        for number in ids[bounds < least].astype(int).tolist():
+            query = "SELECT bits, weights FROM row_sets WHERE id = ?"
+            packed = self._db.execute(query, (number,)).fetchone()
+            apart = rows_of_sum.apart(RowSet.unpacked(*packed))
+            if apart < least:
+                log.error(
+                    "a request is refused: its rows differ from those of an earlier "
+                    "sum by %.0f, by weight, and must differ by %d or not at all, "
+                    "since the difference of the two sums would reveal the sum of "
+                    "those few. If your data or an alignment have changed, wait for "
+                    "more changes, or permit this by 'min-changed-rows = %d' in your "
+                    "consent.toml",
+                    *(apart, least, max(1, int(apart))),
+                )
+                raise PartyError(REFUSED)
+
+    def _check_parties(self, number: int) -> None:
+        """Refuse a set of an earlier sum with other parties, or note these."""
+        query = "SELECT parties FROM row_sets WHERE id = ?"
+        (stored,) = self._db.execute(query, (number,)).fetchone()
+        earlier, now = json.loads(stored), sorted(self._party.names)
+        if now in earlier:
+            return
+        allowed = set(self._consent.changed_parties or ())
+        for names in earlier:
+            changed = set(names) ^ set(now)
+            if len(changed) < self._consent.least_parties and not changed <= allowed:
+                changes = sorted(changed - allowed)
+                log.error(
+                    "a request is refused: it is for a sum over the rows of an earlier "
+                    "one, but with other parties (%s), and the difference of the two "
+                    "sums would reveal what these add; permit it by "
+                    "'changed-parties = %s' in your consent.toml",
+                    *(", ".join(map(repr, changes)), json.dumps(changes)),
+                )
+                raise PartyError(REFUSED)
+        update = "UPDATE row_sets SET parties = ? WHERE id = ?"
+        self._db.execute(update, (json.dumps([*earlier, now]), number))
+
+
+# -- the journal, lost or restored -----------------------------------------------------
+
+
+def count_sets(db: sqlite3.Connection) -> int:
+    """Return how many row sets a journal has."""
+    return int(db.execute("SELECT count(*) FROM row_sets").fetchone()[0])
+
+
+def check_journal(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a journal that was lost, or restored from a backup.
+
+    Raises
+    ------
+    PartyError
+        The journal is not the file in which its row sets were written, or has fewer of
+        them than it once had.
+    """
+    inode = path.stat().st_ino
+    known = db.execute("SELECT inode FROM row_journal").fetchone()
+    anchor = path.with_name(ANCHOR)
+    expected = int(anchor.read_text()) if anchor.exists() else 0
+    if count_sets(db) < expected or known not in (None, (inode,)):
+        log.error(
+            "the journal %s was lost or restored from a backup, so this party does not "
+            "know all rows over which sums have left it: bring back the newest "
+            "journal, or use this one by 'vfl-flower journal FOLDER --confirm'",
+            path,
+        )
+        raise PartyError(
+            "this party's journal was lost or restored from a backup: it answers again "
+            "when its operator has confirmed the journal"
+        )
+    if known is None:
+        db.execute("INSERT INTO row_journal VALUES (?)", (inode,))
+
+
+def confirm_journal(path: Path) -> None:
+    """Use a journal that was lost or restored, as the operator wants it."""
+    make_private(path)
+    with closing(sqlite3.connect(path)) as db, db:
+        for table in TABLES:
+            db.execute(table)
+        db.execute("DELETE FROM row_journal")
+        db.execute("INSERT INTO row_journal VALUES (?)", (path.stat().st_ino,))
+        write_anchor(path, count_sets(db))
+
+
+def write_anchor(path: Path, count: int) -> None:
+    """Note beside a journal how many row sets it has."""
+    write_whole(path.with_name(ANCHOR), str(count).encode(), private=True)
