@@ -38,10 +38,8 @@ import click
 import typer
 
 from simulations import (
-    coreset_months,
     coreset_published,
     coreset_robust,
-    coreset_scores,
     coreset_theorems,
     fdskl,
     fdskl_stochastic,
@@ -165,27 +163,6 @@ GROUPS: dict[str, Group] = {
                 ("kc_house",),
                 quick="coreset_robust --datasets made --quick",
             )
-        },
-    ),
-    "coresets-scores": Group(
-        lambda results: coreset_scores.page(results, 20),
-        {
-            "coresets-scores": Piece(
-                "coreset_scores",
-                ("kc_house", "a9a", "cod_rna", "ijcnn1"),
-                quick="coreset_scores --datasets generated --quick",
-            )
-        },
-    ),
-    "coresets-months": Group(
-        coreset_months.page,
-        {
-            "coresets-months-flights": Piece("coreset_months --datasets flights"),
-            "coresets-months-kc_house": Piece(
-                "coreset_months --datasets kc_house",
-                ("kc_house",),
-                quick="coreset_months --datasets flights --quick --repeats 1",
-            ),
         },
     ),
     "fdskl-errors": Group(

@@ -54,7 +54,7 @@ from vfl_flower.strategies import algorithms
 PAPERS = {
     "coresets": {
         *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
-        *("coreset_predictions", "coreset_additions"),
+        "coreset_predictions",
     },
     "fdskl": {"fdskl", "kernel_dealing", "kernel_moments", "kernel_scores"},
     "kernel_kmeans": {"kernel_kmeans"},

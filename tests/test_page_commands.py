@@ -47,10 +47,6 @@ NOT_HERE = {
         r"vfl-flower": "those of docs/tutorials/three-files.md, with another strategy",
     },
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
-    "docs/coresets.md": {
-        r"vfl-flower run coreset-vlogistic": "the labels of these files are numbers",
-        r"vfl-flower run .* --task add": "of other files: tests/app/test_additions.py",
-    },
     "docs/contribute.md": {
         r"make (test|lint|docs|bench|papers)": "CI itself; the last two take long",
         r"python -m vfl_flower.app.settings": "compared with the page in test_docs.py",

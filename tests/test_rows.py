@@ -15,14 +15,7 @@ import vfl_flower as vf
 from vfl_flower.data.rows import ArrowRows, arrow_rows
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.rows import (
-    WINDOW_BYTES,
-    ArrayRows,
-    Rows,
-    StackedRows,
-    add_each,
-    as_rows,
-)
+from vfl_flower.rows import WINDOW_BYTES, ArrayRows, Rows, add_each, as_rows
 
 
 class ByNumbers(Rows):
@@ -373,26 +366,3 @@ def test_a_run_has_the_bits_of_a_run_on_arrays(name, kind, tmp_path):
     assert len(expected) > 2
     for key, value in expected.items():
         assert np.array_equal(value, actual[key]), key
-
-
-@pytest.mark.parametrize("order", [None, [0, 3, 5, 6, 8], [8, 1, 6, 0], [5], [7, 7]])
-def test_rows_with_others_below(order):
-    """Whatever rows are asked for: of both, in any order, with repeats."""
-    X = np.random.default_rng(0).normal(size=(9, 2))
-    rows = StackedRows(ArrayRows(X[:6]), X[6:])
-    numbers = None if order is None else np.array(order)
-    expected = X if order is None else X[order]
-    assert rows.shape == (9, 2)
-    np.testing.assert_array_equal(np.vstack(list(rows.blocks(2, numbers))), expected)
-    told = rows.map_reduce(
-        lambda part, block: [(part.start, part.stop, block)],
-        operator.add,
-        [],
-        size=2,
-        rows=numbers,
-    )
-    np.testing.assert_array_equal(np.vstack([block for *_, block in told]), expected)
-    assert [start for start, *_ in told] == [0, *(stop for _, stop, _ in told)][:-1]
-    assert told[-1][1] == len(expected)
-    places = np.arange(len(expected))[::-1]
-    np.testing.assert_array_equal(rows.take(places), X[places])

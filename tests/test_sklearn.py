@@ -18,7 +18,6 @@ import vfl_flower as vf
 from vfl_flower import sklearn
 from vfl_flower.protocol.settings import settings_of
 from vfl_flower.sklearn import (
-    CoresetClassifier,
     CoresetKMeans,
     CoresetRegressor,
     ForgettingKMeans,
@@ -45,7 +44,6 @@ ROWS = [np.arange(m, 120, 3)[::-1] for m in range(3)]
 
 CHECKED: dict[BaseEstimator, dict[str, str]] = {
     CoresetRegressor(solver="central", regularizer="ridge", alpha=0.001): {},
-    CoresetClassifier(): {},
     CoresetKMeans(n_clusters=3, n_init=1): {},
     KernelClassifier(solver="direct", allow_two_parties=True): {
         "check_class_weight_classifiers": "a class has no weight of its own: "
@@ -154,32 +152,6 @@ def test_iterations_are_those_of_the_solver():
         columns_per_party=3, solver="cg", size=100, random_state=0
     ).fit(X[:, :3], Y)
     assert model.n_iter_ == model.result_.metrics["iterations"] > 1
-
-
-def test_the_coreset_classifier_is_the_strategy():
-    """Classes have any names; coefficients are in the order of the columns of X."""
-    codes = (Y + RNG.logistic(size=400) > 5).astype(int)
-    y = np.array(["no", "yes"])[codes]
-    model = CoresetClassifier(columns_per_party=SPLIT, size=100, random_state=3)
-    model.fit(X, y)
-    result = vf.simulate(vf.CoresetVLogistic(size=100), parties_of(codes), seed=3)
-    split = [model.coef_[0, own] for own in SPLIT]
-    np.testing.assert_array_equal(
-        np.concatenate(split), np.concatenate(result.model.coef_)
-    )
-    blocks = [X[:, own] for own in SPLIT]
-    assert model.classes_.tolist() == ["no", "yes"]
-    np.testing.assert_array_equal(
-        model.predict(X), model.classes_[result.model.predict(blocks).astype(int)]
-    )
-    np.testing.assert_allclose(
-        model.predict_proba(X), result.model.predict_proba(blocks)
-    )
-    np.testing.assert_allclose(
-        model.decision_function(X), X @ model.coef_[0] + model.intercept_
-    )
-    with pytest.raises(ValueError, match="y must have two classes, got 3"):
-        model.fit(X, np.arange(400) % 3)
 
 
 def test_kmeans_is_the_strategy():

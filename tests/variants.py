@@ -1,7 +1,6 @@
 """A small run for each way that a strategy has: together they ask for every step."""
 
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 
 from vfl_flower import Party
 from vfl_flower.clients import mufc
-from vfl_flower.protocol.parts import ModelPart, load_part, save_part
+from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
@@ -19,10 +18,7 @@ from vfl_flower.strategies import (
     Alignment,
     CoresetPrediction,
     CoresetVKMC,
-    CoresetVKMCAdd,
-    CoresetVLogistic,
     CoresetVRLR,
-    CoresetVRLRAdd,
     FDSKLPrediction,
     FKKMeans,
     FKKMeansEvaluation,
@@ -84,12 +80,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
     "moments of errors": CoresetVRLR(**_regression, evaluate="full"),
-    "ridge scores": CoresetVRLR(
-        **_regression | {"regularizer": "ridge", "alpha": 0.2}, scores="ridge"
-    ),
-    "logistic": CoresetVLogistic(size=30, seed=3, test_fraction=0.25, **_two),
-    "logistic paper": CoresetVLogistic(size=30, seed=3, rounds="paper"),
-    "logistic full": CoresetVLogistic(seed=3, sampling="full"),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),
@@ -109,11 +99,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "k-means kept": CoresetVKMC(**_clusters),
-    "added month": CoresetVRLRAdd(model=MODEL, **_regression),
-    "added month of moments": CoresetVRLRAdd(
-        model=MODEL, **_regression | _enough, rounds="paper"
-    ),
-    "added month of clusters": CoresetVKMCAdd(model=MODEL, **_clusters),
     "blocks predict": CoresetPrediction(MODEL, **_two),
     "fdskl predict": FDSKLPrediction(MODEL, solver="direct", block_bytes=96, **_two),
     "fdskl moments predict": FDSKLPrediction(MODEL, dealer="airline"),
@@ -203,37 +188,6 @@ def keeping_parties(count: int = 2) -> list[Party]:
     for party in parties(count):
         state_dir = folder / str(party.name)
         state_dir.mkdir(mode=0o700)
-        made.append(Party(party.X, party.y, name=party.name, state_dir=state_dir))
-    return made
-
-
-@cache
-def first_month(algorithm: str, rows: int, count: int) -> list[ModelPart]:
-    """Return the parts of a model with a coreset of rows like those of the parties."""
-    strategies = {"k-means": CoresetVKMC(**_clusters, keep_coreset=True)}
-    settings = _regression | {"size": rows // 2, "keep_coreset": True}
-    strategies["linear"] = CoresetVRLR(**settings)
-    rng = np.random.default_rng(6)
-    made = []
-    for party, later in zip(parties(count), keeping_parties(count), strict=True):
-        X = rng.normal(size=(rows, party.X.shape[1]))
-        y = None if party.y is None else rng.normal(size=rows)
-        made.append(Party(X, y, name=party.name, state_dir=later.state_dir))
-    grid = InProcessGrid(made)
-    model = strategies[algorithm].start(grid).model.number
-    return [load_part(party.state_dir, model) for party in made]
-
-
-def adding_parties(
-    count: int = 2, algorithm: str = "linear", many: bool = False
-) -> list[Party]:
-    """Return parties with their coresets of a month, and the rows of the next one."""
-    folder, made = folder_of("adding_parties", count), []
-    data = moments_parties(count) if many else parties(count)
-    parts = first_month(algorithm, len(data[0].X), count)
-    for party, part in zip(data, parts, strict=True):
-        state_dir = Path(tempfile.mkdtemp(dir=folder))
-        save_part(state_dir, replace(part, model=MODEL))
         made.append(Party(party.X, party.y, name=party.name, state_dir=state_dir))
     return made
 
@@ -337,24 +291,10 @@ def text_parties(count: int = 2) -> list[Party]:
     return made
 
 
-@cache
-def classified_parties(count: int = 2) -> list[Party]:
-    """Return parties with labels of two classes, neither of them rare."""
-    made = moments_parties(count)
-    y = (np.asarray(made[-1].y) > 3).astype(float)
-    return [
-        Party(party.X, None if party.y is None else y, name=party.name)
-        for party in made
-    ]
-
-
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
-    made["added month"] = adding_parties
-    made["added month of moments"] = lambda count: adding_parties(count, many=True)
-    made["added month of clusters"] = lambda count: adding_parties(count, "k-means")
     made |= {"remove": removing_parties, "unite": text_parties}
     made |= {"align": differing_parties, "align keyed": differing_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
@@ -363,8 +303,6 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
-    of_classes = [v for v in VARIANTS if v.startswith("logistic")]
-    made |= dict.fromkeys(of_classes, classified_parties)
     of_moments = ("fdskl moments", "fdskl moments noise")
     made |= dict.fromkeys(of_moments, moments_parties)
     made["fdskl moments predict"] = lambda count: new_parties_of_sums()

@@ -197,62 +197,6 @@ class ArrayRows(Rows):
             yield np.ascontiguousarray(X, dtype=np.float64)
 
 
-class StackedRows(Rows):
-    """Rows, and an array with more of them below.
-
-    Parameters
-    ----------
-    first : Rows, shape (n, d)
-        These need not lie in memory.
-    more : Array, shape (k, d)
-        Rows n to n + k - 1.
-
-    Examples
-    --------
-    >>> rows = StackedRows(ArrayRows(np.array([[1.0], [2.0]])), np.array([[3.0]]))
-    >>> rows.take(np.array([2, 0])).ravel()
-    array([3., 1.])
-    """
-
-    def __init__(self, first: Rows, more: Array) -> None:
-        self._first, self._more = first, ArrayRows(more)
-        self.shape = (len(first) + len(more), first.shape[1])
-
-    def take(self, rows: Array) -> Array:
-        """Return some rows; see :meth:`Rows.take`."""
-        n = len(self._first)
-        above = rows < n
-        taken = np.empty((len(rows), self.shape[1]))
-        taken[above] = self._first.take(rows[above])
-        taken[~above] = self._more.take(rows[~above] - n)
-        return taken
-
-    def map_reduce(
-        self,
-        f: Callable[[slice, Array], T],
-        add: Callable[[T, T], T],
-        zero: T,
-        size: int = 0,
-        rows: Array | None = None,
-    ) -> T:
-        """Return a total over the blocks; see :meth:`Rows.map_reduce`.
-
-        Where `rows` has those of the array last, `first` computes its own total.
-        """
-        n, first, last = len(self._first), None, None
-        if rows is not None:
-            first, last = rows[rows < n], rows[rows >= n] - n
-            if not np.array_equal(rows[: len(first)], first):
-                return super().map_reduce(f, add, zero, size, rows)
-        m = n if first is None else len(first)
-
-        def below(part: slice, block: Array) -> T:
-            return f(slice(part.start + m, part.stop + m), block)
-
-        total = self._first.map_reduce(f, add, zero, size, first)
-        return add(total, self._more.map_reduce(below, add, zero, size, last))
-
-
 def as_rows(X: Array | Rows) -> Rows:
     """Return the rows of an array, or the rows themselves."""
     return X if isinstance(X, Rows) else ArrayRows(X)

@@ -217,7 +217,7 @@ def test_ids_to_forget_are_in_no_file():
         ({"strategy": "x"}, "strategy must be one of coreset-vrlr, .*, got 'x'"),
         (
             {"task": "x"},
-            "one of train, add, predict, evaluate, remove for strategy 'coreset-vrlr'",
+            "one of train, predict, evaluate, remove for strategy 'coreset-vrlr'",
         ),
         (
             {"strategy": "fdskl", "task": "x"},

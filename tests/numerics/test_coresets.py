@@ -28,7 +28,6 @@ from vfl_flower.numerics.coresets import (
     importance_estimate,
     leverage_factor,
     leverage_scores,
-    logistic_sensitivities,
     sigma_min,
     tau,
     uniform,
@@ -146,65 +145,6 @@ def test_scores_of_any_small_integers(method, scale, X, repeat, constant):
     assert np.isfinite(scores).all()
     assert scores.sum() == pytest.approx(rank, abs=1e-6)
     np.testing.assert_allclose(scores, reference(X), atol=1e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("strength", [1e-6, 1.0, 1e4])
-def test_ridge_scores_are_those_of_the_rows_with_the_penalty_below(strength, method):
-    """And their sum is the effective dimension, from the eigenvalues of X^T X.
-
-    The last column has no penalty, another one is 0.
-    """
-    X = gaussian(200, 6) * [1.0, 1e-3, 1e3, 1.0, 1.0, 1.0]
-    X[:, 3] = 0
-    penalty = np.array([1.0, 1e-6, 1e6, 1.0, 1.0, 0.0]) * strength
-    blocks = RowBlocks(X, block_bytes=2000)
-    factor = leverage_factor(blocks, method, penalty)
-    scores = leverage_scores(blocks, factor)
-    np.testing.assert_allclose(
-        scores, reference(np.vstack([X, np.diag(np.sqrt(penalty))]))[:200], rtol=1e-8
-    )
-    unit = np.array([1.0, 1e3, 1e-3, 1.0, 1.0])
-    free = X[:, 5:] / np.linalg.norm(X[:, 5:])
-    rest = (X[:, :5] * unit) - free @ (free.T @ (X[:, :5] * unit))
-    eigenvalues = np.linalg.eigvalsh(rest.T @ rest)
-    effective = 1 + (eigenvalues / (eigenvalues + strength)).sum()
-    assert scores.sum() == pytest.approx(effective, rel=1e-8)
-
-
-@pytest.mark.parametrize("mix", [0.0, 0.5, 0.99])
-@pytest.mark.parametrize("strength", [1.0, 100.0])
-def test_a_penalty_takes_the_place_of_columns_that_do_not_overlap(strength, mix):
-    """With the penalty's rows below each block, gamma is larger and has a lower bound.
-
-    The ridge score of a row in all columns is at most the sum of those of the parties
-    over gamma^2, and gamma^2 at least lambda / (lambda + |X_j|^2), however much the
-    columns of the parties overlap.
-    """
-    X = gaussian(300, 4)
-    X[:, 2:] = mix * X[:, :2] + (1 - mix) * X[:, 2:]
-    halves = [X[:, :2], X[:, 2:]]
-    below = np.sqrt(strength) * np.eye(4)
-    rows = [
-        np.vstack([half, part])
-        for half, part in zip(halves, (below[:, :2], below[:, 2:]), strict=True)
-    ]
-    gamma = sigma_min(rows, np.ones(304))
-    assert gamma >= sigma_min(halves, np.ones(300))
-    largest = max(np.linalg.norm(half, 2) ** 2 for half in halves)
-    assert gamma**2 >= strength / (strength + largest)
-    joint = reference(np.vstack([X, below]))[:300]
-    local = sum(reference(half)[:300] for half in rows)
-    assert (joint <= local / gamma**2 + 1e-12).all()
-
-
-def test_logistic_sensitivities_are_square_roots():
-    """Rows (3, 4) and (0, 0) of one column and a constant: |u| = 0.6, 0.8, 0."""
-    scores = scores_of(np.array([[3.0], [4.0], [0.0], [0.0]]))
-    np.testing.assert_allclose(
-        logistic_sensitivities(scores, 4), [0.85, 1.05, 0.25, 0.25]
-    )
-    assert logistic_sensitivities(np.array([-1e-17]), 4).tolist() == [0.25]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -311,10 +311,6 @@ def test_when_a_step_reveals(when, value, applies):
 
 
 UNDECLARED = {
-    # Of kept rows, by their places: what the strategy gave the parties in earlier runs.
-    ("coreset_additions_kept", "rows"),
-    ("coreset_additions_kept", "weights"),
-    ("coreset_additions_kept", "levels"),
     # Rows whose labels a party knows, drawn uniformly.
     ("fdskl_start", "rows"),
     # Only in a run in one process.

@@ -147,50 +147,6 @@ def test_rows_and_weights_of_regression_are_those_of_the_paper(
     assert actual.metrics["objective"] == actual.metrics["train_loss"]
 
 
-@pytest.mark.parametrize("solver", ["central", "cg"])
-@pytest.mark.parametrize("intercept", [True, False])
-@pytest.mark.parametrize("fraction", [0.0, 0.3])
-def test_rows_by_ridge_scores_are_those_of_the_rows_with_the_penalty_below(
-    fraction, intercept, solver
-):
-    """Of the training rows, with n alpha a column, and none for ones and label.
-
-    With them the weights are as before, and so is the problem that is solved.
-    """
-    X, y = data()
-    size, seed, alpha = 60, 11, 2.0
-    train = split_rows(300, fraction, seed)[0]
-    train = np.arange(300) if train is None else train
-    n, g = len(train), []
-    for j, block in enumerate(np.split(X[train], np.cumsum(WIDTHS)[:-1], axis=1)):
-        if intercept:
-            block = block - block.mean(axis=0)
-        below = np.sqrt(n * alpha) * np.eye(block.shape[1])
-        if j == 2:
-            extra = [np.ones(n)] if intercept else []
-            block = np.column_stack([block, *extra, y[train]])
-            below = np.pad(below, ((0, 0), (0, len(extra) + 1)))
-        Q = np.linalg.qr(np.vstack([block, below]))[0]
-        g.append((Q[:n] ** 2).sum(axis=1) + 1 / n)
-    S, w = expected_coreset(np.array(g), seed, size, train)
-    strategy = CoresetVRLR(
-        size,
-        "ridge",
-        alpha,
-        scores="ridge",
-        fit_intercept=intercept,
-        test_fraction=fraction,
-        solver=solver,
-        tol=1e-10,
-    )
-    actual, sent = run(strategy, parties(X, y), seed)
-    np.testing.assert_array_equal(dict(sent)["coresets_scores"]["rows"], S)
-    A = np.column_stack([X[S], np.ones(size)]) if intercept else X[S]
-    gram = A.T @ (w[:, None] * A) + n * alpha * np.diag([1.0] * D + [0.0] * intercept)
-    theta = np.linalg.solve(gram, A.T @ (w * y[S]))
-    np.testing.assert_allclose(np.concatenate(actual.model.coef_), theta[:D], rtol=1e-5)
-
-
 def test_leverage_scores_of_the_test_are_those_of_the_package():
     """The 1/n between bases with ones and about the mean is counted once."""
     X, y = data()
@@ -842,12 +798,6 @@ BOTH = [
 REGRESSION = [
     ({"regularizer": "l2"}, "'none', 'ridge', 'lasso', 'elasticnet'"),
     ({"solver": "sgd"}, "'moments', 'central', 'cg'"),
-    ({"scores": "l1"}, "'leverage', 'ridge'"),
-    ({"scores": "ridge"}, "unless regularizer is 'ridge' or 'elasticnet'"),
-    (
-        {"scores": "ridge", "regularizer": "elasticnet", "alpha": 1.0, "l1_ratio": 1.0},
-        "unless regularizer is 'ridge' or 'elasticnet'",
-    ),
     ({"solver": "distdim"}, "'moments', 'central', 'cg'"),
     ({"check_size": 9, "solver": "cg"}, "0 unless .* solver 'central'"),
     ({"test_fraction": 1.0}, "below 1"),

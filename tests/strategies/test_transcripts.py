@@ -27,7 +27,6 @@ from vfl_flower.simulation import simulate
 from vfl_flower.strategies import (
     FDSKL,
     CoresetVKMC,
-    CoresetVLogistic,
     CoresetVRLR,
     FDSKLPrediction,
     FKKMeans,
@@ -52,14 +51,8 @@ def parties(X, y, labelled=True):
     ]
 
 
-def two_classes():
-    X, y = data()
-    return parties(X, (y > 5).astype(float))
-
-
 def record(strategy, federation=None, seed=6):
-    made = two_classes() if isinstance(strategy, CoresetVLogistic) else parties(*data())
-    grid = Recorder(federation or made)
+    grid = Recorder(federation or parties(*data()))
     strategy.seed = seed
     return strategy.start(grid), grid.transcript
 
@@ -83,10 +76,6 @@ STRATEGIES = {
     "cg, full": lambda: CoresetVRLR(solver="cg", sampling="full"),
     "proximal": lambda: CoresetVRLR(40, "lasso", 0.5, solver="cg", max_iter=5),
     "saga": lambda: CoresetVRLR(40, solver="saga", max_iter=2, batch_size=20),
-    "logistic": lambda: CoresetVLogistic(40),
-    "logistic, paper": lambda: CoresetVLogistic(40, rounds="paper"),
-    "logistic, uniform": lambda: CoresetVLogistic(40, sampling="uniform"),
-    "logistic, full": lambda: CoresetVLogistic(sampling="full"),
     "k-means": lambda: CoresetVKMC(3, size=40, evaluate="full"),
     "k-means, checked": lambda: CoresetVKMC(3, size=40, check_size=20),
     "k-means, paper": lambda: CoresetVKMC(3, size=40, rounds="paper"),
@@ -96,7 +85,7 @@ STRATEGIES = {
     "distdim, uniform": lambda: CoresetVKMC(3, "distdim", size=40, sampling="uniform"),
     "distdim, full": lambda: CoresetVKMC(3, sampling="full", solver="distdim"),
 }
-POOLED = [n for n in STRATEGIES if n.startswith(("central", "k-means", "logistic"))]
+POOLED = [n for n in STRATEGIES if n.startswith(("central", "k-means"))]
 AT_HOME = [n for n in STRATEGIES if n not in POOLED]
 
 
@@ -132,7 +121,7 @@ def names(text=""):
 
 START = "n l2 intercept test_fraction method"
 GREETING = "partition plan.kinds plan.seeded plan.parties plan.leaving"
-COMMON = "size test_fraction l2 classes"
+COMMON = "size test_fraction"
 CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
 CORESET = names("coreset.rows coreset.weights")
 DOWN: dict[str, set[str]] = {
@@ -188,13 +177,11 @@ def told_up(sums):
 
 def down(entry, strategy):
     """Return the names that a message from the server may have, and no others."""
-    regression, full = strategy.labelled, strategy.sampling == "full"
+    regression, full = isinstance(strategy, CoresetVRLR), strategy.sampling == "full"
     if entry.action == "coresets_totals":
         return names(COMMON) | names("intercept" if regression else CLUSTERING)
     if entry.action == "coresets_pooled_rows":
-        return names("test_fraction labels classes") | names(
-            "start stop" if full else "rows"
-        )
+        return names("test_fraction labels") | names("start stop" if full else "rows")
     if entry.action in ("linear_start", "coresets_local_clusters"):
         return DOWN[entry.action] | (set() if full else CORESET)
     return DOWN[entry.action]
@@ -202,7 +189,7 @@ def down(entry, strategy):
 
 def up(entry, strategy):
     """Return the names that a party's message may have, and no others."""
-    regression = strategy.labelled
+    regression = isinstance(strategy, CoresetVRLR)
     fused, pooled = strategy.rounds == "fused", strategy.solver == "central"
     labels = names("y") if regression and entry.party == HOLDER else set()
     if entry.action == "coresets_totals":
@@ -260,17 +247,6 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 ".. with rows": "``central``",
                 ".. each step": "only sums",
                 "coefficients": "the model",
-            },
-        ),
-        (
-            CoresetVLogistic,
-            {
-                "hello": "all of it",
-                "totals": "each G_j",
-                "scores": "sum_j g_ij; the columns and",
-                "keep": "all of it",
-                "addends": "nothing: only the label",
-                "answer": "all of it",
             },
         ),
         (

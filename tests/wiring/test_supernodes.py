@@ -23,10 +23,8 @@ from vfl_flower.app.flower_run import RunFailed
 from vfl_flower.app.identity import line_for_peers
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
-from vfl_flower.models.coresets import LinearModel
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.protocol.consent import FREE
-from vfl_flower.protocol.parts import load_part
 from vfl_flower.simulation import simulate
 from wiring.deployment import NAMES, STOCK, Deployment, Run
 
@@ -97,59 +95,6 @@ def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
     model = MUFCModel.load(reports[-1].with_name("model-unlearn.npz"))
     np.testing.assert_array_equal(model.cluster_centers_, now.centers)
     assert len(set(model.predict(CENTERS).tolist())) == 3
-
-
-# -- columns of the same rows ----------------------------------------------------------
-
-
-def write_month(parties, t, n=300):
-    """Write the files of month t, each with two columns of the same rows."""
-    rng = np.random.default_rng(t)
-    X = rng.normal(size=(n, 6)) + t
-    y = X @ np.arange(1.0, 7.0) + rng.normal(size=n)
-    for j, node in enumerate(parties.configs):
-        columns = {"id": [f"{t}-{i}" for i in range(n)]}
-        columns |= {f"x{c}": X[:, c].tolist() for c in (2 * j, 2 * j + 1)}
-        labels = {"y": y.tolist()} if "label-column" in node else {}
-        parties.write(j, columns | labels)
-
-
-def test_a_month_is_added_in_a_later_run(app, tmp_path, organisations):
-    """As in one process, where the first month was; what parties keep is on disk."""
-    folders = [Path(node["state-dir"]) for node in organisations.configs]
-    common = {"strategy": "coreset-vrlr", "coreset-vrlr.size": 100, "seed": 3}
-    common |= {"coreset-vrlr.test-fraction": 0.0, "output-dir": str(tmp_path)}
-
-    def in_process(**more):
-        config = check_run_config(common | more)
-        contexts = [
-            Context(0, 0, node, RecordDict(), config) for node in organisations.configs
-        ]
-        parties = [load_from_context(context) for context in contexts]
-        for party in parties:
-            party.consent = FREE  # nobody signs in one process
-        return simulate(make_strategy(config), parties).model
-
-    organisations.consent(
-        "row-sums", "totals", "coefficients", "moments", allow_seed=True
-    )
-    write_month(organisations, 0)
-    first = in_process(**{"coreset-vrlr.keep-coreset": True}).number
-    write_month(organisations, 1)
-    expected = in_process(task="add", model=first)
-    run = organisations.run(app, tmp_path, common | {"task": "add", "model": first})
-    assert run.completed, run
-    (report,) = tmp_path.glob("*/result.json")
-    model = LinearModel.load(report.with_name("model-coreset.npz"))
-    assert model.number not in (None, first, expected.number)
-    for one, other in zip(model.coef_, expected.coef_, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-    parts = [
-        [load_part(folder, number) for number in (model.number, expected.number)]
-        for folder in folders
-    ]
-    for one, other in parts:
-        np.testing.assert_array_equal(one.arrays["kept_X"], other.arrays["kept_X"])
 
 
 # -- who may take part -----------------------------------------------------------------

@@ -383,7 +383,7 @@ def has_encoding(run_config: UserConfig) -> bool:
 
     Where a strategy encodes no columns, its models keep no encoding.
     """
-    later = run_config.get("task") in ("predict", "evaluate", "add")
+    later = run_config.get("task") in ("predict", "evaluate")
     return later and _data_rules(run_config)[1]
 
 

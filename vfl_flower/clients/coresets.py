@@ -18,8 +18,6 @@ from vfl_flower.numerics.coresets import (
     cluster_summary,
     leverage_factor,
     leverage_scores,
-    logistic_sensitivities,
-    merge_level,
     vkmc_sensitivities,
     vrlr_sensitivities,
 )
@@ -56,17 +54,12 @@ MOST_DRAWS = 2**12
 MOST_DISTANCES = 2**24
 """Most distances in one message, for the same reason."""
 
-KEPT_WEIGHTS, KEPT_LEVELS = "kept_weights", "kept_levels"
-"""Names in a part of what it keeps of a coreset, beside its rows."""
-
 Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
 """Number of rows in a coreset, repeats counted."""
 Approximation = Annotated[float, Ge(1), Le(10**6)]
 """alpha of Algorithm 3."""
 Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 """A number of clusters."""
-Strength = Annotated[float, Ge(0), Le(1e50)]
-"""Strength of a penalty: no product with a number of rows overflows."""
 LocalClustering = Literal["lloyd", "seeding"]
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
@@ -125,8 +118,8 @@ class CoresetState:
     ----------
     test_fraction : float
         Share of the rows held out.
-    n : float
-        Number of training rows, or sum of the weights of what is drawn from.
+    n : int
+        Number of training rows.
     intercept : bool or None
         Whether the regression has an intercept; None: k-means.
     factor : Array, shape (d, r), or None
@@ -136,17 +129,14 @@ class CoresetState:
         For k-means: the party's own clustering.
     alpha : float
         For k-means: as in :class:`Clustering`.
-    classes : bool
-        For regression: whether it is a logistic one, of labels with two values.
     """
 
     test_fraction: float
-    n: float
+    n: int
     intercept: bool | None = None
     factor: Array | None = None
     summary: ClusterSummary | None = None
     alpha: float = 1.0
-    classes: bool = False
 
 
 class Totals(TypedDict):
@@ -191,66 +181,16 @@ class Distances(TypedDict):
 
 
 def training_rows(party: Party, test_fraction: float) -> Array | None:
-    """Return the numbers of the training rows, sorted; None: all rows.
-
-    Rows that were kept with a model are none of them.
-    """
-    train = split_rows(party.n_new, test_fraction, party.seed)[0]
+    """Return the numbers of the training rows, sorted; None: all rows."""
+    train = split_rows(party.n_rows, test_fraction, party.seed)[0]
     if train is not None and not len(train):
-        raise PartyError(f"test_fraction must leave some of {party.n_new} rows")
-    return np.arange(party.n_new) if train is None and party.n_kept else train
+        raise PartyError(f"test_fraction must leave some of {party.n_rows} rows")
+    return train
 
 
 def test_rows(party: Party, test_fraction: float) -> Array:
     """Return the numbers of the rows held out, sorted."""
-    return split_rows(party.n_new, test_fraction, party.seed)[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """What a part of a model says of the coresets that it keeps.
-
-    Attributes
-    ----------
-    weights : Array, shape (K,)
-        w, how many rows each kept row stands for.
-    levels : Array of int, shape (K,)
-        A coreset of level l stands for the rows of 2^l runs.
-    """
-
-    weights: Array
-    levels: Array
-
-    @property
-    def merged(self) -> Array:
-        """Which rows the next coreset is drawn from, beside new ones."""
-        return self.levels < merge_level(self.levels)
-
-
-def kept_rows(party: Party) -> Kept | None:
-    """Return what the party says of its kept rows; None: it has none."""
-    if not party.n_kept:
-        return None
-    weights, levels = (party.kept.get(name) for name in (KEPT_WEIGHTS, KEPT_LEVELS))
-    if weights is None or levels is None:
-        raise PartyError("this party's part of the model keeps rows without weights")
-    return Kept(weights, levels)
-
-
-def _drawn_from(party: Party, train: Array | None) -> Array | None:
-    """Return the rows that a coreset is drawn from; None: all rows of the party."""
-    kept = kept_rows(party)
-    if train is None or kept is None:
-        return train
-    return np.concatenate([train, party.n_new + np.flatnonzero(kept.merged)])
-
-
-def _weights(party: Party) -> Array | None:
-    """Return how many rows each row stands for, shape (n,); None: each for itself."""
-    kept = kept_rows(party)
-    if kept is None:
-        return None
-    return np.concatenate([np.ones(party.n_new), kept.weights])
+    return split_rows(party.n_rows, test_fraction, party.seed)[1]
 
 
 def numbers_of(rows: Array) -> Array:
@@ -264,49 +204,30 @@ def check_labels(party: Party) -> None:
         raise PartyError("this party does not know the labels of all of its rows")
 
 
-def check_classes(party: Party) -> None:
-    """Raise ``PartyError`` where a party's labels, if any, are not of two classes."""
-    check_labels(party)
-    if party.y is None or (count := len(np.unique(party.y))) == 2:
-        return
-    hint = ": a regression of numbers is coreset-vrlr" if count > 2 else ""
-    raise PartyError(
-        "labels must have two values for a logistic regression, this party's have "
-        f"{count}{hint}"
-    )
-
-
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:
     """Return the rows that the scores are computed from.
 
     Regression takes the label into account (Algorithm 2: a basis of [X^(T), y]) and,
-    unlike the paper, the ones of the intercept; a logistic one takes no label, and
-    k-means X alone.
+    unlike the paper, the ones of the intercept; k-means takes X alone.
     """
     extra: list[Array | float] = [1.0] if state.intercept else []
-    if state.intercept is not None and party.y is not None and not state.classes:
+    if state.intercept is not None and party.y is not None:
         extra.append(party.y)
-    w = _weights(party) if state.intercept is not None else None
-    scale = None if w is None else np.sqrt(w)
-    return RowBlocks(party.rows, *extra, rows=rows, scale=scale)
+    return RowBlocks(party.rows, *extra, rows=rows)
 
 
-def _scores(party: Party, state: CoresetState, rows: Array | None) -> Array:
-    """Return g_i of this party for some rows, each w_i times; None: for all rows."""
-    blocks, weights = _blocks(party, state, rows), _weights(party)
-    w = np.ones(1) if weights is None or rows is None else weights[rows]
+def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
+    """Return g_i of this party for the rows of `blocks`."""
     if state.summary is not None:
         summary, alpha = state.summary, state.alpha
-        return w * blocks.per_row(lambda X: vkmc_sensitivities(X, summary, alpha))
+        return blocks.per_row(lambda X: vkmc_sensitivities(X, summary, alpha))
     assert state.factor is not None
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
-        # The leverage of [X, 1] is w/n more than that of X about its mean. Only the
+        # The leverage of [X, 1] is 1/n more than that of X about its mean. Only the
         # label holder counts the ones.
-        leverages -= w / state.n
-    if state.classes:
-        return logistic_sensitivities(leverages, state.n)
-    return vrlr_sensitivities(leverages, state.n, w)
+        leverages -= 1 / state.n
+    return vrlr_sensitivities(leverages, state.n)
 
 
 @step
@@ -318,40 +239,23 @@ def totals(
     test_fraction: Fraction,
     intercept: bool | None = None,
     clustering: Clustering | None = None,
-    l2: Strength = 0.0,
-    classes: bool = False,
 ) -> Totals:
     """Line 2 of Algorithm 1: the total G_j; and line 5 at once, if `size` > 0.
 
     The scores are those of a regression with or without `intercept`, or those of a
-    `clustering`. With `l2` above 0 those of a regression are ridge leverage scores: n
-    `l2` is the penalty of a squared coefficient beside the sum of the losses of all
-    rows, and not of the intercept nor of the label. With `classes` the regression is
-    logistic, and takes their square roots.
-
-    A party draws `size` rows before it knows a_j, and the server uses the first a_j of
-    them: they have the distribution of line 5, and a round trip is saved.
+    `clustering`. A party draws `size` rows before it knows a_j, and the server uses the
+    first a_j of them: they have the distribution of line 5, and a round trip is saved.
     """
     _check_draws(party, "size", size)
-    train = _drawn_from(party, training_rows(party, test_fraction))
+    train = training_rows(party, test_fraction)
     n = party.n_rows if train is None else len(train)
-    weights = _weights(party)
-    w = None if weights is None or train is None else weights[train]
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
-    if party.n_kept and (l2 or classes):
-        raise PartyError(
-            "rows can be added only to the coreset of a regression by leverage scores: "
-            f"l2 must be 0 and classes False, got {l2:g} and {classes}"
-        )
-    total = float(n if w is None else w.sum())
-    state = CoresetState(test_fraction, total, intercept, classes=classes)
+    state = CoresetState(test_fraction, n, intercept)
     blocks = _blocks(party, state, train)
     if clustering is None:
-        (check_classes if classes else check_labels)(party)
-        penalty = np.zeros(blocks.shape[1])
-        penalty[: party.rows.shape[1]] = n * l2
-        state.factor = leverage_factor(blocks, penalty=penalty if l2 else None)
+        check_labels(party)
+        state.factor = leverage_factor(blocks)
     else:
         if clustering.n_clusters > n:
             raise PartyError(
@@ -363,11 +267,10 @@ def totals(
             clustering.n_clusters,
             party.rng("cluster"),
             method=clustering.local_clustering,
-            weights=w,
         )
         state.alpha = clustering.alpha
     party.remember(state)
-    g = _scores(party, state, train)
+    g = _scores(party, state, blocks)
     reply: Totals = {"total": np.array([g.sum()])}
     if size:
         reply["rows"] = _drawn(party, train, g, size)
@@ -386,8 +289,8 @@ def drawn_rows(
     """
     state = party.recall(CoresetState)
     _check_draws(party, "count", int(count[0]))
-    train = _drawn_from(party, training_rows(party, state.test_fraction))
-    g = _scores(party, state, train)
+    train = training_rows(party, state.test_fraction)
+    g = _scores(party, state, _blocks(party, state, train))
     return {"rows": _drawn(party, train, g, int(count[0]))}
 
 
@@ -413,7 +316,7 @@ def scores(party: Party, rows: Rows, pool: bool) -> Scores:
     state, rows = party.recall(CoresetState), numbers_of(rows)
     party.afford("rows", len(rows), party.rows.shape[1])
     party.share(rows, "rows" if pool else "row-sums")
-    g = _scores(party, state, rows)
+    g = _scores(party, state, _blocks(party, state, rows))
     if not pool:
         return {"scores": g}
     return {"scores": g, **_pooled(party, rows, labels=state.summary is None)}
@@ -428,14 +331,8 @@ def pooled_rows(
     rows: Rows | None = None,
     start: Count | None = None,
     stop: Count | None = None,
-    classes: bool = False,
 ) -> Pooled:
-    """Send rows to the server: those in `rows`, or training rows `start` to `stop`.
-
-    With `classes` the labels must have two values.
-    """
-    if classes:
-        check_classes(party)
+    """Send rows to the server: those in `rows`, or training rows `start` to `stop`."""
     if rows is None:
         if start is None or stop is None:
             raise PartyError("either rows, or start and stop must be given")

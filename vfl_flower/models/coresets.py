@@ -1,4 +1,4 @@
-"""Models of the coreset strategies: linear and logistic models, cluster centres."""
+"""Models of the coreset strategies: a linear model and cluster centres."""
 
 from __future__ import annotations
 
@@ -90,63 +90,6 @@ class LinearModel(_InBlocks):
         number = str(named.pop("model", ""))
         intercept = float(named.pop("intercept"))
         return cls([named[f"coef_{j}"] for j in range(len(named))], intercept, number)
-
-
-@dataclass
-class LogisticModel(LinearModel):
-    """A logistic regression of two classes whose columns are split over parties.
-
-    Attributes
-    ----------
-    coef_ : list of Array, shape (d_j,)
-        Coefficients of the columns of party j: the log of the odds of the second class
-        per unit of the column.
-    intercept_ : float
-        Log of these odds at the origin.
-    model : str
-        Number under which the parties keep their blocks; "" where they do not.
-    classes_ : Array, shape (2,)
-        Labels of the classes, in ascending order.
-    """
-
-    kind: ClassVar[str] = "logistic"
-
-    classes_: Array = field(default_factory=lambda: np.array([0.0, 1.0]))
-
-    def decision_function(self, blocks: Sequence[Array]) -> Array:
-        """Return the log of the odds of the second class, shape (n,).
-
-        See :meth:`LinearModel.predict`.
-        """
-        return super().predict(blocks)
-
-    def predict(self, blocks: Sequence[Array]) -> Array:
-        """Return the labels of the more likely classes of new rows, shape (n,).
-
-        At even odds it is the first of `classes_`. See :meth:`LinearModel.predict`.
-        """
-        positive = self.decision_function(blocks) > 0
-        return np.asarray(self.classes_[positive.astype(np.intp)])
-
-    def predict_proba(self, blocks: Sequence[Array]) -> Array:
-        """Return the probabilities of the classes, shape (n, 2); see `predict`."""
-        from vfl_flower.numerics.kernel_solvers import sigmoid
-
-        log_odds = self.decision_function(blocks)
-        return np.column_stack([sigmoid(-log_odds), sigmoid(log_odds)])
-
-    def arrays(self) -> Arrays:
-        """Return those of a linear model, and ``classes``."""
-        return super().arrays() | {"classes": self.classes_}
-
-    @classmethod
-    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
-        """Return the model with these arrays; see :meth:`arrays`."""
-        named = plain(arrays)
-        classes = named.pop("classes")
-        model = super().from_arrays(named)
-        model.classes_ = classes
-        return model
 
 
 @dataclass

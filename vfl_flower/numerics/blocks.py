@@ -27,8 +27,6 @@ class RowBlocks(Rows):
         Columns appended on the right: labels, or the ones of an intercept.
     rows : Array of int, shape (m,), optional
         Rows of `X` to use, in this order, repeats allowed. Default: all.
-    scale : Array, shape (n,), optional
-        What each row of `X`, extra columns included, is multiplied by.
     block_bytes : int
         Largest size of a block in bytes, except that a block has at least as many rows
         as columns, so that a factorisation block by block stays O(n d^2).
@@ -42,7 +40,7 @@ class RowBlocks(Rows):
     Notes
     -----
     A block is a view of `X` where `X` is a float64 and C-contiguous array and there are
-    no extra columns, `rows` or `scale`; else it is a new array. Do not write to it.
+    neither extra columns nor `rows`; else it is a new array. Do not write to a block.
 
     Examples
     --------
@@ -60,7 +58,6 @@ class RowBlocks(Rows):
         X: Array | Rows,
         *extra: Array | float,
         rows: Array | None = None,
-        scale: Array | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         X = as_rows(X)
@@ -84,8 +81,8 @@ class RowBlocks(Rows):
         self._rows = None if rows is None else rows.astype(np.int64, copy=False)
         self._X, self._block_bytes = X, block_bytes
         # It refers to no rows, so that it can be sent to where they are.
-        self._change: Callable[[Array, Index], Array] = lambda block, index: _scaled(
-            _with_columns(block, extra, index), scale, index
+        self._change: Callable[[Array, Index], Array] = lambda block, index: (
+            _with_columns(block, extra, index)
         )
         self.shape = (
             len(X) if rows is None else len(rows),
@@ -157,7 +154,3 @@ def _with_columns(X: Array, extra: tuple[Array | float, ...], index: Index) -> A
     for i, column in enumerate(extra, start=X.shape[1]):
         block[:, i] = column[index] if isinstance(column, np.ndarray) else column
     return block
-
-
-def _scaled(block: Array, scale: Array | None, index: Index) -> Array:
-    return block if scale is None else np.asarray(scale[index, None] * block)

@@ -8,8 +8,6 @@ References
 ----------
 [1] L. Huang, Z. Li, J. Sun and H. Zhao, "Coresets for vertical federated learning:
 regularized linear regression and k-means clustering", NeurIPS 2022.
-[2] A. Munteanu, C. Schwiegelshohn, C. Sohler and D. P. Woodruff, "On coresets for
-logistic regression", NeurIPS 2018.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ __all__ = [
     "importance_estimate",
     "leverage_factor",
     "leverage_scores",
-    "logistic_sensitivities",
-    "merge_level",
     "sigma_min",
     "tau",
     "uniform",
@@ -44,45 +40,22 @@ __all__ = [
 ]
 
 
-def vrlr_sensitivities(scores: Array, n: float, weights: Array | float = 1.0) -> Array:
-    """Return g_i = |u_i|^2 + w_i/n (Algorithm 2, line 3, where all w_i are 1).
+def vrlr_sensitivities(scores: Array, n: int) -> Array:
+    """Return g_i = |u_i|^2 + 1/n (Algorithm 2, line 3).
 
     Parameters
     ----------
     scores : Array, shape (m,)
-        Leverage scores of all rows or of some, each scaled by sqrt(w_i).
-    n : float
-        Number of all rows: sum of all weights.
-    weights : Array, shape (m,), or 1.0
-        w_i, how many rows each stands for.
+        Leverage scores of all rows or of some.
+    n : int
+        Number of all rows.
 
     Returns
     -------
     Array, shape (m,)
         The sensitivities; over all rows their sum is G^(j) = rank + 1.
     """
-    return np.asarray(scores + weights / n)
-
-
-def logistic_sensitivities(scores: Array, n: float) -> Array:
-    """Return g_i = |u_i| + 1/n, the scores of a logistic regression [2].
-
-    The loss grows with the length of a row and not with its square. A label turns the
-    sign of its row, which no leverage score sees, so labels do not count.
-
-    Parameters
-    ----------
-    scores : Array, shape (m,)
-        Leverage scores of all rows or of some, up to rounding at least 0.
-    n : float
-        Number of all rows, or the sum of their weights.
-
-    Returns
-    -------
-    Array, shape (m,)
-        The scores; over all rows their sum is at most (n rank)^(1/2) + 1.
-    """
-    return np.asarray(np.sqrt(np.maximum(scores, 0)) + 1 / n)
+    return np.asarray(scores + 1 / n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +66,10 @@ class ClusterSummary:
     ----------
     centers : Array, shape (k, d)
         C^(j).
-    sizes : Array, shape (k,)
-        |B_l|, the number of rows of each cluster, or the sum of their weights.
+    sizes : Array of int64, shape (k,)
+        |B_l|, the number of rows of each cluster; at least 1.
     costs : Array, shape (k,)
-        Sum of w_i |x_i - c_l|^2 over B_l; their sum is cost^(j).
+        Sum of |x_i - c_l|^2 over B_l; their sum is cost^(j).
     """
 
     centers: Array
@@ -111,7 +84,6 @@ def cluster_summary(
     method: str = "lloyd",
     max_iter: int = 100,
     tol: float = 1e-4,
-    weights: Array | None = None,
 ) -> ClusterSummary:
     """Cluster a party's rows and summarise the clusters (Algorithm 3, lines 2-8).
 
@@ -128,8 +100,6 @@ def cluster_summary(
         and the O(ln k) approximation [1] names.
     max_iter, tol : int, float
         For "lloyd": see `vfl_flower.numerics.kmeans.lloyd`.
-    weights : Array, shape (n,), optional
-        w_i, how many rows each stands for; default: 1.
 
     Returns
     -------
@@ -143,16 +113,17 @@ def cluster_summary(
     """
     if method not in ("lloyd", "seeding"):
         raise ValueError(f"method must be 'lloyd' or 'seeding', got {method!r}")
-    centers = seed_centers(blocks, k, rng, weights)
+    centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
-        centers = lloyd(blocks, centers, weights, max_iter=max_iter, tol=tol)
+        centers = lloyd(blocks, centers, max_iter=max_iter, tol=tol)
 
-    def sums(part: slice, rows: Array) -> tuple[Array, Array]:
+    def sums(_: slice, rows: Array) -> tuple[Array, Array]:
         labels, distances = assign(rows, centers)
-        w = np.ones(len(rows)) if weights is None else weights[part]
-        return np.bincount(labels, w, k), np.bincount(labels, w * distances, k)
+        return np.bincount(labels, minlength=k), np.bincount(labels, distances, k)
 
-    sizes, costs = blocks.map_reduce(sums, add_each, (np.zeros(k), np.zeros(k)))
+    sizes, costs = blocks.map_reduce(
+        sums, add_each, (np.zeros(k, dtype=np.int64), np.zeros(k))
+    )
     occupied = sizes > 0
     return ClusterSummary(centers[occupied], sizes[occupied], costs[occupied])
 
@@ -192,39 +163,6 @@ def vkmc_sensitivities(
     cost = float(summary.costs.sum()) or 1.0  # at cost 0 the numerators are 0 too
     of_each_cluster = summary.costs / (summary.sizes * cost) + 2 / summary.sizes
     return np.asarray(alpha * (distances / cost + of_each_cluster[labels]))
-
-
-def merge_level(levels: Array) -> int:
-    """Return the level of the next coreset, which merges all those of lower levels.
-
-    The counter of merge-and-reduce [2]: a coreset of level l stands for 2^l months, and
-    there is at most one of each level. A new month takes the place of the coresets of
-    levels 0, 1, .. up to the first that is missing, as a 1 is added to a binary number.
-
-    Parameters
-    ----------
-    levels : Array of int, shape (K,)
-        Level of the coreset that each kept row is in.
-
-    Returns
-    -------
-    int
-        The lowest level that no row has.
-
-    References
-    ----------
-    [2] J. L. Bentley and J. B. Saxe, "Decomposable searching problems I:
-    static-to-dynamic transformation", Journal of Algorithms 1(4), 1980.
-
-    Examples
-    --------
-    Months 1 to 11 are kept as 8 + 2 + 1 months; month 12 joins the last three.
-
-    >>> merge_level(np.array([3, 1, 0]))
-    2
-    """
-    present = set(levels.tolist())
-    return next(level for level in range(len(present) + 1) if level not in present)
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:

@@ -12,9 +12,7 @@ from vfl_flower.typing import Array
 EPS = float(np.finfo(np.float64).eps)
 
 
-def leverage_factor(
-    blocks: RowBlocks, method: str = "auto", penalty: Array | None = None
-) -> Array:
+def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
     """Find F such that U = X F is an orthonormal basis of the column space of X.
 
     Line 2 of Algorithm 2 without the n x d matrix U: F takes O(d^2) memory, and a row
@@ -28,10 +26,6 @@ def leverage_factor(
         "gram" takes the eigenvectors of the Gram matrix, "qr" the singular vectors of R
         from a QR factorisation block by block; "auto" is "gram" where that is accurate,
         else "qr", which costs about twice as much.
-    penalty : Array, shape (d,), optional
-        What a ridge penalty adds to the diagonal of X^T X, at least 0, in the squared
-        unit of each column. F is then that of X with the rows diag(penalty)^(1/2) below
-        it, whose leverage scores on the rows of X are the ridge leverage scores [3].
 
     Returns
     -------
@@ -63,8 +57,6 @@ def leverage_factor(
     References
     ----------
     [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
-    [3] A. Alaoui, M. W. Mahoney, "Fast randomized kernel ridge regression with
-        statistical guarantees", NIPS 2015.
 
     Examples
     --------
@@ -83,8 +75,6 @@ def leverage_factor(
     if method != "qr":
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             G = blocks.map_reduce(lambda _, X: X.T @ X, np.add, np.zeros((d, d)))
-            if penalty is not None:
-                G += np.diag(penalty)
         squares = np.diag(G)
         kept = squares > 1e-280  # below, squares of single values may have underflowed
         finite = bool(np.isfinite(G).all())
@@ -110,8 +100,6 @@ def leverage_factor(
                 r = eigenvalues > max(n, d) * EPS * eigenvalues[-1:]
                 return _embed(kept, scale, V[:, r] / np.sqrt(eigenvalues[r]))
     R = blocks.map_reduce(lambda _, X: X, _stacked, np.empty((0, d)))
-    if penalty is not None:
-        R = _stacked(R, np.diag(np.sqrt(penalty)))
     if not np.isfinite(R).all():
         raise ValueError("X must have no missing or infinite value")
     largest = np.abs(R).max(axis=0, initial=0)

@@ -55,14 +55,7 @@ from vfl_flower.protocol.messages import (
     to_records,
     unpack_whole,
 )
-from vfl_flower.protocol.parts import (
-    KEPT_IDS,
-    KEPT_LABELS,
-    KEPT_ROWS,
-    check_folder,
-    load_part,
-    write_predictions,
-)
+from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
 from vfl_flower.protocol.settings import Natural, NotNegative
 from vfl_flower.protocol.steps import Step
@@ -324,9 +317,6 @@ def _run(
     if journal is not None:
         journal.check(frame)
         journal.recall(memory, frame.state_key)
-    if frame.model is not None and frame.adds:
-        # First, since these rows count among those that must not change in the run.
-        add_kept(party, recall_part(party, frame.model)[1])
     private_key, public_keys = memory.enter(frame, party)
     uses = _check_strategy(step, party, memory, asked_by)
     if journal is not None:
@@ -346,11 +336,7 @@ def _run(
     if frame.columns is not None:
         arrange(party, frame.columns)
     if frame.model is not None:
-        strategy, known_part = recall_part(
-            party, frame.model, None if frame.adds else step.parts_of
-        )
-        # Steps of any algorithm may draw from rows that another one keeps.
-        party.part = known_part if strategy == step.parts_of else {}
+        recall_part(party, step, frame.model)
     part = party.part
     sums = PartySums(private_key, public_keys, frame, allow_plain)
     party.agree = sums.agree
@@ -447,34 +433,18 @@ def _loaded(load: Load, context: Context, allow_plain: bool) -> Party:
     return party
 
 
-def recall_part(
-    party: Party, model: str, strategy: str | None = None
-) -> tuple[str, dict[str, Any]]:
-    """Load the party's part of the model that a message names, and say of what it is.
-
-    Where a `strategy` is named, the part must be of it.
-    """
+def recall_part(party: Party, step: Step[..., Any], model: str) -> None:
+    """Load the party's part of the model that a message names."""
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it keeps no part of a model")
-    part = load_part(party.state_dir, model, strategy)
+    part = load_part(party.state_dir, model, step.parts_of)
     settings = dict(part.settings)
     if settings.pop("encoding", None) != party.encoding:
         raise PartyError(
             "new rows must be encoded as those of training: set task and "
             "model in the run config, or load them with the encoding of the part"
         )
-    return part.strategy, {**settings, **part.arrays}
-
-
-def add_kept(party: Party, part: Mapping[str, Any]) -> None:
-    """Let the rows that a part of a model keeps follow those of the party."""
-    if KEPT_ROWS not in part:
-        raise PartyError(
-            "this party's part of the model keeps no rows: either its training was not "
-            "told to keep the coreset, or rows were added to a model that came from it"
-        )
-    party.add_kept(part[KEPT_ROWS], part.get(KEPT_LABELS), part.get(KEPT_IDS, ()))
-    party.kept = part
+    party.part = {**settings, **part.arrays}
 
 
 def keep_predictions(party: Party, run: str, model: str | None) -> None:

@@ -104,8 +104,6 @@ class RunFrame:
         What the parties have signed, beside the keys, where they have identities.
     model : str or None
         Number of the model that the run is about.
-    adds : bool or None
-        Whether the rows that parties keep with that model follow those of their data.
     columns : list of str or None
         Digests of the names of the columns in the order that all parties take, where
         one of them has another order; in the first message.
@@ -135,7 +133,6 @@ class RunFrame:
     peers: bytes | None = None
     credentials: bytes | None = None
     model: str | None = None
-    adds: bool | None = None
     columns: list[str] | None = None
     blocks: bytes | None = None
     salt: bytes | None = None

@@ -94,8 +94,6 @@ class Parties(Sequence[PartyInfo]):
         Nodes that do not take part, although they are connected.
     model : str, optional
         Number of the model that the run is about: parties load their parts of it.
-    adds : bool
-        Whether the rows that they keep with it follow those of their data.
     columns : sequence of str
         The order of the columns of that model, where parties hold rows; default: that
         of the first party.
@@ -126,8 +124,6 @@ class Parties(Sequence[PartyInfo]):
     columns : list of str
         Where parties hold rows, digests of the names of their columns, in the order
         that all take; empty if the columns have no names.
-    n_kept : int
-        How many rows all parties keep with the model: the protocol learns and sets it.
     gaps : bool
         Where parties hold rows, whether one of them has missing values.
 
@@ -153,7 +149,6 @@ class Parties(Sequence[PartyInfo]):
         partition: str = "vertical",
         without: Sequence[int] = (),
         model: str | None = None,
-        adds: bool = False,
         columns: Sequence[str] = (),
         steps: Sequence[Step[..., Any]] = (),
         needs: Sequence[Kind] = (),
@@ -180,7 +175,6 @@ class Parties(Sequence[PartyInfo]):
         self.session = self.checkpoint.number()
         self._seed, self._private_draws = seed, private_draws
         self.masking, self._model = masking, model
-        self._adds, self.n_kept = adds, 0
         self._round = 0
         self._last: list[int] = []  # round in which each party was last asked
         self._places: list[int] = []  # of those that have not left
@@ -649,7 +643,6 @@ class Parties(Sequence[PartyInfo]):
                 peers=None if self._last[j] else self._peers,
                 credentials=None if self._last[j] else self._credentials,
                 model=self._model,
-                adds=self._adds or None,
                 columns=None if self._last[j] else self._columns,
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
@@ -689,7 +682,7 @@ class Parties(Sequence[PartyInfo]):
     def _sizes(self, step: Step[Any, Any], j: int, values: Mapping[str, Any]) -> Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""
         sizes = {
-            "n_rows": self[j].n_rows + self.n_kept,
+            "n_rows": self[j].n_rows,
             "n_columns": self[j].n_columns,
             "n_parties": len(self),
         }

@@ -33,9 +33,6 @@ logger = logging.getLogger("vfl_flower")
 FORMAT = 1
 """Format of the file. Each ends in the checksum and has its number in ``about``."""
 
-KEPT_ROWS, KEPT_LABELS, KEPT_IDS = "kept_X", "kept_y", "kept_ids"
-"""Names in a part of what it keeps of rows: columns, and at some parties the others."""
-
 FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Beginning of a text that a spreadsheet takes for a formula, perhaps quoted."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.rows import Rows, StackedRows, as_rows
+from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
@@ -136,11 +136,6 @@ class Party:
     part : dict
         The party's part of a model: a new one that a training step puts here is kept,
         and is here again when the model predicts.
-    n_kept : int
-        How many of the last rows are not of the party's data, but were kept with a
-        model; see :meth:`add_kept`.
-    kept : dict
-        The part of the model with which they were kept.
     predictions : Predictions or None
         What a step leaves here is written to a file in `state_dir`.
     source : Source or None
@@ -187,8 +182,6 @@ class Party:
     encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    n_kept: int = field(default=0, init=False)
-    kept: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
     predictions: Predictions | None = field(default=None, init=False, repr=False)
     source: Source | None = field(default=None, init=False, repr=False)
     texts: Mapping[str, Mapping[str, int]] = field(
@@ -200,7 +193,6 @@ class Party:
     order_key: str | None = field(default=None, init=False, repr=False)
     _state: Any = field(default=None, init=False, repr=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    _kept_ids: Sequence[str] = field(default=(), init=False, repr=False)
 
     def __post_init__(self, checked: bool) -> None:
         """Check the data once, when the party is made."""
@@ -279,46 +271,6 @@ class Party:
             state_dir=self.state_dir,
             consent=self.consent,
         )
-
-    def add_kept(self, X: Array, y: Array | None, ids: Sequence[str]) -> None:
-        """Let rows that were kept with a model follow those of the party's data.
-
-        Parameters
-        ----------
-        X : Array, shape (K, d)
-            Their columns, encoded as those of the data.
-        y : Array, shape (K,), or None
-            Their labels, at the label holder.
-        ids : sequence of str, length K or 0
-            Their ids; none where the rows have no ids.
-
-        Raises
-        ------
-        PartyError
-            The data have other columns than these rows, or labels or ids where these
-            have none, or the reverse.
-        """
-        if X.shape[1] != self.X.shape[1]:
-            raise PartyError(
-                f"new rows must have the {X.shape[1]} columns of training, in their "
-                f"order, got {self.X.shape[1]}"
-            )
-        for what, now, before in (
-            ("labels", self.y is not None, y is not None),
-            ("ids", self.ids_digest is not None, len(ids) > 0),
-        ):
-            if now != before:
-                have = "have" if before else "have no"
-                raise PartyError(f"new rows must {have} {what}, as those of training")
-        self.n_kept, self._kept_ids = len(X), ids
-        self.X = StackedRows(self.rows, X)
-        if self.y is not None and y is not None:
-            self.y = np.concatenate([self.y, y])
-
-    @property
-    def n_new(self) -> int:
-        """Number of rows of the party's data, which come before those kept."""
-        return self.n_rows - self.n_kept
 
     @property
     def rows(self) -> Rows:
@@ -527,8 +479,7 @@ class Party:
 
     def read_ids(self) -> Sequence[Any] | Array | None:
         """Return the ids of the rows, from the data file if there is one."""
-        ids = self.ids if self.source is None else self.source.read_ids()
-        return ids if ids is None or not self.n_kept else [*ids, *self._kept_ids]
+        return self.ids if self.source is None else self.source.read_ids()
 
     def read_texts(self) -> Mapping[str, Mapping[str, int]]:
         """Return in how many rows each text is, of the columns to be united."""

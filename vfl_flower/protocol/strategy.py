@@ -209,8 +209,6 @@ class ProtocolStrategy(Strategy):
     """Whether a run begins again without a party that failed."""
     min_parties = 0
     """Fewest parties with which a run goes on where others leave it; 0: all stay."""
-    adds: ClassVar[bool] = False
-    """Whether the rows that parties keep with a model follow those of their data."""
     resumable: ClassVar[bool] = True
     """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
@@ -419,7 +417,6 @@ class ProtocolStrategy(Strategy):
             partition=self.partition,
             without=without,
             model=self.works_with,
-            adds=self.adds,
             columns=self.columns,
             steps=self.steps,
             needs=self.needs,

@@ -1,22 +1,20 @@
-"""Estimators of the coreset strategies: two regressions and k-means."""
+"""Estimators of the coreset strategies: linear regression and k-means."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import ClassifierMixin, ClusterMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.base import ClusterMixin, RegressorMixin
 
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.protocol.party import Party
 from vfl_flower.sklearn.base import Labelled, SplitColumns, estimates
-from vfl_flower.strategies.coreset_logistic import CoresetVLogistic
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.typing import Array
 
 
-@estimates(CoresetVRLR, keep_coreset=False)
+@estimates(CoresetVRLR)
 class CoresetRegressor(RegressorMixin, Labelled):
     """Linear regression on a coreset of rows whose columns are split over parties.
 
@@ -66,79 +64,7 @@ class CoresetRegressor(RegressorMixin, Labelled):
         return np.asarray(self._model.predict(blocks))
 
 
-@estimates(CoresetVLogistic)
-class CoresetClassifier(ClassifierMixin, Labelled):
-    """Logistic regression on a coreset of rows whose columns are split over parties.
-
-    Runs :class:`~vfl_flower.strategies.coreset_logistic.CoresetVLogistic` in this
-    process.
-
-    Parameters
-    ----------
-    columns_per_party, label_party, random_state
-        As of :class:`~vfl_flower.sklearn.base.Labelled`.
-
-    Attributes
-    ----------
-    classes_ : Array, shape (2,)
-        The labels of the classes.
-    coef_ : Array, shape (1, d)
-        Coefficients of the columns of X: the log of the odds of the second class per
-        unit of the column.
-    intercept_ : Array, shape (1,)
-        Log of these odds at the origin.
-    columns_per_party_, result_, ledger_
-        As of :class:`CoresetRegressor`.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.normal(size=(5000, 4))
-    >>> odd = X @ [1.0, 2.0, 3.0, 4.0] + rng.logistic(size=5000) > 0
-    >>> model = CoresetClassifier(columns_per_party=2, size=500, random_state=0)
-    >>> model = model.fit(X, np.where(odd, "odd", "even"))
-    >>> model.predict(np.ones((1, 4))).tolist(), model.ledger_.round_trips
-    (['odd'], 3)
-    """
-
-    def fit(self, X: Any, y: Any) -> Self:
-        """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
-        blocks, y = self._split(X, y, ensure_min_samples=2)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) != 2:
-            raise ValueError(
-                "Only binary classification is supported: y must have two classes, "
-                f"got {len(self.classes_)}"
-            )
-        self._run(self._made(), self._parties(blocks, codes))
-        self.coef_ = self._joined(self._model.coef_)[None]
-        self.intercept_ = np.array([self._model.intercept_])
-        return self
-
-    def decision_function(self, X: Any) -> Array:
-        """Return the log of the odds of the second class of rows, shape (n,)."""
-        blocks = self._blocks(X)
-        return np.asarray(self._model.decision_function(blocks))
-
-    def predict(self, X: Any) -> Array:
-        """Return the labels of rows, shape (n,)."""
-        positive = self.decision_function(X) > 0
-        return np.asarray(self.classes_[positive.astype(np.intp)])
-
-    def predict_proba(self, X: Any) -> Array:
-        """Return the probabilities of the classes of rows, shape (n, 2)."""
-        blocks = self._blocks(X)
-        return np.asarray(self._model.predict_proba(blocks))
-
-    def __sklearn_tags__(self) -> Any:
-        """Return what scikit-learn should know: there are two classes."""
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
-        return tags
-
-
-@estimates(CoresetVKMC, keep_coreset=False)
+@estimates(CoresetVKMC)
 class CoresetKMeans(ClusterMixin, SplitColumns):
     """k-means on a coreset of rows whose columns are split over parties.
 

@@ -5,11 +5,6 @@ from importlib.metadata import entry_points
 
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
-from vfl_flower.strategies.coreset_additions import (
-    CoresetVKMCAdd,
-    CoresetVRLRAdd,
-)
-from vfl_flower.strategies.coreset_logistic import CoresetVLogistic
 from vfl_flower.strategies.coreset_predictions import (
     CoresetEvaluation,
     CoresetPrediction,
@@ -37,17 +32,8 @@ from vfl_flower.strategies.removal import MUFCRemoval, Removal
 Tasks = tuple[type[ProtocolStrategy], ...]
 
 ALGORITHMS: dict[str, Tasks] = {
-    "coreset-vrlr": (
-        *(CoresetVRLR, CoresetVRLRAdd, CoresetPrediction, CoresetEvaluation),
-        Removal,
-    ),
-    "coreset-vkmc": (
-        *(CoresetVKMC, CoresetVKMCAdd, CoresetPrediction, CoresetEvaluation),
-        Removal,
-    ),
-    "coreset-vlogistic": (
-        *(CoresetVLogistic, CoresetPrediction, CoresetEvaluation, Removal),
-    ),
+    "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
+    "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
     "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
     "fk-kmeans": (FKKMeans, FKKMeansPrediction, FKKMeansEvaluation, Removal),
     "mufc": (
@@ -103,10 +89,7 @@ __all__ = [
     "CoresetEvaluation",
     "CoresetPrediction",
     "CoresetVKMC",
-    "CoresetVKMCAdd",
-    "CoresetVLogistic",
     "CoresetVRLR",
-    "CoresetVRLRAdd",
     "FDSKLEvaluation",
     "FDSKLPrediction",
     "FKKMeans",

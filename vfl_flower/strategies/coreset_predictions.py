@@ -1,4 +1,4 @@
-"""Predictions for rows by a linear or logistic model, or cluster centres, in blocks."""
+"""Predictions for new rows by a linear model or cluster centres of a coreset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import coreset_predictions as party
-from vfl_flower.clients.coreset_additions import KeptCoreset
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.numerics import evaluation
@@ -39,21 +38,15 @@ def keep_parts(
     weights: list[Array],
     intercept: float,
     receiver: int,
-    coreset: KeptCoreset | None = None,
-    needed: bool = False,
 ) -> str:
     """Let each party keep its block of the model, if all have a place for it.
-
-    With a `coreset` also its rows. Where the block is `needed` in this run, each has it
-    until the run ends.
 
     Returns
     -------
     str
         Number of the model; "" where nothing is kept.
     """
-    kept = all(info.keeps for info in parties)
-    if not (kept or needed):
+    if not all(info.keeps for info in parties):
         return ""
     parties.ask(
         party.keep,
@@ -61,55 +54,8 @@ def keep_parts(
         weights=each(weights),
         intercept=intercept,
         receiver=receiver,
-        coreset=coreset,
     )
-    return f"{parties.session:016x}" if kept else ""
-
-
-def predict_rows(
-    parties: Parties,
-    receiver: int,
-    outputs: int,
-    rows: int,
-    *,
-    evaluate: bool,
-    curves: bool,
-    test_fraction: float = 0.0,
-) -> party.Answered:
-    """Let the receiver predict rows in blocks; return what it tells of them.
-
-    Parameters
-    ----------
-    parties : Parties
-        Each has its block of the model.
-    receiver, outputs : int
-        Who gets the sums, and how many there are of a row.
-    rows : int
-        How many rows are predicted: those held out by `test_fraction`, or all.
-    evaluate, curves : bool
-        Whether the predictions are judged, and not kept, and by means of bins too.
-    test_fraction : float
-        Share of the rows that is held out; 0: all rows are predicted.
-    """
-    block, told = party.block_rows(outputs), party.Answered()
-    for start in range(0, rows, block):
-        stop = min(start + block, rows)
-        sealed = parties.ask_exactly(
-            party.addends.summing(sums=Sum(_BOUND, to=receiver)),
-            start=start,
-            stop=stop,
-            curves=curves,
-            test_fraction=test_fraction,
-        ).sealed["sums"]
-        told = parties.ask_one(
-            receiver,
-            party.answer,
-            sums=opened(sealed),
-            evaluate=evaluate and stop == rows,
-            last=stop == rows,
-            curves=curves and stop == rows,
-        )
-    return told
+    return f"{parties.session:016x}"
 
 
 @settings
@@ -127,9 +73,8 @@ class CoresetPrediction(ProtocolStrategy):
     =============  =====================================  ==========================
 
     The receiver, the label holder of training or for k-means the first party, writes
-    the predictions to a file in its ``state-dir``, of classes with the probability of
-    the second one. It learns f(x) of each row, or the distance to each centre; with two
-    parties, so the other's part of it.
+    the predictions to a file in its ``state-dir``. It learns f(x) of each row, or the
+    distance to each centre; with two parties, so the other's part of it.
 
     Raises
     ------
@@ -200,17 +145,26 @@ class CoresetPrediction(ProtocolStrategy):
         n, receiver = parties.n_rows, first["receiver"]
         curves = (
             self.evaluates
-            and first["kind"] != "k-means"
+            and first["kind"] == "linear"
             and parties.let("curves", *range(len(parties)))
         )
-        told = predict_rows(
-            parties,
-            receiver,
-            first["outputs"],
-            n,
-            evaluate=self.evaluates,
-            curves=curves,
-        )
+        block, told = party.block_rows(first["outputs"]), party.Answered()
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            sealed = parties.ask_exactly(
+                party.addends.summing(sums=Sum(_BOUND, to=receiver)),
+                start=start,
+                stop=stop,
+                curves=curves,
+            ).sealed["sums"]
+            told = parties.ask_one(
+                receiver,
+                party.answer,
+                sums=opened(sealed),
+                evaluate=self.evaluates and stop == n,
+                last=stop == n,
+                curves=curves and stop == n,
+            )
         metrics: dict[str, Any] = {"rows": n}
         if self.evaluates:
             metrics |= metrics_of(told)
@@ -243,9 +197,7 @@ class CoresetEvaluation(CoresetPrediction):
     =============  =====================================  ==========================
 
     Of a regression the mean squared error, the mean absolute error and R^2 on the rows
-    whose labels the receiver has; of a logistic one the share of wrong classes, the log
-    loss, the Brier score, the area under the ROC curve and the numbers of rows by class
-    and answer; of k-means ``test_loss``, the mean squared distance
+    whose labels the receiver has; of k-means ``test_loss``, the mean squared distance
     to the nearest centre. See :class:`CoresetPrediction`.
 
     Notes

@@ -23,7 +23,7 @@ from vfl_flower.clients import moments as moments_party
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
-from vfl_flower.numerics.coresets import sigma_min, tau
+from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
 from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
@@ -50,12 +50,15 @@ from vfl_flower.strategies.sampling import (
     CoresetStrategy,
     Scoring,
     as_floats,
-    counted,
-    estimate,
 )
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+
+
+def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
+    mean, error = importance_estimate(losses, weights, n)
+    return {name: mean, f"{name}_error": error}
 
 
 @settings
@@ -124,17 +127,13 @@ class CoresetVRLR(CoresetStrategy):
     size: Annotated[party.Size, InRunConfig(200)] = Field(2000, kw_only=False)
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
-    alpha: party.Strength = 0.0
+    alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
     """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and
     ``alpha |theta|_1`` for lasso (the paper has 2). In scikit-learn, with weights w:
     ``Ridge(alpha * n)``, and ``Lasso(alpha / 2 * n / sum(w))``."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
-    scores: Literal["leverage", "ridge"] = "leverage"
-    """By what rows are drawn. "leverage": the scores of the paper; "ridge": those that
-    count the penalty of ridge or the elastic net, which is better where the penalty is
-    strong: their sum is the effective number of columns."""
     solver: Literal["moments", "central", "cg", "saga"] = "moments"
     """"moments": the label holder solves from sums of products that two parties
     compute; of a row nothing leaves but its score. "central": the rows of the coreset
@@ -190,20 +189,6 @@ class CoresetVRLR(CoresetStrategy):
             )
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
-        if self.scores == "ridge" and not self._penalty.l2:
-            raise ValueError(
-                "scores must be 'leverage' unless regularizer is 'ridge' or "
-                f"'elasticnet', got 'ridge' and {self.regularizer!r}"
-            )
-        if self.scores == "ridge" and self.keep_coreset:
-            raise ValueError(
-                "scores must be 'leverage' for a coreset that parties keep, got "
-                "'ridge': rows are added by leverage scores only"
-            )
-
-    @property
-    def _penalty(self) -> Penalty:
-        return Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
 
     @property
     def needs(self) -> tuple[Kind, ...]:
@@ -238,8 +223,7 @@ class CoresetVRLR(CoresetStrategy):
         """With ``central`` the server asks for rows."""
         if not self.pools:
             return ""
-        unchecked = {"check_size": 0} if self.check_size else {}
-        kinds = ", ".join(self.replace(solver="moments", **unchecked).needs)
+        kinds = ", ".join(self.replace(solver="moments", check_size=0).needs)
         return (
             f"With solver='moments' the run asks for no rows, and instead for {kinds}"
         )
@@ -274,23 +258,19 @@ class CoresetVRLR(CoresetStrategy):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
-        widths, holder = [party.n_columns for party in parties], parties.label_holder
+        widths = [party.n_columns for party in parties]
+        holder, n = parties.label_holder, self.n_train(parties)
         if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
         if self.solver == "moments":
-            self._check_size(self.n_train(parties), sum(widths) + 1)
+            self._check_size(n, sum(widths) + 1)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
-        penalty = self._penalty
+        penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
-        scoring = Scoring(
-            bound=2.0,
-            intercept=self.fit_intercept,
-            l2=penalty.l2 if self.scores == "ridge" else 0.0,
-        )
-        earlier = self.earlier(parties, scoring)
-        coreset = self.draw(parties, run, scoring, earlier)
-        w, n = coreset.weights, earlier.stands_for + self.n_train(parties)
-        metrics = {"weight_sum": float(w.sum()), **counted(earlier, n)}
+        scoring = Scoring(bound=2.0, intercept=self.fit_intercept)
+        coreset = self.draw(parties, run, scoring)
+        w = coreset.weights
+        metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None and coreset.y is not None:
             X, y = np.hstack(coreset.X), coreset.y
             theta, intercept = solve_pooled(X, y, w, n, penalty, self.fit_intercept)
@@ -299,15 +279,13 @@ class CoresetVRLR(CoresetStrategy):
             if (check := coreset.check) and check.X is not None:
                 assert check.y is not None
                 losses = (np.hstack(check.X) @ theta + intercept - check.y) ** 2
-                metrics |= estimate("check_loss", losses, check.weights, n)
+                metrics |= _estimate("check_loss", losses, check.weights, n)
             metrics["train_loss"] = mean_squared_error(X @ theta + intercept - y, w, n)
             if self.sampling != "full":
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
                 metrics["sigma_min"] = sigma_min(blocks, w)
         elif self.solver == "moments":
-            theta_j, intercept, solved = self._solve_moments(
-                parties, coreset, penalty, n
-            )
+            theta_j, intercept, solved = self._solve_moments(parties, coreset, penalty)
             metrics |= solved
         else:
             solution = solve(
@@ -340,8 +318,7 @@ class CoresetVRLR(CoresetStrategy):
                 computes=self.computes,
             )
         rows = [theta[None] for theta in theta_j]
-        kept = self.to_keep(coreset, scoring, n)
-        number = keep_parts(parties, "linear", rows, intercept, holder, kept)
+        number = keep_parts(parties, "linear", rows, intercept, holder)
         arrays = LinearModel(theta_j, intercept, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
@@ -365,10 +342,14 @@ class CoresetVRLR(CoresetStrategy):
         }
 
     def _solve_moments(
-        self, parties: Parties, coreset: Coreset, penalty: Penalty, n: int
+        self, parties: Parties, coreset: Coreset, penalty: Penalty
     ) -> tuple[list[Array], float, dict[str, Any]]:
         """Have the label holder solve from a Gram matrix; return model and metrics."""
-        holder, full = parties.label_holder, coreset.rows is None
+        n, holder, full = (
+            self.n_train(parties),
+            parties.label_holder,
+            coreset.rows is None,
+        )
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
         wanted = self._evaluated(parties, n)
@@ -543,11 +524,9 @@ class CoresetVKMC(CoresetStrategy):
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
         clustering = party.Clustering(k, self.local_clustering, self.approximation)
         scoring = Scoring(4 * self.approximation, clustering=clustering)
-        earlier = self.earlier(parties, scoring)
-        coreset = self.draw(parties, run, scoring, earlier)
+        coreset = self.draw(parties, run, scoring)
         w, rng, sizes = coreset.weights, run.rng("cluster"), np.zeros(0)
-        n += earlier.stands_for
-        metrics = {"weight_sum": float(w.sum()), **counted(earlier, n)}
+        metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
         if coreset.X is not None:
             X = np.hstack(coreset.X)
             C, cost = weighted_kmeans(X, k, w, rng, self.n_init)
@@ -558,7 +537,7 @@ class CoresetVKMC(CoresetStrategy):
             metrics |= {"smallest_cluster": sizes.min(), "largest_cluster": sizes.max()}
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
-                metrics |= estimate("check_cost", losses, check.weights, n)
+                metrics |= _estimate("check_cost", losses, check.weights, n)
             if self.sampling != "full" and self.size > 1:
                 metrics["tau"] = tau(coreset.X, run.rng("tau"))
         else:
@@ -575,8 +554,7 @@ class CoresetVKMC(CoresetStrategy):
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
-        kept = self.to_keep(coreset, scoring, n)
-        number = keep_parts(parties, "k-means", C_j, 0.0, 0, kept)
+        number = keep_parts(parties, "k-means", C_j, 0.0, 0)
         arrays = KMeansModel(C_j, number, sizes).to_record()
         run.record(1, arrays, metrics)
         return arrays

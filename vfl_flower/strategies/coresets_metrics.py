@@ -9,7 +9,6 @@ from vfl_flower.strategies.evaluation import (
     R2,
     SMALLEST,
     SQUARED_ERROR,
-    TOLD,
 )
 
 WEIGHT_SUM = Metric(
@@ -17,15 +16,6 @@ WEIGHT_SUM = Metric(
     "Each drawn row stands for as many rows as its weight. The sum should be near the "
     "number of training rows.",
 )
-
-OF_ADDITIONS: dict[str, Metric] = {
-    "months": Metric(
-        "Months", "How many runs have added rows, training among them.", kind="count"
-    ),
-    "rows": Metric(
-        "Rows of all months", "How many rows the coresets stand for.", kind="count"
-    ),
-}
 
 REGRESSION: dict[str, Metric] = {
     "test_loss": SQUARED_ERROR,
@@ -59,7 +49,6 @@ REGRESSION: dict[str, Metric] = {
         "lower",
     ),
     "weight_sum": WEIGHT_SUM,
-    **OF_ADDITIONS,
     "sigma_min": Metric(
         "How little the parties' columns overlap",
         "From 0 to 1. Near 1 no party's columns repeat what another's say; near 0 the "
@@ -96,32 +85,6 @@ REGRESSION: dict[str, Metric] = {
     ),
 }
 
-LOGISTIC: dict[str, Metric] = {
-    **TOLD,
-    "train_log_loss": Metric(
-        "Log loss, rows of training",
-        "The log loss on the rows that the model was trained on, weighted. These rows "
-        "differ between results: do not compare them by it.",
-        "lower",
-    ),
-    "check_log_loss": Metric(
-        "Log loss, second sample",
-        "The log loss on a second sample of rows, drawn for this check alone, as an "
-        "estimate of that on all rows of training.",
-        "lower",
-    ),
-    "check_log_loss_error": REGRESSION["check_loss_error"],
-    "objective": Metric(
-        "Objective",
-        "What training made as small as it could: the log loss on the rows of training "
-        "and the penalty.",
-        "lower",
-    ),
-    "weight_sum": WEIGHT_SUM,
-    "sigma_min": REGRESSION["sigma_min"],
-    "converged": CONVERGED,
-}
-
 CLUSTERS: dict[str, Metric] = {
     "explained": EXPLAINED._replace(
         text=f"{EXPLAINED.text} It is of the drawn rows, weighted, which differ "
@@ -148,7 +111,6 @@ CLUSTERS: dict[str, Metric] = {
     "smallest_cluster": SMALLEST,
     "largest_cluster": LARGEST,
     "weight_sum": WEIGHT_SUM,
-    **OF_ADDITIONS,
     "tau": Metric(
         "How much one party's columns tell of distances",
         "At least 1. A small number says that one party's columns tell which rows are "

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
 
 from vfl_flower.clients import coresets as party
-from vfl_flower.clients.coreset_additions import KeptCoreset
-from vfl_flower.numerics.coresets import (
-    allocate,
-    coreset_weights,
-    importance_estimate,
-    merge_level,
-    uniform,
-)
+from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
@@ -54,8 +47,6 @@ class Coreset:
         Their labels.
     check : Coreset or None
         A second, independent draw.
-    levels : Array of int or None, shape (m,)
-        Level of the coreset that each row is in; None: there is one of level 0.
     """
 
     rows: Array | None
@@ -63,7 +54,6 @@ class Coreset:
     X: list[Array] | None = None
     y: Array | None = None
     check: Coreset | None = None
-    levels: Array | None = None
 
     @property
     def weighted(self) -> party.WeightedRows | None:
@@ -71,40 +61,6 @@ class Coreset:
         if self.rows is None:
             return None
         return party.WeightedRows(self.rows, self.weights)
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """The coresets of earlier runs, whose rows the parties keep.
-
-    Attributes
-    ----------
-    weights, levels : Array, shape (K,)
-        See :class:`vfl_flower.clients.coresets.Kept`.
-    stands_for : int
-        Number of rows that they stand for.
-    months : int
-        Number of runs that they are of.
-    """
-
-    weights: Array = field(default_factory=lambda: np.zeros(0))
-    levels: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
-    stands_for: int = 0
-    months: int = 0
-
-    def weights_of(self, rows: Array, n: int) -> Array:
-        """Return how many rows each stands for; the first n are new, each for itself.
-
-        Parameters
-        ----------
-        rows : Array of int, shape (m,)
-            Numbers of rows.
-        n : int
-            Number of new rows, which the kept ones follow.
-        """
-        weights, kept = np.ones(len(rows)), rows >= n
-        weights[kept] = self.weights[rows[kept] - n]
-        return weights
 
 
 @dataclass(frozen=True)
@@ -119,19 +75,16 @@ class Scoring:
         For regression: whether it has an intercept.
     clustering : Clustering or None
         For k-means: how a party clusters its columns.
-    l2 : float
-        For regression: penalty of a squared coefficient, for each row.
     """
 
     bound: float
     intercept: bool | None = None
     clustering: party.Clustering | None = None
-    l2: float = 0.0
 
 
 @settings
 class CoresetStrategy(ProtocolStrategy):
-    """What regressions and k-means have in common: Algorithm 1 and the baselines."""
+    """What regression and k-means have in common: Algorithm 1 and the baselines."""
 
     _: KW_ONLY
     size: Annotated[party.Size, InRunConfig(200)] = 2000
@@ -150,9 +103,6 @@ class CoresetStrategy(ProtocolStrategy):
     """Number of extra rows to pool, besides those of the coreset, from which the loss
     on all training rows and its standard error are estimated. They come in the same
     messages. 0: none."""
-    keep_coreset: bool = False
-    """Let the parties keep the rows of the coreset with their blocks of the model, in
-    their state-dirs, so that task "add" can add the rows of a new month."""
 
     steps: ClassVar[Steps] = (
         party.totals,
@@ -162,8 +112,6 @@ class CoresetStrategy(ProtocolStrategy):
     )
     labelled: ClassVar[bool]
     """Whether the labels of pooled rows are needed."""
-    classes: ClassVar[bool] = False
-    """Whether these labels are of two classes."""
     test_fraction = 0.0
     solver = "central"
 
@@ -177,11 +125,6 @@ class CoresetStrategy(ProtocolStrategy):
             )
         if self.check_size == 1:
             raise ValueError("check_size must be 0 or at least 2, got 1")
-        if self.keep_coreset and self.sampling != "coreset":
-            raise ValueError(
-                f"keep_coreset must be False unless sampling is 'coreset', got "
-                f"{self.keep_coreset}"
-            )
 
     @property
     def pools(self) -> bool:
@@ -205,31 +148,13 @@ class CoresetStrategy(ProtocolStrategy):
 
     def baselines(self) -> dict[str, ProtocolStrategy]:
         """Return the other samplings."""
-        off = {"keep_coreset": False} if self.keep_coreset else {}
         return {  # `check_size` is 0 unless this is the coreset itself
-            name: self.replace(sampling=name, check_size=0, **off)
+            name: self.replace(sampling=name, check_size=0)
             for name in ("coreset", "uniform", "full")
             if name != self.sampling
         }
 
-    def earlier(self, parties: Parties, scoring: Scoring) -> Earlier:
-        """Return the coresets of earlier runs: none, unless the task adds to them.
-
-        Raises
-        ------
-        FederationError
-            The coreset is to be kept, and a party has no place for it.
-        """
-        for info in parties:
-            if self.keep_coreset and not info.keeps:
-                raise FederationError(
-                    f"{info.name!r} must have a state-dir to keep the coreset"
-                )
-        return Earlier()
-
-    def draw(
-        self, parties: Parties, run: Run, scoring: Scoring, earlier: Earlier
-    ) -> Coreset:
+    def draw(self, parties: Parties, run: Run, scoring: Scoring) -> Coreset:
         """Return a coreset (Algorithm 1), a uniform sample, or all rows.
 
         Parameters
@@ -238,8 +163,6 @@ class CoresetStrategy(ProtocolStrategy):
             As given to the protocol.
         scoring : Scoring
             How the parties compute the scores.
-        earlier : Earlier
-            The coresets to which a new one is added.
         """
         n = self.n_train(parties)
         if self.sampling == "full":
@@ -251,22 +174,12 @@ class CoresetStrategy(ProtocolStrategy):
             if not self.pools:
                 return Coreset(rows, weights)
             return Coreset(rows, weights, *self._pool_rows(parties, rows))
-        drawn = self._importance_sample(parties, run, n, scoring, earlier)
-        return self._union(parties, drawn, earlier) if earlier.months else drawn
+        return self._importance_sample(parties, run, n, scoring)
 
     def _importance_sample(
-        self,
-        parties: Parties,
-        run: Run,
-        n: int,
-        scoring: Scoring,
-        earlier: Earlier,
+        self, parties: Parties, run: Run, n: int, scoring: Scoring
     ) -> Coreset:
-        """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows.
-
-        With coresets of earlier runs, the new rows and those that it merges are drawn
-        from, each row as often as its weight says: see :func:`merge_level`.
-        """
+        """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows."""
         fused, m, more = self.rounds == "fused", self.size, self.check_size
         if self.pools and m >= n:
             log.warning(
@@ -281,10 +194,8 @@ class CoresetStrategy(ProtocolStrategy):
             test_fraction=self.test_fraction,
             intercept=scoring.intercept,
             clustering=scoring.clustering,
-            l2=scoring.l2,
-            classes=self.classes,
         )
-        G = _totals(replies, scoring.bound * (n + len(earlier.weights)))
+        G = _totals(replies, scoring.bound * n)
         a = allocate(G, m, run.rng("allocate"))
         b = allocate(G, more, run.rng("check"))
         # Round 2, lines 5-6; fused: each party sent its rows with its total.
@@ -312,9 +223,8 @@ class CoresetStrategy(ProtocolStrategy):
                 f"the scores of {_names(parties)} must add up to more than 0 for each "
                 "row that they drew"
             )
-        before = earlier.weights_of(rows, parties.n_rows)
         if not self.pools:
-            return Coreset(rows, before * coreset_weights(total, g))
+            return Coreset(rows, coreset_weights(total, g))
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
@@ -323,69 +233,13 @@ class CoresetStrategy(ProtocolStrategy):
         def part(chosen: slice) -> Coreset:
             return Coreset(
                 rows[chosen],
-                before[chosen] * coreset_weights(total, g[chosen]),
+                coreset_weights(total, g[chosen]),
                 [block[chosen] for block in X],
                 None if y is None else y[chosen],
             )
 
         check = part(slice(m, None)) if more else None
         return replace(part(slice(m)), check=check)
-
-    def _union(self, parties: Parties, drawn: Coreset, earlier: Earlier) -> Coreset:
-        """Return what was drawn with the coresets of earlier runs that stay."""
-        assert drawn.rows is not None
-        level = merge_level(earlier.levels)
-        stay = np.flatnonzero(earlier.levels > level)
-        rest = (parties.n_rows + stay).astype(np.uint32)
-        levels = np.append(np.full(len(drawn.rows), level), earlier.levels[stay])
-        union = replace(
-            drawn,
-            rows=np.append(drawn.rows, rest),
-            weights=np.append(drawn.weights, earlier.weights[stay]),
-            levels=levels.astype(np.uint8),
-        )
-        if drawn.X is None or not len(rest):
-            return union
-        X, y = self._pool_rows(parties, rest)
-        return replace(
-            union,
-            X=[np.vstack(blocks) for blocks in zip(drawn.X, X, strict=True)],
-            y=None if drawn.y is None or y is None else np.append(drawn.y, y),
-        )
-
-    def to_keep(
-        self, coreset: Coreset, scoring: Scoring, stands_for: int
-    ) -> KeptCoreset | None:
-        """Return what parties keep of a coreset; None: nothing.
-
-        Parameters
-        ----------
-        coreset : Coreset
-            The rows that the model was trained on.
-        scoring : Scoring
-            For which models it is.
-        stands_for : int
-            Number of rows that it stands for.
-        """
-        if not self.keep_coreset or coreset.rows is None:
-            return None
-        levels = coreset.levels
-        if levels is None:
-            levels = np.zeros(len(coreset.rows), dtype=np.uint8)
-        # A row that was drawn again is kept once: no row is in two coresets.
-        rows, first, places = np.unique(
-            coreset.rows, return_index=True, return_inverse=True
-        )
-        clustering = scoring.clustering
-        return KeptCoreset(
-            rows,
-            np.bincount(places, weights=coreset.weights),
-            levels[first],
-            stands_for,
-            scoring.intercept,
-            0 if clustering is None else clustering.n_clusters,
-            self.works_with or "",
-        )
 
     def _pool_rows(
         self, parties: Parties, rows: Array
@@ -396,7 +250,6 @@ class CoresetStrategy(ProtocolStrategy):
             test_fraction=self.test_fraction,
             labels=self.labelled,
             rows=rows,
-            classes=self.classes,
         )
         return self._pooled(parties, replies, len(rows))
 
@@ -431,7 +284,6 @@ class CoresetStrategy(ProtocolStrategy):
                 labels=self.labelled,
                 start=start,
                 stop=stop,
-                classes=self.classes,
             )
             parts.append(self._pooled(parties, replies, stop - start))
         X = [np.concatenate([X[j] for X, _ in parts]) for j in range(len(parties))]
@@ -462,12 +314,6 @@ class CoresetStrategy(ProtocolStrategy):
     def n_test(self, parties: Parties) -> int:
         """Return the number of rows held out."""
         return round(self.test_fraction * parties.n_rows)
-
-
-def estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
-    """Return the mean loss over all rows by a second draw, and its standard error."""
-    mean, error = importance_estimate(losses, weights, n)
-    return {name: mean, f"{name}_error": error}
 
 
 def _totals(replies: Replies[party.Totals], most: float) -> Array:
@@ -531,8 +377,3 @@ def check_sum(
 
 def _names(parties: Parties) -> str:
     return ", ".join(info.name for info in parties)
-
-
-def counted(earlier: Earlier, n: int) -> dict[str, Any]:
-    """Return what a model with earlier runs stands for, as metrics."""
-    return {"months": earlier.months + 1, "rows": n} if earlier.months else {}
