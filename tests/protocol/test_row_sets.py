@@ -34,7 +34,9 @@ class Guarded:
         confirm_journal(self.path)
         self.path.with_name(ANCHOR).unlink()
 
-    def sum_over(self, rows=None, weights=None, by_choice=False, n=N, ids=True, who="abc"):
+    def sum_over(
+        self, rows=None, weights=None, by_choice=False, n=N, ids=True, who="abc"
+    ):
         """Let one message add up rows."""
         party = Party(
             np.zeros((n, 1)),

@@ -9,12 +9,42 @@ rows that are in one of them alone.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import numpy as np
 
 from vfl_flower.typing import Array
 
 BLOCKS = 256
 """Blocks of rows, row i in block i mod 256; sums over them bound a difference."""
+
+
+def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
+    """Return tags of texts: equal ones of two texts have a probability of 2^-64.
+
+    Twice the high half of m_0 + sum_i m_i s_i mod 2^64, which is strongly universal
+    (Lemire and Kaser, 2014) where the m_i are uniform and secret.
+
+    Parameters
+    ----------
+    texts : iterable of n objects
+        Their texts; of longer ones than `coefficients` has room for, the beginnings.
+    coefficients : Array of uint64, shape (2, length)
+        m, twice.
+
+    Returns
+    -------
+    Array of uint64, shape (n,)
+    """
+    remaining, parts = iter(texts), [np.zeros(0, "<u8")]
+    most = coefficients.shape[1] - 1
+    while block := [str(text) for text in itertools.islice(remaining, 2**14)]:
+        letters = np.array(block).view("<u4").reshape(len(block), -1)[:, :most]
+        m = coefficients[:, 1 : letters.shape[1] + 1]
+        high = (letters @ m.T + coefficients[:, 0]) >> np.uint64(32)
+        parts.append(high[:, 0] << np.uint64(32) | high[:, 1])
+    return np.concatenate(parts)
 
 
 def effective_number(weights: Array) -> float:

@@ -373,7 +373,7 @@ class Party:
             self.row_sets.check(chosen, weights, by_choice=by_choice)
 
     def tags(self, rows: Array, key: bytes) -> Array:
-        """Return what tells rows apart for the life of the data.
+        """Return what tells rows apart for the life of the data, sorted.
 
         Parameters
         ----------
@@ -384,7 +384,7 @@ class Party:
 
         Returns
         -------
-        Array of uint64, shape (m,)
+        Array of uint64, shape (at most m,)
             Keyed hashes of their ids.
 
         Raises
@@ -400,7 +400,7 @@ class Party:
             )
         texts = [str(ids[row]).encode() for row in rows.tolist()]
         hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
-        return np.frombuffer(b"".join(hashes), dtype="<u8")
+        return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
 
     def afford(self, name: str, rows: int, width: int) -> None:
         """Refuse work that is out of proportion to the party's own rows.

@@ -29,9 +29,11 @@ from vfl_flower.numerics.row_sets import (
     block_sums,
     effective_number,
     least_difference,
+    text_tags,
 )
 from vfl_flower.protocol.consent import LEAST_ROWS, Consent
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.secure_aggregation.masks import stream
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -39,6 +41,9 @@ log = logging.getLogger("vfl_flower")
 ANCHOR = "journal.anchor"
 """File beside the journal with the number of its row sets: a journal with fewer is
 lost, or restored from a backup."""
+
+MOST_OF_ID = 2**10
+"""Characters of an id by which rows are told apart."""
 
 MOST_ORDERS = 8
 """Orders of rows of which the journal keeps the numbers."""
@@ -48,8 +53,9 @@ TABLES = (
     """CREATE TABLE IF NOT EXISTS row_orders (
     name TEXT PRIMARY KEY, row_set INTEGER, numbers BLOB)""",
     """CREATE TABLE IF NOT EXISTS row_sets (id INTEGER PRIMARY KEY, places INTEGER,
-    digest BLOB UNIQUE, squares REAL, parties TEXT, blocks BLOB, bits BLOB,
-    weights BLOB)""",
+    digest BLOB UNIQUE, squares REAL, weighted INTEGER, parties TEXT, blocks BLOB)""",
+    """CREATE TABLE IF NOT EXISTS row_set_rows (
+    id INTEGER PRIMARY KEY, bits BLOB, weights BLOB)""",
     "CREATE TABLE IF NOT EXISTS row_journal (inode INTEGER)",
 )
 """The tags of all rows, by number; the numbers of the rows of an order, and its set;
@@ -153,7 +159,9 @@ class RowSets:
         self, db: sqlite3.Connection, path: Path, party: Party, key: bytes
     ) -> None:
         assert party.consent is not None
-        self._db, self._path, self._party, self._key = db, path, party, key
+        self._db, self._path, self._party = db, path, party
+        take = stream(key, [b"vfl_flower row tags 1"])
+        self._coefficients = np.frombuffer(take(16 * MOST_OF_ID), "<u8").reshape(2, -1)
         self._consent: Consent = party.consent
         self._by_place = party.order_name is None
         self._order = f"{party.order_name or 'places'} {party.n_rows}"
@@ -173,15 +181,16 @@ class RowSets:
         query = "SELECT id FROM row_sets WHERE digest = ?"
         noted = self._db.execute(query, (sha.digest(),)).fetchone()
         if noted is not None:
-            self._check_parties(noted[0])
+            (number,) = noted
+            self._check_parties(number)
         else:
             self._check_size(rows_of_sum)
             if not by_choice:
                 self._check_distance(rows_of_sum)
-            noted = self._note(rows_of_sum, sha.digest())
+            number = self._note(rows_of_sum, sha.digest())
         if rows is None:
             update = "UPDATE row_orders SET row_set = ? WHERE name = ?"
-            self._db.execute(update, (noted[0], self._order))
+            self._db.execute(update, (number, self._order))
 
     def _value(self, column: str) -> Any:
         """Return what the journal has of the order of the rows, or None."""
@@ -193,14 +202,16 @@ class RowSets:
         """Return the number of each row of the session, by which all sets know it."""
         if (known := self._value("numbers")) is not None:
             return np.frombuffer(known, "<u4")
-        everything = np.arange(self._party.n_rows)
-        numbers = everything.astype("<u4")
+        numbers = np.arange(self._party.n_rows, dtype="<u4")
         if not self._by_place:
-            tags = self._party.tags(everything, self._key)
+            ids = self._party.read_ids()
+            if ids is None:
+                raise PartyError("rows that have a digest of their ids must have ids")
+            tags = text_tags(ids, self._coefficients)
             stored = self._db.execute("SELECT tags FROM row_tags").fetchone()
             known_tags = np.frombuffer(stored[0] if stored else b"", "<u8")
-            # Sorted, so that a number says nothing of a row's place in the file.
-            known_tags = np.concatenate([known_tags, np.setdiff1d(tags, known_tags)])
+            new = ~np.isin(tags, known_tags)
+            known_tags = np.concatenate([known_tags, tags[new]])
             by_tag = np.argsort(known_tags)
             places = np.searchsorted(known_tags, tags, sorter=by_tag)
             numbers = by_tag[places].astype("<u4")
@@ -216,16 +227,19 @@ class RowSets:
         )
         return numbers
 
-    def _note(self, rows_of_sum: RowSet, digest: bytes) -> tuple[int]:
+    def _note(self, rows_of_sum: RowSet, digest: bytes) -> int:
         """Write a set into the journal, and return its number there."""
         s, parties = rows_of_sum, json.dumps([sorted(self._party.names)])
-        values = s.squares, s.blocks.tobytes(), s.bits, s.packed_weights, parties
-        inserted: tuple[int] = self._db.execute(
-            "INSERT INTO row_sets (places, digest, squares, blocks, bits, weights, "
-            "parties) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id",
-            (self._by_place, digest, *values),
-        ).fetchone()
-        return inserted
+        blocks = s.blocks.astype("<f4").tobytes()
+        weighted = s.weights is not None
+        number = self._db.execute(
+            "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+            (self._by_place, digest, s.squares, weighted, parties, blocks),
+        ).lastrowid
+        assert number is not None
+        rows = number, s.bits, s.packed_weights
+        self._db.execute("INSERT INTO row_set_rows VALUES (?, ?, ?)", rows)
+        return number
 
     def _check_size(self, rows_of_sum: RowSet) -> None:
         if rows_of_sum.size < LEAST_ROWS:
@@ -240,23 +254,28 @@ class RowSets:
         """Refuse a set that differs from an earlier one by few rows."""
         least = self._consent.min_changed_rows
         earlier = self._db.execute(
-            "SELECT id, squares, weights IS NULL, blocks FROM row_sets "
-            "WHERE places = ?",
+            "SELECT id, squares, weighted, blocks FROM row_sets WHERE places = ?",
             (self._by_place,),
         ).fetchall()
         if not earlier:
             return
         blobs = b"".join(row[3] for row in earlier)
-        sums = np.frombuffer(blobs).reshape(len(earlier), -1)
-        ids, squares, plain = np.array([row[:3] for row in earlier]).T
-        plain = (plain > 0) & (rows_of_sum.weights is None)
-        bounds = np.abs(sums - rows_of_sum.blocks).sum(axis=1)
-        mixed, w = ~plain, rows_of_sum
-        bounds[mixed] = least_difference(
-            sums[mixed], w.blocks, squares[mixed], w.squares, 0.0
+        sums = np.frombuffer(blobs, "<f4").reshape(len(earlier), -1)
+        ids, squares, weighted = np.array([row[:3] for row in earlier]).T
+        if rows_of_sum.weights is None:
+            bounds = np.abs(sums - rows_of_sum.blocks).sum(axis=1)
+            rest = weighted > 0
+        else:
+            # Rows without weights, far more of them: (sum |v - c w|)^2 is at least
+            # (|v|_1 + c (n - 2 m))^2, and the squares are at most |v|^2 + c^2 n.
+            apart = np.maximum(squares - 2 * rows_of_sum.mask.sum(), 0) ** 2 / squares
+            bounds = np.minimum(apart, rows_of_sum.size)
+            rest = (weighted > 0) | (bounds < least)
+        bounds[rest] = least_difference(
+            sums[rest], rows_of_sum.blocks, squares[rest], rows_of_sum.squares, 0.0
         )
         for number in ids[bounds < least].astype(int).tolist():
-            query = "SELECT bits, weights FROM row_sets WHERE id = ?"
+            query = "SELECT bits, weights FROM row_set_rows WHERE id = ?"
             packed = self._db.execute(query, (number,)).fetchone()
             apart = rows_of_sum.apart(RowSet.unpacked(*packed))
             if apart < least:
