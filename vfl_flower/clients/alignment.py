@@ -29,7 +29,7 @@ from vfl_flower.protocol.row_order import (
     normal_ids,
     save_order,
 )
-from vfl_flower.protocol.steps import once, step
+from vfl_flower.protocol.steps import once, step, sums_over
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (
     POINT_BYTES,
@@ -103,6 +103,7 @@ class Kept(TypedDict):
 
 
 @step
+@sums_over("none")
 @once
 def encrypt_ids(party: Party, sizes: list[int]) -> Points:
     """Return the party's ids as points, shuffled and under its key of this run.
@@ -120,6 +121,7 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
 
 
 @step
+@sums_over("none")
 def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
     """Encrypt the list that the party before this one has sent, in its order.
 
@@ -150,6 +152,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
 
 
 @step
+@sums_over("none")
 @once
 def hash_with_key(
     party: Party, salt: Annotated[bytes, Len(16, 16)], sizes: list[int]
@@ -171,6 +174,7 @@ def hash_with_key(
 
 
 @step
+@sums_over("none")
 @once
 def keep_order(
     party: Party,

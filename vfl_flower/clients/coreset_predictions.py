@@ -23,7 +23,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, SEALED, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Natural
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -113,6 +113,7 @@ class Answered(Told):
 
 
 @step
+@sums_over("none", "the model is the server's")
 @once
 def keep(
     party: Party,
@@ -150,6 +151,7 @@ def block_rows(outputs: int) -> int:
 
 
 @step
+@sums_over("none")
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
     own = _part(party)
@@ -170,6 +172,7 @@ def part(party: Party) -> PartInfo:
 
 
 @step
+@sums_over("none", "each number is of one row")
 @reveals("predictions")
 def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> Addends:
     """Give the party's addends for rows `start` to `stop` - 1, of all outputs.
@@ -205,6 +208,7 @@ def _state(party: Party) -> PredictionState:
 
 
 @step
+@sums_over("request")
 @reveals("moments", when="evaluate")
 @reveals("curves", when="curves", optional=True)
 def answer(
@@ -274,6 +278,7 @@ def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Tol
     if known.sum() < LEAST_ROWS:
         log.warning("too few rows for their mean error to hide each: it is not told")
         return {"test_rows": 0}
+    party.sum_over(None if known.all() else np.flatnonzero(known))
     if party.y is not None and own["kind"] == "linear":
         y = np.asarray(party.y[known], dtype=np.float64)
         values, no_classes = state.values[known], np.zeros(0)

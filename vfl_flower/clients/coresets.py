@@ -39,7 +39,7 @@ from vfl_flower.protocol.contract import (
 )
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
 
 MOST_ROWS = 2**24
@@ -231,6 +231,7 @@ def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
 
 
 @step
+@sums_over("request")
 @once
 @reveals("totals")
 def totals(
@@ -248,6 +249,7 @@ def totals(
     """
     _check_draws(party, "size", size)
     train = training_rows(party, test_fraction)
+    party.sum_over(train)
     n = party.n_rows if train is None else len(train)
     if (intercept is None) == (clustering is None):
         raise PartyError("either intercept or clustering must be given")
@@ -278,6 +280,7 @@ def totals(
 
 
 @step
+@sums_over("earlier")
 @once
 @reveals("totals")
 def drawn_rows(
@@ -309,6 +312,7 @@ def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
 
 
 @step
+@sums_over("none", "each number is of one row")
 @reveals("rows", "pool")
 @reveals("row-sums", "not pool")
 def scores(party: Party, rows: Rows, pool: bool) -> Scores:
@@ -323,6 +327,7 @@ def scores(party: Party, rows: Rows, pool: bool) -> Scores:
 
 
 @step
+@sums_over("none", "each number is of one row")
 @reveals("rows")
 def pooled_rows(
     party: Party,
@@ -357,6 +362,7 @@ def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
 
 
 @step
+@sums_over("none", "centres and assignments count as rows")
 @reveals("rows")
 def local_clusters(
     party: Party,
@@ -389,6 +395,7 @@ def local_clusters(
 
 
 @step
+@sums_over("none", "the distances count as rows")
 @reveals("rows")
 def distances(
     party: Party,

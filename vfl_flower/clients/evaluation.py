@@ -88,9 +88,10 @@ def texts_of(party: Party, labels: Array) -> dict[str, Array]:
 def least_rows(party: Party) -> int:
     """Return the fewest rows, and rows of a class, of which a party tells a number.
 
-    Twenty, or in tests and examples of few rows half of those with labels.
+    Twenty, or in a run in one process half of those with labels where these are fewer.
     """
-    return min(LEAST_ROWS, party.n_labels // 2)
+    half = party.n_labels // 2 if party.row_sets is None else LEAST_ROWS
+    return min(LEAST_ROWS, half)
 
 
 def hides_each(party: Party, rows: Array) -> bool:

@@ -46,7 +46,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Many, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
 from vfl_flower.typing import Array
 
@@ -462,6 +462,7 @@ class Bandwidth(TypedDict):
 
 
 @step
+@sums_over("request")
 @once
 @reveals("angles")
 def distances(
@@ -479,6 +480,7 @@ def distances(
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
     pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
+    party.sum_over(rows)
     party.share(pairs, "angles")
     try:
         return {"distances": split_limbs(pair_distances(party.rows, pairs, kernel))}
@@ -490,6 +492,7 @@ def distances(
 
 
 @step
+@sums_over("earlier")
 @once
 def bandwidth(
     party: Party,
@@ -525,6 +528,7 @@ class MorePartialAngles(PartialAngles):
 
 
 @step
+@sums_over("none", "each number is of one row")
 @reveals("angles")
 def angles(
     party: Party,
@@ -557,6 +561,7 @@ def angles(
 
 
 @step
+@sums_over("none", "each number is of one row")
 @reveals("angles")
 def held_out_angles(
     party: Party, request: AngleRequest, send: Names | None = None
@@ -660,6 +665,7 @@ class Enough(TypedDict):
 
 
 @step
+@sums_over("request")
 def enough(
     party: Party,
     problem: Problem,
@@ -708,6 +714,8 @@ def enough(
             f"fewer_rows must be at least {min(LEAST_ROWS, len(rows))}, got "
             f"{fewer_rows}"
         )
+    party.sum_over(rows)
+    party.sum_over(rows[:fewer_rows])
     Y = _problem_labels(party, training, problem)
     summed = _collected(training, rows, stop, angles, added)
     training.rows, training.angles = rows, summed
@@ -829,6 +837,7 @@ class Fitted(TypedDict):
 
 
 @step
+@sums_over("request")
 def fit(
     party: Party,
     problem: Problem | None = None,
@@ -862,6 +871,7 @@ def fit(
     if problem is None:
         return {"kept": _keep(party, training, features=features)}
     rows = problem.rows
+    party.sum_over(rows)
     Y = _problem_labels(party, training, problem)
     stop = features or setup.n_features
     if training.angles is not None:
@@ -942,6 +952,7 @@ class Iterated(TypedDict):
 
 
 @step
+@sums_over("none", "it draws rows, and says of how many classes")
 def start(
     party: Party, iterations: Natural, test_fraction: Fraction, setup: Setup
 ) -> Picked:
@@ -973,6 +984,7 @@ def start(
 
 
 @step
+@sums_over("none", "each number is of one row")
 @reveals("angles", "request")
 @reveals("predictions", "size")
 def iterate(
@@ -1129,6 +1141,7 @@ class Answered(Told):
 
 
 @step
+@sums_over("none")
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
     if not party.part:
@@ -1163,6 +1176,7 @@ def part(party: Party) -> PartInfo:
 
 
 @step
+@sums_over("request")
 @reveals("angles", "request")
 @reveals("predictions", "size")
 @reveals("curves", "curves", optional=True)
@@ -1295,6 +1309,7 @@ def _errors(
     if state.evaluated:
         raise PartyError("this party tells the errors of its answers once a session")
     state.evaluated = True
+    party.sum_over(state.rows[known])
     if not hides_each(party, state.rows[known]):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}

@@ -22,7 +22,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, SECRET, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.row_order import normal_text
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.protocol.united import OTHER, save_levels
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.secure_aggregation.masks import derive_key
@@ -115,6 +115,7 @@ def code_of(most_levels: int, n_parties: int) -> SparseSum:
 
 
 @step
+@sums_over("none", "it sends keyed hashes of texts, and no number of rows")
 @once
 @reveals("levels")
 def begin(party: Party, most_levels: MostLevels) -> Begun:
@@ -173,6 +174,7 @@ def begin(party: Party, most_levels: MostLevels) -> Begun:
 
 
 @step
+@sums_over("session")
 @once
 def count(
     party: Party,
@@ -201,6 +203,7 @@ def count(
 
 
 @step
+@sums_over("earlier")
 @once
 def name(party: Party, tokens: Tokens) -> Named:
     """Add counts, their tags, and the ciphertexts of the tokens that are asked for."""
@@ -216,6 +219,7 @@ def name(party: Party, tokens: Tokens) -> Named:
 
 
 @step
+@sums_over("earlier")
 @once
 def keep(
     party: Party, totals: Annotated[Array, Whole(f"m {WIDTH}")], least_rows: LeastRows

@@ -33,11 +33,10 @@ from vfl_flower.numerics.linear import (
     soft_threshold,
     whiten,
 )
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, Leaves, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
@@ -201,15 +200,6 @@ class Block:
         self.used = (spread > noise).astype(np.float64)
 
 
-def _effective(rows: Array, root: Array | None) -> float:
-    """Return (sum w)^2 / sum w^2 over different rows, their effective number (Kish)."""
-    if root is None:
-        return len(rows)
-    weights = np.bincount(np.unique(rows, return_inverse=True)[1], weights=root**2)
-    shares = weights / weights.sum()
-    return float(1 / (shares**2).sum())
-
-
 def _given(array: Array | None, default: Array) -> Array:
     return default if array is None else array
 
@@ -242,6 +232,7 @@ def _labels(party: Party, state: LinearState, block: Block) -> Array:
 
 
 @step
+@sums_over("request")
 @once
 @reveals("row-sums")
 def start(
@@ -264,11 +255,9 @@ def start(
         weights = np.asarray(coreset.weights, dtype=np.float64)
         state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
     block = Block(party, state)
+    party.sum_over(block.rows, None if coreset is None else coreset.weights)
     rows = np.arange(party.n_rows) if block.rows is None else block.rows
-    # A solution on one row, or on several of which one has all of the weight, is that
-    # row but for its length.
-    few = _effective(rows, state.root) < LEAST_ROWS
-    party.share(rows, "rows" if few else "row-sums")
+    party.share(rows, "row-sums")
     if intercept:
         block.center()
         state.mean, state.used = block.mean, block.used
@@ -308,6 +297,7 @@ def start(
 
 
 @step
+@sums_over("earlier")
 @reveals("row-sums")
 def cg(
     party: Party, residual: Residual, step_size: NotNegative, shrink: NotNegative
@@ -344,6 +334,7 @@ def _block(party: Party, state: LinearState, residual: Array) -> Block:
 
 
 @step
+@sums_over("earlier")
 @reveals("row-sums")
 def proximal(
     party: Party,
@@ -372,6 +363,7 @@ def proximal(
 
 
 @step
+@sums_over("earlier")
 @reveals("row-sums")
 def saga(
     party: Party,
@@ -411,6 +403,7 @@ def saga(
 
 
 @step
+@sums_over("earlier")
 @once
 @reveals("coefficients")
 def coefficients(party: Party) -> Coefficients:

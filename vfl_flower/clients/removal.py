@@ -18,7 +18,7 @@ from annotated_types import MaxLen
 from vfl_flower.clients.mufc_state import ClientState
 from vfl_flower.protocol.parts import load_part
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import step, sums_over
 
 log = logging.getLogger("vfl_flower")
 
@@ -41,6 +41,7 @@ class Gone(TypedDict):
 
 
 @step
+@sums_over("none")
 def find(party: Party, model: Number) -> Found:
     """Say whether the party keeps anything of a model; nothing is changed.
 
@@ -50,6 +51,7 @@ def find(party: Party, model: Number) -> Found:
 
 
 @step
+@sums_over("none")
 def remove(party: Party, model: Number) -> Gone:
     """Remove all that the party keeps of a model; the second time, nothing."""
     removals = list(_removals(party, model))  # all are looked at before one goes
