@@ -105,13 +105,14 @@ def test_round_trips_bytes_and_files(method, count, tmp_path):
     assert len({order.ids.tobytes() for order in orders}) == count
 
 
-def test_an_order_is_replaced_by_one_of_the_same_name(tmp_path):
+def test_an_order_is_never_replaced(tmp_path):
     federation = parties(["a", "b"], ["b", "a"], folder=tmp_path)
-    tags = {
-        vf.simulate(Alignment("q4"), federation, seed=1).model.tag for _ in range(2)
-    }
-    assert len(tags) == 2  # keys are new, whatever the seed
-    assert load_order(federation[0].state_dir, "q4").tag in tags
+    tag = vf.simulate(Alignment("q4"), federation, seed=1).model.tag
+    with pytest.raises(PartyFailed, match="'q4' exists at this party"):
+        vf.simulate(Alignment("q4"), federation, seed=1)
+    other = vf.simulate(Alignment("q5"), federation, seed=1).model.tag
+    assert other != tag  # keys are new, whatever the seed
+    assert load_order(federation[0].state_dir, "q4").tag == tag
 
 
 # -- who learns what -------------------------------------------------------------------
@@ -121,7 +122,7 @@ SPACE = [f"id-{k:03}" for k in range(300)]
 
 
 def own_lists(count=3, size=120):
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(12)
     return [rng.choice(SPACE, size, replace=False).tolist() for _ in range(count)]
 
 
@@ -451,8 +452,9 @@ def test_a_party_that_repeats_a_point(monkeypatch):
 @pytest.mark.parametrize(
     ("positions", "rule"),
     [
-        ([0, 0], "positions must be of distinct rows"),
-        ([], "positions must be of distinct rows"),
+        ([*range(20), 0], "positions must be of distinct rows"),
+        ([], "positions must be of distinct rows, at least 20, got 0"),
+        ([*range(19)], "positions must be of distinct rows, at least 20, got 19"),
         ([120], "below 120"),
     ],
 )

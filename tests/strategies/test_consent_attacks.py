@@ -136,7 +136,7 @@ def test_open_coefficients_give_one_row_a_session(tmp_path):
         assert np.abs(found[-1] - victim.X[i]).max() < 1e-9
 
 
-@refused("lets no rows leave it")
+@refused("guard refuses the rows of the request")
 def test_the_scale_of_labels_does_not_give_labels(tmp_path):
     """`start` says |t| in the clear, and the weights tell the rows in it apart."""
     y = np.random.default_rng(3).integers(0, 2, N).astype(float)
@@ -582,6 +582,7 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
         run=model,
         centers=np.zeros((1, 2)),
     )
+    asked = greet(grid, "horizontal")
     got = None
     for leaving in range(3):  # each pair in turn, and none is told to leave for good
         got = asked.secure_sum(

@@ -1309,10 +1309,10 @@ def _errors(
     if state.evaluated:
         raise PartyError("this party tells the errors of its answers once a session")
     state.evaluated = True
-    party.sum_over(state.rows[known])
     if not hides_each(party, state.rows[known]):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
+    party.sum_over(state.rows[known])
     y, target, classes = y[known], model_part["target"], model_part["classes"]
     scores = probability = None
     if target == "binary":
