@@ -747,26 +747,24 @@ def chain(name, *, leave="apart", lazy=False, **settings):
                 result = api.simulate(strategy, present, seed=seed)
                 return mufc_shot(result, present, home)
 
-            def unlearn(forget, seed):
-                return later(
-                    api.MUFCUnlearn,
-                    everyone,
-                    seed,
-                    forget=forget,
-                    lazy_counts=lazy,
-                )
+            def unlearn(requests, seed):
+                for party in everyone:
+                    if party.name in requests:
+                        text = "".join(f"{row}\n" for row in requests[party.name])
+                        (party.state_dir / "forget.txt").write_text(text)
+                return later(api.MUFCUnlearn, everyone, seed, lazy_counts=lazy)
 
             yield "2 ordinary row", unlearn({"north": [ORDINARY["north"]]}, 21)
             yield "3 centroid row", unlearn({"north": [CENTROID["north"]]}, 22)
-            (everyone[2].state_dir / "forget.txt").write_text(
-                f"{CENTROID['west']}\n{ORDINARY['west']}\n"
-            )
-            yield "4 file and text", unlearn(f"south:{ORDINARY['south']}", 23)
-            yield "5 nothing", unlearn("", 24)
+            requests = {"west": [CENTROID["west"], ORDINARY["west"]]}
+            requests |= {"south": [ORDINARY["south"]]}
+            yield "4 two parties", unlearn(requests, 23)
+            yield "5 nothing", unlearn({}, 24)
             # Nothing is drawn, and no seed is taken.
             yield "6 status", later(api.MUFCStatus, everyone)
             stay = [party for party in everyone if party.name != "south"]
             here = stay if leave == "apart" else everyone
+            (everyone[1].state_dir / "leave.txt").write_text(f"{model}\n")
             yield (
                 f"7 client leaves {leave}",
                 later(api.MUFCForgetClient, here, 25, clients="south"),

@@ -60,7 +60,7 @@ from simulations.mufc_baselines import (
     kfed_centroids,
 )
 from simulations.mufc_data import DATASETS, SplitRows, best_cost, gaussian
-from vfl_flower import Ledger, Party, simulate
+from vfl_flower import Ledger, Party, request_changes, simulate
 from vfl_flower.app.flower_run import (
     Processes,
     start_superlink,
@@ -87,6 +87,7 @@ from vfl_flower.numerics.mufc import (
     server_points,
     surviving,
 )
+from vfl_flower.protocol.requests import FORGET
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import SparseSum
 from vfl_flower.strategies.mufc import MUFC
@@ -949,7 +950,8 @@ def in_process(data: SplitRows, batch: int = 30) -> list[dict[str, Any]]:
         model = whole("train", train)
 
         def forget(rows: Sequence[str]) -> MUFCUnlearn:
-            return MUFCUnlearn(model, {str(largest.name): rows}, server_state=server)
+            request_changes(largest, forget=rows)
+            return MUFCUnlearn(model, server_state=server)
 
         whole("remove one row", forget(ids[:1]))
         whole(f"remove {len(ids) - 1} rows of one party", forget(ids[1:]))
@@ -1028,8 +1030,8 @@ def on_supernodes(
 
         train = {"mufc.n-clusters": data.k, "mufc.n-init": data.n_init}
         model = whole("train", train)
-        forget = {"task": "unlearn", "model": model, "mufc.forget": "node-0:7"}
-        whole("remove one row", forget)
+        (folder / "state-0" / FORGET).write_text("7\n")
+        whole("remove one row", {"task": "unlearn", "model": model})
         whole("train again", train)
     return measured
 

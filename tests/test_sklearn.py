@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError
@@ -281,7 +282,25 @@ def test_clusters_forget(tmp_path):
             model.forget(GROUPS, rows)
     with pytest.raises(ValueError, match="the 120 rows of fit, got 119"):
         model.forget(GROUPS[1:], [1])
+    mask = np.arange(120) == 7
+    for wrong in (mask, pd.Series(mask), mask.tolist(), [7, 7.5], [7, None], [[7]]):
+        with pytest.raises(ValueError, match=r"^rows must be a list of numbers"):
+            model.forget(GROUPS, wrong)
     assert model.forgotten_.tolist() == [0, 5, 119]
+
+
+def test_a_run_that_fails_leaves_no_request(tmp_path, monkeypatch):
+    """The next one forgets its own rows alone."""
+    model = ForgettingKMeans(
+        n_clusters=2, rows_per_party=ROWS, state_folder=tmp_path, random_state=0
+    ).fit(GROUPS)
+    with monkeypatch.context() as broken:
+        broken.setattr(ForgettingKMeans, "_run", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.forget(GROUPS, [3, 90])
+    assert not list(tmp_path.rglob("forget.txt"))
+    assert model.forget(GROUPS, [4]).forgotten_.tolist() == [4]
+    assert model.result_.metrics["removed"] == 1
 
 
 def test_clusters_without_a_folder_do_not_forget():

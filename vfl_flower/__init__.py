@@ -8,6 +8,7 @@ from vfl_flower.protocol.consent import FREE, Consent
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.requests import request_changes
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import *  # noqa: F403, the registry's names
 from vfl_flower.version import __version__
@@ -25,6 +26,7 @@ __all__ = [
     "log_to_tensorboard",
     "register",
     "report",
+    "request_changes",
     "simulate",
 ]
 __all__ += strategies.__all__

@@ -134,14 +134,13 @@ def test_the_command_of_a_page_runs_it_again(files, tmp_path):
             "--set fdskl.relevance=false",
         ),
         (
-            {"task": "unlearn", "strategy": "mufc", "mufc.forget": "a:1", "seed": 2},
-            "vfl-flower run mufc --task unlearn --set seed=2 "
-            "--set 'mufc.forget=(not kept)'",
+            {"task": "unlearn", "strategy": "mufc", "seed": 2},
+            "vfl-flower run mufc --task unlearn --set seed=2",
         ),
     ],
 )
 def test_the_command_of_a_run_config(config, command):
-    """One with data of its own was simulated; what no file may keep is not in it."""
+    """One with data of its own was simulated."""
     checked = without_secrets(check_run_config(config))
     assert command_of(checked, 3) == command
 
@@ -288,15 +287,12 @@ def test_a_model_has_one_line_and_a_party_without_state_is_named(tmp_path):
     assert code == 0, text
     (number,) = (path.stem for path in (tmp_path / "server").glob("*.sqlite"))
     given += ["--set", f"model={number}", "--task"]
-    for task, key in (
-        ("unlearn", "mufc.forget=b:3"),
-        ("forget-client", "mufc.clients=c"),
-    ):
-        code, text = call("simulate", "mufc", *given, task, "--set", key)
+    for task in (["unlearn"], ["forget-client", "--set", "mufc.clients=c"]):
+        code, text = call("simulate", "mufc", *given, *task)
         assert code == 1
         assert re.search(r"run failed: party '[abc]' failed .* no state-dir", text)
-    forget = ["unlearn", "--set", "mufc.forget=b:3", "--state-dir", keep]
-    code, text = call("simulate", "mufc", *given, *forget)
+    (keep / "b" / "forget.txt").write_text("3\n")
+    code, text = call("simulate", "mufc", *given, "unlearn", "--state-dir", keep)
     assert code == 0, text
     code, text = call("models", "list", "--output-dir", out)
     assert "1 model in" in text

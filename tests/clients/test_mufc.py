@@ -14,14 +14,23 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from forgetting import SETTINGS, agreed, centroid_ids, federation, nearest, plain_q
+from forgetting import (
+    SETTINGS,
+    agreed,
+    centroid_ids,
+    federation,
+    nearest,
+    plain_q,
+    request_new_rows,
+)
 from scipy.stats import chi2
 
-from vfl_flower import Party
+from vfl_flower import Party, request_changes
 from vfl_flower.clients import mufc
 from vfl_flower.clients.mufc_state import ClientState, list_models
 from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.mufc import seed_centroids
+from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import (
     ContractError,
     flatten,
@@ -54,7 +63,10 @@ def train(party, **settings):
 
 
 def forget(party, ids=(), version=1, before=MODEL, run="b", **values):
-    return mufc.forget(party, MODEL, version, before, run, KEY, list(ids), **values)
+    """Let the party forget what its file requests, and these ids besides."""
+    if ids:
+        request_changes(party, forget=ids)
+    return mufc.forget(party, MODEL, version, before, run, KEY, **values)
 
 
 def commit(party, version, run):
@@ -173,6 +185,8 @@ def more(party, X, ids):
 
 
 def add(party, version=1, before=MODEL, run="b"):
+    """Let the party add all rows that are new to the model, as its file requests."""
+    request_new_rows(party, MODEL)
     return mufc.add(party, MODEL, version, before, run, KEY)
 
 
@@ -205,7 +219,8 @@ def test_replies_to_additions_have_one_form(north, count):
     assert state.keep(state.tag(north.ids)).all()
     assert state.log()[-1]["kind"] == "add"
     assert mufc.status(north, MODEL, 2, "b") == {
-        **{"rows": 14 + count, "removed": 0, "pending": 0, "requests": 0}
+        **{"rows": 14 + count, "removed": 0, "added": count},
+        **{"pending": 0, "requests": int(count > 0)},
     }
 
 
@@ -223,6 +238,98 @@ def test_a_forgotten_row_is_not_added_again(north, caplog):
     assert "north.3" not in north.ids[state.keep(state.tag(north.ids))]
     # The new row is one of training now, and can be forgotten.
     assert forget(north, ["new"], 3, "c", "d")["totals"].tolist() == [13, 1, 2, 0]
+
+
+def test_only_requested_rows_are_added_and_once(north):
+    """However often the server asks, and whatever other rows the file has got."""
+    train(north)
+    north = more(north, [[0.1, 0.2], [0.2, 0.1]], ["new.0", "new.1"])
+    request_changes(north, add=["new.0", "north.3"])
+    reply = mufc.add(north, MODEL, 1, MODEL, "b", KEY)
+    assert reply["totals"].tolist() == [15, 1, 0]
+    commit(north, 2, "b")
+    assert not (north.state_dir / "add.txt").exists()
+    reply = mufc.add(north, MODEL, 2, "b", "c", KEY)
+    assert reply["totals"].tolist() == [15, 1, 0]
+    state = ClientState(north.state_dir, MODEL)
+    assert not state.known(state.tag(["new.1"])).any()
+
+
+def test_ids_of_no_rows_are_not_added(north, caplog):
+    """Nor is anything else changed, although only the last line is wrong."""
+    train(north)
+    before = (north.state_dir / f"{MODEL}.sqlite").read_bytes()
+    north = more(north, [[0.1, 0.2]], ["new"])
+    request_changes(north, add=["new", "other"])
+    text = refusal(mufc.add, north, MODEL, 1, MODEL, "b", KEY)
+    assert "ids to add must belong to rows of the data" in text
+    assert "other" not in text + caplog.text
+    assert "lines [2] of add.txt" in caplog.text
+    assert (north.state_dir / f"{MODEL}.sqlite").read_bytes() == before
+    assert (north.state_dir / "add.txt").read_text() == "new\nother\n"
+
+
+def test_a_refusal_after_the_draw_changes_nothing(north):
+    """The consent lets fewer rows leave than the counts show."""
+    train(north)
+    before = (north.state_dir / f"{MODEL}.sqlite").read_bytes()
+    north.share = lambda rows, kind: (_ for _ in ()).throw(PartyError("no rows"))
+    assert refusal(forget, north, ["north.3"]) == "no rows"
+    north = more(north, [[0.1, 0.2]], ["new"])
+    north.share = lambda rows, kind: (_ for _ in ()).throw(PartyError("no rows"))
+    assert refusal(add, north) == "no rows"
+    assert (north.state_dir / f"{MODEL}.sqlite").read_bytes() == before
+
+
+@pytest.mark.parametrize("count", [0, 19, 20])
+def test_the_log_says_what_a_change_reveals(north, caplog, count):
+    """And warns of few rows, which the party does not refuse."""
+    north.X = np.repeat(north.X, 3, axis=0)
+    north.ids = np.array([f"north.{i}" for i in range(len(north.X))])
+    train(north)
+    forget(north, north.ids[:count].tolist())
+    said = f"{count} rows are removed of 42; the server can compute" in caplog.text
+    assert said == (count > 0)
+    assert ("fewer than 20 rows" in caplog.text) == (count == 19)
+    commit(north, 2, "b")
+    X = np.full((count, 2), 0.1) + np.arange(count)[:, None] / 100
+    north = more(north, X, [f"new.{i}" for i in range(count)])
+    caplog.clear()
+    add(north, 2, "b", "c")
+    assert (f"{count} rows are added to {42 - count};" in caplog.text) == (count > 0)
+    assert ("fewer than 20 rows" in caplog.text) == (count == 19)
+
+
+def pinned(**rules):
+    """Return the consent of a party on a SuperNode, to centroids alone."""
+    return Consent(leaves={"centroids": Limit(), "rows": Limit()}, peers={}, **rules)
+
+
+@pytest.mark.parametrize("ask", [forget, add])
+def test_no_counts_without_a_party_that_the_consent_does_not_name(north, ask):
+    """The server leaves one out, and gets its counts as a difference."""
+    north.consent, north.names = pinned(), ["north", "south", "west", "lake"]
+    train(north)
+    ask(north)
+    north.names = ["north", "south", "west", "invented"]
+    for consent in (pinned(), pinned(changed_parties=["west"])):
+        north.consent = consent
+        text = refusal(ask, north, run="c")
+        assert text.startswith("counts without 'lake' would reveal that party's")
+        assert "changed-parties = ['lake']" in text
+    assert ClientState(north.state_dir, MODEL).staged("c") is None
+    north.consent = pinned(changed_parties=["lake"])
+    ask(north, run="c")
+
+
+def test_a_state_that_does_not_name_its_parties(north):
+    """One of an earlier version is read, and gives no counts to a SuperNode."""
+    train(north)  # nobody signs
+    assert ClientState(north.state_dir, MODEL).facts.parties == []
+    forget(north)
+    north.consent = pinned()
+    assert "train anew" in refusal(forget, north, run="c")
+    assert mufc.status(north, MODEL, 1, MODEL)["rows"] == 14
 
 
 def test_requests_in_the_file_wait_while_rows_are_added(north):
@@ -277,24 +384,37 @@ def test_a_party_without_rows_is_asked_again(north):
 
 
 def test_a_party_that_leaves_needs_no_state(north):
+    request_changes(north, leave=[MODEL, "f" * 16])
     reply = forget(north, leaving=[0], settings=SETTINGS)
     assert not reply["message"].any()
     assert reply["totals"].tolist() == [0, 0, 0, 0]
     reply = commit(north, 2, "b")
     assert join_limbs(reply["cost"]).tolist() == [0]
     assert reply["sizes"].tolist() == [0]
+    assert (north.state_dir / "leave.txt").read_text() == f"{'f' * 16}\n"
+
+
+def test_a_party_leaves_only_at_its_own_request(north):
+    """Neither the server nor a request for another model makes it leave."""
+    train(north)
+    before = (north.state_dir / f"{MODEL}.sqlite").read_bytes()
+    request_changes(north, leave=["f" * 16])
+    text = refusal(forget, north, leaving=[0], settings=SETTINGS)
+    assert f"leaves model {MODEL} only if its own leave.txt names it" in text
+    assert (north.state_dir / f"{MODEL}.sqlite").read_bytes() == before
 
 
 def test_requests_that_come_during_a_run_stay(north):
     train(north)
     path = north.state_dir / "forget.txt"
-    path.write_text("north.1\nnorth.2\n")
-    assert forget(north, ["north.3"])["totals"].tolist() == [11, 1, 3, 0]
-    path.write_text("north.1\nnorth.2\nnorth.4\n")
+    path.write_text("north.1\nnorth.2\n\nnorth.3\n")
+    assert forget(north)["totals"].tolist() == [11, 1, 3, 0]
+    path.write_text("north.1\nnorth.2\nnorth.3\nnorth.4\n")
     commit(north, 2, "b")
     assert path.read_text() == "north.4\n"
     reply = mufc.status(north, MODEL, 2, "b")
-    assert reply == {"rows": 11, "removed": 3, "pending": 1, "requests": 1}
+    counts = {"rows": 11, "removed": 3, "added": 0, "pending": 1, "requests": 1}
+    assert reply == counts
 
 
 def test_requests_and_states_are_no_links(north, tmp_path):
@@ -302,7 +422,7 @@ def test_requests_and_states_are_no_links(north, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("north.1\n")
     (north.state_dir / "forget.txt").symlink_to(elsewhere)
-    with pytest.raises(PartyError, match="an id a line, and no link"):
+    with pytest.raises(PartyError, match="a request a line, and no link"):
         forget(north)
     (north.state_dir / "forget.txt").unlink()
     state = north.state_dir / f"{MODEL}.sqlite"
@@ -402,7 +522,7 @@ def test_induced_objective_by_hand(north):
 def test_a_party_that_cannot_forget(north, name, rule):
     train(north)
     setattr(north, name, None)
-    assert rule in refusal(forget, north, ["north.1"])
+    assert rule in refusal(forget, north)
 
 
 def test_equal_ids_in_the_data(north):
@@ -470,8 +590,9 @@ def test_settings_that_are_none(changes, rule):
 def test_settings_that_do_not_fit_the_data(north, changes, rule):
     settings = agreed(**changes)
     assert rule in refusal(mufc.train, north, MODEL, settings, KEY)
-    assert rule in refusal(forget, north, leaving=[0], settings=settings)
     assert not north.state_dir.exists()
+    request_changes(north, leave=[MODEL])
+    assert rule in refusal(forget, north, leaving=[0], settings=settings)
 
 
 def test_each_row_must_be_in_the_box(north):
@@ -499,8 +620,7 @@ def test_each_row_must_be_in_the_box(north):
         (mufc.forget, {"version": 2**63 - 2}, "keeps version 1"),
         (mufc.forget, {"before": "c"}, "keeps version 1"),
         (mufc.forget, {"key": b""}, "key must have 16 bytes"),
-        (mufc.forget, {"ids": ["", "17"]}, "ids to forget must be"),
-        (mufc.forget, {"leaving": [0]}, "told the settings"),
+        (mufc.forget, {"leaving": [0]}, "lacks the settings of training"),
         (mufc.status, {"model": "../x"}, "id of a model"),
         (mufc.status, {"version": 5}, "keeps version 1"),
         (mufc.commit, {"version": 3}, "keeps version 1"),
@@ -597,8 +717,10 @@ class InMemory:
     """`ClientState` without its file; a tag is the id."""
 
     kept: ClassVar[dict] = {}
+    requests: ClassVar[dict] = {}
 
     def __init__(self, folder, model):
+        self.folder = folder
         self.exists = folder in self.kept
         if self.exists:
             self.content = self.kept[folder]
@@ -653,6 +775,16 @@ class InMemory:
             self.content.version = version
 
 
+def in_memory(patch):
+    """Keep states and requests in memory."""
+    patch.setattr(mufc, "ClientState", InMemory)
+    patch.setattr(
+        *(mufc, "read_requests"),
+        lambda folder, name: dict(enumerate(InMemory.requests.get(name, ()))),
+    )
+    patch.setattr(mufc, "finish_requests", lambda *arguments: None)
+
+
 RUNS = 4_000
 K = 2
 # Spread so that wrong redraws differ most, among some hundred seeds: both of those
@@ -670,7 +802,7 @@ ALL = np.concatenate([ROWS, NEW])
 def trained():
     """Return the states after 4,000 trainings of two parties."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mufc, "ClientState", InMemory)
+        in_memory(patch)
         patch.setattr(InMemory, "kept", {})
         parties = []
         for j, (name, rows) in enumerate(OWNERS.items()):
@@ -712,7 +844,7 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
     parties, states = trained
     gone = {i for batch in batches for i in batch}
     parties = [p for p in parties if gone & {*OWNERS[p.name]}] or parties
-    monkeypatch.setattr(mufc, "ClientState", InMemory)
+    in_memory(monkeypatch)
     counts = Counter()
     for seed, state in enumerate(states[:runs]):
         kept = {folder: copy.copy(content) for folder, content in state.items()}
@@ -724,7 +856,8 @@ def p_value(trained, batches, monkeypatch, runs=RUNS):
                 [str(i) for i in batch if i in OWNERS[party.name]] for batch in batches
             ]
             for version, ids in enumerate(filter(None, asked), 1):
-                mufc.forget(party, MODEL, version, "", "", ids=ids)
+                monkeypatch.setattr(InMemory, "requests", {"forget.txt": ids})
+                mufc.forget(party, MODEL, version, "", "")
             content = kept[party.state_dir]
             now = (content.next or (content.now,))[0]
             drawn.append(tuple(map(int, now.centroids)))
@@ -818,7 +951,7 @@ def p_value_of_adding(trained, tasks, monkeypatch, runs=2_000):
     "forget" with rows. Chi-square over its centroids, in the order drawn.
     """
     (party, _), states = trained
-    monkeypatch.setattr(mufc, "ClientState", InMemory)
+    in_memory(monkeypatch)
     counts, rows = Counter(), list(OWNERS["a"])
     for seed, state in enumerate(states[:runs]):
         kept = {folder: copy.copy(content) for folder, content in state.items()}
@@ -829,12 +962,13 @@ def p_value_of_adding(trained, tasks, monkeypatch, runs=2_000):
             ids = np.array([str(i) for i in rows])
             own = inside(Party(ALL[rows], ids=ids, name="a"), seed=RUNS + seed)
             own.state_dir = party.state_dir
+            requests = {f"{task}.txt": [str(i) for i in numbers]}
+            monkeypatch.setattr(InMemory, "requests", requests)
             if task == "add":
                 mufc.add(own, MODEL, version, "", "")
             else:
                 gone |= set(numbers)
-                asked = [str(i) for i in numbers]
-                mufc.forget(own, MODEL, version, "", "", ids=asked)
+                mufc.forget(own, MODEL, version, "", "")
         now = kept[party.state_dir].next[0]
         counts[tuple(map(int, now.centroids))] += 1
     expected = law([i for i in rows if i not in gone])

@@ -31,7 +31,7 @@ from malformed import CLASS_NAME, malformed_content
 from transcripts import our_steps
 from variants import VARIANTS, GivenUp, parties_of
 
-from vfl_flower import FederationError, Party
+from vfl_flower import FederationError, Party, request_changes
 from vfl_flower.protocol import answering
 from vfl_flower.protocol.contract import structure
 from vfl_flower.protocol.messages import (
@@ -110,16 +110,20 @@ def _later(task: type[ProtocolStrategy], rows: int = 8, **arguments: Any) -> Cas
     def make(folder: Path) -> tuple[list[Party], ProtocolStrategy]:
         model = _trained()
         shutil.copytree(Path(HOME.name) / "trained", folder, dirs_exist_ok=True)
+        clinics = _clinics(folder, rows)
+        for clinic in clinics:
+            new = clinic.ids[8:].tolist() if task is MUFCAdd else ()
+            request_changes(clinic, forget=[f"{clinic.name}.1"], add=new)
+        request_changes(clinics[1], leave=[model])
         strategy = task(model=model, server_state=folder / "server", **arguments)
-        return _clinics(folder, rows), strategy
+        return clinics, strategy
 
     return make
 
 
 CASES: dict[str, Case] = {name: _variant(name) for name in VARIANTS}
-_forget = {"north": ["north.1"], "west": ["west.0"]}
 CASES |= {
-    "mufc unlearn": _later(MUFCUnlearn, forget=_forget, seed=5),
+    "mufc unlearn": _later(MUFCUnlearn, seed=5),
     "mufc forget client": _later(MUFCForgetClient, clients="south", seed=5),
     "mufc add": _later(MUFCAdd, 11, seed=5),
     "mufc status": _later(MUFCStatus),

@@ -43,7 +43,6 @@ class Trivial(ProtocolStrategy):
 NEEDED: dict[str, Any] = {
     "model": "0123456789abcdef",
     "server_state": "/state",
-    "forget": {"a": ["1"]},
     "clients": "a",
 }
 """Arguments that strategies need, by name."""

@@ -6,6 +6,7 @@ import os
 import click
 import numpy as np
 import pytest
+from forgetting import addition
 
 from simulations import mufc_data
 from simulations.experiments import MissingData
@@ -39,7 +40,7 @@ from simulations.mufc_baselines import (
     kfed_centroids,
 )
 from simulations.mufc_data import SplitRows, mixture, pooled, split_clusters
-from vfl_flower import MUFCAdd, Party, simulate
+from vfl_flower import Party, simulate
 from vfl_flower.numerics.kmeans import assign
 
 
@@ -172,9 +173,9 @@ def test_memory_adds_what_a_run_adds(data, method, tmp_path):
     none = later[-1]
     server = tmp_path / "server"
     trained = simulate(strategy(data, method, server), parties(later), seed=3)
-    task = MUFCAdd(trained.model.model, server_state=server)
     for left in ([none, *later[1:]], [none, none, *later[2:]]):
-        result = simulate(task, parties(left), seed=3)
+        more = parties(left)
+        result = simulate(addition(more, server, trained.model.model), more, seed=3)
     np.testing.assert_array_equal(numerics.centers, result.model.cluster_centers_)
     assert numerics.loss()[0] == pytest.approx(result.model.inertia_, rel=1e-9)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from faults import Fault, FaultyGrid
+from forgetting import departure, removal
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
@@ -24,9 +25,7 @@ from vfl_flower.strategies import (
     FKKMeansEvaluation,
     FKKMeansPrediction,
     MUFCEvaluation,
-    MUFCForgetClient,
     MUFCPrediction,
-    MUFCUnlearn,
 )
 
 NAMES = ("north", "south", "west")
@@ -250,9 +249,7 @@ def test_rows_that_are_forgotten_take_no_part(tmp_path):
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
     gone = [f"south.0.{row}" for row in (3, 7)]
-    request = MUFCUnlearn(
-        model.model, {"south": gone}, server_state=tmp_path / "server"
-    )
+    request = removal(old, tmp_path / "server", model.model, {"south": gone})
     now = simulate(request, old).model
     assert now.version == 2
     simulate(later("mufc", "Prediction", model, tmp_path), old)
@@ -272,8 +269,8 @@ def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
     folder = tmp_path / "four"
     strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
     model = simulate(strategy, parties(folder, names=four), seed=1).model
-    leave = MUFCForgetClient(model.model, "east", server_state=folder / "server")
-    simulate(leave, parties(folder, names=four))
+    connected = parties(folder, names=four)
+    simulate(departure(connected, folder / "server", model.model, "east"), connected)
     strategy = later("mufc", "Prediction", model, folder)
     with pytest.raises(FederationError, match="'east' does too"):
         simulate(strategy, parties(folder, names=four))
@@ -307,9 +304,8 @@ def test_a_killed_removal_is_settled_first(tmp_path):
     """A party that was killed before it took the version of the server takes it now."""
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
-    request = MUFCUnlearn(
-        model.model, {"south": ["south.0.3"]}, server_state=tmp_path / "server"
-    )
+    requests = {"south": ["south.0.3"]}
+    request = removal(old, tmp_path / "server", model.model, requests)
 
     class Killed(InProcessGrid):
         def _push(self, message):
@@ -390,7 +386,7 @@ def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path)
     model, told = trained.model, trained.metrics["explained"]
     total = (((X - X.mean(axis=0)) / 8) ** 2).sum()
     assert told == pytest.approx(1 - model.inertia_ / total, abs=0.01)
-    request = MUFCUnlearn(model.model, "", server_state=tmp_path / "server")
+    request = removal(federation, tmp_path / "server", model.model)
     assert simulate(request, federation).metrics["explained"] == told
     rows = strategy.replace(client_training="init", min_rows_per_bin=1)
     assert "explained" not in simulate(rows, federation, seed=2).metrics

@@ -5,8 +5,9 @@ import logging
 import numpy as np
 import pytest
 from deviating import RealParties, sums_of
+from forgetting import removal
 
-from vfl_flower import MUFC, FKKMeans, MUFCForgetClient, MUFCUnlearn, Party, simulate
+from vfl_flower import MUFC, FKKMeans, MUFCForgetClient, Party, simulate
 from vfl_flower.protocol.columns import agree, arrange, declared
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
@@ -75,8 +76,8 @@ def test_mufc_forgets_in_the_order_of_training_whoever_is_left(tmp_path):
     model = simulate(strategy, parties, seed=1).model.model
     left = MUFCForgetClient(model, "clinic-0", server_state=server)
     assert simulate(left, parties[1:]).metrics["rows"] == 60
-    removal = MUFCUnlearn(model, {"clinic-1": [1, 4]}, server_state=server)
-    assert simulate(removal, parties[1:]).metrics["removed"] == 2
+    task = removal(parties, server, model, {"clinic-1": [1, 4]})
+    assert simulate(task, parties[1:]).metrics["removed"] == 2
 
 
 def test_one_order_needs_no_word_of_the_server():

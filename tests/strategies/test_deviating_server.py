@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from consents import limited
 from deviating import RealParties, sums_of
+from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients import coresets, fdskl
@@ -20,7 +21,6 @@ from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation import LIMB
-from vfl_flower.strategies import MUFCUnlearn
 
 VICTIM = 1
 
@@ -196,7 +196,7 @@ def test_all_parties_but_one_leave(tmp_path, monkeypatch):
         return ask(self, question, **values)
 
     monkeypatch.setattr(Parties, "ask", others_leave)
-    unlearn = MUFCUnlearn(model, {"b": ["b-0"]}, server_state=server)
+    unlearn = removal((), server, model)
     with pytest.raises(PartyFailed, match="at least 2 parties"):
         unlearn.start(grid)
 

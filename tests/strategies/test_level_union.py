@@ -488,12 +488,8 @@ def test_forgetting_uses_the_levels_of_training(folder):
     for m in range(3):
         save_levels(folder.parent / f"state-{m}", {"region": ("x", "y", "other")})
     run |= {"task": "unlearn", "model": model}
-    task = MUFCUnlearn(
-        model=model,
-        forget={"p1": ["1-3"]},
-        server_state=folder.parent / "server",
-        seed=4,
-    )
+    (folder.parent / "state-1" / "forget.txt").write_text("1-3\n")
+    task = MUFCUnlearn(model=model, server_state=folder.parent / "server", seed=4)
     forgotten = task.start(nodes(folder, "centroids = true\n", **run))
     assert forgotten.model.sizes_.sum() == trained.model.sizes_.sum() - 1
     node = NODE | {

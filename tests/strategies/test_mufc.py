@@ -13,9 +13,11 @@ import pytest
 from consents import free, limited
 from flwr.app import Context, RecordDict
 from forgetting import (
+    addition,
     centroid_ids,
     check,
     cube,
+    departure,
     federation,
     nearest,
     plain_bins,
@@ -23,11 +25,12 @@ from forgetting import (
     plain_q,
     predicted,
     q_of,
+    removal,
 )
 from scipy.stats import chi2
 from transcripts import Recorder, actual, is_uniform, patterns
 
-from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower import FederationError, Party, PartyFailed, request_changes
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.register import make_client_app
 from vfl_flower.app.server_app import main
@@ -46,7 +49,7 @@ from vfl_flower.strategies import (
     MUFCUnlearn,
 )
 from vfl_flower.strategies.mufc import parse_box
-from vfl_flower.strategies.mufc_tasks import LaterTask, parse_requests
+from vfl_flower.strategies.mufc_tasks import LaterTask
 
 MODEL = "0123456789abcdef"
 
@@ -72,15 +75,15 @@ def train(parties, folder, seed=1, **settings):
     return simulate(MUFC(**settings, server_state=folder), parties, seed=seed)
 
 
-def forget(parties, folder, model, requests="", seed=None, **settings):
-    """Ask to forget rows; return the result."""
-    strategy = MUFCUnlearn(model, requests, server_state=folder, **settings)
+def forget(parties, folder, model, requests=(), seed=None, **settings):
+    """Let parties request to forget rows; return the result of the run."""
+    strategy = removal(parties, folder, model, requests, **settings)
     return simulate(strategy, parties, seed=seed)
 
 
 def add(parties, folder, model, seed=None):
-    """Add new rows; return the result."""
-    return simulate(MUFCAdd(model, server_state=folder), parties, seed=seed)
+    """Let parties request to add all new rows; return the result of the run."""
+    return simulate(addition(parties, folder, model), parties, seed=seed)
 
 
 def grown(party, count, seed=5, name="new"):
@@ -417,17 +420,19 @@ def test_a_party_refuses_the_state_of_another(parties, folder, task):
     south, west = (party.state_dir for party in parties[1:])
     shutil.move(south, folder.parent / "south before")
     shutil.copytree(west, south)
-    before = files(folder, south)
     strategy = {
-        "unlearn": MUFCUnlearn(model, {"north": ["north.1"]}, server_state=folder),
-        "status": MUFCStatus(model, server_state=folder),
-        "forget-client": MUFCForgetClient(model, "south", server_state=folder),
-    }[task]
+        "unlearn": lambda: removal(parties, folder, model, {"north": ["north.1"]}),
+        "status": lambda: MUFCStatus(model, server_state=folder),
+        "forget-client": lambda: departure(parties, folder, model, "south"),
+    }[task]()
+    before = files(folder, south)
     step = "status" if task == "status" else "forget"
     failure("south", step, lambda: simulate(strategy, parties), "party 'west'")
     assert files(folder, south) == before
     shutil.rmtree(south)
     shutil.move(folder.parent / "south before", south)
+    if task == "forget-client":
+        request_changes(parties[1], leave=[model])
     simulate(strategy, parties)
     gone = ["north.1"] if task == "unlearn" else []
     check(parties, folder, model, gone, ["south"] if task == "forget-client" else [])
@@ -463,13 +468,13 @@ def test_draws_are_private_without_a_seed(parties, folder):
     ],
 )
 def test_requests_in_several_runs(parties, folder, settings):
-    """Several parties, batches, in the run config and in the parties' own files."""
+    """Several parties, in batches, with blanks in a file and a request twice."""
     model = train(parties, folder, **settings).model.model
     north, south, west = parties
     old = centroid_ids(north, model)
     gone = [*ordinary(north, model, 2), *ordinary(south, model)]
-    text = f"north:{gone[0]}, {gone[1]};south:{gone[2]}"
-    result = forget(parties, folder, model, text)
+    requests = {"north": gone[:2], "south": gone[2:]}
+    result = forget(parties, folder, model, requests)
     assert result.metrics["removed"] == 3
     assert result.metrics["changed"] == 1
     assert (result.metrics["version"], result.metrics["rows"]) == (2, 26)
@@ -583,10 +588,10 @@ def test_a_server_that_fails_before_it_has_the_sizes(
             model = train(parties, folder).model.model
             broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                forget(parties, folder, model, "north:north.1")
+                forget(parties, folder, model, {"north": ["north.1"]})
     status = simulate(MUFCStatus(model, server_state=folder), parties).model
     assert (status.sizes_.tolist(), np.isnan(status.inertia_)) == ([], True)
-    asked = "north:north.1" if removed else ""
+    asked = {"north": ["north.1"]} if removed else {}
     again = forget(parties, folder, model, asked).model
     assert again.sizes_.sum() == 29 - removed
     assert np.isfinite(again.inertia_)
@@ -608,23 +613,18 @@ def test_one_new_row_among_old_requests(parties, folder):
     )
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_unknown_ids_change_nothing(parties, folder, private, caplog):
+def test_unknown_ids_change_nothing(parties, folder, caplog):
     model = train(parties, folder).model.model
     north, south, _ = parties
     requests = {"north": ordinary(north, model), "south": ["south.0", "west.0", "17"]}
-    if private:
-        (south.state_dir / "forget.txt").write_text("\n".join(requests.pop("south")))
+    task = removal(parties, folder, model, requests)
     before = files(folder, south.state_dir)
-    text = failure(
-        "south", "forget", lambda: forget(parties, folder, model, requests), "ids"
-    )
+    text = failure("south", "forget", lambda: simulate(task, parties), "ids")
     assert "must belong to rows of training" in text
-    assert "2 of 3 ids are not of rows of training" in caplog.text
+    assert "lines [2, 3] of forget.txt name no rows of training" in caplog.text
     assert files(folder, south.state_dir) == before
-    (south.state_dir / "forget.txt").unlink(missing_ok=True)
     status = simulate(MUFCStatus(model, server_state=folder), parties).metrics
-    assert (status["removed"], status["pending"], status["rows"]) == (0, 0, 29)
+    assert (status["removed"], status["pending"], status["rows"]) == (0, 4, 29)
     assert files(folder, *(p.state_dir for p in parties)).keys() >= {
         path for path in before if path.suffix == ".sqlite"
     }
@@ -680,7 +680,7 @@ def test_rows_that_are_gone_and_were_not_asked_for_end_the_run(parties, folder, 
     gone = ordinary(north, model, 2)
     before = files(folder)
     logged = "{} rows of training were not forgotten: the data hold {} of them"
-    for asked, remaining, got in ((gone[:1], 13, 12), ([], 14, 12)):
+    for asked, remaining, got in (([], 14, 12), (gone[:1], 13, 12)):
         own = {"north": asked}
         less = [without(north, gone), *parties[1:]]
         failure(
@@ -713,7 +713,7 @@ def test_lazy_counts_keep_the_centres_where_no_bin_changes(parties, folder):
 def test_lazy_counts_of_centroids_in_the_clear(parties, folder):
     """They are no bins, so that it has no effect: said before any message."""
     model = train(parties, folder, privacy="none").model.model
-    lazy = MUFCUnlearn(model, "north:north.1", lazy_counts=True, server_state=folder)
+    lazy = removal(parties, folder, model, lazy_counts=True)
     grid = Recorder(parties)
     refusal(lambda: lazy.start(grid), "lazy_counts has no effect", kind=ValueError)
     assert not grid.transcript
@@ -745,7 +745,7 @@ def test_all_rows_of_a_party(parties, folder, settings):
     forget(parties, folder, model, {"north": more, "west": gone})
     check(parties, folder, model, gone + more)
     before = ServerState(folder, model).load()
-    last = simulate(MUFCForgetClient(model, "west", server_state=folder), parties[:2])
+    last = simulate(departure((), folder, model, "west"), parties[:2])
     after = ServerState(folder, model).load()
     assert q_of(before) == q_of(after)
     if "privacy" not in settings:
@@ -775,18 +775,18 @@ def test_models_forget_apart(parties, folder):
 def test_status(parties, folder, caplog):
     caplog.set_level(logging.INFO)
     model = train(parties, folder).model
-    (parties[0].state_dir / "forget.txt").write_text("north.3\nnorth.4\n")
+    request_changes(parties[0], forget=["north.3"], add=["new"])
     result = simulate(MUFCStatus(model.model, server_state=folder), parties)
-    counts = {"rows": 29, "removed": 0, "pending": 2, "requests": 0}
+    counts = {"rows": 29, "removed": 0, "added": 0, "pending": 2, "requests": 0}
     assert result.metrics == {"version": 1, "clients": 3} | counts
     assert result.ledger.round_trips == 2
-    assert "north: 14 rows, 0 removed, 2 pending, 0 requests" in caplog.text
+    assert "north: 14 rows, 0 removed, 0 added, 2 pending, 0 requests" in caplog.text
     np.testing.assert_array_equal(result.model.cluster_centers_, model.cluster_centers_)
     assert result.model.sizes_.tolist() == model.sizes_.tolist()
     assert result.model.inertia_ == model.inertia_
     forget(parties, folder, model.model)
     result = simulate(MUFCStatus(model.model, server_state=folder), parties)
-    counts = {"rows": 27, "removed": 2, "pending": 0, "requests": 1}
+    counts = {"rows": 28, "removed": 1, "added": 0, "pending": 1, "requests": 1}
     assert result.metrics == {"version": 2, "clients": 3} | counts
 
 
@@ -802,7 +802,7 @@ def test_a_connected_party_leaves(parties, folder, settings):
     assert rows
     for party in (parties[0], parties[2]):
         (party.state_dir / "forget.txt").write_text(f"{party.name}.0\n")
-    result = simulate(MUFCForgetClient(model, " west ", server_state=folder), parties)
+    result = simulate(departure(parties, folder, model, " west "), parties)
     check(parties, folder, model, left=["west"])
     assert (result.metrics["clients"], result.metrics["rows"]) == (2, 23)
     (left,) = parties[2].state_dir.iterdir()
@@ -828,7 +828,7 @@ def test_a_connected_party_leaves(parties, folder, settings):
 def test_an_absent_party_leaves(parties, folder):
     """And leaves its state too, when it is there again."""
     model = train(parties, folder).model.model
-    leave = MUFCForgetClient(model, ["west"], server_state=folder)
+    leave = departure(parties, folder, model, ["west"])
     result = simulate(leave, parties[:2])
     assert (result.metrics["rows"], result.metrics["version"]) == (23, 2)
     check(parties[:2], folder, model)
@@ -839,7 +839,7 @@ def test_an_absent_party_leaves(parties, folder):
 
 def test_a_party_is_forgotten_twice(parties, folder):
     model = train(parties, folder).model.model
-    leave = MUFCForgetClient(model, "west", server_state=folder)
+    leave = departure(parties, folder, model, "west")
     first = simulate(leave, parties)
     for here in (parties, parties[:2]):
         again = simulate(leave, here)
@@ -851,17 +851,17 @@ def test_a_party_is_forgotten_twice(parties, folder):
 
 
 def test_a_party_leaves_whose_state_is_gone(parties, folder):
-    """It is told the settings, since its state may be gone."""
+    """The request has the settings, since its state may be missing."""
     model = train(parties, folder).model.model
     shutil.rmtree(parties[2].state_dir)
-    simulate(MUFCForgetClient(model, "west", server_state=folder), parties)
+    simulate(departure(parties, folder, model, "west"), parties)
     check(parties[:2], folder, model)
 
 
 def test_all_but_two_parties_leave_at_once(tmp_path, folder):
     parties = federation(tmp_path, (8, 7, 6, 5))
     model = train(parties, folder).model.model
-    simulate(MUFCForgetClient(model, "west,north", server_state=folder), parties)
+    simulate(departure(parties, folder, model, "west,north"), parties)
     check(parties, folder, model, left=["north", "west"])
 
 
@@ -869,7 +869,7 @@ def test_all_but_two_parties_leave_at_once(tmp_path, folder):
 def test_at_least_two_parties_must_stay(parties, folder, leaving):
     """The sum over one would show its counts. Nothing is changed, here or there."""
     model = train(parties, folder).model.model
-    simulate(MUFCForgetClient(model, "south", server_state=folder), parties)
+    simulate(departure(parties, folder, model, "south"), parties)
     before = files(folder, *(party.state_dir for party in parties))
     rule = "at least 2 parties must stay"
     strategy = MUFCForgetClient(model, leaving, server_state=folder)
@@ -888,9 +888,9 @@ def test_a_server_that_fails_after_it_has_saved(parties, folder, monkeypatch, ki
     model = train(parties, folder).model.model
     gone = [centroid_ids(parties[0], model)[0]] if kind == "unlearn" else []
     strategy = (
-        MUFCUnlearn(model, {"north": gone}, server_state=folder)
+        removal(parties, folder, model, {"north": gone})
         if gone
-        else MUFCForgetClient(model, "west", server_state=folder)
+        else departure(parties, folder, model, "west")
     )
     with monkeypatch.context() as broken:
         broken.setattr(LaterTask, "commit", lambda *args, **kwargs: 1 / 0)
@@ -1026,7 +1026,7 @@ def test_without_new_rows_nothing_is_added(parties, folder, caplog):
     before = forget(parties, folder, model, {"north": gone})
     kept = files(folder, *(party.state_dir for party in parties))
     result = add(parties, folder, model)
-    assert "no party's data have rows that are new to the model" in caplog.text
+    assert "no party requests to add rows, or the model has them" in caplog.text
     assert "1 forgotten rows are still in the parties' files" in caplog.text
     assert result.ledger.round_trips == 2
     assert (result.metrics["added"], result.metrics["rows"]) == (0, 28)
@@ -1086,11 +1086,12 @@ def test_rows_that_cannot_be_added_change_nothing(parties, folder):
         lambda: add([more, south, west], folder, model),
         "column 1, counted from 0, must have values inside the agreed box",
     )
+    (north.state_dir / "add.txt").unlink()
     less = without(grown(south, 2), ["south.4"])
     rule = "must hold the rows of training that were not forgotten"
     failure("south", "add", lambda: add([north, less, west], folder, model), rule)
     assert files(folder) == before
-    add([grown(north, 2), south, west], folder, model)
+    add([grown(north, 2), grown(south, 2), west], folder, model)
 
 
 def test_who_watches_an_addition_sees_sums_of_one_form(tmp_path, folder):
@@ -1100,7 +1101,7 @@ def test_who_watches_an_addition_sees_sums_of_one_form(tmp_path, folder):
     model = MUFC(**settings, seed=1).start(InProcessGrid(parties)).model.model
     more = [grown(parties[0], 1), grown(parties[1], 50), *parties[2:]]
     grid = Recorder(more)
-    result = MUFCAdd(model, server_state=folder).start(grid)
+    result = addition(more, folder, model).start(grid)
     transcript = grid.transcript
     names = {
         (e.action, name)
@@ -1250,7 +1251,8 @@ def seen(tmp_path_factory):
         row, centroid = ordinary(parties[1], model), centroid_ids(parties[2], model)
         requests = {"south": row, "west": centroid[:1], "east": parties[3].ids.tolist()}
         grid = Recorder(parties)
-        MUFCUnlearn(model, requests, server_state=folder / "server", seed=1).start(grid)
+        task = removal(parties, folder / "server", model, requests, seed=1)
+        task.start(grid)
         runs.append((training, grid.transcript))
     return parties, runs
 
@@ -1353,16 +1355,12 @@ def test_each_run_has_a_key_of_its_own(seen):
 
 
 def test_no_value_and_no_id_is_in_a_message(seen):
-    """But the ids of the run config, on their way to their party."""
     parties, runs = seen
     values = set().union(*(patterns(party.X[:, :9]) for party in parties))
     ids = {i.encode() for party in parties for i in party.ids.tolist()}
     for training, request in runs:
         assert not actual(values, [*training, *request])
-        assert not actual(ids, [e for e in [*training, *request] if e.up])
-        assert not actual(ids, training)
-        asked = [e for e in request if e.action == "mufc_forget" and not e.up]
-        assert [len(e.values["ids"]) for e in asked] == [0, 1, 1, 6]
+        assert not actual(ids, [*training, *request])
 
 
 # -- what files hold -------------------------------------------------------------------
@@ -1628,7 +1626,7 @@ def test_what_is_looked_for_is_there_before(deployment):
 def test_no_file_holds_a_row_that_was_forgotten(
     deployment, before, then, caplog, capsys
 ):
-    """Of a centroid and of another row, asked for in both ways.
+    """Of a centroid and of another row.
 
     They are taken out of the data before the run, or after it and others.
     """
@@ -1637,16 +1635,16 @@ def test_no_file_holds_a_row_that_was_forgotten(
     south = next(i for i in range(12) if i not in deployment.drawn(1))
     gone = {0: [drawn[0]], 1: [south]}
     shutil.rmtree(deployment.top / "output1")  # centres of before
-    requests = Path(deployment.configs[1]["state-dir"]) / "forget.txt"
-    requests.write_text(f"{patient(1, south)}\n")
+    for j, (row,) in gone.items():
+        requests = Path(deployment.configs[j]["state-dir"]) / "forget.txt"
+        requests.write_text(f"{patient(j, row)}\n")
     stay = {j: [i for i in range(12) if i not in gone[j]] for j in gone}
     for j in stay if before else ():
         deployment.write(j, stay[j])
     bins = deployment.bin(0, drawn[0])
     model = deployment.model()
-    own = {"mufc.forget": f"north:{patient(0, drawn[0])}"}
     for task in ["unlearn", *then]:
-        deployment.run(task=task, model=model, **(own if task == "unlearn" else {}))
+        deployment.run(task=task, model=model)
     # The cache must not have them even where the file of the party still does.
     text = deployment.text_of(*deployment.paths())
     values = forms([deployment.X[j, i] for j in gone for i in gone[j]])
@@ -1658,7 +1656,7 @@ def test_no_file_holds_a_row_that_was_forgotten(
     text += (caplog.text + captured.out + captured.err).encode()
     assert [f for f in values if f in text] == []
     assert [f for f in bins if f in text] == []
-    # Ids: of those that stay in the files for the party, asked ones in the run config.
+    # Ids are in files for the party alone.
     for path in deployment.top.rglob("*.sqlite"):
         assert not re.search(rb"patient-\d-", path.read_bytes())
     for j, name in enumerate(deployment.names[:2]):
@@ -1677,6 +1675,8 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
     shutil.rmtree(deployment.top / "output1")
     assert bins[0] in deployment.text_of()
     config = {"task": "forget-client", "model": deployment.model()}
+    requests = Path(deployment.configs[1]["state-dir"]) / "leave.txt"
+    requests.write_text(f"{config['model']}\n")
     deployment.run(**config | {"mufc.clients": "south"})
     text = deployment.text_of(*deployment.paths())
     assert [f for f in forms(deployment.X[1]) if f in text] == []
@@ -1743,68 +1743,6 @@ def test_boxes():
         assert [bound.tolist() for bound in parse_box(box)] == [[-1, 0], [2, 5]]
 
 
-def asked(forget, **settings):
-    """Return the task that forgets rows."""
-    return MUFCUnlearn(MODEL, forget, server_state="/state", **settings)
-
-
-@pytest.mark.parametrize("requests", ["17,23", "a:", ":17", "a:23;17;b:17", "a: , "])
-def test_bad_requests(requests):
-    """The part that is wrong is told by its place."""
-    with pytest.raises(ValueError, match=r"^forget must be 'party:id,id'") as caught:
-        asked(requests)
-    assert f"{2 if ';' in requests else 1} of" in str(caught.value)
-
-
-ID = "17231723"
-
-
-@pytest.mark.parametrize(
-    ("forget", "settings"),
-    [
-        *((ID, {}), (f"{ID},a", {}), (f"a:{ID};{ID}", {}), ({"a": ID}, {})),
-        *(({ID: "a"}, {}), (int(ID), {}), ([ID], {}), ({int(ID): ["a"]}, {})),
-        *(({"a": int(ID)}, {}), (f"a:{ID}", {"lazy_counts": 2})),
-        *((f"a:{ID}", {"seed": -1}), (f"a:{ID}", {"n_parties": 1})),
-        *((f"a:{ID}", {"unknown": 1}), ({"a": [ID]}, {"server_state": 5})),
-        *(({"a": [ID]}, {"model": "../x"}), ({"a": [ID]}, {"masking": "none"})),
-    ],
-)
-def test_ids_to_forget_are_in_no_error(forget, settings):
-    """Nor in what it was raised from, of pydantic too, nor where they are misplaced."""
-    with pytest.raises((ValueError, TypeError)) as caught:
-        MUFCUnlearn(
-            **{"model": MODEL, "server_state": "/state", "forget": forget} | settings
-        )
-    error = caught.value
-    while error is not None:
-        assert ID not in f"{error} {error!r} {error.args}"
-        error = error.__context__
-
-
-def test_ids_to_forget_are_in_no_text_of_the_task():
-    for forget in (f"a:{ID}", {"a": [ID]}):
-        strategy = asked(forget)
-        assert strategy.forget == forget
-        assert strategy.replace(seed=3).forget == forget
-        assert ID not in f"{strategy!r} {strategy} {values_of(strategy)}"
-
-
-def test_requests():
-    expected = {"a": ["17", "23"], "b c": ["x:4"]}
-    assert parse_requests(" a:17, 23 ;b c:x:4;") == expected
-    assert parse_requests("a:17;a:23;b c:x:4") == expected
-    assert parse_requests({"a": [17, 23], "b c": ["x:4"]}) == expected
-    assert parse_requests("") == parse_requests({}) == {}
-
-
-def test_text_in_the_place_of_a_list_of_ids_is_no_list_of_letters():
-    """``{"north": "17"}`` must not ask for rows 1 and 7."""
-    for ask in (parse_requests, asked):
-        with pytest.raises(ValueError, match=r"^forget must have a list .* got str$"):
-            ask({"south": ["1"], "north": "17"})
-
-
 @pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
 def test_no_model_is_named(kind):
     with pytest.raises(ValueError, match=r"^model must be .* got none$"):
@@ -1864,14 +1802,8 @@ def test_other_parties_than_those_of_the_model(tmp_path, parties, folder, kind):
     check(parties, folder, model)
 
 
-def test_requests_for_parties_that_are_none(parties, folder):
+def test_parties_to_forget_that_the_model_does_not_have(parties, folder):
     model = train(parties, folder).model.model
-    for name in ("east", "17"):  # it may be an id, in the wrong place
-        text = refusal(
-            lambda name=name: forget(parties, folder, model, f"{name}:1"),
-            "forget must name parties of the model",
-        )
-        assert name not in text
     leave = MUFCForgetClient(model, "east", server_state=folder)
     refusal(lambda: simulate(leave, parties), "'east' must be one of the 3 parties")
 
@@ -2036,8 +1968,9 @@ def test_two_parties_in_one_folder(parties, folder):
 def test_ids_to_forget_are_in_no_log(parties, folder, caplog):
     caplog.set_level(logging.INFO)
     model = train(parties, folder).model.model
-    forget(parties, folder, model, "north:north.3,north.4;south:south.1")
-    assert "forget='str'" in caplog.text
+    forget(
+        parties, folder, model, {"north": ["north.3", "north.4"], "south": ["south.1"]}
+    )
     assert "north.3" not in caplog.text
 
 
@@ -2066,7 +1999,7 @@ def test_the_party_is_told_which_lines_are_wrong(parties, folder, caplog):
 def test_a_party_that_was_forgotten_is_forgotten_again(tmp_path, folder, here):
     parties = federation(tmp_path, (14, 9, 6, 5))
     model = train(parties, folder).model.model
-    leave = MUFCForgetClient(model, parties[3].name, server_state=folder)
+    leave = departure(parties, folder, model, parties[3].name)
     first = simulate(leave, parties).metrics
     assert (first["removed"], first["clients"]) == (5, 3)
     again = simulate(leave, parties if here else parties[:3]).metrics
@@ -2078,12 +2011,6 @@ def test_a_party_that_was_forgotten_is_forgotten_again(tmp_path, folder, here):
 def test_a_model_that_cannot_forget_says_so(parties, folder, caplog):
     simulate(MUFC(3), parties, seed=0)
     assert "this model cannot forget" in caplog.text
-
-
-@pytest.mark.parametrize("wrong", [[1, 4], 17, None])
-def test_requests_of_another_kind(wrong):
-    with pytest.raises(ValueError, match="forget must be text or a mapping"):
-        asked(wrong)
 
 
 def test_status_draws_nothing():

@@ -16,12 +16,22 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from forgetting import centroid_ids, check, federation, found_by, predicted, q_of
+from forgetting import (
+    addition,
+    centroid_ids,
+    check,
+    departure,
+    federation,
+    found_by,
+    predicted,
+    q_of,
+    removal,
+)
 
-from vfl_flower import FederationError, MUFCAdd, Party
+from vfl_flower import FederationError, Party
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.simulation import simulate
-from vfl_flower.strategies import MUFC, MUFCForgetClient, MUFCStatus, MUFCUnlearn
+from vfl_flower.strategies import MUFC, MUFCStatus
 
 
 def final(parties, folder, model, version=True):
@@ -139,24 +149,25 @@ def prepare(folder):
         for party in (north, south)
     ]
     (folder / "asked.json").write_text(json.dumps([first, *others]))
-    (south.state_dir / "forget.txt").write_text(f"{others[1]}\n")
 
 
 def unlearn(folder):
-    """Forget two rows of the run config, and one of the party's own list."""
-    model, ids = the_model(folder), asked(folder)
-    strategy = MUFCUnlearn(
-        model, {"north": ids[:2]}, server_state=folder / "server", seed=1
+    """Forget two rows of one party, and one of another."""
+    ids, parties = asked(folder), federation(folder)
+    requests = {"north": ids[:2], "south": ids[2:]}
+    simulate(
+        removal(parties, folder / "server", the_model(folder), requests, seed=1),
+        parties,
     )
-    simulate(strategy, federation(folder))
 
 
 def forget_client(folder):
     """Forget a party that is connected."""
-    strategy = MUFCForgetClient(
-        the_model(folder), "west", server_state=folder / "server", seed=1
+    parties = federation(folder)
+    simulate(
+        departure(parties, folder / "server", the_model(folder), "west", seed=1),
+        parties,
     )
-    simulate(strategy, federation(folder))
 
 
 def train_on_fewer(folder):
@@ -170,10 +181,8 @@ def train_on_fewer(folder):
 
 def add(folder):
     """Add the rows of two parties that take no part yet."""
-    server = folder / "server"
-    simulate(
-        MUFCAdd(the_model(folder), server_state=server, seed=1), federation(folder)
-    )
+    parties = federation(folder)
+    simulate(addition(parties, folder / "server", the_model(folder), seed=1), parties)
 
 
 class Trials:
@@ -249,7 +258,7 @@ class Trials:
         new = train(folder)
         check(parties, server, new)
         for model in before:
-            request = MUFCUnlearn(model, "south:south.1", server_state=server)
+            request = removal(parties, server, model, {"south": ["south.1"]})
             if ServerState(server, model).version:
                 simulate(MUFCStatus(model, server_state=server), parties)
                 check(parties, server, model)
@@ -258,7 +267,8 @@ class Trials:
                 continue
             with pytest.raises(FederationError, match=r"not finished here|no state"):
                 simulate(request, parties)
-        simulate(MUFCUnlearn(new, "south:south.2", server_state=server), parties)
+        (parties[1].state_dir / "forget.txt").unlink(missing_ok=True)
+        simulate(removal(parties, server, new, {"south": ["south.2"]}), parties)
         check(parties, server, new, ["south.2"])
         south = parties[1]
         for path in south.state_dir.rglob("*"):

@@ -12,13 +12,16 @@ import pytest
 from faults import Clock, Fault, FaultyGrid
 from forgetting import (
     FACTS,
+    addition,
     agreed,
     centroid_ids,
     check,
+    departure,
     federation,
     plain_q,
     predicted,
     q_of,
+    removal,
 )
 
 from vfl_flower import FederationError, Party, PartyFailed
@@ -27,10 +30,7 @@ from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import (
     MUFC,
-    MUFCAdd,
-    MUFCForgetClient,
     MUFCStatus,
-    MUFCUnlearn,
 )
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
@@ -147,7 +147,7 @@ def test_a_party_that_fails_after_the_sum_ends_the_run(
     assert text.endswith(f"model {model} is saved, and its next task completes it")
     assert ServerState(server, model).load().parties == [p.name for p in three]
     assert [list_models(party.state_dir) for party in three] == [[model]] * 4
-    simulate(MUFCUnlearn(model, server_state=server), three)
+    simulate(removal(three, server, model), three)
     check(three, server, model)
     assert [predicted(p, model) for p in three] == [p.ids.tolist() for p in three]
 
@@ -172,9 +172,8 @@ def test_one_of_twenty_drops_out_while_rows_are_forgotten(
     strategy = MUFC(**SETTINGS, server_state=server)
     model = simulate(strategy, parties, seed=1).model.model
     gone = [centroid_ids(parties[BAD], model)[0], centroid_ids(parties[7], model)[0]]
-    request = MUFCUnlearn(
-        model, {"c11": gone[:1], "c07": gone[1:]}, server_state=server
-    )
+    requests = {"c11": gone[:1], "c07": gone[1:]}
+    request = removal(parties, server, model, requests)
     for action, version in (("mufc_forget", 1), ("mufc_commit", 2)):
         fault = Fault("unavailable", action, BAD, nth=None)
         with pytest.raises(PartyFailed, match=action):
@@ -191,8 +190,8 @@ def test_a_party_of_the_model_that_stays_away_is_missed(three, tmp_path):
     model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
     before = ServerState(server, model).load()
     for strategy in (
-        MUFCUnlearn(model, "north:north.1", server_state=server),
-        MUFCForgetClient(model, "south", server_state=server),
+        removal(three, server, model),
+        departure(three, server, model, "south"),
     ):
         with pytest.raises(FederationError, match="'west' does not"):
             simulate(strategy, three[:2])
@@ -221,7 +220,7 @@ def test_whatever_happens_once_the_result_is_the_same(
     check(three, server, model.model)
     again = Fault(kind, action.replace("train", "forget"), 0)
     gone = [centroid_ids(three[0], model.model)[0]]
-    request = MUFCUnlearn(model.model, {"north": gone}, server_state=server)
+    request = removal(three, server, model.model, {"north": gone})
     request.start(FaultyGrid(three, [again], clock), timeout=TIMEOUT)
     check(three, server, model.model, gone)
 
@@ -235,14 +234,14 @@ def test_rows_are_added_whatever_happens_once(clock: Clock, tmp_path, kind):
         for p, n in zip(whole, (14, 9, 6), strict=True)
     ]
     model = simulate(MUFC(**SETTINGS, server_state=server), few, seed=1).model.model
-    addition = MUFCAdd(model, server_state=server)
+    task = addition(whole, server, model)
     grid = FaultyGrid(whole, [Fault(kind, "mufc_add", 1)], clock)
     if kind == "lose reply":
         with pytest.raises(PartyFailed, match="'south' failed in 'mufc_add': no rep"):
-            addition.start(grid, timeout=TIMEOUT)
+            task.start(grid, timeout=TIMEOUT)
         check(few, server, model)
         grid = InProcessGrid(whole)
-    added = addition.start(grid, timeout=TIMEOUT)
+    added = task.start(grid, timeout=TIMEOUT)
     assert kind == "lose reply" or grid.struck
     assert added.metrics["added"] == 11
     check(whole, server, model)
@@ -356,7 +355,7 @@ def test_a_changed_message_never_gives_a_wrong_q(three, tmp_path, name, task):
     if task == "unlearn":
         model = simulate(strategy, three).model.model
         gone = [centroid_ids(three[0], model)[0]]
-        strategy = MUFCUnlearn(model, {"north": gone}, server_state=server)
+        strategy = removal(three, server, model, {"north": gone})
     step = "train" if task == "train" else "forget"
     with pytest.raises((FederationError, PartyFailed)) as caught:
         strategy.start(Changed(three, step, CHANGES[name]), timeout=TIMEOUT)
@@ -502,7 +501,7 @@ def test_faulty_replies_end_with_a_sentence(three, tmp_path, name):
     assert (number is None) == (step == "train")
     if step == "commit":  # it is saved: what the parties have staged is taken
         assert f"model {number} is saved" in text
-        simulate(MUFCUnlearn(number, server_state=server), three)
+        simulate(removal(three, server, number), three)
         check(three, server, number)
 
 
@@ -511,7 +510,8 @@ def test_more_rows_than_before_are_no_removal(three, tmp_path):
     server = tmp_path / "server"
     strategy = MUFC(**SETTINGS, **NONE, server_state=server, seed=1)
     model = simulate(strategy, three).model.model
-    request = MUFCUnlearn(model, "north:north.1", server_state=server, masking="plain")
+    requests = {"north": ["north.1"]}
+    request = removal(three, server, model, requests, masking="plain")
 
     def change(replies):
         replies[1]["sizes"] = replies[1]["sizes"] + 5
@@ -528,7 +528,7 @@ def test_fewer_rows_than_before_are_no_addition(three, tmp_path):
     server = tmp_path / "server"
     strategy = MUFC(**SETTINGS, **NONE, server_state=server, seed=1)
     model = simulate(strategy, three).model.model
-    addition = MUFCAdd(model, server_state=server, masking="plain")
+    task = addition(three, server, model, masking="plain")
 
     def change(replies):
         less = replies[1]["sizes"] - np.eye(len(replies[1]["sizes"]), dtype=int)[0]
@@ -538,7 +538,7 @@ def test_fewer_rows_than_before_are_no_addition(three, tmp_path):
         replies[1]["totals"] = replies[1]["totals"] - np.array([1.0, 0.0, 0.0])
 
     with pytest.raises(FederationError, match="at least the 29 rows"):
-        addition.start(Changed(three, "add", change), timeout=TIMEOUT)
+        task.start(Changed(three, "add", change), timeout=TIMEOUT)
     simulate(MUFCStatus(model, server_state=server), three)
     check(three, server, model)
 
@@ -548,7 +548,8 @@ def test_copies_of_forgotten_rows_are_no_negative_number(three, tmp_path, place)
     """Nothing is saved then."""
     server = tmp_path / "server"
     model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
-    request = MUFCUnlearn(model, "north:north.1", server_state=server, masking="plain")
+    requests = {"north": ["north.1"]}
+    request = removal(three, server, model, requests, masking="plain")
 
     def change(replies):
         replies[1]["totals"] = replies[1]["totals"] - 5.0 * np.eye(4)[place]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from forgetting import removal
 from transcripts import Recorder
 
 from vfl_flower import MUFC, FederationError, MUFCUnlearn, Party, PartyFailed, simulate
@@ -81,7 +82,7 @@ def test_the_run_warns_of_copies_of_forgotten_rows(tmp_path, caplog):
 
     def warnings(requests, three):
         caplog.clear()
-        simulate(MUFCUnlearn(number, requests, **kept), three)
+        simulate(removal(three, tmp_path / "server", number, requests), three)
         lines = [record.getMessage() for record in caplog.records]
         return [line for line in lines if " still in " in line]
 
@@ -95,7 +96,8 @@ def test_the_run_warns_of_copies_of_forgotten_rows(tmp_path, caplog):
     ]
     # Those of earlier removals count in the data, and in other models they do not.
     other = (set(list_models(tmp_path / "a")) - {number}).pop()
-    simulate(MUFCUnlearn(other, {"a": [7]}, **kept), parties(tmp_path))
+    three = parties(tmp_path)
+    simulate(removal(three, tmp_path / "server", other, {"a": [7]}), three)
     assert warnings({"a": [7]}, parties(tmp_path, [7])) == [
         f"2 {IN_ITS_FILE}",
         f"1 {IN_ITS_FILE}",

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from deviating import RealParties
+from forgetting import removal as forgetting
 
-from vfl_flower import FDSKL, MUFC, FKKMeans, MUFCUnlearn, Party, PartyFailed, simulate
+from vfl_flower import FDSKL, MUFC, FKKMeans, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import ClientState
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import FederationError
@@ -68,13 +69,13 @@ def test_nothing_of_the_model_stays_and_all_of_others_does(kind, tmp_path):
 
 def test_a_history_of_ids_goes_too(tmp_path):
     parties, number = trained("mufc", tmp_path)
-    kept = {"server_state": tmp_path / "server"}
-    simulate(MUFCUnlearn(number, {"a": [1, 4]}, **kept), parties)
+    server = tmp_path / "server"
+    simulate(forgetting(parties, server, number, {"a": [1, 4]}), parties)
     assert ClientState(tmp_path / "a", number).removed()
     simulate(removal("mufc", number, tmp_path), parties)
     assert names(tmp_path) == []
     with pytest.raises(ValueError, match="the server has no state of model"):
-        simulate(MUFCUnlearn(number, {"a": [2]}, **kept), parties)
+        simulate(forgetting(parties, server, number), parties)
 
 
 def test_it_can_be_repeated_and_who_has_nothing_says_so(tmp_path, caplog):

@@ -79,7 +79,8 @@ def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
     gone = ids.pop(index)
     write_rows(organisations, 0, ids, np.delete(X, index, axis=0))
     (folders[0] / "forget.txt").write_text(gone)
-    task = {"task": "unlearn", "model": number, "mufc.forget": "weather:1-3,1-7"}
+    (folders[1] / "forget.txt").write_text("1-3\n1-7\n")
+    task = {"task": "unlearn", "model": number}
     run = organisations.run(app, tmp_path, config | task)
     assert run.completed, run
     assert "removed" in run.log

@@ -60,6 +60,9 @@ parties-may-leave = false   # true: also in runs that go on where a party leaves
                             # server, in runs of three or more parties
 # computes = ["weather"]    # who may compute such products with the party that has the
                             # labels; without this line the first of the others
+# changed-parties = ["lab"] # names of parties with and without which this party takes
+                            # part in sums over the same rows; the difference reveals
+                            # that party's contribution
 allow-seed = false          # true: also where the server knows the seed, and so can
                             # repeat this party's random draws
 trust-on-first-use = false  # true: pin the key of a party without a line in [peers]

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -44,9 +44,15 @@ from vfl_flower.numerics.mufc import (
     surviving,
 )
 from vfl_flower.protocol.consent import LEAST_ROWS as FEWEST
-from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, Reals, Whole
-from vfl_flower.protocol.parts import read_private, write_private
+from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
+from vfl_flower.protocol.requests import (
+    ADD,
+    FORGET,
+    LEAVE,
+    finish_requests,
+    read_requests,
+)
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.protocol.united import Levels
@@ -54,9 +60,6 @@ from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
-
-REQUESTS = "forget.txt"
-"""File in a party's ``state-dir`` with the ids to forget, one on each line."""
 
 MOST_ROWS = 2**40
 """Most rows of all parties together."""
@@ -89,8 +92,6 @@ class MUFCState:
         Row numbers of its centroids, in the order drawn.
     leaves : bool
         Whether the party leaves the model.
-    asked : list of str
-        Tags of the ids that it was asked to forget, hexadecimal.
     labels : Array of int or None
         Global clusters of the rows that take part.
     """
@@ -101,7 +102,6 @@ class MUFCState:
     stay: Array
     drawn: Array
     leaves: bool = False
-    asked: list[str] = field(default_factory=list)
     labels: Array | None = None
 
 
@@ -128,7 +128,7 @@ class Forgotten(Counts):
 
     `totals` are the number of rows that stay, 1 if the file with their clusters is
     missing, the number of forgotten rows that the party's data still have, and how many
-    of the ids that it was asked to forget are in its other models.
+    of the ids that it requests to forget are in its other models.
     """
 
     totals: Annotated[Array, Reals("4"), IN_SUM]
@@ -174,6 +174,7 @@ class Status(TypedDict):
 
     rows: Rows
     removed: Rows
+    added: Rows
     pending: Rows
     requests: Rows
 
@@ -220,7 +221,8 @@ def train(
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = _counts(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
-        facts = PartyFacts(party.name or "", *_columns(party), _united(party))
+        about = *_columns(party), _united(party), list(party.names)
+        facts = PartyFacts(party.name or "", *about)
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
@@ -320,11 +322,15 @@ def commit(
             client.remove_unfinished()
         elif not state.leaves:
             client.settle(version, run)
-        elif client.exists:
-            client.wipe()
-        if state.leaves:
-            _remove(party.state_dir / REQUESTS)
-        _finish_requests(party, client, state.asked)
+            _finish_requests(client)
+        else:
+            if client.exists:
+                client.wipe()
+            _remove(party.state_dir / FORGET)
+            _remove(party.state_dir / ADD)
+            finish_requests(
+                party.state_dir, LEAVE, lambda lines: [m == state.model for m in lines]
+            )
     rows = _taking_part(state)
     if len(rows) < party.n_rows:
         log.warning(
@@ -352,18 +358,18 @@ def forget(
     before: str,
     run: str,
     key: bytes = b"",
-    ids: Annotated[list[str] | None, OWN] = None,
     leaving: list[Count] | None = None,
     kind: Kind = "unlearn",
     settings: TrainingSettings | None = None,
 ) -> Forgotten:
-    """Remove rows, redraw centroids if one of them is removed, and give the counts.
+    """Remove the rows that the party's file names, and send the counts.
 
-    What leaves the party has the same form and size whatever is removed. A party that
-    leaves gives empty counts; its state may be gone, so all are told the settings. The
-    others then keep their own requests for a later ``unlearn``. `leaving` are the
-    places of these parties: all are told the same, since the fewer parties stay, the
-    more the sums say of each.
+    Centroids are redrawn if one of them is removed. What leaves the party has the same
+    form and size whatever is removed. A party that leaves sends empty counts, if its
+    file requests it; its state may be missing, so the request has the settings. The
+    others then keep their requests for a later ``unlearn``. `leaving` are the places of
+    these parties, the same for all: the fewer parties stay, the more the sums reveal of
+    each.
     """
     gone_parties = set(leaving or ())
     least = LEAST_PARTIES if party.consent is None else party.consent.least_parties
@@ -378,12 +384,10 @@ def forget(
     settings, now = state.settings, _finished(state)
     code = _code(party, settings, key)
     _check_columns(party, state.facts)
-    requests = _requests(party) if kind == "unlearn" else {}
-    asked = list(dict.fromkeys([*(ids or []), *requests.values()]))
-    gone = _gone(state, asked, requests)
-    done = [tag.hex() for tag in state.tag(asked)]
-    if not gone:
-        _finish_requests(party, state, done)
+    _check_parties(party, state.facts)
+    requests = read_requests(party.state_dir, FORGET) if kind == "unlearn" else {}
+    asked = list(dict.fromkeys(requests.values()))
+    gone = _gone(state, requests)
     tags = state.tag(_ids(party))
     trained = state.keep(tags)
     removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
@@ -410,16 +414,9 @@ def forget(
             _, sizes = seed_centroids(
                 party.rows, settings.box, len(drawn), rng, stay, drawn
             )
-    tagged = [tags[i] for i in drawn]
-    state.stage(
-        version + 1, tagged, sizes, list(gone), kind=kind, redrawn=redrawn, run=run
-    )
-    packed = np.packbits(stay)
-    party.remember(MUFCState(model, settings, party.n_rows, packed, drawn, asked=done))
+    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
     behind = _predictions(party.state_dir, model) is None
     counts = _counts(party, sizes, code)
-    if not np.all(stay):
-        _drop_cache(party)
     # Rows that have come since training are not forgotten ones.
     in_file = _still_in_file(state.known(tags) & ~stay)
     in_models = _in_others(party, model, asked)
@@ -429,8 +426,35 @@ def forget(
             "these models",
             in_models,
         )
+    # Last, so that a refusal changes nothing.
+    tagged = [tags[i] for i in drawn]
+    state.stage(
+        version + 1, tagged, sizes, list(gone), kind=kind, redrawn=redrawn, run=run
+    )
+    _log_change(model, f"removed of {len(gone) + remaining}", len(gone))
+    if not gone:
+        _finish_requests(state)
+    if not np.all(stay):
+        _drop_cache(party)
     totals = np.array([remaining, behind, in_file, in_models], dtype=np.float64)
     return {**counts, "totals": totals}
+
+
+def _log_change(model: str, what: str, count: int) -> None:
+    """Log how many rows come or go, and what that reveals."""
+    if not count:
+        return
+    log.warning(
+        "model %s: by this party's request %d rows are %s; the server can compute how "
+        "the counts of the quantised centroids change with them",
+        *(model, count, what),
+    )
+    if count < FEWEST:
+        log.warning(
+            "these are fewer than %d rows, of each of which the change reveals much: "
+            "request more of them for one run",
+            FEWEST,
+        )
 
 
 def _finished(state: ClientState) -> LocalClusters:
@@ -489,10 +513,17 @@ def _leave(
 ) -> Forgotten:
     """Give the counts of no rows."""
     if settings is None:
-        raise PartyError("a party that leaves must be told the settings of training")
-    if party.state_dir is not None:
-        state = ClientState(party.state_dir, model)
-        if state.exists and not state.left:
+        raise PartyError("the request lacks the settings of training")
+    if party.state_dir is None:
+        raise PartyError("it has no state-dir, so it cannot request to leave a model")
+    state = ClientState(party.state_dir, model)
+    if not (state.exists and state.left):
+        if model not in read_requests(party.state_dir, LEAVE).values():
+            raise PartyError(
+                f"this party leaves model {model} only if its own {LEAVE} names it: "
+                "write the number there, in its state-dir"
+            )
+        if state.exists:
             _check_name(party, state.facts)
     code = _code(party, settings, key)
     none = np.packbits(np.zeros(party.n_rows, dtype=bool))
@@ -501,39 +532,44 @@ def _leave(
     return {**_counts(party, nothing, code), "totals": np.zeros(4)}
 
 
-def _gone(
-    state: ClientState, asked: Sequence[str], requests: Mapping[int, str]
-) -> set[bytes]:
+def _gone(state: ClientState, requests: dict[int, str]) -> set[bytes]:
     """Return the tags of the ids to forget that were not removed before."""
-    tags = state.tag(asked)
+    tags = state.tag(list(requests.values()))
     known = state.known(tags)
-    if unknown := len(asked) - np.count_nonzero(known):
-        wrong = {
-            name for name, is_known in zip(asked, known, strict=True) if not is_known
-        }
-        lines = [i for i, name in requests.items() if name in wrong]
-        log.error("%d of %d ids are not of rows of training", unknown, len(asked))
-        if lines:
-            log.error("lines %s of %s name no rows of training", lines, REQUESTS)
+    if not known.all():
+        lines = [
+            line for line, is_known in zip(requests, known, strict=True) if not is_known
+        ]
+        log.error("lines %s of %s name no rows of training", lines, FORGET)
         raise PartyError(
             "ids to forget must belong to rows of training: some do not, the party's "
-            "log says how many"
+            f"log has their lines in {FORGET}"
         )
     return set(tags) - state.removed()
 
 
+def _finish_requests(state: ClientState) -> None:
+    """Take the requests that the state has served out of the party's files."""
+    removed = state.removed()
+    finish_requests(
+        state.folder, FORGET, lambda ids: [tag in removed for tag in state.tag(ids)]
+    )
+    finish_requests(state.folder, ADD, lambda ids: state.known(state.tag(ids)))
+
+
 @step
 def status(party: Party, model: str, version: Version, before: str) -> Status:
-    """Return how much this party has forgotten."""
+    """Return how much this party has forgotten and added."""
     state = _state(party, model, version, before)
-    now, removed = state.current(), state.removed()
+    now, removed, served = state.current(), state.removed(), state.log()
     if removed:
         _drop_cache(party)
     return {
         "rows": 0 if now is None else int(now.sizes.sum()),
         "removed": len(removed),
-        "pending": len(_requests(party)),
-        "requests": sum(bool(entry["tags"]) for entry in state.log()),
+        "added": sum(len(e["tags"]) for e in served if e["kind"] == "add"),
+        "pending": sum(len(read_requests(party.state_dir, f)) for f in (FORGET, ADD)),
+        "requests": sum(bool(entry["tags"]) for entry in served),
     }
 
 
@@ -551,45 +587,73 @@ def add(
     run: str,
     key: bytes = b"",
 ) -> Added:
-    """Add the rows that have come since, let them take centroids' places, and count.
+    """Add the rows that the party's file names, and send the counts.
 
-    New rows are those whose ids the model has never had: a forgotten row stays so. What
-    leaves the party has the same form and size however many rows are new. No request in
-    the party's own file is read.
+    They can take centroids' places. Ids that the model has change nothing: a forgotten
+    row stays so. What leaves the party has the same form and size however many rows are
+    new.
     """
     state = _state(party, model, version, before)
     settings, now = state.settings, _finished(state)
     code = _code(party, settings, key)
     _check_columns(party, state.facts)
+    _check_parties(party, state.facts)
     tags = state.tag(_ids(party))
     old, known = state.keep(tags), state.known(tags)
     row = _rows_of(tags, old, int(now.sizes.sum()))
-    added = [tags[i] for i in np.flatnonzero(~known).tolist()]
+    wanted = _wanted(state, set(tags))
+    new = ~known & np.fromiter((tag in wanted for tag in tags), bool, len(tags))
+    added = [tags[i] for i in np.flatnonzero(new).tolist()]
     if repeated := len(added) - len(set(added)):
         log.error("%d new rows repeat an id", repeated)
         raise PartyError("ids must be distinct: some new rows repeat an id")
-    _check_box(party, settings)
     drawn = np.array([row[tag] for tag in now.centroids], dtype=np.int64)
-    sizes, rows = now.sizes, old | ~known
+    sizes, rows = now.sizes, old | new
+    _check_box(party, settings, np.flatnonzero(new))
     if added:
         k, rng = settings.local_clusters, party.rng(f"add {version}")
         with _same_values():
             drawn, sizes = seed_centroids(
-                party.rows, settings.box, k, rng, rows, drawn, ~known
+                party.rows, settings.box, k, rng, rows, drawn, new
             )
+    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
+    behind = _predictions(party.state_dir, model) is None
+    counts = _counts(party, sizes, code)
+    in_file = _still_in_file(known & ~old)
     tagged = [tags[i] for i in drawn]
     redrawn = tagged != now.centroids
     state.stage(
         version + 1, tagged, sizes, kind="add", redrawn=redrawn, run=run, added=added
     )
-    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
-    behind = _predictions(party.state_dir, model) is None
-    counts = _counts(party, sizes, code)
-    in_file = _still_in_file(known & ~old)
+    remaining = np.count_nonzero(rows)
+    _log_change(model, f"added to {remaining - len(added)}", len(added))
+    if not added:
+        _finish_requests(state)
     if in_file:
         _drop_cache(party)
-    totals = np.array([np.count_nonzero(rows), behind, in_file], dtype=np.float64)
+    totals = np.array([remaining, behind, in_file], dtype=np.float64)
     return {**counts, "totals": totals}
+
+
+def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
+    """Return the tags of the ids to add, of rows of the data or in the model."""
+    requests = read_requests(state.folder, ADD)
+    asked = state.tag(list(requests.values()))
+    known = state.known(asked)
+    lines = [
+        line
+        for line, tag, is_known in zip(requests, asked, known, strict=True)
+        if not is_known and tag not in tags
+    ]
+    if lines:
+        log.error("lines %s of %s name no rows of the data", lines, ADD)
+        raise PartyError(
+            "ids to add must belong to rows of the data: some do not, the party's log "
+            f"has their lines in {ADD}"
+        )
+    if gone := state.removed().intersection(asked):
+        log.warning("%d rows of %s were forgotten and are not added", len(gone), ADD)
+    return set(asked)
 
 
 # -- new rows -------------------------------------------------------------------------
@@ -706,6 +770,25 @@ def _check_columns(party: Party, facts: PartyFacts) -> None:
         )
 
 
+def _check_parties(party: Party, facts: PartyFacts) -> None:
+    """Refuse counts without a party of the model that the consent does not name."""
+    consent = party.consent
+    if consent is None or consent.peers is None:  # a run in one process
+        return
+    if not facts.parties:
+        raise PartyError(
+            "its state is of an earlier version, which does not name the parties of "
+            "the model: train anew"
+        )
+    for name in facts.parties:
+        if name not in party.names and not consent.accepts_change_of(name):
+            raise PartyError(
+                f"counts without {name!r} would reveal that party's counts: this "
+                f"party's consent must name it, changed-parties = [{name!r}], or "
+                f"{name!r} must take part"
+            )
+
+
 def _check_alone(party: Party, folder: Path, model: str) -> None:
     """Raise if another party of the run has written to the same folder."""
     state = ClientState(folder, model)
@@ -772,34 +855,6 @@ def united_levels(folder: Path, model: str) -> tuple[Levels, str]:
         return {}, ""
     levels, salt = json.loads(known or '[{}, ""]')
     return {name: tuple(some) for name, some in levels.items()}, salt
-
-
-def _requests(party: Party) -> dict[int, str]:
-    """Return the ids that the party itself wants to forget, by their lines."""
-    path = None if party.state_dir is None else party.state_dir / REQUESTS
-    if path is None or not path.exists():
-        return {}
-    try:
-        text = read_private(path).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError):
-        raise PartyError(
-            f"{REQUESTS} must be a file of UTF-8 text, an id a line, and no link"
-        ) from None
-    lines = enumerate(text.splitlines(), start=1)
-    return {number: line.strip() for number, line in lines if line.strip()}
-
-
-def _finish_requests(party: Party, state: ClientState, tags: Sequence[str]) -> None:
-    """Remove the ids of these tags from the file of requests, and keep later ones."""
-    if not tags or party.state_dir is None:
-        return
-    path, listed = party.state_dir / REQUESTS, list(_requests(party).values())
-    of_each = zip(listed, state.tag(listed), strict=True)
-    more = [value for value, tag in of_each if tag.hex() not in set(tags)]
-    if more:
-        write_private(path, "\n".join([*more, ""]).encode(), "the requests")
-    else:
-        _remove(path)
 
 
 def _ids(party: Party) -> list[str]:

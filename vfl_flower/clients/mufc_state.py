@@ -26,7 +26,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -182,6 +182,8 @@ class PartyFacts:
     """Digest of the names of the columns; "" if they have none."""
     levels: str = ""
     """United levels of text columns, and their salt, as JSON; "" without any."""
+    parties: list[str] = field(default_factory=list)
+    """Names of the parties of the training; states of earlier versions have none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +258,8 @@ class _StateFile:
                 f"{str(model)[:40]!r}"
             )
         self.model = model
-        self._path = Path(folder).absolute() / f"{model}.sqlite"
+        self.folder = Path(folder)
+        self._path = self.folder.absolute() / f"{model}.sqlite"
 
     @property
     def exists(self) -> bool:
@@ -668,21 +671,21 @@ class ClientState(_StateFile):
                         f"this party keeps version {present[0]} of model {self.model}, "
                         f"the server version {version}{of_run}"
                     )
-                kind, redrawn, centroids, sizes, removed = staged
+                kind, redrawn, centroids, sizes, changed = staged
                 db.execute(
                     "UPDATE about SET version = ?, run = ?, centroids = ?, sizes = ?",
                     (version, run, centroids, sizes),
                 )
                 if kind == "add":
-                    _add(db, np.array(_tags(removed), f"S{TAG}"))
-                    removed = b""
-                db.executemany(
-                    "INSERT OR IGNORE INTO removed VALUES (?)",
-                    ((tag,) for tag in _tags(removed)),
-                )
+                    _add(db, np.array(_tags(changed), f"S{TAG}"))
+                else:
+                    db.executemany(
+                        "INSERT OR IGNORE INTO removed VALUES (?)",
+                        ((tag,) for tag in _tags(changed)),
+                    )
                 db.execute(
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
-                    (_now(), kind, version, removed, redrawn),
+                    (_now(), kind, version, changed, redrawn),
                 )
             # Without WHERE, SQLite writes to the disk even if the table is empty.
             db.execute("DELETE FROM staged WHERE true")
@@ -694,7 +697,7 @@ class ClientState(_StateFile):
         -------
         list of dict
             ``time`` (ISO 8601, UTC) of the commit, ``kind``, ``version``, ``tags``
-            (hexadecimal, of the rows removed) and ``redrawn``.
+            (hexadecimal, of the rows removed or added) and ``redrawn``.
         """
         log = self._log("time, kind, version, tags, redrawn")
         for entry in log:

@@ -107,6 +107,7 @@ class _Rules:
     tasks: list[str] | None = None
     dealers: list[str] | None = None
     computes: list[str] | None = None
+    changed_parties: list[str] | None = None
     min_parties: Annotated[int, Ge(LEAST_PARTIES)] = LEAST_PARTIES
     two_parties: bool = False
     parties_may_leave: bool = False
@@ -135,6 +136,9 @@ class Consent(_Rules):
     computes : list of str or None
         Who may compute such products with the party that has the labels: the names of
         parties. None: the first of the others.
+    changed_parties : list of str or None
+        Names of parties with and without which this party takes part in sums over the
+        same rows: the difference reveals the contribution of the party that is named.
     min_parties : int
         Fewest parties of a run.
     two_parties : bool
@@ -194,6 +198,10 @@ class Consent(_Rules):
         if self.computes is None:
             return first or self.peers is None  # a run in one process
         return name in self.computes
+
+    def accepts_change_of(self, name: str) -> bool:
+        """Return whether to take part in sums with and without a party."""
+        return self.peers is None or name in (self.changed_parties or ())
 
     @property
     def least_parties(self) -> int:

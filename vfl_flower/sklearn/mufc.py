@@ -11,6 +11,7 @@ from sklearn.base import ClusterMixin
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
 from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.requests import FORGET, request_changes
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.sklearn.base import SplitRows, estimates
 from vfl_flower.strategies.mufc import MUFC
@@ -79,15 +80,22 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         X : Array, shape (n, d), or a list of blocks
             The rows of ``fit``, all of them; those forgotten before are not read.
         rows : Array of int, shape (m,)
-            Numbers of the rows to forget, from 0.
+            Numbers of the rows to forget, from 0; no mask.
 
         Raises
         ------
         ValueError
             There was no `state_folder`, X does not have as many rows as that of
-            ``fit``, or a number is of none of the rows that the model has.
+            ``fit``, or a number is of none of the rows that the model has. Nothing is
+            changed then.
         """
-        X, rows = self._rows(X), np.unique(rows)
+        X, numbers = self._rows(X), np.asarray(rows)
+        if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
+            raise ValueError(
+                "rows must be a list of numbers of rows, and no mask: got values of "
+                f"type {numbers.dtype}, shape {numbers.shape}"
+            )
+        rows = np.unique(numbers.astype(np.int64))
         if self.state_folder is None:
             raise ValueError("state_folder must be a folder at fit and now, got None")
         kept = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
@@ -97,17 +105,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             )
         if not np.isin(rows, kept).all():
             raise ValueError("rows must be numbers of rows that the model has")
-        requests = {
-            name: np.intersect1d(rows, own).tolist()
-            for name, own in zip(
-                self._names_of_parties, self.rows_per_party_, strict=True
-            )
-        }
         task = MUFCUnlearn(
-            self._model.model,
-            requests,
-            server_state=self._server_state,
-            masking=self.masking,
+            self._model.model, server_state=self._server_state, masking=self.masking
         )
         return self._cluster(task, X, rows)
 
@@ -137,7 +136,15 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             Party(X[own], ids=own, name=name, state_dir=folder and folder / name)
             for name, own in zip(self._names_of_parties, held, strict=True)
         ]
-        self._run(strategy, parties)
+        try:
+            for party, own in zip(parties, held, strict=True):
+                if (requests := np.intersect1d(rows, own)).size:
+                    request_changes(party, forget=requests)
+            self._run(strategy, parties)
+        finally:  # nothing waits of a run that has failed
+            for party in parties:
+                if party.state_dir is not None:
+                    (party.state_dir / FORGET).unlink(missing_ok=True)
         self.forgotten_ = np.union1d(self.forgotten_, rows)
         self.labels_ = np.full(len(X), -1)
         for own, labels in zip(held, self._model.labels_ or [], strict=True):

@@ -46,13 +46,16 @@ METRICS: dict[str, Metric] = {
         kind="count",
     ),
     "pending": Metric(
-        "Rows waiting to be forgotten",
-        "Rows that parties want to have forgotten, and that the model still knows.",
+        "Rows waiting",
+        "Rows that parties request to forget or to add, and that wait for a run.",
         "lower",
         "count",
     ),
     "requests": Metric(
-        "Requests", "How many requests to forget the parties have had.", kind="count"
+        "Requests",
+        "How many runs have removed or added rows, counted at each party that had "
+        "requested some.",
+        kind="count",
     ),
     "clusters": Metric(
         "Clusters",

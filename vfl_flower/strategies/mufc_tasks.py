@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,7 +26,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import check_unused, settings
-from vfl_flower.protocol.steps import Steps, each
+from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.mufc import (
     MUFCTask,
@@ -42,13 +42,10 @@ from vfl_flower.strategies.mufc import (
 log = logging.getLogger("vfl_flower")
 
 NOTHING = {
-    "added": "no party's data have rows that are new to the model",
-    "removed": "nothing to forget was asked for, or it was forgotten before",
+    "added": "no party requests to add rows, or the model has them",
+    "removed": "no party requests to forget rows, or they were forgotten before",
 }
 """What the output says where no row comes or goes, by the metric that counts them."""
-
-Requests = Mapping[str, Sequence[object]]
-"""Ids to forget, by the name of their party."""
 
 
 @settings
@@ -60,7 +57,7 @@ class LaterTask(MUFCTask):
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
     """Folder in which training kept the server's state."""
 
-    resumable = False  # the state decides; and no file may tell the ids to forget
+    resumable = False  # the state decides
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -97,15 +94,13 @@ class LaterTask(MUFCTask):
         self,
         parties: Parties,
         run: Run,
-        requests: Mapping[str, Sequence[str]],
         leaving: Sequence[str] = (),
         lazy_counts: bool = False,
     ) -> ArrayRecord:
         """Algorithms 3 and 4: the next version, without rows or without parties.
 
-        `requests` are the ids to forget by the name of their party, and `leaving` the
-        names of parties to forget. With `lazy_counts` the centres stay if counts change
-        but no bin does.
+        `leaving` are the names of parties to forget. With `lazy_counts` the centres
+        stay if counts change but no bin does.
         """
         state, run_id = self.state, f"{parties.session:016x}"
         before = state.load()
@@ -117,7 +112,7 @@ class LaterTask(MUFCTask):
             if entry["kind"] == "forget-client"
             for name in entry["parties"]
         }
-        _check_parties(names, before.parties, requests, leaving, past)
+        _check_parties(names, before.parties, leaving, past)
         if len(set(before.parties) - set(leaving)) < self.least_parties:
             raise FederationError(
                 f"at least {self.least_parties} parties must stay, whose sum hides "
@@ -125,9 +120,6 @@ class LaterTask(MUFCTask):
             )
         kind: party.Kind = "forget-client" if leaving else "unlearn"
         agreed, key = before.settings, new_key(parties, before.settings)
-        ids = [
-            None if name in leaving else list(requests.get(name, ())) for name in names
-        ]
         replies = parties.ask(
             party.forget.summing(**sums_of(agreed)),
             model=self.model,
@@ -135,14 +127,12 @@ class LaterTask(MUFCTask):
             before=before.run,
             run=run_id,
             key=key,
-            ids=each(ids),
             leaving=[j for j, name in enumerate(names) if name in leaving],
             kind=kind,
             settings=agreed,
         )
-        named = list(leaving or requests)
         return self.renew(
-            parties, run, replies, before, key, kind, named, leaving, lazy_counts
+            parties, run, replies, before, key, kind, leaving, lazy_counts
         )
 
     def renew(
@@ -153,7 +143,6 @@ class LaterTask(MUFCTask):
         before: GlobalClusters,
         key: bytes,
         kind: party.Kind | Literal["add"],
-        named: Sequence[str] = (),
         leaving: Sequence[str] = (),
         lazy_counts: bool = False,
     ) -> ArrayRecord:
@@ -202,7 +191,9 @@ class LaterTask(MUFCTask):
             return record
         version, run_id = before.version + 1, f"{parties.session:016x}"
         stay = [name for name in before.parties if name not in leaving]
-        state.save(version, bins, counts, centers, stay, kind, named=named, run=run_id)
+        state.save(
+            version, bins, counts, centers, stay, kind, named=leaving, run=run_id
+        )
         model = version_of(self.model, version, centers, agreed, True)
         changes: dict[str, Any] = {metric: change, "changed": int(changed)}
         changes |= counted_bins(counts)
@@ -213,7 +204,7 @@ class LaterTask(MUFCTask):
 
 @settings
 class MUFCUnlearn(LaterTask):
-    """Forget rows of a trained model.
+    """Forget the rows that the parties request to forget.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -222,14 +213,16 @@ class MUFCUnlearn(LaterTask):
     forget         as in training; number of rows,        the sums over parties: of
                    whether its file of clusters is        counts after the removal,
                    missing, how many forgotten rows its   so the rows removed, and
-                   data have, and how many ids of the     of the other numbers
-                   request its other models, masked
+                   data have, and how many ids of its     of the other numbers
+                   requests its other models, masked
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
-    Messages have the same form and size whether a party keeps all its rows, loses some
-    or loses a centroid. The server has the counts before and after, and so their
-    difference: forget several rows in one run.
+    The ids are in ``forget.txt`` in each party's ``state-dir``, which nobody else sees;
+    :func:`~vfl_flower.request_changes` writes them there. Messages have the same form
+    and size whether a party keeps all its rows, loses some or loses a centroid. The
+    server has the counts before and after, and so their difference: forget 20 rows or
+    more in one run.
 
     Raises
     ------
@@ -243,12 +236,6 @@ class MUFCUnlearn(LaterTask):
         not forgotten. Nothing is changed then.
     """
 
-    forget: str | pydantic.SkipValidation[Requests] = pydantic.Field(
-        default="", repr=False
-    )
-    """Ids to forget, by the name of their party: "clinic-a:17,23;clinic-b:4". Parties
-    also forget the ids in ``forget.txt`` in their ``state-dir``, which nobody else
-    sees."""
     lazy_counts: bool = pydantic.Field(default=False, kw_only=True)
     """Keep the centres if counts change but no bin does (Algorithm 4); not with privacy
     "none", where centroids are not quantised."""
@@ -256,11 +243,6 @@ class MUFCUnlearn(LaterTask):
     task = "unlearn"
     question = "How are the clusters without rows that must be forgotten?"
     steps: ClassVar[Steps] = (party.forget, party.commit)
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        parse_requests(self.forget)
 
     def check(self) -> None:
         """Raise, before any message, if the model cannot be unlearned like this."""
@@ -270,17 +252,17 @@ class MUFCUnlearn(LaterTask):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithms 3 and 4."""
-        requests = parse_requests(self.forget)
-        return self.forget_rows(parties, run, requests, lazy_counts=self.lazy_counts)
+        return self.forget_rows(parties, run, lazy_counts=self.lazy_counts)
 
 
 @settings
 class MUFCForgetClient(LaterTask):
     """Forget whole parties of a trained model, connected or not.
 
-    A connected party, a "client" of [1], removes its own state. If it is gone, the
-    counts of the others suffice. Rows that the others want to forget wait for
-    :class:`MUFCUnlearn`.
+    A connected party, a "client" of [1], removes its own state, if ``leave.txt`` in its
+    ``state-dir`` names the model (:func:`~vfl_flower.request_changes`). If it is not
+    connected, the counts of the others suffice, each of whose consents must name it:
+    ``changed-parties``. Rows that the others request to forget or to add wait.
     """
 
     clients: str | pydantic.SkipValidation[Sequence[str]] = ""
@@ -299,12 +281,12 @@ class MUFCForgetClient(LaterTask):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithms 3 and 4, without any row of these parties."""
-        return self.forget_rows(parties, run, {}, parse_names(self.clients))
+        return self.forget_rows(parties, run, parse_names(self.clients))
 
 
 @settings
 class MUFCAdd(LaterTask):
-    """Add the rows that the parties' data have got since to a trained model.
+    """Add the rows that the parties request to add to a trained model.
 
     =============  =====================================  ==========================
     round trip     party l sends                          the server learns
@@ -317,9 +299,10 @@ class MUFCAdd(LaterTask):
     commit         as in training                         the sums over parties
     =============  =====================================  ==========================
 
-    New rows are those whose ids the model has never had. A row that was forgotten stays
-    so under its id. The result has the distribution of a training on the old and new
-    rows with the settings of the model: its box, quantisation step and numbers of
+    The ids are in ``add.txt`` in each party's ``state-dir``, which nobody else sees;
+    :func:`~vfl_flower.request_changes` writes them there. A row that was forgotten
+    stays so under its id. The result has the distribution of a training on the old and
+    new rows with the settings of the model: its box, quantisation step and numbers of
     clusters. Rows of a party that the model does not have need a new training.
 
     Raises
@@ -327,8 +310,8 @@ class MUFCAdd(LaterTask):
     FederationError
         The parties that take part are not those of the model.
     PartyFailed
-        A new row is outside the box, an id comes twice, or the data lack rows of
-        training that were not forgotten. Nothing is changed then.
+        A new row is outside the box, an id is of no row of the data or comes twice, or
+        the data lack rows of training that were not forgotten. Nothing is changed then.
 
     Notes
     -----
@@ -393,7 +376,7 @@ class MUFCStatus(ReadingTask):
         )
         for name, reply in zip(names, replies, strict=True):
             log.info("%s: %s", name, ", ".join(f"{v} {k}" for k, v in reply.items()))
-        counted = ("rows", "removed", "pending", "requests")
+        counted = ("rows", "removed", "added", "pending", "requests")
         sums = {name: sum(replies.each(name)) for name in counted}
         record = self.known(now).to_record()
         run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
@@ -540,47 +523,6 @@ def warn_of_copies(replies: Replies[Any]) -> None:
         )
 
 
-def parse_requests(forget: str | Requests) -> dict[str, list[str]]:
-    """Return the ids to forget, by the name of their party.
-
-    Raises
-    ------
-    ValueError
-        The request is malformed; the text has no id of it.
-    """
-    if not isinstance(forget, str):
-        if not isinstance(forget, Mapping):
-            raise ValueError(
-                "forget must be text or a mapping of parties to lists of ids, got "
-                f"{type(forget).__name__}"
-            )
-        for name, ids in forget.items():
-            if not isinstance(name, str):
-                raise ValueError(
-                    f"forget must have names of parties, got {type(name).__name__}"
-                )
-            if isinstance(ids, str) or not isinstance(ids, Iterable):
-                raise ValueError(
-                    "forget must have a list of ids for each party, got "
-                    f"{type(ids).__name__}"
-                )
-        return {name: [str(value) for value in ids] for name, ids in forget.items()}
-    requests: dict[str, list[str]] = {}
-    parts = [part.strip() for part in forget.split(";")]
-    for place, part in enumerate(parts, start=1):
-        if not part:
-            continue
-        name, _, text = part.partition(":")
-        listed = [value.strip() for value in text.split(",") if value.strip()]
-        if not name.strip() or not listed:
-            raise ValueError(
-                "forget must be 'party:id,id' with ';' between parties, and part "
-                f"{place} of {len(parts)} is not"
-            )
-        requests.setdefault(name.strip(), []).extend(listed)
-    return requests
-
-
 def parse_names(clients: str | Sequence[str]) -> list[str]:
     """Return the names of parties.
 
@@ -600,16 +542,10 @@ def parse_names(clients: str | Sequence[str]) -> list[str]:
 def _check_parties(
     present: Sequence[str],
     parties: Sequence[str],
-    asked: Iterable[str] = (),
     leaving: Sequence[str] = (),
     past: Iterable[str] = (),
 ) -> None:
     """Raise unless the parties of the model take part; those that leave need not."""
-    if not set(asked) <= set(parties):  # the text must not have it: it may be an id
-        raise FederationError(
-            "forget must name parties of the model, and has another name: they are "
-            f"{', '.join(parties)}"
-        )
     for name in set(leaving) - set(past) - set(parties):
         raise FederationError(
             f"{name!r} must be one of the {len(parties)} parties of the model"

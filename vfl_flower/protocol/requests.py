@@ -1,0 +1,150 @@
+"""What a party requests of its models: rows to forget, rows to add, models to leave.
+
+Each kind is a file in the party's ``state-dir``, with a request on each line, which no
+message can write: the server decides when rows come and go, and the party which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.protocol.parts import is_model_id, read_private, write_private
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.typing import Array
+
+FORGET, ADD, LEAVE = "forget.txt", "add.txt", "leave.txt"
+"""Files with the ids of rows to forget, of rows to add, and numbers of models."""
+
+
+def request_changes(
+    party: Party,
+    *,
+    forget: Iterable[Any] = (),
+    add: Iterable[Any] = (),
+    leave: Iterable[str] = (),
+) -> None:
+    """Write what a party requests of clusters that can forget, for the next runs.
+
+    The requests join those that wait in ``forget.txt``, ``add.txt`` and ``leave.txt``
+    in the party's ``state_dir``. Runs of the tasks ``unlearn``, ``add`` and
+    ``forget-client`` serve each once. An operator can write these files with an editor,
+    a request on each line.
+
+    Parameters
+    ----------
+    party : Party
+        The party, with a `state_dir`.
+    forget : iterable of str or int
+        Ids of rows of training, or added later, to forget.
+    add : iterable of str or int
+        Ids of rows of the party's data that the model does not have.
+    leave : iterable of str
+        Numbers of models that the party leaves.
+
+    Raises
+    ------
+    ValueError
+        The party has no `state_dir`, or a request is no id or no number of a model.
+        Nothing is written then.
+    PartyError
+        A file cannot be read or written.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import numpy as np
+    >>> with TemporaryDirectory() as folder:
+    ...     clinic = Party(np.zeros((3, 1)), ids=[4, 7, 9], state_dir=folder)
+    ...     request_changes(clinic, forget=[4, 9])
+    ...     (clinic.state_dir / "forget.txt").read_text().split()
+    ['4', '9']
+    """
+    folder = party.state_dir
+    if folder is None:
+        raise ValueError("party must have a state_dir for its requests, got None")
+    requests = {FORGET: _lines("forget", forget), ADD: _lines("add", add)}
+    requests[LEAVE] = _lines("leave", leave)
+    if not all(is_model_id(number) for number in requests[LEAVE]):
+        raise ValueError(
+            "leave must hold numbers of models, each 8 to 32 lower-case hexadecimal "
+            "digits"
+        )
+    waiting = {name: read_requests(folder, name).values() for name in requests}
+    for name, lines in requests.items():
+        if lines:
+            _write(folder / name, list(dict.fromkeys([*waiting[name], *lines])))
+
+
+def _lines(name: str, requests: Iterable[Any]) -> list[str]:
+    """Return requests as lines of a file; the error has no id."""
+    one_dimensional = getattr(requests, "ndim", 1) == 1
+    wrong_type = isinstance(requests, str | bytes | Mapping)
+    if wrong_type or not one_dimensional or not isinstance(requests, Iterable):
+        raise ValueError(f"{name} must be a list, got {type(requests).__name__}")
+    values = list(requests)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, str | Integral):
+            raise ValueError(
+                f"{name} must hold texts or whole numbers, and is no mask: got "
+                f"{type(value).__name__}"
+            )
+    lines = [str(value) for value in values]
+    if any(line.strip().splitlines() != [line] or "\0" in line for line in lines):
+        raise ValueError(
+            f"{name} must hold texts of one line, with no space at either end"
+        )
+    try:
+        "".join(lines).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must hold texts that UTF-8 can encode") from None
+    return lines
+
+
+def read_requests(folder: Path | None, name: str) -> dict[int, str]:
+    """Return what the party requests in one of its files, by the lines.
+
+    Raises
+    ------
+    PartyError
+        The file is no text, or a link.
+    """
+    path = None if folder is None else folder / name
+    if path is None or not path.exists():
+        return {}
+    try:
+        text = read_private(path).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        raise PartyError(
+            f"{name} must be a file of UTF-8 text, a request a line, and no link"
+        ) from None
+    lines = enumerate(text.splitlines(), start=1)
+    return {number: line.strip() for number, line in lines if line.strip()}
+
+
+def finish_requests(
+    folder: Path, name: str, served: Callable[[list[str]], Array | list[bool]]
+) -> None:
+    """Remove the requests that were served from one of the party's files."""
+    lines = list(read_requests(folder, name).values())
+    if lines:
+        done = served(lines)
+        more = [line for line, is_done in zip(lines, done, strict=True) if not is_done]
+        if len(more) < len(lines):
+            _write(folder / name, more)
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    """Write a file of requests, or remove it where none is left."""
+    if lines:
+        write_private(path, "\n".join([*lines, ""]).encode(), "the requests")
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise PartyError(f"{path.name} cannot be removed: {error.strerror}") from None
+
+
+__all__ = ["request_changes"]
