@@ -16,7 +16,12 @@ from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.clients import alignment as client
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.row_order import load_order, save_order
+from vfl_flower.protocol.row_order import (
+    accept_order,
+    load_order,
+    read_order,
+    save_order,
+)
 from vfl_flower.simulation import InProcessGrid
 
 NAMES = "airline", "weather", "registry"
@@ -96,6 +101,8 @@ def folder(tmp_path) -> Path:
     for j in range(3):
         write(tmp_path, j, rng.permutation(N).tolist())
     assert run(tmp_path, ALIGN).metrics == {"common": len(COMMON)}
+    for j in range(3):
+        accept_order(tmp_path / f"state-{j}", "2026-q4")
     return tmp_path
 
 
@@ -177,9 +184,14 @@ def test_a_file_that_changes_during_the_alignment_is_refused(tmp_path, monkeypat
 
 def test_orders_of_two_runs_do_not_mix(folder):
     """Where a party has missed the last one."""
-    kept = (folder / "state-0" / "alignment-2026-q4.npz").read_bytes()
-    run(folder, ALIGN)
-    (folder / "state-0" / "alignment-2026-q4.npz").write_bytes(kept)
+    for j in (1, 2):
+        (folder / f"state-{j}" / "alignment-2026-q4.npz").unlink()
+    other = {**ALIGN, "alignment": "other"}
+    run(folder, other)
+    for j in (1, 2):
+        order = read_order(folder / f"state-{j}", "other")
+        save_order(folder / f"state-{j}", replace(order, name="2026-q4"))
+        accept_order(folder / f"state-{j}", "2026-q4")
     with pytest.raises(FederationError, match="row ids"):
         run(folder, TRAIN)
 
@@ -188,7 +200,9 @@ def test_another_order_under_the_same_tag_is_not_taken_from_the_cache(folder):
     """A server that repeats a tag would have X in one order and ids in another."""
     before, ids = FileGrid(folder, TRAIN).load(0), ids_of(folder, 0)
     order = load_order(folder / "state-0", "2026-q4")
+    (folder / "state-0" / "alignment-2026-q4.npz").unlink()
     save_order(folder / "state-0", replace(order, ids=order.ids[::-1]))
+    accept_order(folder / "state-0", "2026-q4")
     after = FileGrid(folder, TRAIN).load(0)
     assert list(after.read_ids()) == ids[::-1]
     np.testing.assert_array_equal(after.X, before.X[::-1])

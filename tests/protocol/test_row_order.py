@@ -14,8 +14,12 @@ from vfl_flower.protocol.row_order import (
     DIGEST_BYTES,
     FORMAT,
     RowOrder,
+    accept_order,
+    is_accepted,
+    list_orders,
     load_order,
     normal_ids,
+    read_order,
     save_order,
 )
 
@@ -99,13 +103,28 @@ def test_missing_ids_are_counted():
 
 def test_saved_and_loaded(tmp_path):
     folder = tmp_path / "state"
-    save_order(folder, order(["a", "b"]))
-    save_order(folder, order(["b", "a"], tag="cd"))
+    for _ in range(2):  # asked twice, it is the same order
+        save_order(folder, order(["b", "a"], tag="cd"))
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(PartyError, match=r"2 rows must be accepted .* --accept q4"):
+        load_order(folder, "q4")
+    accept_order(folder, "q4")
     loaded = load_order(folder, "q4")
     assert (loaded.name, loaded.tag, loaded.digest) == ("q4", "cd", "alignment q4 cd")
     assert loaded.rows(["a", "x", "b"]).tolist() == [2, 0]
-    (file,) = folder.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_an_order_is_never_replaced(tmp_path):
+    save_order(tmp_path, order(["a", "b"]))
+    accept_order(tmp_path, "q4")
+    with pytest.raises(PartyError, match="'q4' exists at this party"):
+        save_order(tmp_path, order(["b", "a"]))
+    file = tmp_path / "alignment-q4.npz"
+    file.unlink()  # nor is another one accepted in its place
+    save_order(tmp_path, order(["b", "a"]))
+    assert list_orders(tmp_path) == ["q4"]
+    assert not is_accepted(tmp_path, read_order(tmp_path, "q4"))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".x", "a" * 65, "a b", "x\n"])
@@ -135,7 +154,7 @@ def test_what_cannot_be_loaded(tmp_path):
     }
     about = json.dumps({"format": FORMAT + 1, "name": "q4", "tag": "ab"})
     np.savez(file, **order_q4)
-    assert len(load_order(tmp_path, "q4").ids) == 3
+    assert len(read_order(tmp_path, "q4").ids) == 3
     for change in (
         {"about": about},
         {"ids": np.zeros((3, DIGEST_BYTES))},

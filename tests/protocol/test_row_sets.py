@@ -1,4 +1,4 @@
-"""The guard of the rows over which a party adds up: what it notes, and what it refuses."""
+"""The guard of the rows over which a party adds up: what it notes and refuses."""
 
 import logging
 import sqlite3

@@ -77,8 +77,6 @@ max-refusals = 100          # most messages that it refuses, in all runs, before
 min-changed-rows = 20       # fewest rows in which the rows of two sums must differ,
                             # unless they are the same: the difference of the sums
                             # reveals the sum over those rows
-# changed-parties = ["x"]   # parties with and without which this one takes part in sums
-                            # over the same rows: the difference reveals their part
 # accept-alignments = ["server"]  # use an order of rows from "align" without
                             # 'vfl-flower align --accept' of this party's operator
 

@@ -54,7 +54,7 @@ from vfl_flower.protocol.requests import (
     read_requests,
 )
 from vfl_flower.protocol.settings import Count
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.typing import Array
@@ -183,6 +183,7 @@ class Status(TypedDict):
 
 
 @step
+@sums_over("session", "centroids are means of at least five rows, or count as rows")
 @once
 @reveals("centroids")
 def train(
@@ -230,6 +231,7 @@ def train(
 
 
 @step
+@sums_over("none")
 def abandon(party: Party, model: str) -> Abandoned:
     """Remove the state of a training that the server has given up."""
     if party.state_dir is not None:
@@ -288,6 +290,7 @@ def _taking_part(state: MUFCState) -> Array:
 
 
 @step
+@sums_over("earlier")
 @once
 def commit(
     party: Party,
@@ -349,6 +352,7 @@ def commit(
 
 
 @step
+@sums_over("party", "the rows that its operator takes out are noted")
 @once
 @reveals("centroids")
 def forget(
@@ -414,6 +418,7 @@ def forget(
             _, sizes = seed_centroids(
                 party.rows, settings.box, len(drawn), rng, stay, drawn
             )
+    party.sum_over(np.flatnonzero(stay), by_choice=bool(gone))
     party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
     behind = _predictions(party.state_dir, model) is None
     counts = _counts(party, sizes, code)
@@ -558,6 +563,7 @@ def _finish_requests(state: ClientState) -> None:
 
 
 @step
+@sums_over("none")
 def status(party: Party, model: str, version: Version, before: str) -> Status:
     """Return how much this party has forgotten and added."""
     state = _state(party, model, version, before)
@@ -577,6 +583,7 @@ def status(party: Party, model: str, version: Version, before: str) -> Status:
 
 
 @step
+@sums_over("party", "the rows that its operator adds are noted")
 @once
 @reveals("centroids")
 def add(
@@ -616,6 +623,7 @@ def add(
             drawn, sizes = seed_centroids(
                 party.rows, settings.box, k, rng, rows, drawn, new
             )
+    party.sum_over(np.flatnonzero(rows), by_choice=bool(added))
     party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
     behind = _predictions(party.state_dir, model) is None
     counts = _counts(party, sizes, code)
@@ -703,6 +711,7 @@ def _new_rows(
 
 
 @step
+@sums_over("none")
 def predict(
     party: Party, model: str, version: Version, before: str, centers: Centers
 ) -> Predicted:
@@ -714,6 +723,7 @@ def predict(
 
 
 @step
+@sums_over("request")
 @once
 @reveals("row-sums")
 def evaluate(
@@ -726,6 +736,7 @@ def evaluate(
     new = _new_rows(party, model, version, before, centers)
     if len(new.rows) < FEWEST:
         raise PartyError(f"a cost must be of at least {FEWEST} rows of a party")
+    party.sum_over(new.rows, by_choice=len(new.rows) < party.n_rows)
     party.share(new.rows, "row-sums")
     cost = float(new.costs.sum())
     if not np.isfinite(cost):

@@ -118,7 +118,6 @@ class _Rules:
     max_bytes: Natural | None = None
     max_refusals: Natural = 100
     min_changed_rows: Natural = LEAST_ROWS
-    changed_parties: list[str] | None = None
     accept_alignments: list[Literal["server"]] | None = None
 
 
@@ -160,8 +159,6 @@ class Consent(_Rules):
         Most messages that the party refuses, in all runs, before it answers none.
     min_changed_rows : int
         Fewest rows in which the rows of two sums must differ, unless they are the same.
-    changed_parties : list of str or None
-        Parties with and without which this one takes part in sums over the same rows.
     accept_alignments : list of str or None
         Who may accept an order of rows beside the party's operator: "server".
     leaves : mapping of str to Limit

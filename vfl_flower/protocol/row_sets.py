@@ -297,11 +297,11 @@ class RowSets:
         earlier, now = json.loads(stored), sorted(self._party.names)
         if now in earlier:
             return
-        allowed = set(self._consent.changed_parties or ())
         for names in earlier:
             changed = set(names) ^ set(now)
-            if len(changed) < self._consent.least_parties and not changed <= allowed:
-                changes = sorted(changed - allowed)
+            accepts = self._consent.accepts_change_of
+            changes = sorted(name for name in changed if not accepts(name))
+            if changes and len(changed) < self._consent.least_parties:
                 log.error(
                     "a request is refused: it is for a sum over the rows of an earlier "
                     "one, but with other parties (%s), and the difference of the two "
