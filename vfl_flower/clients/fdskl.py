@@ -660,6 +660,7 @@ class Enough(TypedDict):
 
 
 @step
+@reveals("angles")
 def enough(
     party: Party,
     problem: Problem,
@@ -829,6 +830,7 @@ class Fitted(TypedDict):
 
 
 @step
+@reveals("angles", "problem")
 def fit(
     party: Party,
     problem: Problem | None = None,
@@ -942,6 +944,7 @@ class Iterated(TypedDict):
 
 
 @step
+@reveals("angles")
 def start(
     party: Party, iterations: Natural, test_fraction: Fraction, setup: Setup
 ) -> Picked:
@@ -1164,6 +1167,7 @@ def part(party: Party) -> PartInfo:
 
 @step
 @reveals("angles", "request")
+@reveals("angles", "evaluate")
 @reveals("predictions", "size")
 @reveals("curves", "curves", optional=True)
 def answer(
