@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
-from vfl_flower.clients import kernel_dealing, kernel_relevance, moments
+from vfl_flower.clients import (
+    kernel_dealing,
+    kernel_moments,
+    kernel_relevance,
+    moments,
+)
 from vfl_flower.secure_aggregation.shares import Dealt
 from vfl_flower.secure_aggregation.triples import (
     OWNER,
@@ -156,6 +161,17 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
         dealt, wrong = original(deals, root, roles), original(deals, OTHER, roles)
         return [wrong[0], *dealt[1:]]
 
-    strategy = LINEAR["kernel"].replace(bandwidth=1e9, test_fraction=0.3)
+    spreads, fit = [], kernel_moments.fit_grams
+
+    def look(grams, *args):
+        first = grams[0] / grams[0][-1, -1]
+        spreads.append(np.diag(first)[-10:-2] - first[-10:-2, -1] ** 2)
+        return fit(grams, *args)
+
+    monkeypatch.setattr(kernel_moments, "fit_grams", look)
+    strategy = LINEAR["kernel"].replace(bandwidth=1e9)
+    simulate(strategy, parties(), seed=0)
     monkeypatch.setattr(kernel_dealing, "_deal_angles", false)
-    assert simulate(strategy, parties(), seed=0).metrics["cv_score"] > 0
+    simulate(strategy, parties(), seed=0)
+    assert np.abs(spreads[0]).max() < 1e-3
+    assert np.abs(spreads[1] - 0.5).max() < 0.1
