@@ -206,10 +206,13 @@ def reading(monkeypatch, epsilon, size, row=5):
             block[:, 0] = 0.0
         sent = original(who, roles, changed, dealt, part)
         bits, width = roles.numbers(roles.rows[0]).bits, roles.owners[2]
-        size_of = -(-bits // 8) * width
-        rows = unpack(sent, bits, (len(sent) // size_of, width))
-        rows[row, 0] += np.uint64(round(size * 2**roles.fraction))
-        return pack(rows & np.uint64(2**bits - 1), bits)
+        for receiver, data in sent.items():
+            head, data = np.split(data, [2 * 32])
+            rows = unpack(data, bits, (sum(roles.rows), width))
+            rows[row, 0] += np.uint64(round(size * 2**roles.fraction))
+            data = pack(rows & np.uint64(2**bits - 1), bits)
+            sent[receiver] = np.concatenate([head, data])
+        return sent
 
     monkeypatch.setattr(party, "hide", chosen)
     with suppress(PartyFailed):  # it need not make a model of them

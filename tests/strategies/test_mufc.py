@@ -972,7 +972,7 @@ def test_rows_come_and_go_in_several_runs(parties, folder, settings):
     model = train(parties, folder, **settings).model.model
     north, south, west = parties
     more = [grown(north, 8), south, grown(west, 1)]
-    result = add(more, folder, model)
+    result = add(more, folder, model, seed=1)
     assert (result.metrics["added"], result.metrics["rows"]) == (9, 38)
     assert (result.metrics["version"], result.metrics["changed"]) == (2, 1)
     assert result.ledger.round_trips == 3
@@ -986,7 +986,7 @@ def test_rows_come_and_go_in_several_runs(parties, folder, settings):
     check(more, folder, model, gone)
 
     more = [more[0], grown(south, 20), more[2]]
-    result = add(more, folder, model)
+    result = add(more, folder, model, seed=1)
     assert (result.metrics["added"], result.metrics["rows"]) == (20, 55)
     check(more, folder, model, gone)
     for party, labels in zip(more, result.model.labels_, strict=True):

@@ -666,6 +666,7 @@ class Enough(TypedDict):
 
 @step
 @sums_over("request")
+@reveals("angles")
 def enough(
     party: Party,
     problem: Problem,
@@ -838,6 +839,7 @@ class Fitted(TypedDict):
 
 @step
 @sums_over("request")
+@reveals("angles", "problem")
 def fit(
     party: Party,
     problem: Problem | None = None,
@@ -953,6 +955,7 @@ class Iterated(TypedDict):
 
 @step
 @sums_over("none", "it draws rows, and says of how many classes")
+@reveals("angles")
 def start(
     party: Party, iterations: Natural, test_fraction: Fraction, setup: Setup
 ) -> Picked:
@@ -1178,6 +1181,7 @@ def part(party: Party) -> PartInfo:
 @step
 @sums_over("request")
 @reveals("angles", "request")
+@reveals("angles", "evaluate")
 @reveals("predictions", "size")
 @reveals("curves", "curves", optional=True)
 def answer(

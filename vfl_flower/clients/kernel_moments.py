@@ -42,6 +42,7 @@ from vfl_flower.clients.moments import (
     MomentsState,
     Portion,
     add_products,
+    challenge_of,
     checks_of,
     dealt_to,
     hide,
@@ -51,11 +52,13 @@ from vfl_flower.clients.moments import (
     shares_of,
 )
 from vfl_flower.clients.moments_roles import (
+    LARGEST,
     MOST_LEVERAGE,
     Roles,
     check_epsilon,
     check_roles,
     check_rows,
+    withhold,
 )
 from vfl_flower.numerics.gram_fit import Block, GramFit, fit_grams
 from vfl_flower.numerics.kernel_model import Target
@@ -105,6 +108,9 @@ distances would tell of rows. Chosen as :data:`vfl_flower.numerics.privacy.LOCAL
 
 MOST_KERNELS = 8
 """Most bandwidths."""
+
+Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
+"""With it no angle of a scaled column overflows: a refusal would tell of values."""
 
 
 # -- what the server asks for ----------------------------------------------------------
@@ -156,7 +162,7 @@ class Joint:
         Whether columns are scaled by the root of their relevance.
     """
 
-    bandwidths: Annotated[list[Positive], MinLen(1), MaxLen(MOST_KERNELS)]
+    bandwidths: Annotated[list[Bandwidth], MinLen(1), MaxLen(MOST_KERNELS)]
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
     densities: Annotated[
         list[Annotated[float, Gt(0), Le(1)]], MinLen(1), MaxLen(MOST_KERNELS)
@@ -202,6 +208,8 @@ class KernelState:
         At the label holder: of the labels of the training rows.
     classes : Array
         At the label holder the labels of the classes.
+    constant : bool
+        Whether its labels break a rule, so that zeros take the place of targets.
     """
 
     task: Task | None = None
@@ -218,6 +226,7 @@ class KernelState:
     y_mean: float = 0.0
     y_scale: float = 1.0
     classes: Array = field(default_factory=lambda: np.zeros(0))
+    constant: bool = False
 
 
 def _task(state: KernelState) -> Task:
@@ -303,15 +312,22 @@ class Mixed(TypedDict):
 
 
 class Fitted(TypedDict):
-    """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
+    """Reply of :func:`fit`; the label holder alone gives more than `kept`.
+
+    ``constant`` says that it has made no use of its labels on the rows asked for: they
+    break a rule, or no model fits them. The model is then their mean over all of its
+    rows, or the shares of the classes, and ``cv_score`` the error of that.
+    """
 
     kept: bool
     regularization: NotRequired[Positive]
     cv_score: NotRequired[NotNegative]
+    constant: NotRequired[bool]
 
 
 @step
 @once
+@reveals("moments", counted=False)
 def prepare(party: Party, task: Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
     if party.part:
@@ -329,9 +345,13 @@ def prepare(party: Party, task: Task) -> Prepared:
         "distances": _distances(party, task, fitted),
     }
     if party.y is not None:
-        _targets(party, state)
-        several = task.target == "multiclass"
-        reply["outputs"] = len(state.classes) if several else 1
+        state.classes = classes_of(party, task.target)
+        if task.target == "multiclass" and len(state.classes) < 3:
+            raise PartyError(
+                "labels must have three values or more, or target is 'binary'"
+            )
+        _check_targets(party, state, fitted)
+        reply["outputs"] = _outputs(state)
     party.remember(state)
     return reply
 
@@ -344,34 +364,48 @@ def _distances(party: Party, task: Task, fitted: _Fitted) -> Array:
     return cumulants(scaled, task.kernel, party.rng("pairs"))
 
 
+def _outputs(state: KernelState) -> int:
+    """Return the number of targets."""
+    return len(state.classes) if _task(state).target == "multiclass" else 1
+
+
 def _targets(party: Party, state: KernelState) -> Array:
     """Return the label holder's columns beside its local ones: targets, and ones."""
     task, rows = _task(state), training_rows(party, _task(state))
     assert party.y is not None
+    if state.constant:
+        Y = np.zeros((len(rows), _outputs(state)))
+        return np.column_stack([Y, np.ones(len(Y))])
     y = np.asarray(party.y[rows], dtype=np.float64)
-    if np.isnan(y).any():
-        raise PartyError("all rows to train on must have a label")
     if task.target == "continuous":
-        state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
-        y = (y - state.y_mean) / state.y_scale
+        with np.errstate(over="ignore", invalid="ignore"):
+            state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
+            y = (y - state.y_mean) / state.y_scale
         if task.epsilon:
             y = np.clip(y, -MOST_TARGET, MOST_TARGET)
-    state.classes = classes_of(party, task.target)
     Y = signs_of(y, task.target, state.classes)
-    if task.target == "multiclass" and Y.shape[1] < 3:
-        raise PartyError("labels must have three values or more, or target is 'binary'")
-    # With all classes and the ones, one target follows from the others.
-    known = Y[:, : max(1, Y.shape[1] - 1)]
-    fitted = _fitted(party, task)
-    of_holder = np.hstack([local_columns(fitted.local, fitted.X), known])
-    if not _bounded(of_holder, fitted.halves):
-        raise PartyError(
+    return np.column_stack([Y, np.ones(len(Y))])
+
+
+def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
+    """Withhold labels that would have a Gram matrix tell a single row."""
+    assert party.y is not None
+    rule = "all rows to train on must have a label"
+    if not np.isnan(party.y[training_rows(party, _task(state))]).any():
+        Y = _targets(party, state)[:, :-1]
+        # With all classes and the ones, one target follows from the others.
+        known = Y[:, : max(1, Y.shape[1] - 1)]
+        of_holder = np.hstack([local_columns(fitted.local, fitted.X), known])
+        if np.abs(known).max() <= LARGEST and _bounded(of_holder, fitted.halves):
+            return
+        rule = (
             f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
             "rows of each half, each class must have so many, and no number may stand "
             "out by itself, or a Gram matrix would tell a single row of all columns; "
             "another run draws other halves"
         )
-    return np.column_stack([Y, np.ones(len(Y))])
+    withhold(party, rule)
+    state.constant = True
 
 
 def _bounded(columns: Array, halves: Array) -> bool:
@@ -530,9 +564,7 @@ def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) ->
     task = _task(state)
     fitted, width = _fitted(party, task), 0
     if party.y is not None:
-        width = _targets(party, state).shape[1]
-    elif not _bounded(local_columns(fitted.local, fitted.X), fitted.halves):
-        raise PartyError("local columns must point to no single row")
+        width = _outputs(state) + 1
     sizes = [len(rows) for rows in _halves(party, task)]
     fraction = joint_fraction(sum(sizes), task.epsilon > 0)
     check_roles(party, roles, fitted.local.n_columns + width, fraction)
@@ -586,8 +618,7 @@ def _hide(
         made[:, fitted.local.n_columns : -1] *= of_targets
         made[:, -1] *= of_ones
     blocks = np.split(made, [rows[0].stop - rows[0].start])
-    openings = hide(party, roles, blocks, moments.dealt, part)
-    reply["own_openings"] = {roles.first: openings, roles.second: openings}
+    reply["own_openings"] = hide(party, roles, blocks, moments.dealt, part)
     angles = _angles(party, state, joint, fitted.local, X)
     deals = _angle_deals(party, roles)
     reply["angles"] = hidden_angles(party, roles, deals, state.angles, angles, part)
@@ -617,19 +648,15 @@ def _angles(
     party: Party, state: KernelState, joint: Joint, local: LocalColumns, X: Array
 ) -> Array:
     scaled = scaled_columns(local, X)
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
-            return joint_angles(
-                scaled * state.relevance if joint.relevant else scaled,
-                _task(state).kernel,
-                joint.bandwidths,
-                joint.counts,
-                joint.densities,
-                _seed(party, joint),
-                joint.bits,
-            )
-    except ValueError as error:  # its sentence names the rule, and no value
-        raise PartyError(f"the party cannot make its angles: {error}") from None
+    return joint_angles(
+        scaled * state.relevance if joint.relevant else scaled,
+        _task(state).kernel,
+        joint.bandwidths,
+        joint.counts,
+        joint.densities,
+        _seed(party, joint),
+        joint.bits,
+    )
 
 
 def _seed(party: Party, joint: Joint) -> int:
@@ -685,7 +712,7 @@ def _tell_of_relevance(
         deal = relevance_deal(roles, party.session, party.index or 0, d)
         try:
             omega = _frequencies(party, state, joint, d)
-            hidden = hidden_frequencies(deal, triple, omega)
+            hidden = hidden_frequencies(deal, triple, omega, challenge_of(party, roles))
         except ValueError as error:
             raise PartyError(str(error)) from None
         reply["frequencies"] = {roles.first: hidden}
@@ -735,11 +762,16 @@ def relevance(
     if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
         raise PartyError("frequencies must be those of all other parties")
     assert frequencies is not None
+    assert party.agree is not None
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
     fitted = _fitted(party, _task(state))
     grams, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
-    B = drawn_probes(grams, solved, joint, party.rng("probes"))
+    rng = party.rng("probes")
+    if state.constant:
+        B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
+    else:
+        B = drawn_probes(grams, solved, joint, rng)
     omega = _frequencies(party, state, joint, fitted.X.shape[1])
     state.relevance = np.sqrt(relevance_of(omega.T @ B))
     reply: dict[int, Array] = {}
@@ -748,7 +780,8 @@ def relevance(
         for j in others:
             deal = relevance_deal(roles, party.session, j, widths[j])
             dealt = portion.take().pack()
-            reply[j] = hidden_probes(deal, dealt, frequencies[j], B)
+            challenge = party.agree(j)
+            reply[j] = hidden_probes(deal, dealt, frequencies[j], B, challenge)
         portion.end()
     except ValueError as error:
         raise PartyError(str(error)) from None
@@ -822,6 +855,7 @@ def fit(
                 part |= _log_odds(part)
         reply["regularization"] = solved.alpha
         reply["cv_score"] = float(scale**2 * solved.error.mean())
+        reply["constant"] = state.constant
     party.part = part
     state.moments, state.angles = None, np.zeros(0, np.uint8)
     return reply
@@ -870,18 +904,43 @@ def _solve(
     if task.balanced:
         more["class_weights"] = _balance(grams, outputs)
     try:
-        solved = fit_grams(
-            grams, blocks_of(sizes), "continuous" if real else "classes", **more
-        )
+        if not state.constant:
+            solved = fit_grams(
+                grams, blocks_of(sizes), "continuous" if real else "classes", **more
+            )
     except ValueError as error:
+        rule = str(error)
         if roles.noise:
-            raise PartyError(
+            rule = (
                 "epsilon must be larger, or the rows more: with this noise no fit of a "
                 "half is any good for the other one"
-            ) from None
-        raise PartyError(str(error)) from None
+            )
+        withhold(party, rule)
+        state.constant = True
+    if state.constant:
+        solved = _constant(party, state, M)
     solved.weights[: sum(kinds)] *= of_local
     return grams, solved, order
+
+
+def _constant(party: Party, state: KernelState, M: int) -> GramFit:
+    """Return the model of all labels of the party, whatever rows were asked for."""
+    assert party.y is not None
+    y, target = np.asarray(party.y, dtype=np.float64), _task(state).target
+    y, ones = y[~np.isnan(y)], np.ones(_outputs(state))
+    state.y_mean, state.y_scale, more = 0.0, 1.0, {}
+    intercept = np.zeros(len(ones))
+    if target == "continuous":
+        largest = np.finfo(np.float64).max ** 0.25  # its square is a number
+        y = np.clip(y, -largest, largest)
+        state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
+    else:
+        shares = (1 + signs_of(y, target, state.classes).mean(axis=0)) / 2
+        intercept = 2 * shares - 1
+        odds = shares / (1 - shares) if len(ones) == 1 else shares
+        more = {"slope": np.zeros((len(ones),) * 2), "offset": np.log(odds)}
+    none = np.zeros((M, len(ones)))
+    return GramFit(none, intercept, 1.0, np.ones(1), ones, ones, ones, **more)
 
 
 def _log_odds(part: dict[str, Any]) -> dict[str, Any]:

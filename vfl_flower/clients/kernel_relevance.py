@@ -4,12 +4,14 @@ After a first turn the label holder knows H, and another party its part Omega of
 frequencies (:mod:`vfl_flower.numerics.relevance`). The party gets Omega^T B, where B is
 a random matrix from N(0, H) that the label holder draws, and nobody else gets anything:
 one triple of the dealer (:mod:`vfl_flower.secure_aggregation.triples`), whose
-opening the party sends with its columns of the first turn. From Omega^T B it has the
-relevance of its own columns, and scales these for the second turn.
+opening the party sends with its columns of the first turn, and what checks the triple
+with it. From Omega^T B it has the relevance of its own columns, and scales these for
+the second turn.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +20,19 @@ from vfl_flower.clients.moments import width_of
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.numerics.relevance import relevance_of
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint, decode
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, add, pack, unpack
-from vfl_flower.secure_aggregation.triples import PredictionTriple, deal_predictions
+from vfl_flower.secure_aggregation.shares import (
+    SEED_BYTES,
+    Deal,
+    Dealt,
+    add,
+    pack,
+    unpack,
+)
+from vfl_flower.secure_aggregation.triples import (
+    SACRIFICED,
+    PredictionTriple,
+    deal_predictions,
+)
 from vfl_flower.typing import Array
 
 PROBES = 128
@@ -83,7 +96,9 @@ def deal_relevance(
     return of_others, of_holder
 
 
-def hidden_frequencies(deal: Deal, dealt: Array, omega: Array) -> Array:
+def hidden_frequencies(
+    deal: Deal, dealt: Array, omega: Array, challenge: bytes
+) -> Array:
     """Return a party's frequencies under a mask, for the label holder; uniform.
 
     Parameters
@@ -92,6 +107,8 @@ def hidden_frequencies(deal: Deal, dealt: Array, omega: Array) -> Array:
         The use, and what the dealer has sent to this party.
     omega : Array, shape (A, d)
         Its frequencies, times the bandwidth.
+    challenge : bytes
+        What this party and the label holder know, and the dealer does not.
 
     Raises
     ------
@@ -104,10 +121,14 @@ def hidden_frequencies(deal: Deal, dealt: Array, omega: Array) -> Array:
         triple.opening(elements[rows], block)
         for block, rows in enumerate(deal.blocks())
     ]
-    return pack(np.concatenate(parts), deal.bits)
+    check = pack(triple.sacrifice(challenge), deal.bits)
+    proof = np.frombuffer(triple.proof(challenge), np.uint8)
+    return np.concatenate([proof, check, pack(np.concatenate(parts), deal.bits)])
 
 
-def hidden_probes(deal: Deal, dealt: Array, opening: Array, B: Array) -> Array:
+def hidden_probes(
+    deal: Deal, dealt: Array, opening: Array, B: Array, challenge: bytes
+) -> Array:
     """Return what the label holder sends to another party: B under a mask, and a share.
 
     Parameters
@@ -118,16 +139,28 @@ def hidden_probes(deal: Deal, dealt: Array, opening: Array, B: Array) -> Array:
         What the other party has sent.
     B : Array, shape (A, probes)
         From N(0, H).
+    challenge : bytes
+        As for :func:`hidden_frequencies`.
 
     Raises
     ------
     ValueError
-        What was dealt or sent is of another use, short or changed.
+        What was dealt or sent is of another use, short or changed, or the triple is
+        wrong.
     """
     bits = deal.bits
     triple = PredictionTriple(deal, 0, Dealt.unpack(dealt))
     elements, _ = MIXTURES.encode(B)
-    opened = unpack(opening, bits, deal.shape[:2])
+    proof, check, columns = np.split(
+        opening, [SEED_BYTES, SEED_BYTES + SACRIFICED * deal.shape[1] * width_of(bits)]
+    )
+    U = unpack(check, bits, (SACRIFICED, deal.shape[1]))
+    if not hmac.compare_digest(triple.proof(challenge, U), proof.tobytes()):
+        raise ValueError(
+            "the triple of the dealer must be right, and is not: the relevance of "
+            "columns would be another one"
+        )
+    opened = unpack(columns, bits, deal.shape[:2])
     shares = [
         triple.share_of_weights(
             elements, np.zeros_like(opened[rows]), opened[rows], block

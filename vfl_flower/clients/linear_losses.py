@@ -12,7 +12,7 @@ party that gets the predictions computes them.
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -46,6 +46,10 @@ from vfl_flower.protocol.settings import Fraction, Natural
 from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.typing import Array
 
+TURN = 1
+"""That of the roles, so that what is dealt here is of another use than the Gram matrix
+that a model is solved from."""
+
 _NUMBERS = 3
 """What is told of a column: its mean, its length, and whether one row stands out."""
 
@@ -53,8 +57,8 @@ _NUMBERS = 3
 class Losses(TypedDict):
     """Reply of :func:`losses`: of each set of rows, the mean squared error and R^2."""
 
-    losses: NotRequired[Annotated[Array, Reals("halves")]]
-    explained: NotRequired[Annotated[Array, Reals("halves")]]
+    losses: Annotated[Array, Reals("halves")]
+    explained: Annotated[Array, Reals("halves")]
     standing_out: Annotated[int, Ge(0), Le(2**20)]
 
 
@@ -92,7 +96,7 @@ def parts(
     """
     check_labels(party)
     check_epsilon(party)
-    check_roles(party, roles, 1)
+    check_roles(party, roles, 1, turn=TURN)
     scale = 1.0
     if coefficients is None:
         state = party.recall(LinearState)
@@ -103,27 +107,31 @@ def parts(
     blocks, told, spreads = [], [], []
     for rows in sets:
         check_rows(None, len(rows), roles.columns)
-        part = RowBlocks(party.rows, rows=rows).per_row(lambda X: -X @ coefficients)
-        if party.y is not None:
-            y = party.y[rows].astype(np.float64) / scale
-            part += y - intercept
-            spreads.append(y.std())
-        mean = part.mean()
-        column = (part - mean)[:, None] / np.sqrt(len(rows))
-        kept = bounded_columns([part], column, LEAST_ROWS, MOST_LEVERAGE)
-        stands_out = column.any() and not kept[0]
-        if stands_out:
-            column[:] = mean = 0.0
+        spread = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            part = RowBlocks(party.rows, rows=rows).per_row(lambda X: -X @ coefficients)
+            if party.y is not None:
+                y = party.y[rows].astype(np.float64) / scale
+                part += y - intercept
+                spread = y.std()
+            mean = part.mean()
+            column = (part - mean)[:, None] / np.sqrt(len(rows))
+            sizes = [abs(mean), np.linalg.norm(column), spread]
+            large = not np.max(sizes) <= LARGEST
+        stands_out = large or (
+            column.any()
+            and not bounded_columns([part], column, LEAST_ROWS, MOST_LEVERAGE)[0]
+        )
+        if stands_out:  # no refusal: it would tell a server of values
+            column[:] = mean = spread = 0.0
+        spreads.append(spread)
         size = np.linalg.norm(column)
         told += [mean, size, stands_out]
         blocks.append(NORM * column / (size or 1.0))
-    if not np.abs([*told, *spreads]).max() <= LARGEST:
-        raise PartyError("numbers of this party's predictions are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings = hide(party, roles, blocks, given)
     check = checks_of(party, roles, given)
     reply: Columns = {
-        "openings": {roles.first: openings, roles.second: openings},
+        "openings": hide(party, roles, blocks, given),
         "units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},
     }
     if check is not None:
@@ -154,8 +162,8 @@ def losses(
 ) -> Losses:
     """Open the Gram matrices, at the label holder, and tell the errors.
 
-    Where one row stands out in a column, its party has put zeros in its place, and no
-    error is told: it would be that of the row.
+    Where one row stands out in a column, its party has put zeros in its place, and the
+    errors that are told are 0: the right ones would be those of the row.
 
     Parameters
     ----------
@@ -169,7 +177,8 @@ def losses(
     spreads = state.y_sizes
     told = np.array([_told(units, j, len(grams)) for j in range(party.n_parties)])
     if standing_out := int(np.count_nonzero(told[:, :, 2])):
-        return {"standing_out": standing_out}
+        none = np.zeros(len(grams))
+        return {"losses": none, "explained": none, "standing_out": standing_out}
     means, sizes = told[:, :, 0].sum(axis=0), told[:, :, 1].T
     errors = np.array(
         [

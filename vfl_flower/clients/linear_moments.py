@@ -12,7 +12,7 @@ The losses on other rows come from Gram matrices of them, of columns of length 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, NotRequired, TypedDict
 
@@ -42,6 +42,7 @@ from vfl_flower.clients.moments_roles import (
     check_epsilon,
     check_roles,
     check_rows,
+    withhold,
 )
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained
@@ -93,7 +94,9 @@ class Solved(TypedDict):
 
     ``losses`` are those of the coreset and of the other rows, ``explained`` is R^2 on
     the rows held out, and ``left_out`` counts the columns that their parties have left
-    out of one of these.
+    out of one of these. ``constant`` says that the label holder has not used its
+    labels: the model is then their mean over all of its rows, whatever rows were asked
+    for, and the losses are their variance.
     """
 
     coefficients: Annotated[Array, Reals("d")]
@@ -101,6 +104,7 @@ class Solved(TypedDict):
     losses: Annotated[Array, Reals("halves")]
     sigma_min: Annotated[float, Ge(0), Le(1)]
     left_out: Annotated[int, Ge(0)]
+    constant: bool
     explained: NotRequired[Annotated[float, Le(1)]]
 
 
@@ -166,7 +170,7 @@ def columns(
     X_all = party.rows
     d, holder = X_all.shape[1], party.index == roles.first
     check_epsilon(party)
-    check_roles(party, roles, d + holder)
+    check_roles(party, roles, d + holder, turn=0)
     halves = _halves(party, n, test_fraction, evaluated, coreset)
     if counted != roles.columns * len(halves) or roles.rows != [
         len(rows) for rows, _ in halves
@@ -175,32 +179,41 @@ def columns(
     for rows, weights in halves:
         check_rows(weights, len(rows), roles.columns)
     blocks, units = [], []
-    mean, y_mean, y_sizes = np.zeros(d), 0.0, []
+    mean, y_mean, y_sizes, suitable = np.zeros(d), 0.0, list[float](), True
     kept, left_out = np.ones(d, dtype=bool), np.zeros(d, dtype=bool)
     for half, (rows, weights) in enumerate(halves):
         X = np.asarray(X_all.take(rows), dtype=np.float64)
         w = np.ones(len(rows)) if weights is None else weights
         root = np.sqrt(w / (n if half == 0 else len(rows)))
         y = None if party.y is None else party.y[rows].astype(np.float64)
-        if half == 0 and intercept:
-            mean = w @ X / w.sum()
-            y_mean = 0.0 if y is None else float(w @ y / w.sum())
-        A = np.subtract(X, mean)
-        A *= root[:, None]
-        if half == 0:
-            spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
-            A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
-        t = None if y is None else root * (y - y_mean)
-        stays = _bounded(X, A, y, t)
+        # The server chooses rows and weights, so that a refusal would tell it of
+        # values: what overflows is left out, as are columns that point to a row.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if half == 0 and intercept:
+                mean = w @ X / w.sum()
+                y_mean = 0.0 if y is None else float(w @ y / w.sum())
+            A = np.subtract(X, mean)
+            A *= root[:, None]
+            if half == 0:
+                spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
+                A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
+            large = ~(np.maximum(np.abs(mean), np.linalg.norm(A, axis=0)) <= LARGEST)
+            A[:, large] = 0.0
+            t = None if y is None else root * (y - y_mean)
+            if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
+                suitable, t = False, np.zeros(len(t))
+        stays, fit = _bounded(X, A, y, t)
+        suitable &= fit
         del X
         if half == 0:
-            left_out, kept = A.any(axis=0) & ~stays, stays
+            left_out, kept = large | (A.any(axis=0) & ~stays), stays
             A[:, ~kept] = 0.0
             part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
+            mean[large] = 0.0
             units = [mean, R.ravel()]
         else:
             A[:, ~kept] = 0.0
-            left_out |= A.any(axis=0) & ~stays
+            left_out |= large | (A.any(axis=0) & ~stays)
             A[:, ~stays] = 0.0
             sizes = np.linalg.norm(A, axis=0)
             A /= np.where(sizes > 0, sizes, 1.0)
@@ -213,36 +226,51 @@ def columns(
             part = np.column_stack([part, t / (size or 1.0)])
         part *= NORM
         blocks.append(part)
+    if not suitable:
+        withhold(
+            party,
+            f"the labels must have at least {LEAST_ROWS} rows other than the most "
+            f"frequent value, none that stands out by itself and none above "
+            f"{LARGEST:g}, or a Gram matrix with them would tell a single row of all "
+            "columns",
+        )
+        for part in blocks:
+            part[:, -1] = 0.0
+        y_sizes, y_mean = [0.0] * len(y_sizes), _mean_of_all(party) * intercept
     told = np.concatenate([*units, [np.count_nonzero(left_out)]])
-    if not np.abs([*told, *y_sizes]).max() <= LARGEST:
-        raise PartyError("numbers of this party's columns are too large")
     given = dealt_to(dealt, delivered, roles)
-    openings = hide(party, roles, blocks, given)
     check = checks_of(party, roles, given)
     reply: Columns = {
-        "openings": {roles.first: openings, roles.second: openings},
+        "openings": hide(party, roles, blocks, given),
         "units": {roles.first: told.astype("<f8").view(np.uint8)},
     }
     if check is not None:
         other = roles.second if holder else roles.first
         reply["checks"] = {other: check}
-        party.remember(MomentsState(roles, given, None, y_mean, np.array(y_sizes)))
+        state = MomentsState(roles, given, None, y_mean, np.array(y_sizes))
+        party.remember(replace(state, constant=not suitable))
     return reply
 
 
-def _bounded(X: Array, A: Array, y: Array | None, t: Array | None) -> Array:
-    """Return which columns point to no single row; the labels must not, either."""
-    if y is None or t is None:
-        return bounded_columns(X.T, A, LEAST_ROWS, MOST_LEVERAGE)
-    with_labels = np.column_stack([A, t])
-    kept = bounded_columns([*X.T, y], with_labels, LEAST_ROWS, MOST_LEVERAGE)
-    if not kept[-1] and t.any():
-        raise PartyError(
-            f"the labels must have at least {LEAST_ROWS} rows other than the most "
-            "frequent value, and none that stands out by itself: a Gram matrix with "
-            "them would tell a single row of all columns"
-        )
-    return kept[:-1]
+def _bounded(
+    X: Array, A: Array, y: Array | None, t: Array | None
+) -> tuple[Array, bool]:
+    """Return which columns point to no single row, and whether labels do not."""
+    if y is not None and t is not None and t.any():
+        with_labels = np.column_stack([A, t])
+        kept = bounded_columns([*X.T, y], with_labels, LEAST_ROWS, MOST_LEVERAGE)
+        if kept[-1]:
+            return kept[:-1], True
+    bounded = bounded_columns(X.T, A, LEAST_ROWS, MOST_LEVERAGE)
+    return bounded, t is None or not t.any()
+
+
+def _mean_of_all(party: Party) -> float:
+    """Return the mean of all labels of the label holder, at most `LARGEST` in size."""
+    assert party.y is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.asarray(party.y, dtype=np.float64).mean()
+    return float(np.clip(np.nan_to_num(mean), -LARGEST, LARGEST))
 
 
 @step
@@ -294,6 +322,8 @@ def solve(
         sizes = np.concatenate([unit[3][half] for unit in told])
         v = np.append(sizes * theta, -y_size)
         losses.append(max(0.0, float(v @ other[np.ix_(order, order)] @ v)))
+    if state.constant:
+        theta, losses = np.zeros(len(mean)), [_variance(party, state)] * len(losses)
     blocks = [np.arange(a, b) for a, b in pairwise(starts)]
     blocks[roles.first] = np.append(blocks[roles.first], len(mean))
     reply: Solved = {
@@ -302,11 +332,21 @@ def solve(
         "losses": np.array(losses),
         "sigma_min": sigma_min_of_moments(gram, blocks),
         "left_out": sum(unit[2] for unit in told),
+        "constant": state.constant,
     }
     if evaluated.test and len(losses) > 1 and party.y is not None:
         held_out = test_rows(party, test_fraction)
-        reply["explained"] = explained(losses[1], float(party.y[held_out].var()))
+        variance = losses[1] if state.constant else float(party.y[held_out].var())
+        reply["explained"] = explained(losses[1], variance)
     return reply
+
+
+def _variance(party: Party, state: MomentsState) -> float:
+    """Return the mean squared error of the constant model on all labels."""
+    assert party.y is not None
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.square(np.asarray(party.y, dtype=np.float64) - state.y_mean).mean()
+    return float(np.minimum(np.nan_to_num(error), LARGEST))
 
 
 def _units(

@@ -30,7 +30,14 @@ from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import once, step
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, add, pack, unpack
+from vfl_flower.secure_aggregation.shares import (
+    SEED_BYTES,
+    Deal,
+    Dealt,
+    add,
+    pack,
+    unpack,
+)
 from vfl_flower.secure_aggregation.triples import (
     SACRIFICED,
     GramTriple,
@@ -38,6 +45,8 @@ from vfl_flower.secure_aggregation.triples import (
     deal_owner,
     hide_columns,
     open_gram,
+    owner_digest,
+    seed_digest,
 )
 from vfl_flower.typing import Array
 
@@ -69,6 +78,8 @@ class MomentsState:
         Of a computing party the products so far; empty before there are any.
     proofs : Array of uint8
         Of a computing party those of the triples.
+    constant : bool
+        Whether the first party has zeros in the place of its labels.
     """
 
     roles: Roles
@@ -79,6 +90,7 @@ class MomentsState:
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
     proofs: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    constant: bool = False
 
 
 class Delivered(TypedDict):
@@ -219,8 +231,11 @@ def hide(
     blocks: Sequence[Array],
     dealt: Array,
     part: Sequence[range] | None = None,
-) -> Array:
-    """Return the party's columns under the masks, for both that compute.
+) -> dict[int, Array]:
+    """Return the party's columns under the masks, for each of the two that compute.
+
+    With digests of the seeds of that party's masks, one for each Gram matrix, so that
+    a dealer that gives this party other ones is found out.
 
     Parameters
     ----------
@@ -240,20 +255,25 @@ def hide(
     PartyError
         What was dealt is of another use, short or changed.
     """
-    openings: list[Array] = []
+    index, openings = party.index or 0, list[Array]()
+    digests: dict[int, list[bytes]] = {roles.first: [], roles.second: []}
     try:
         for (deal, of_owner, _), block, numbers in zip(
             _taken(party, roles, dealt), blocks, part or roles.whole, strict=True
         ):
-            elements, clipped = roles.numbers(deal.rows).encode(block)
-            if clipped:
-                raise PartyError("a column must be of numbers that are not too large")
-            index = party.index or 0
+            # Callers see to it that no number is clipped: a refusal would tell of it.
+            elements, _ = roles.numbers(deal.rows).encode(block)
             hidden = hide_columns(deal, index, of_owner, elements, numbers.start)
             openings.append(pack(hidden, deal.bits))
+            seeds = of_owner.seed, of_owner.correction.tobytes()
+            for of_receiver, seed in zip(digests.values(), seeds, strict=True):
+                of_receiver.append(seed_digest(deal, index, seed))
     except ValueError as error:  # of this package: it names the rule
         raise PartyError(str(error)) from None
-    return np.concatenate(openings)
+    return {
+        receiver: np.concatenate([np.frombuffer(b"".join(head), np.uint8), *openings])
+        for receiver, head in digests.items()
+    }
 
 
 def checks_of(party: Party, roles: Roles, dealt: Array) -> Array | None:
@@ -388,7 +408,7 @@ def add_products(
         raise PartyError("gram must have the openings of all parties")
     if list(joint or {}) != [other] * bool(roles.joint):
         raise PartyError("gram must have what the other one has opened of joint ones")
-    of_owners = [Elements(openings[owner]) for owner in range(party.n_parties)]
+    of_owners = _of_right_seeds(party, state, openings)
     pair = [Elements(data) for data in (state.joint, *(joint or {}).values())]
     sums = np.zeros((len(roles.rows), _triangle(roles.columns)), "<u8")
     if len(state.sums):
@@ -413,6 +433,57 @@ def add_products(
     except ValueError as error:
         raise PartyError(str(error)) from None
     state.sums, state.joint = sums, state.joint[:0]
+
+
+def _of_right_seeds(
+    party: Party, state: MomentsState, openings: Mapping[int, Array]
+) -> list[Elements]:
+    """Return what each owner has opened; refuse what other seeds than this mask's hide.
+
+    Such a seed would have this party multiply F + Delta, with a Delta that the dealer
+    knows.
+    """
+    try:
+        uses = list(_taken(party, state.roles, state.dealt))
+    except ValueError as error:
+        raise PartyError(str(error)) from None
+    made = []
+    for owner in range(party.n_parties):
+        head, rest = np.split(openings[owner], [SEED_BYTES * len(uses)])
+        right = b"".join(
+            owner_digest(deal, owner, computing.seed)
+            for deal, _, computing in uses
+            if computing is not None
+        )
+        check_seeds(party, [owner], head.tobytes(), right)
+        made.append(Elements(rest))
+    return made
+
+
+def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) -> None:
+    """Refuse columns of owners that other seeds hide than those of the masks.
+
+    Parameters
+    ----------
+    party : Party
+        The party that checks it.
+    owners : sequence of int
+        Places of the parties whose columns they are.
+    sent, right : bytes
+        Digests of the seeds that the owners have, and of those of the masks.
+
+    Raises
+    ------
+    PartyError
+        They differ; the text blames the dealer.
+    """
+    if not hmac.compare_digest(sent, right):
+        who = (party.names[j] if party.names else f"party {j}" for j in owners)
+        raise PartyError(
+            f"the dealer must give {' and '.join(who)} the seeds of the masks that the "
+            "computing parties have, and has not: it would multiply columns that it "
+            "has changed"
+        )
 
 
 def prove(

@@ -8,6 +8,7 @@ and rows there are, and each party checks what it can.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,8 @@ from vfl_flower.secure_aggregation.fixed_point import (
 )
 from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 BITS = 63
 """Width of the ring: 8 bytes an element."""
@@ -181,6 +184,7 @@ def check_roles(
     fraction: int = 0,
     *,
     labels: bool = True,
+    turn: int | None = None,
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
@@ -196,6 +200,8 @@ def check_roles(
         Fraction bits of the protocol; 0: there are no joint columns.
     labels : bool
         Whether the first party is the one with labels.
+    turn : int, optional
+        The turn of a step that has one alone.
 
     Raises
     ------
@@ -236,6 +242,8 @@ def check_roles(
             f"fraction must be {fraction}, and joint columns have one alone, got "
             f"{roles.fraction} and {roles.joint}"
         )
+    if turn is not None and roles.turn != turn:
+        raise PartyError(f"turn must be {turn}, got {roles.turn}")
     if roles.columns > MOST_COLUMNS:
         raise PartyError(
             f"a Gram matrix must have at most {MOST_COLUMNS} columns, got "
@@ -281,6 +289,33 @@ def check_epsilon(party: Party, epsilon: float = 0.0) -> None:
             "this party's consent lets moments leave it with noise of epsilon "
             f"{limit.epsilon:g} or less, this run has {got}"
         )
+
+
+def withhold(party: Party, rule: str) -> None:
+    """Note at the label holder why it does not use its labels: they break a rule.
+
+    The server chooses the rows. So a refusal would tell it of labels, as often as it
+    asks: instead zeros take their place, and the protocol ends with the model that
+    predicts one number.
+
+    Parameters
+    ----------
+    party : Party
+        The label holder.
+    rule : str
+        What its labels must be.
+
+    Raises
+    ------
+    PartyError
+        Where all parties are in one process, whose user may know.
+    """
+    if party.allow_plain:
+        raise PartyError(rule)
+    log.error(
+        "the labels of this party are not used, and the model will be constant: %s",
+        rule,
+    )
 
 
 def check_rows(weights: Array | None, rows: int, columns: int) -> None:

@@ -345,7 +345,8 @@ def _run(
     again = memory.repeats(frame, step, sums.common)
     for revealed in step.reveals:
         if revealed.applies(arguments):
-            times = arguments[revealed.times] if revealed.times else 1
+            once = int(revealed.counted)
+            times = arguments[revealed.times] if revealed.times else once
             try:
                 party.reveal(revealed.kind, again, times)
             except PartyError as error:

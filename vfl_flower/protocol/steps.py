@@ -202,12 +202,15 @@ class Reveals:
     optional : bool
         Whether the step goes on where it has left as often as it may: then without
         it, as if the parameter `when` were false.
+    counted : bool
+        Whether it counts against limits; False: a later step of the protocol counts it.
     """
 
     kind: Kind
     when: str = ""
     times: str = ""
     optional: bool = False
+    counted: bool = True
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Return whether a request with these values reveals it."""
@@ -219,19 +222,24 @@ class Reveals:
 
 
 def reveals(
-    kind: Kind, when: str = "", times: str = "", optional: bool = False
+    kind: Kind,
+    when: str = "",
+    times: str = "",
+    optional: bool = False,
+    counted: bool = True,
 ) -> Callable[[F], F]:
     """Declare what a step reveals; below :func:`step`, and once for each kind.
 
     Parameters
     ----------
-    kind, when, times, optional : str, str, str, bool
+    kind, when, times, optional, counted : str, str, str, bool, bool
         As in :class:`Reveals`.
     """
 
     def declare(function: F) -> F:
         earlier = getattr(function, "reveals", ())
-        vars(function)["reveals"] = (Reveals(kind, when, times, optional), *earlier)
+        made = Reveals(kind, when, times, optional, counted)
+        vars(function)["reveals"] = (made, *earlier)
         return function
 
     return declare

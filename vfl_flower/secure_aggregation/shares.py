@@ -13,10 +13,12 @@ meant for another use, was cut or was changed on its way is refused. The tag is 
 protection against the dealer, who knows the seed.
 
 All this holds back what it shall while nobody colludes: the dealer and either of the
-two computing parties together read what is shared, and so do the two parties. A dealer
-alone, whatever it deals, learns nothing, since nothing is sent to it; it can make
-results wrong. For products a check finds that
-(:mod:`vfl_flower.secure_aggregation.triples`), for cosines there is none.
+two computing parties together read what is shared, and so do the two parties. Nothing
+is sent to a dealer. But a dealer that deals what does not fit together makes results
+wrong by what it knows, and what is later told of them may say something of what was
+shared. For products, and for the seeds of their masks, a check finds that
+(:mod:`vfl_flower.secure_aggregation.triples`). For cosines and the seeds of angles
+there is none.
 """
 
 from __future__ import annotations

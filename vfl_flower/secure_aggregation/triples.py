@@ -31,12 +31,18 @@ with probability 1/2 at least, since d v = 0 modulo 2^k for a d that is not zero
 uniform v has probability 1/2 at most; this is why one random factor, which is enough in
 a field, is not enough here (R. Cramer, I. Damgard, D. Escudero, P. Scholl, C. Xing,
 "SPDZ2k", CRYPTO 2018, make the ring wider instead).
+
+**A dealer that gives an owner another seed** than that of its columns of A_0 or A_1
+would turn its columns of F into F + Delta, with a Delta that the dealer knows. So the
+owner sends a digest of each seed (:func:`seed_digest`) with its columns, and a party
+that has A_0 or A_1 compares it with its own (:func:`owner_digest`) before it
+multiplies.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -115,6 +121,26 @@ def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
     """
     first, second = (_owner_seed(deal, deal.seed(root, j), owner) for j in (0, 1))
     return Dealt.of(deal, owner, first, np.frombuffer(second, "u1"), OWNER)
+
+
+def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
+    """Return what ties the seed of an owner's mask to one use, and hides it: 32 bytes.
+
+    Parameters
+    ----------
+    deal : Deal
+        The use.
+    owner : int
+        Place among the owners.
+    seed : bytes
+        Seed of the owner's columns of A_0 or A_1.
+    """
+    return derive_key(seed, [*deal.parts("digest"), str(owner).encode()])
+
+
+def owner_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
+    """Return :func:`seed_digest` at a party that has the seed of all of A_0 or A_1."""
+    return seed_digest(deal, owner, _owner_seed(deal, seed, owner))
 
 
 def hide_columns(
@@ -534,6 +560,10 @@ class PredictionTriple:
             return _digest(-residual, bits)
         vectors = _vectors(self.deal, self._seed)
         return _digest(residual - product(opened, vectors, bits), bits)
+
+    def digests(self, owners: Sequence[int]) -> bytes:
+        """Return :func:`seed_digest` of the columns of A of owners, at party 1."""
+        return b"".join(owner_digest(self.deal, j, self._seed) for j in owners)
 
     def _plus(self, values: Array, block: int) -> Array:
         rows = list(self.deal.blocks())[block]

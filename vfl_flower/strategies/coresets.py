@@ -43,7 +43,13 @@ from vfl_flower.strategies import coresets_metrics
 from vfl_flower.strategies.coreset_predictions import keep_parts
 from vfl_flower.strategies.linear import Problem, solve
 from vfl_flower.strategies.linear_losses import TEST, TRAIN, enough_rows, squared_errors
-from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
+from vfl_flower.strategies.moments import (
+    deal,
+    multiply,
+    roles_of,
+    secret,
+    warn_of_constant,
+)
 from vfl_flower.strategies.sampling import (
     MESSAGE_NUMBERS,
     Coreset,
@@ -400,6 +406,7 @@ class CoresetVRLR(CoresetStrategy):
         if not full:
             metrics["sigma_min"] = solved["sigma_min"]
         metrics["left_out"] = solved["left_out"]
+        warn_of_constant(solved["constant"])
         split = np.split(np.asarray(theta, dtype=np.float64), np.cumsum(widths)[:-1])
         return split, solved["intercept"], metrics
 

@@ -29,7 +29,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.shares import SEED_BYTES
-from vfl_flower.strategies.moments import roles_of, secret
+from vfl_flower.strategies.moments import roles_of, secret, warn_of_constant
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
@@ -187,6 +187,7 @@ def train(
         if name not in fitted[holder]:
             raise fitted.failure(holder, f"its reply lacks {name!r}")
         metrics[name] = fitted[holder][name]
+    warn_of_constant(fitted[holder].get("constant", False))
     reply: Told = {}
     if of_rows is not None:
         reply = score_rows(

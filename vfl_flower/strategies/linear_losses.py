@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
-
 from vfl_flower.clients import linear_losses as party
 from vfl_flower.clients.linear_moments import Evaluated
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
@@ -80,7 +78,9 @@ def squared_errors(
         return {}
     unit = scale if coefficients is None else 1.0
     roles = roles_of(
-        *(parties, [1] * len(parties), list(sets.values()), dealer), computes=computes
+        *(parties, [1] * len(parties), list(sets.values()), dealer),
+        computes=computes,
+        turn=party.TURN,
     )
     replies = parties.ask(
         party.parts,
@@ -102,8 +102,7 @@ def squared_errors(
     )
     if told["standing_out"]:
         return {"standing_out": told["standing_out"]}
-    none = np.zeros(0)
-    errors, explained = told.get("losses", none), told.get("explained", none)
+    errors, explained = told["losses"], told["explained"]
     if not len(errors) == len(explained) == len(sets):
         reason = f"its reply must have {len(sets)} losses and as many shares explained"
         raise parties.failure(roles.first, party.losses, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,17 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.shares import SEED_BYTES
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+
+def warn_of_constant(constant: bool) -> None:
+    """Say where to read why a model is constant."""
+    if constant:
+        log.warning(
+            "the model predicts one number: the label holder has made no use of its "
+            "labels, and its log says which rule they break"
+        )
 
 
 def roles_of(

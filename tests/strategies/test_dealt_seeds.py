@@ -1,0 +1,177 @@
+"""A dealer that gives an owner of columns other seeds than those of the masks."""
+
+import numpy as np
+import pytest
+
+from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
+from vfl_flower.clients import (
+    kernel_dealing,
+    kernel_moments,
+    kernel_relevance,
+    moments,
+)
+from vfl_flower.secure_aggregation.shares import Dealt
+from vfl_flower.secure_aggregation.triples import (
+    OWNER,
+    GramTriple,
+    PredictionTriple,
+    deal_owner,
+    deal_predictions,
+    deal_row_owner,
+    owner_digest,
+    seed_digest,
+)
+
+N = 400
+OTHER = bytes(range(32))
+"""Another root than that of the masks."""
+
+
+def parties():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, 6))
+    y = X.sum(axis=1) + rng.normal(size=N)
+    return [
+        Party(block, y if j == 2 else None, name=f"p{j}")
+        for j, block in enumerate(np.split(X, 3, axis=1))
+    ]
+
+
+def falsify(monkeypatch, owner, which):
+    """Deal a false seed to one owner: of one of its masks, under a right tag."""
+
+    def false(deal, root, place):
+        right = deal_owner(deal, root, place)
+        if place != owner:
+            return right
+        wrong = deal_owner(deal, OTHER, place)
+        seeds = [right.seed, right.correction.tobytes()]
+        seeds[which] = [wrong.seed, wrong.correction.tobytes()][which]
+        second = np.frombuffer(seeds[1], "u1")
+        return Dealt.of(deal, place, seeds[0], second, OWNER)
+
+    monkeypatch.setattr(moments, "deal_owner", false)
+
+
+def nothing_is_multiplied(monkeypatch, triple, name):
+    """Fail where a party multiplies what it should refuse."""
+    original = getattr(triple, name)
+
+    def multiply(self, *args):
+        assert self.party != REFUSES[0], "multiplied what a false seed hides"
+        return original(self, *args)
+
+    monkeypatch.setattr(triple, name, multiply)
+
+
+REFUSES: list[int] = [0]
+
+LINEAR = {
+    "model": CoresetVRLR(solver="moments", sampling="full"),
+    "errors": CoresetVRLR(100, sampling="uniform", solver="central", test_fraction=0.3),
+    "party deals": CoresetVRLR(solver="moments", sampling="full", dealer="p1"),
+    "kernel": FDSKL(target="continuous", features=8, relevance=False),
+}
+
+
+@pytest.mark.parametrize("strategy", LINEAR.values(), ids=LINEAR)
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("owner", [0, 1, 2])
+def test_a_false_seed_of_columns_is_refused(monkeypatch, strategy, owner, which):
+    """By the party that has the mask, before it multiplies; and the dealer is named."""
+    falsify(monkeypatch, owner, which)
+    REFUSES[:] = [which]
+    nothing_is_multiplied(monkeypatch, GramTriple, "add")
+    refuses = ("p2", "p0")[which]
+    rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the masks"
+    with pytest.raises(PartyFailed, match=rule):
+        simulate(strategy, parties(), seed=0)
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
+    def false(deal, root, place):
+        return deal_row_owner(deal, OTHER if place == owner else root, place)
+
+    monkeypatch.setattr(kernel_dealing, "deal_row_owner", false)
+    REFUSES[:] = [0]
+    nothing_is_multiplied(monkeypatch, PredictionTriple, "share_of_weights")
+    strategy = LINEAR["kernel"].replace(test_fraction=0.3)
+    rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the masks"
+    with pytest.raises(PartyFailed, match=rule):
+        simulate(strategy, parties(), seed=0)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
+    """It would shift what a party learns of its columns by what the dealer knows."""
+
+    def false(deal, root):
+        first, second = deal_predictions(deal, root)
+        changed = second.correction.copy()
+        changed[place] ^= 1
+        return first, Dealt.of(deal, 1, second.seed, changed)
+
+    monkeypatch.setattr(kernel_relevance, "deal_predictions", false)
+    strategy = LINEAR["kernel"].replace(relevance=True)
+    rule = "'p2'.*the triple of the dealer must be right, and is not: the relevance"
+    with pytest.raises(PartyFailed, match=rule):
+        simulate(strategy, parties(), seed=0)
+
+
+def test_a_digest_is_of_one_seed_owner_and_use():
+    roles = moments.Roles(2, 0, [2, 2, 3], [N, N])
+    uses = [*roles.deals(1), *roles.deals(2)]
+    digests = {
+        owner_digest(use, owner, seed)
+        for use in uses
+        for owner in range(3)
+        for seed in (bytes(32), OTHER)
+    }
+    assert len(digests) == 4 * 3 * 2
+    dealt = deal_owner(uses[0], bytes(32), 1)
+    for j, seed in enumerate((dealt.seed, dealt.correction.tobytes())):
+        right = owner_digest(uses[0], 1, uses[0].seed(bytes(32), j))
+        assert seed_digest(uses[0], 1, seed) == right
+        assert seed not in right
+
+
+def test_a_model_and_its_errors_are_hidden_by_different_masks():
+    """One column a party would else be hidden twice under one mask."""
+    one = parties()[0]
+    one.n_parties, one.session = 3, 5
+    for turn, right in ((0, 0), (1, 1), (0, 1)):
+        roles = moments.Roles(2, 1, [1, 1, 1], [N], turn=turn)
+        if turn == right:
+            moments.check_roles(one, roles, 1, turn=right)
+        else:
+            with pytest.raises(moments.PartyError, match="turn must be 1, got 0"):
+                moments.check_roles(one, roles, 1, turn=right)
+
+
+def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
+    """It deals the cosines too, and nobody else knows the sum of all random angles.
+
+    With a bandwidth that leaves nothing of the columns the joint features are the
+    cosines of what it has dealt, and it gets the error of a model of them.
+    """
+    original = kernel_dealing._deal_angles
+
+    def false(deals, root, roles):
+        dealt, wrong = original(deals, root, roles), original(deals, OTHER, roles)
+        return [wrong[0], *dealt[1:]]
+
+    spreads, fit = [], kernel_moments.fit_grams
+
+    def look(grams, *args):
+        first = grams[0] / grams[0][-1, -1]
+        spreads.append(np.diag(first)[-10:-2] - first[-10:-2, -1] ** 2)
+        return fit(grams, *args)
+
+    monkeypatch.setattr(kernel_moments, "fit_grams", look)
+    strategy = LINEAR["kernel"].replace(bandwidth=1e9)
+    simulate(strategy, parties(), seed=0)
+    monkeypatch.setattr(kernel_dealing, "_deal_angles", false)
+    simulate(strategy, parties(), seed=0)
+    assert np.abs(spreads[0]).max() < 1e-3
+    assert np.abs(spreads[1] - 0.5).max() < 0.1

@@ -1,0 +1,261 @@
+"""Rules about labels: what breaks them stays at the party that has the labels."""
+
+import ast
+import dataclasses
+import inspect
+import logging
+import textwrap
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from transcripts import Recorder, our_steps
+
+from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
+from vfl_flower.clients import kernel_moments
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.contract import ContractError, fields_of, structure
+from vfl_flower.protocol.parties import Parties
+
+N = 600
+
+
+class Grid(Recorder, RealParties):
+    """Parties as on SuperNodes, and what the server sees of them."""
+
+
+def columns():
+    return np.random.default_rng(0).normal(size=(N, 6))
+
+
+def parties(y, X=None):
+    X = columns() if X is None else X
+    return [
+        Party(block, y if j == 2 else None, name=f"p{j}")
+        for j, block in enumerate(np.split(X, 3, axis=1))
+    ]
+
+
+def view(strategy, y, X=None):
+    """Return the actions, names and sizes of all that the server gets, and the run."""
+    grid = Grid(parties(y, X))
+    result = strategy.replace(seed=1).start(grid)
+    seen = [
+        (e.action, e.party, {n: np.shape(v) for n, v in e.values.items()}, e.size)
+        for e in grid.transcript
+        if e.up
+    ]
+    return seen, result
+
+
+def numbers():
+    return columns() @ np.arange(1.0, 7.0) + 1.0
+
+
+def changed(rows, value):
+    y = numbers()
+    y[rows] = value
+    return y
+
+
+def signs(rows):
+    return (np.arange(N) < rows).astype(float)
+
+
+def thirds(rare):
+    y = np.arange(N) % 2.0
+    y[:rare] = -1.0
+    return y
+
+
+LINEAR = CoresetVRLR(solver="moments", sampling="full", test_fraction=0.3)
+KERNEL = FDSKL(target="continuous", features=8, relevance=False)
+CLASSES = KERNEL.replace(target="binary")
+
+BROKEN = {
+    "linear, an outlier": (LINEAR, numbers(), changed(3, 1e9)),
+    "linear, few of a class": (LINEAR, numbers(), signs(3)),
+    "linear, 19 other labels": (LINEAR, numbers(), signs(19)),
+    "linear, too large": (LINEAR, numbers(), changed(3, 1e300)),
+    "linear, no intercept": (
+        LINEAR.replace(fit_intercept=False),
+        numbers(),
+        changed(3, 1e9),
+    ),
+    "kernel, an outlier": (KERNEL, numbers(), changed(3, 1e9)),
+    "kernel, too large": (KERNEL, numbers(), changed(3, 1e300)),
+    "kernel, relevance": (
+        KERNEL.replace(relevance=True),
+        numbers(),
+        changed(3, 1e9),
+    ),
+    "kernel, few of a class": (CLASSES, np.arange(N) % 2.0, signs(25)),
+    "kernel, a rare class": (
+        CLASSES.replace(target="multiclass"),
+        thirds(200),
+        thirds(25),
+    ),
+    "kernel, balanced": (
+        CLASSES.replace(class_weight="balanced"),
+        np.arange(N) % 2.0,
+        signs(25),
+    ),
+}
+
+
+@pytest.mark.parametrize(("strategy", "good", "bad"), BROKEN.values(), ids=BROKEN)
+def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
+    caplog, strategy, good, bad
+):
+    """The same steps, names and sizes, and no refusal; the party's log says why."""
+    usual, result = view(strategy, good)
+    assert "labels of this party are not used" not in caplog.text
+    with caplog.at_level(logging.ERROR):
+        seen, constant = view(strategy, bad)
+    assert [s[:3] for s in seen if s[0] != "hello"] == [
+        s[:3] for s in usual if s[0] != "hello"
+    ]
+    sizes = [[s[3] for s in view if s[0] != "hello"] for view in (seen, usual)]
+    assert np.abs(np.subtract(*sizes)).max() <= 8  # a number in a few bytes more
+    assert "the labels of this party are not used, and the model will be" in caplog.text
+    if isinstance(strategy, CoresetVRLR):
+        assert not np.concatenate(constant.model.coef_).any()
+        assert np.concatenate(result.model.coef_).all()
+    with pytest.raises(PartyFailed, match=r"labels? must"):
+        simulate(strategy, parties(bad), seed=1)  # one process: the user may know
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_the_constant_model_is_of_all_labels_whatever_rows_are_asked_for(intercept):
+    """So that it tells of the rows only that their labels break a rule."""
+    told = []
+    for test_fraction in (0.2, 0.4):
+        strategy = LINEAR.replace(test_fraction=test_fraction, fit_intercept=intercept)
+        y = signs(3)
+        _, result = view(strategy, y)
+        assert result.model.intercept_ == pytest.approx(y.mean() * intercept)
+        error = np.square(y - y.mean() * intercept).mean()
+        assert result.metrics["train_loss"] == pytest.approx(error)
+        told.append([result.metrics[k] for k in ("train_loss", "test_loss", "test_r2")])
+    assert told[0] == told[1]
+    y = changed(3, 1e9)
+    _, result = view(KERNEL, y)
+    assert result.metrics["cv_score"] == pytest.approx(y.var())
+    assert result.metrics["regularization"] == 1.0
+
+
+@pytest.mark.parametrize("value", [1e120, 1e200, 1e300])
+def test_columns_that_overflow_are_left_out_and_nothing_is_refused(value):
+    """The server chooses the rows, so it would find where a party has them."""
+    X = columns()
+    X[::2, 0] = value
+    usual, _ = view(LINEAR, numbers())
+    seen, result = view(LINEAR, numbers(), X)
+    assert [s[:3] for s in seen[3:]] == [s[:3] for s in usual[3:]]
+    assert result.metrics["left_out"] == 1
+    assert result.model.coef_[0][0] == 0
+
+
+def test_an_error_that_is_not_told_has_the_size_of_one_that_is():
+    """Where a row stands out in what a party adds to predictions."""
+    strategy = CoresetVRLR(100, sampling="uniform", solver="central", test_fraction=0.3)
+    usual, _ = view(strategy, numbers())
+    X = columns()
+    X[:, 0] = np.where(np.arange(N) == 3, 1e9, X[:, 0])
+    for place in range(N):  # among the rows held out
+        X[:, 0] = np.roll(X[:, 0], 1)
+        seen, result = view(strategy, numbers(), X)
+        if "standing_out" in result.metrics or place > 5:
+            break
+    assert result.metrics["standing_out"] == 1
+    assert [s[:3] for s in seen[3:]] == [s[:3] for s in usual[3:]]
+
+
+@pytest.mark.parametrize("bandwidth", [5e-324, 1e-51, 1e51])
+def test_a_bandwidth_with_which_an_angle_may_overflow_is_malformed(bandwidth):
+    """Whatever the columns are."""
+    joint = {"bandwidths": [bandwidth], "counts": [4], "densities": [1.0], "bits": 16}
+    joint["relevant"] = False
+    with pytest.raises(ContractError, match="bandwidths"):
+        structure(fields_of(kernel_moments.Joint), joint, {})
+
+
+# -- kinds -----------------------------------------------------------------------------
+
+
+def asked(step, leaves, **changes):
+    federation = parties(np.arange(N) % 2.0)
+    for one in federation:
+        consent = Consent(min_parties=3, allow_seed=True, leaves=leaves, peers=None)
+        one.consent = dataclasses.replace(consent, **changes)
+    return step.replace(seed=1).start(RealParties(federation))
+
+
+def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
+    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+    monkeypatch.setattr(kernel_moments, "_fitted", None)  # nothing is computed
+    with pytest.raises(PartyFailed, match=r"kernel_moments_prepare.*lets no moments"):
+        asked(CLASSES, {})
+    direct = FDSKL(solver="doubly-stochastic", bandwidth=1.0)
+    with pytest.raises(PartyFailed, match=r"fdskl_start.*lets no angles leave"):
+        asked(direct, {})
+
+
+def test_a_step_that_another_one_counts_is_not_counted_twice():
+    result = asked(CLASSES, {"moments": Limit()})
+    counted = 2 * (result.metrics["local_columns"] + 2 + result.metrics["features"])
+    asked(CLASSES, {"moments": Limit(run=counted)})
+    with pytest.raises(PartyFailed, match="lets moments leave it"):
+        asked(CLASSES, {"moments": Limit(run=counted - 1)})
+
+
+def reads_labels(function, seen):
+    """Return whether a function, or one of clients/ that it names, reads labels."""
+    if function in seen:
+        return False
+    seen.add(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    presence = {  # `party.y is None` says who holds labels, as the greeting does
+        node.left
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
+    }
+    for node in ast.walk(tree):
+        reads = isinstance(node, ast.Attribute) and node.attr in ("y", "n_labels")
+        if reads and node not in presence:
+            return True
+        named = None
+        if isinstance(node, ast.Name) and node.id not in local:
+            named = function.__globals__.get(node.id)
+        named = getattr(named, "function", named)  # of a step
+        if (
+            inspect.isfunction(named)
+            and named.__module__.startswith("vfl_flower.clients")
+            and reads_labels(named, seen)
+        ):
+            return True
+    return False
+
+
+WITHOUT_A_KIND = {
+    "coreset_additions_kept": "a digest of all data, which stays at the party",
+    "coreset_predictions_keep": "keeps labels at the party",
+    "kernel_moments_fit": "follows multiply; numbers of the model that are declared",
+    "kernel_scores_scores": "follows rows; errors of the model that are declared",
+    "linear_moments_solve": "follows columns; numbers of the model that are declared",
+}
+"""Steps that read labels and ask for no kind, and why."""
+
+
+def test_each_step_that_reads_labels_asks_for_a_kind():
+    steps = {
+        action
+        for action, step in our_steps().items()
+        if step.function.__module__.startswith("vfl_flower.clients")
+        and all(r.optional for r in step.reveals)
+        and reads_labels(step.function, set())
+    }
+    assert steps == set(WITHOUT_A_KIND)
