@@ -19,7 +19,7 @@ from vfl_flower.clients.moments import Bytes, deal_all
 from vfl_flower.clients.moments_roles import Place, Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.steps import parts_of, step
+from vfl_flower.protocol.steps import parts_of, step, sums_over
 from vfl_flower.secure_aggregation.angle_shares import deal_cosines
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint
 from vfl_flower.secure_aggregation.masks import derive_key
@@ -180,6 +180,7 @@ class Delivered(TypedDict):
 
 
 @step
+@sums_over("none", "it sends random numbers alone")
 @parts_of("fdskl")
 def deal(
     party: Party,
@@ -214,6 +215,7 @@ class PartDealt(PartInfo):
 
 
 @step
+@sums_over("none", "it sends random numbers alone")
 @parts_of("fdskl")
 def part(party: Party, dealer: Place, second: Place | None = None) -> PartDealt:
     """Describe the part of the model, and deal for the first rows that are predicted.

@@ -85,7 +85,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import once, parts_of, reveals, step
+from vfl_flower.protocol.steps import once, parts_of, reveals, step, sums_over
 from vfl_flower.secure_aggregation.shares import Deal
 from vfl_flower.typing import Array
 
@@ -326,6 +326,7 @@ class Fitted(TypedDict):
 
 
 @step
+@sums_over("request")
 @once
 @reveals("moments", counted=False)
 def prepare(party: Party, task: Task) -> Prepared:
@@ -338,6 +339,9 @@ def prepare(party: Party, task: Task) -> Prepared:
             f"delta must be above 0 and below 1 / {party.n_rows} rows, got "
             f"{task.delta:g}"
         )
+    halves = _halves(party, task)
+    for rows in (*halves, np.concatenate(halves)):
+        party.sum_over(rows)
     fitted = _fitted(party, task)
     state = KernelState(task)
     reply: Prepared = {
@@ -417,6 +421,7 @@ def _bounded(columns: Array, halves: Array) -> bool:
 
 
 @step
+@sums_over("earlier")
 @reveals("moments", times="counted")
 def multiply(
     party: Party,
@@ -719,6 +724,7 @@ def _tell_of_relevance(
 
 
 @step
+@sums_over("earlier")
 @once
 @reveals("moments", when="gram_shares", times="counted")
 def relevance(
@@ -789,6 +795,7 @@ def relevance(
 
 
 @step
+@sums_over("earlier")
 @once
 @parts_of("fdskl")
 def fit(

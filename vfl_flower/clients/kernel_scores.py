@@ -51,7 +51,7 @@ from vfl_flower.numerics.local_columns import (
 )
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
-from vfl_flower.protocol.steps import parts_of, reveals, step
+from vfl_flower.protocol.steps import parts_of, reveals, step, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
 from vfl_flower.secure_aggregation.shares import SEED_BYTES, Deal, add, pack
 from vfl_flower.secure_aggregation.triples import (
@@ -151,6 +151,7 @@ def _protected(party: Party) -> Array:
 
 
 @step
+@sums_over("none", "each number is of one row")
 @parts_of("fdskl")
 @reveals("moments", times="outputs")
 def rows(
@@ -252,6 +253,7 @@ def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
 
 
 @step
+@sums_over("none", "each number is of one row")
 @parts_of("fdskl")
 def products(
     party: Party,
@@ -309,6 +311,7 @@ def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
 
 
 @step
+@sums_over("request")
 @parts_of("fdskl")
 @reveals("curves", when="curves", optional=True)
 def scores(
@@ -439,6 +442,7 @@ def _told(
     if not hides_each(party, rows[known]):
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
+    party.sum_over(rows[known])
     y, classes, probability = y[known], part["classes"], None
     if chances is not None:
         chances = chances[known]

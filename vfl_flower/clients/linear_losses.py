@@ -43,7 +43,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
 
 TURN = 1
@@ -63,6 +63,7 @@ class Losses(TypedDict):
 
 
 @step
+@sums_over("request")
 @once
 @reveals("moments", times="counted")
 def parts(
@@ -107,6 +108,7 @@ def parts(
     blocks, told, spreads = [], [], []
     for rows in sets:
         check_rows(None, len(rows), roles.columns)
+        party.sum_over(rows)
         spread = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             part = RowBlocks(party.rows, rows=rows).per_row(lambda X: -X @ coefficients)
@@ -153,6 +155,7 @@ def _rows(party: Party, test_fraction: float, evaluated: Evaluated) -> list[Arra
 
 
 @step
+@sums_over("earlier")
 @once
 def losses(
     party: Party,

@@ -58,7 +58,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural
-from vfl_flower.protocol.steps import once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
 
 LARGEST = 1e100
@@ -132,6 +132,7 @@ def _halves(
 
 
 @step
+@sums_over("request")
 @once
 @reveals("coefficients")
 @reveals("moments", times="counted")
@@ -178,6 +179,7 @@ def columns(
         raise PartyError("counted and rows must be those of the Gram matrices")
     for rows, weights in halves:
         check_rows(weights, len(rows), roles.columns)
+        party.sum_over(rows, weights)
     blocks, units = [], []
     mean, y_mean, y_sizes, suitable = np.zeros(d), 0.0, list[float](), True
     kept, left_out = np.ones(d, dtype=bool), np.zeros(d, dtype=bool)
@@ -274,6 +276,7 @@ def _mean_of_all(party: Party) -> float:
 
 
 @step
+@sums_over("earlier")
 @once
 def solve(
     party: Party,

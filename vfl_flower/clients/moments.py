@@ -27,7 +27,7 @@ import numpy as np
 from vfl_flower.clients.moments_roles import Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.steps import once, step
+from vfl_flower.protocol.steps import once, step, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.shares import (
@@ -344,6 +344,7 @@ def challenge_of(party: Party, roles: Roles) -> bytes:
 
 
 @step
+@sums_over("none", "it sends random numbers alone")
 @once
 def deal(party: Party, roles: Roles) -> Delivered:
     """Deal, at the party that deals in the place of the server.
@@ -359,6 +360,7 @@ def deal(party: Party, roles: Roles) -> Delivered:
 
 
 @step
+@sums_over("earlier")
 @once
 def gram(
     party: Party,
