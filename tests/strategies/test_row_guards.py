@@ -1,0 +1,190 @@
+"""Over which rows each step adds up, who chose them, and what protects a single row.
+
+Prints the list with ``pytest -s tests/strategies/test_row_guards.py``.
+"""
+
+import ast
+import inspect
+import sys
+
+import numpy as np
+import pytest
+from deviating import RealParties
+from transcripts import our_steps
+
+from vfl_flower import Party, PartyFailed, simulate
+from vfl_flower.clients import alignment, kernel_kmeans, linear_moments
+from vfl_flower.clients.moments_roles import Roles
+from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.identity import public_identity
+from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.steps import Sum
+from vfl_flower.secure_aggregation import LIMB, join_limbs
+from vfl_flower.strategies import FKKMeans
+
+CHOSEN_BY = {
+    "session": "an order that a person has accepted, or the party's file",
+    "request": "the server, by numbers, weights, a seed or a share",
+    "earlier": "whoever chose them in an earlier step of the session",
+    "party": "the party itself",
+    "none": "nobody",
+}
+GUARDED_BY = {
+    "session": "the guard of row sets, before the step",
+    "request": "the guard of row sets, in the step",
+    "earlier": "the guard of row sets, in the earlier step",
+}
+GROUPS = {
+    "kernel_kmeans_lloyd": "test_summed_kmeans.py",
+    "kernel_kmeans_assign": "test_kernel_kmeans_security.py",
+    "mufc_train": "test_mufc.py",
+}
+"""Steps that form groups of rows by centres of the server or of their own, and the test
+that no server turns such a group into rows of its choice."""
+
+STEPS = our_steps()
+
+
+def calls(function: object) -> set[str]:
+    """Return the names that a function calls, also by functions of its module."""
+    module = ast.parse(inspect.getsource(sys.modules[function.__module__]))
+    bodies = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
+    found, left = set(), [function.__name__]
+    while left:
+        body = bodies.get(left.pop())
+        for node in ast.walk(body) if body is not None else ():
+            if isinstance(node, ast.Call):
+                target = node.func
+                name = getattr(target, "attr", getattr(target, "id", ""))
+                if name not in found:
+                    found.add(name)
+                    left.append(name)
+    return found
+
+
+@pytest.mark.parametrize("action", STEPS)
+def test_each_step_says_over_which_rows_it_adds_up(action):
+    step = STEPS[action]
+    assert "sums_over" in vars(step.function), "without an answer of its own"
+    guard = GUARDED_BY.get(step.rows, step.why)
+    print(
+        f"{action}: {step.rows}; chosen by {CHOSEN_BY[step.rows]}; {guard} {step.why}"
+    )
+    asks_itself = "sum_over" in calls(step.function)
+    assert asks_itself == (step.rows in ("request", "party"))
+    reveals_rows = {reveal.kind for reveal in step.reveals}
+    if step.rows == "none" and reveals_rows:
+        assert step.why, "what hides a single row?"
+
+
+def test_groups_that_a_party_forms_have_a_test_of_their_own(request):
+    folder = request.config.rootpath / "tests"
+    for action, name in GROUPS.items():
+        assert action in STEPS
+        assert list(folder.rglob(name)), name
+
+
+# -- attacks that succeeded, on real parties -------------------------------------------
+
+N, WIDTH, VICTIM = 60, 2, 1
+
+
+class Federation:
+    """Three parties with their own files' rows, and a server that asks what it likes."""
+
+    def __init__(self, folder, *kinds, y=None, **rules):
+        rng = np.random.default_rng(0)
+        ids = np.array([f"r{i}" for i in range(N)])
+        self.parties = [
+            Party(
+                rng.normal(size=(N, WIDTH)), ids=ids, name=name, state_dir=folder / name
+            )
+            for name in "abc"
+        ]
+        self.parties[2].y = y
+        peers = {p.name: public_identity(p.state_dir) for p in self.parties}
+        leaves = dict.fromkeys(kinds, Limit())
+        for party in self.parties:
+            party.consent = Consent(leaves=leaves, peers=peers, **rules)
+
+    def take(self, rows_of_victim):
+        """Let the victim's session have some of its rows, as an order would."""
+        party = self.parties[VICTIM]
+        made = party.take(np.asarray(rows_of_victim))
+        made.ids_digest = self.parties[0].ids_digest  # the server compares nothing
+        made.order_key = f"order {sorted(rows_of_victim)}"
+        return [self.parties[0], made, self.parties[2]]
+
+    def greet(self, parties=None, **more):
+        grid = RealParties(parties or self.parties)
+        return Parties(
+            grid, Ledger(), seed=0, private_draws=True, partition="horizontal", **more
+        )
+
+
+def column_sums(asked):
+    sums = asked.ask(kernel_kmeans.begin.summing(sum_x=Sum(LIMB)), means=True).sums
+    return join_limbs(sums["sum_x"])
+
+
+def test_two_orders_that_differ_by_a_row_do_not_reveal_it(tmp_path):
+    """The difference was the row, to 8e-14."""
+    federation = Federation(tmp_path)
+    column_sums(federation.greet())
+    with pytest.raises(PartyFailed, match="guard refuses the rows"):
+        column_sums(federation.greet(federation.take(np.arange(1, N))))
+    column_sums(federation.greet(federation.take(np.arange(20, N))))
+
+
+def test_a_session_of_few_rows_has_no_sums(tmp_path):
+    federation = Federation(tmp_path)
+    with pytest.raises(PartyFailed, match="guard refuses the rows"):
+        column_sums(federation.greet(federation.take(np.arange(19))))
+
+
+def test_a_sum_without_a_party_does_not_reveal_its_part(tmp_path):
+    federation = Federation(tmp_path, two_parties=True)
+    column_sums(federation.greet())
+    with pytest.raises(PartyFailed, match="guard refuses the rows"):
+        column_sums(federation.greet(federation.parties[:2]))
+
+
+def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
+    """Equal rows with another weight of one row, in the sums of products of columns."""
+    y = np.random.default_rng(1).normal(size=N)
+    federation = Federation(tmp_path, "moments", "coefficients", y=y)
+    rows, weights = np.arange(N), np.ones(N)
+
+    def gram(weights):
+        asked = federation.greet()
+        roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=[N])
+        return asked.ask_one(
+            *(VICTIM, linear_moments.columns),
+            roles=roles,
+            counted=roles.columns,
+            n=N,
+            intercept=True,
+            test_fraction=0.0,
+            evaluated=linear_moments.Evaluated(False, False),
+            coreset=linear_moments.WeightedRows(rows.astype(np.uint32), weights),
+            dealt=np.zeros(0, np.uint8),
+        )
+
+    with pytest.raises(PartyFailed, match="what was dealt"):  # the guard lets it pass
+        gram(weights)
+    federation.parties[VICTIM].X[:]  # nothing of a refused message is noted
+    with pytest.raises(PartyFailed, match="guard refuses the rows"):
+        gram(np.r_[1e9, np.ones(N - 1)])
+
+
+def test_steps_of_two_strategies_do_not_mix_in_a_session(tmp_path):
+    asked = Federation(tmp_path).greet()
+    column_sums(asked)
+    with pytest.raises(PartyFailed, match="of another strategy or task"):
+        asked.ask(alignment.encrypt_ids, sizes=[N] * 3)
+
+
+def test_a_run_in_one_process_may_be_of_few_rows():
+    parties = [Party(np.random.default_rng(j).normal(size=(8, 2))) for j in range(3)]
+    simulate(FKKMeans(2, n_features=4, iterations=1), parties, seed=0)
