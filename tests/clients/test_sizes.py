@@ -209,10 +209,6 @@ ATTACKS = {
         *(mufc.commit, party, "centers"),
         {"version": 1, "run": "a", "centers": np.zeros((2**12 + 1, D))},
     ),
-    "abandoned models": (
-        *(mufc.train, party, "abandoned"),
-        {**TRAIN, "settings": agreed(), "abandoned": ["0" * 16] * 101},
-    ),
 }
 
 

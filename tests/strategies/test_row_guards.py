@@ -91,7 +91,7 @@ N, WIDTH, VICTIM = 60, 2, 1
 
 
 class Federation:
-    """Three parties with their own files' rows, and a server that asks what it likes."""
+    """Three parties with files, and a server that asks what it likes."""
 
     def __init__(self, folder, *kinds, y=None, **rules):
         rng = np.random.default_rng(0)
@@ -117,6 +117,7 @@ class Federation:
         return [self.parties[0], made, self.parties[2]]
 
     def greet(self, parties=None, **more):
+        """Begin a session of a new run."""
         grid = RealParties(parties or self.parties)
         return Parties(
             grid, Ledger(), seed=0, private_draws=True, partition="horizontal", **more

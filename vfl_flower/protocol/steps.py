@@ -130,8 +130,6 @@ class Step(Question[P, R]):
         Over which rows it adds up, as :func:`sums_over` declares them.
     parts_of : str
         The algorithm of whose models it makes and reads parts.
-    goes_on : bool
-        Whether a party answers it after others have left the run.
     """
 
     def __init__(
@@ -145,7 +143,6 @@ class Step(Question[P, R]):
         self.rows: SumRows
         self.why: str
         self.rows, self.why = getattr(function, "sums_over", ("session", ""))
-        self.goes_on: bool = getattr(function, "goes_on", False)
         self.parts_of: str = getattr(function, "parts_of", self.algorithm)
         functools.update_wrapper(self, function)
         super().__init__(self, {})
@@ -278,16 +275,6 @@ def once(function: F) -> F:
     return function
 
 
-def goes_on(function: F) -> F:
-    """Declare that a party answers a step after others have left; below :func:`step`.
-
-    The server may have the sum over all parties too. So the step must make sure that
-    its sum over the rest says nothing of those that have left beside that one.
-    """
-    vars(function)["goes_on"] = True
-    return function
-
-
 def parts_of(algorithm: str) -> Callable[[F], F]:
     """Declare of which algorithm the parts of models are that a step makes or reads.
 
@@ -337,7 +324,6 @@ __all__ = [
     "Steps",
     "Sum",
     "each",
-    "goes_on",
     "once",
     "opened",
     "parts_of",
