@@ -55,6 +55,7 @@ from vfl_flower.protocol.messages import (
     to_records,
     unpack_whole,
 )
+from vfl_flower.protocol.names import Name
 from vfl_flower.protocol.parts import (
     KEPT_IDS,
     KEPT_LABELS,
@@ -63,7 +64,7 @@ from vfl_flower.protocol.parts import (
     load_part,
     write_predictions,
 )
-from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Natural, NotNegative
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
@@ -82,7 +83,7 @@ Text = Annotated[str, MaxLen(200)]
 class Hello(TypedDict):
     """Reply of ``hello``: the only facts that reach the server unasked."""
 
-    name: Annotated[str, MaxLen(MOST_OF_NAME)]
+    name: Name
     index: Annotated[int, Ge(-1)]
     n_parties: Annotated[int, Ge(0)]
     n_rows: Annotated[int, Ge(1)]
@@ -134,8 +135,8 @@ class Plan:
     kinds: list[Kind]
     seeded: bool
     parties: Natural
-    dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
-    computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
+    dealer: Name | None = None
+    computes: Name | None = None
     epsilon: NotNegative | None = None
     wants: list[Kind] | None = None
     leaving: bool = False
