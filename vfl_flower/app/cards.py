@@ -27,7 +27,7 @@ from vfl_flower.app.certificates import CURVE
 from vfl_flower.files import write_whole
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.party import MOST_OF_NAME
+from vfl_flower.protocol.names import MOST_OF_NAME
 
 MOST_BYTES = 4096
 """Most bytes of a card."""

@@ -18,6 +18,7 @@ from vfl_flower.app.config import UserConfig, party_source, tasks_of
 from vfl_flower.data.checking import Checked, check
 from vfl_flower.data.findings import Finding
 from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.names import printable
 
 MARKS = {"error": "mend", "warning": "look", "note": "done"}
 """The levels of findings as commands print them."""
@@ -117,10 +118,5 @@ def _print_table(findings: Sequence[Finding], show: bool) -> None:
         if show and finding.examples:
             text += f" [{', '.join(finding.examples[:10])}]"
         cells = (MARKS[finding.level], finding.column or "", text, finding.option)
-        table.add_row(*(Text(_printable(cell)) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     Console(soft_wrap=False).print(table)
-
-
-def _printable(text: str) -> str:
-    """Return a text without signs that would steer a terminal."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)

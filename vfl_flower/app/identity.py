@@ -20,7 +20,8 @@ from typing import Annotated
 import typer
 
 from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.party import MOST_OF_NAME, PartyError
+from vfl_flower.protocol.names import MOST_OF_NAME, is_name
+from vfl_flower.protocol.party import PartyError
 
 HOW_TO_USE = """\
 Each peer puts this line under [peers] in its consent file. Give it to them by a way on
@@ -43,7 +44,7 @@ def line_for_peers(state_dir: Path, name: str) -> str:
     PartyError, ValueError
         The key cannot be read or made, or the name is none of a party.
     """
-    if not (0 < len(name) <= MOST_OF_NAME and name.isprintable()):
+    if not is_name(name):
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} printable characters, got {name[:40]!r}"
         )

@@ -63,8 +63,10 @@ from flwr.supernode.cli.flower_supernode import (
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from vfl_flower.app.bundle import hash_of, installed_bundle
+from vfl_flower.protocol.names import escape_record
 
 log = logging.getLogger("flwr")
+log.addFilter(escape_record)  # the server chooses the types of messages
 
 PRELOADED = (
     *("vfl_flower.app.node", "vfl_flower.app.client_app", "vfl_flower.app.cli"),

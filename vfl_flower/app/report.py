@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vfl_flower.files import write_whole
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import KINDS
 from vfl_flower.protocol.metrics import SPREAD
+from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.settings import settings_of, values_of
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
@@ -70,18 +72,33 @@ def write_report(
     for name, result in results.items():
         result.model.save(folder / f"model-{name}.npz")
     first = next(iter(results))
-    table = markdown_table(*summary_rows(results))
-    note = results[first].model.note
-    kept = f"\n\n{note}" if note else ""
-    kept += "".join(f"\n\nWarning: {text}." for text in warnings_of(results))
     ledger = results[first].ledger.table()
+    fence = max(["``", *re.findall("`+", ledger)], key=len) + "`"
+
+    def results_as(show: Callable[[str], str]) -> str:
+        header, rows = summary_rows(results)
+        cells = [list(map(show, row)) for row in (header, *rows)]
+        notes = [show(note)] if (note := results[first].model.note) else []
+        notes += [f"Warning: {show(text)}." for text in warnings_of(results)]
+        return "\n\n".join([markdown_table(cells[0], cells[1:]), *notes])
+
     write_text(
         folder / "report.md",
-        f"# {settings.get('strategy', 'Result')}\n\n{table}{kept}\n\n"
-        f"## Ledger of {first}\n\n"
-        f"```\n{ledger}\n```\n",
+        f"# {markdown(str(settings.get('strategy', 'Result')))}\n\n"
+        f"{results_as(markdown)}\n\n## Ledger of {markdown(first)}\n\n"
+        f"{fence}\n{ledger}\n{fence}\n",
     )
-    return f"{table}\n\nledger of {first}:\n{ledger}{kept}\n\nresults in {folder}"
+    shown = results_as(printable)
+    return f"{shown}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
+
+
+def markdown(text: str) -> str:
+    r"""Return a text that Markdown shows as it is, in one line and one cell.
+
+    >>> print(markdown("a|b <script>"))
+    a\|b \<script\>
+    """
+    return re.sub(r"([\\`*_\[\]<>|#&~!$])", r"\\\1", printable(text))
 
 
 def page_text(result: ProtocolResult) -> str:

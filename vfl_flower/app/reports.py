@@ -15,6 +15,7 @@ from rich.table import Table
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.figures import last
 from vfl_flower.app.report import PAGE, RESULT, read_result, write_page
+from vfl_flower.protocol.names import printable
 
 OutputDir = Annotated[
     str,
@@ -152,7 +153,8 @@ def print_report(folder: Path, console: Console) -> None:
     console.print(table)
     for name, result in results.items():
         for warning in result.get("warnings", ()):
-            console.print(f"[yellow]Warning[/] ({escape(name)}): {escape(warning)}.")
+            text = escape(printable(warning))
+            console.print(f"[yellow]Warning[/] ({escape(name)}): {text}.")
     for name, result in results.items():
         console.print(
             f"\n[bold]Costs of {escape(name)}[/], by step, all parties together"

@@ -29,6 +29,7 @@ from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.app.units import clock, size
 from vfl_flower.protocol.errors import PartyFailed
+from vfl_flower.protocol.names import printable
 from vfl_flower.strategies import ALGORITHMS
 
 _FLOWERS = re.compile(
@@ -161,7 +162,7 @@ class Follower:
 
     def __call__(self, line: str) -> None:
         """Show one line."""
-        plain = COLOR.sub("", line).rstrip()
+        plain = printable(COLOR.sub("", line).rstrip())
         progress = None if self._verbose else Progress.parse(plain)
         if progress is not None:
             again = self._rewrites and progress.step == self._step
@@ -334,5 +335,6 @@ def fail(error: Exception) -> None:
     reason = error.reason if isinstance(error, RunFailed) else ""
     if isinstance(error, PartyFailed):
         reason = str(error)
-    typer.echo(f"the run failed: {reason}" if reason else f"Error: {error}", err=True)
+    text = f"the run failed: {reason}" if reason else f"Error: {error}"
+    typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
     raise typer.Exit(1) from None

@@ -26,6 +26,7 @@ from vfl_flower.app.report import write_page, write_report
 from vfl_flower.app.reports import remove_files
 from vfl_flower.protocol.checkpoint import FILE, Checkpoint
 from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
 log = logging.getLogger("vfl_flower")
@@ -50,7 +51,7 @@ def _in_a_sentence() -> Iterator[None]:
         yield
     except (FederationError, ValueError, OSError) as error:
         log.debug("the run ends", exc_info=True)
-        text = " ".join(str(error).split())
+        text = printable(" ".join(str(error).split()))
         raise RunEnded(text or type(error).__name__) from None
 
 

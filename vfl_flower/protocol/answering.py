@@ -55,8 +55,9 @@ from vfl_flower.protocol.messages import (
     to_records,
     unpack_whole,
 )
+from vfl_flower.protocol.names import Name
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
-from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Natural, NotNegative
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
@@ -78,7 +79,7 @@ Text = Annotated[str, MaxLen(200)]
 class Hello(TypedDict):
     """Reply of ``hello``: the only facts that reach the server unasked."""
 
-    name: Annotated[str, MaxLen(MOST_OF_NAME)]
+    name: Name
     index: Annotated[int, Ge(-1)]
     n_parties: Annotated[int, Ge(0)]
     n_rows: Annotated[int, Ge(1)]
@@ -128,8 +129,8 @@ class Plan:
     kinds: list[Kind]
     seeded: bool
     parties: Natural
-    dealer: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
-    computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
+    dealer: Name | None = None
+    computes: Name | None = None
     epsilon: NotNegative | None = None
     wants: list[Kind] | None = None
 

@@ -10,6 +10,7 @@ reveals`); the frame refuses a step of another kind before it computes, and
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -328,9 +329,9 @@ class Consent(_Rules):
         if seeded and not self.allow_seed:
             lines.append("allow-seed = true")
         if dealer is not None and not self.accepts_dealer(dealer, parties):
-            lines.append(f'dealers = ["{dealer}"]')
+            lines.append(f"dealers = [{_quoted(dealer)}]")
         if computes is not None and not self.accepts_computing(computes):
-            lines.append(f'computes = ["{computes}"]')
+            lines.append(f"computes = [{_quoted(computes)}]")
         leaves = [f"{kind} = true" for kind in kinds if kind not in self.leaves]
         limit = self.leaves.get("moments", Limit())
         if epsilon is not None and not limit.accepts_noise(epsilon):
@@ -353,6 +354,11 @@ def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
     """Return kinds in the order of :data:`KINDS`."""
     wanted = set(kinds)
     return tuple(kind for kind in KINDS if kind in wanted)
+
+
+def _quoted(name: str) -> str:
+    """Return a name as TOML writes it, so that it ends no line and no list."""
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _limit(kind: str, value: object) -> Limit | None:

@@ -28,6 +28,7 @@ from vfl_flower.protocol.messages import (
     unbundle,
     unpack,
 )
+from vfl_flower.protocol.names import printable
 
 log = logging.getLogger("vfl_flower")
 
@@ -78,7 +79,7 @@ class Opened(NamedTuple):
 
 def _reason(error: Error) -> str:
     """Return why a node failed, in a line: a party may send any text."""
-    reason = " ".join((error.reason or "").split())[:MOST_OF_REASON]
+    reason = printable(" ".join((error.reason or "").split())[:MOST_OF_REASON])
     return reason or f"Flower's error code {error.code}"
 
 

@@ -37,8 +37,9 @@ from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import ContractError
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
 from vfl_flower.protocol.journal import Journal
+from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.parts import check_folder
-from vfl_flower.protocol.party import MOST_OF_NAME, Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation import NO_IDENTITY, encode_key, public_key
 
 log = logging.getLogger("vfl_flower")
@@ -267,10 +268,8 @@ def _fields(packed: bytes) -> list[bytes]:
 
 
 def _has_form(credential: Credential) -> bool:
-    name = credential.name
     return (
-        len(name) <= MOST_OF_NAME
-        and name.isprintable()
+        (not credential.name or is_name(credential.name))
         and len(credential.identity) == KEY_BYTES
         and len(credential.signature) == SIGNATURE_BYTES
     )

@@ -44,7 +44,7 @@ from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.identity import Credential, pack_credentials
 from vfl_flower.protocol.ledger import Ledger, Seen
 from vfl_flower.protocol.messages import pack
-from vfl_flower.protocol.party import MOST_OF_NAME
+from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
@@ -960,8 +960,7 @@ def _told(reply: Mapping[str, Any]) -> dict[str, Any]:
 def _name_of(reply: Mapping[str, Any]) -> str:
     """Return the name that a party gives, if a log or an error can show it, or ""."""
     name = reply.get("name")
-    shown = isinstance(name, str) and len(name) <= MOST_OF_NAME and name.isprintable()
-    return str(name) if shown else ""
+    return str(name) if is_name(name) else ""
 
 
 def _check_elements(name: str, array: Array, adding: Group) -> None:

@@ -15,14 +15,11 @@ import numpy as np
 from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
-
-MOST_OF_NAME = 100
-"""Most characters in the name of a party."""
-
 
 MOST_NUMBERS = 2**22
 """Numbers that a message may make of any party's rows; see :meth:`Party.afford`."""
@@ -197,8 +194,7 @@ class Party:
             self.ids_digest = digest_ids(self.ids)
 
     def _check(self) -> None:
-        named = isinstance(self.name, str) and self.name.isprintable()
-        if self.name is not None and not (named and 0 < len(self.name) <= MOST_OF_NAME):
+        if self.name is not None and not is_name(self.name):
             raise ValueError(
                 f"name must be 1 to {MOST_OF_NAME} printable characters, got "
                 f"{str(self.name)[:40]!r}"

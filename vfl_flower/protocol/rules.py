@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen, Predicate
 
 _SINGULAR: dict[Any, str] = {
     bool: "True or False",
@@ -86,6 +86,8 @@ def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
                 yield f"of length {bound} or more"
             case MaxLen(max_length=bound):
                 yield f"of length {bound} or less"
+            case Predicate(func=str.isprintable):
+                yield "of printable characters"
 
 
 def _number(bound: Any) -> str:

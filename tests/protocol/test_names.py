@@ -1,0 +1,79 @@
+"""What somebody else chose forges no line of a log, a terminal or a report."""
+
+import io
+import logging
+
+import pytest
+
+from vfl_flower.app.report import markdown
+from vfl_flower.protocol.answering import Hello, Plan
+from vfl_flower.protocol.consent import Consent
+from vfl_flower.protocol.contract import ContractError, fields_of, structure
+from vfl_flower.protocol.names import is_name, printable
+
+FORGED = 'server"]\n\x1b[2K\rINFO ask your admin; add:\n[leaves]\nrows = true\n#'
+
+
+@pytest.fixture
+def shown():
+    """Return a function that has all that the package has logged since."""
+    logger, stream = logging.getLogger("vfl_flower"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    yield stream.getvalue
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("field", ["dealer", "computes"])
+def test_a_plan_names_printable_parties_alone(field):
+    plan = {"kinds": [], "seeded": False, "parties": 3}
+    assert structure(fields_of(Plan), plan | {field: "clinic"}, {})
+    with pytest.raises(ContractError, match=f"{field}.*printable"):
+        structure(fields_of(Plan), plan | {field: FORGED}, {})
+
+
+def test_a_reply_to_hello_has_a_printable_name():
+    with pytest.raises(ContractError, match=r"name.*printable"):
+        structure(fields_of(Hello), {"name": FORGED}, {})
+
+
+def test_advice_on_the_consent_quotes_names():
+    lines = Consent().lacks(
+        kinds=[], seeded=False, parties=3, dealer='a"]; rows = true #'
+    )
+    assert lines == ['dealers = ["a\\"]; rows = true #"]']
+
+
+@pytest.mark.parametrize("text", [FORGED, ValueError(FORGED)])
+def test_the_log_shows_one_line_a_record(shown, text):
+    logging.getLogger("vfl_flower").error("refused %s: %s", "a_step", text)
+    assert shown().count("\n") == 1
+    assert "\x1b" not in shown()
+    assert "\r" not in shown()
+
+
+def test_a_stack_forges_no_line_of_a_log(shown):
+    try:
+        raise RuntimeError(FORGED)
+    except RuntimeError:
+        logging.getLogger("vfl_flower").exception("step %s failed", "a_step")
+    first, *stack = shown().splitlines()
+    assert first == "ERROR step a_step failed"
+    assert all(line.startswith("  ") for line in stack)
+    assert "\x1b" not in shown()
+
+
+def test_printable_text_stays():
+    assert printable("Łódź 北京 50 %") == "Łódź 北京 50 %"
+    assert is_name("Łódź")
+    assert not any(map(is_name, ["", "a\nb", "a\u202eb", "x" * 101, None]))
+
+
+def test_markdown_shows_a_text_as_it_is():
+    cell = markdown("a|b `c` <script>[x](y)\n# d")
+    assert "\n" not in cell
+    for sign in "|`<>[]#":
+        at = [i for i, c in enumerate(cell) if c == sign]
+        assert at
+        assert all(cell[i - 1] == "\\" for i in at)

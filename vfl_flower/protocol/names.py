@@ -1,0 +1,48 @@
+"""Names and other texts that somebody else chose, as a log or a terminal may show them.
+
+A line break in a text forges a line of a log, and an escape code can hide one. So names
+are printable by contract, and the package's log escapes whatever else it is given.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Annotated
+
+from annotated_types import MaxLen, Predicate
+
+MOST_OF_NAME = 100
+"""Most characters in the name of a party."""
+
+Name = Annotated[str, MaxLen(MOST_OF_NAME), Predicate(str.isprintable)]
+"""The name of a party in a message; "" where it has none."""
+
+
+def is_name(name: object) -> bool:
+    """Return whether a party may have a name."""
+    return (
+        isinstance(name, str) and 0 < len(name) <= MOST_OF_NAME and name.isprintable()
+    )
+
+
+def printable(text: object) -> str:
+    r"""Return a text in one line without control characters.
+
+    >>> printable("one\nline")
+    'one\\nline'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def escape_record(record: logging.LogRecord) -> bool:
+    """Escape what a record says; a stack is indented, so that it forges no line."""
+    record.msg, record.args = printable(record.getMessage()), ()
+    if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
+        stack = "".join(traceback.format_exception(*record.exc_info))
+        lines = stack.rstrip("\n").split("\n")
+        record.exc_text = "\n".join(f"  {printable(line)}" for line in lines)
+    return True
+
+
+logging.getLogger("vfl_flower").addFilter(escape_record)
