@@ -24,7 +24,7 @@ from vfl_flower import (
     Party,
     PartyFailed,
 )
-from vfl_flower.clients import coresets, linear
+from vfl_flower.clients import coresets
 from vfl_flower.protocol.consent import (
     FREE,
     KINDS,
@@ -575,30 +575,6 @@ def test_times_in_a_run_are_counted():
     party.reveal("coefficients", again=True)  # what was told may be told again
     with pytest.raises(PartyError, match=r"it 2 times in a run; .* would be 3"):
         party.reveal("coefficients")
-
-
-@pytest.mark.parametrize("weights", [None, "one heavy"])
-def test_a_solution_on_few_rows_counts_as_rows(tmp_path, weights):
-    """On one row it is that row but for its length."""
-    strategy = CoresetVRLR(40, solver="cg", seed=0)
-    consent = letting(*strategy.needs, allow_seed=True)
-    asked = Parties(
-        RealParties(made(tmp_path, [consent] * 3)), Ledger(), seed=0, private_draws=True
-    )
-    rows = np.arange(1 if weights is None else 40, dtype=np.uint32)
-    w = np.ones(len(rows))
-    if weights:
-        w[0] = 1e6
-    with pytest.raises(PartyFailed, match="lets no rows leave it"):
-        asked.ask(
-            linear.start.summing(residual=2.0, norms=2.0**12),
-            method="cg",
-            n=60,
-            l2=0.0,
-            intercept=False,
-            test_fraction=0.0,
-            coreset=coresets.WeightedRows(rows, w),
-        )
 
 
 def test_refusals_run_out(tmp_path):

@@ -157,10 +157,11 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
     federation = Federation(tmp_path, "moments", "coefficients", y=y)
     rows, weights = np.arange(N), np.ones(N)
 
-    def gram(weights):
+    def ask(weights):
+        """Ask the victim alone: what a dealer gives it does not matter yet."""
         asked = federation.greet()
         roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=[N])
-        return asked.ask_one(
+        asked.ask_one(
             *(VICTIM, linear_moments.columns),
             roles=roles,
             counted=roles.columns,
@@ -172,11 +173,12 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
             dealt=np.zeros(0, np.uint8),
         )
 
-    with pytest.raises(PartyFailed, match="what was dealt"):  # the guard lets it pass
-        gram(weights)
-    federation.parties[VICTIM].X[:]  # nothing of a refused message is noted
+    column_sums(federation.greet())  # of all rows, each with weight 1
+    with pytest.raises(PartyFailed, match="seed must have 32 bytes"):
+        ask(weights)  # the guard lets these pass
+    weights[7] = 2.0
     with pytest.raises(PartyFailed, match="guard refuses the rows"):
-        gram(np.r_[1e9, np.ones(N - 1)])
+        ask(weights)
 
 
 def test_steps_of_two_strategies_do_not_mix_in_a_session(tmp_path):
