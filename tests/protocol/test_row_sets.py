@@ -185,6 +185,16 @@ def test_the_consent_says_how_many_rows_must_differ(tmp_path, caplog):
     party.sum_over(EVERY[5:])
 
 
+def test_open_three_sums_reveal_a_row(party):
+    """Any two of the sets differ by 21 rows or more, and docs/security.md says so."""
+    a, b, c = EVERY[:1], EVERY[1:21], EVERY[21:41]
+    values, sums = np.random.default_rng(0).normal(size=N), []
+    for rows in (np.r_[a, b], np.r_[b, c], np.r_[a, c]):
+        party.sum_over(rows)
+        sums.append(values[rows].sum())
+    assert (sums[0] - sums[1] + sums[2]) / 2 == pytest.approx(values[0])
+
+
 # -- parties ---------------------------------------------------------------------------
 
 
