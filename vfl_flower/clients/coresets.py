@@ -258,15 +258,24 @@ def numbers_of(rows: Array) -> Array:
     return rows.astype(np.uint8) if rows.dtype.kind == "b" else rows
 
 
-def check_labels(party: Party) -> None:
-    """Raise ``PartyError`` where a party knows the labels of some rows only."""
+def check_labels(party: Party, classes: bool = False) -> None:
+    """Raise ``PartyError`` where a party knows the labels of some rows only.
+
+    They must be numbers, and no categories, unless `classes` may be.
+    """
     if 0 < party.n_labels < party.n_rows:
         raise PartyError("this party does not know the labels of all of its rows")
+    texts = (party.encoding or {}).get("classes", ())
+    if party.y is not None and not classes and (texts is None or len(texts) > 2):
+        raise PartyError(
+            "labels must be numbers for a regression, and this party's are categories: "
+            "write them as numbers"
+        )
 
 
 def check_classes(party: Party) -> None:
     """Raise ``PartyError`` where a party's labels, if any, are not of two classes."""
-    check_labels(party)
+    check_labels(party, classes=True)
     if party.y is None or (count := len(np.unique(party.y))) == 2:
         return
     hint = ": a regression of numbers is coreset-vrlr" if count > 2 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.data import check_impute, party_file, with_united
-from vfl_flower.data.encoding import MAX_LEVELS, TEXT, columns_of
+from vfl_flower.data.encoding import CODES as AS_CODES
+from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
 from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
 from vfl_flower.data.findings import Finding, fault
-from vfl_flower.data.kinds import YES
+from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
 from vfl_flower.data.levels import UNITED
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
@@ -117,6 +119,11 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
         yield from _to_unite(features, source)
     yield from _duplicates(features)
     yield from _scales(features, source)
+    for name in survey.plan.wanted:
+        if name in survey.table.categories and survey.columns[name].kind != "levels":
+            text = f"column {name!r} holds categories that are numbers or dates, and "
+            text += "is read as these: write them as text where they are classes"
+            yield Finding("warning", "categories", name, text)
     if survey.labels is not None:
         yield from _of_labels(survey.labels.column, survey.labels.classes)
     elif source.label_column is None:
@@ -149,6 +156,9 @@ def _of_column(
     if column.kind == "comma":
         text = f"{what} holds numbers with decimal commas, read as such"
         yield Finding("note", "decimal", name, text, "delimiter")
+    if column.kind == "written":
+        text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
+        yield Finding("warning", "notation", name, text)
     largest = max(abs(numbers.least), abs(numbers.most))
     if numbers.whole and MOST_WHOLE < largest < 2.0**64:
         text = f"{what} holds integers above 2^53, of which the last digits are lost: "
@@ -221,10 +231,14 @@ def _of_levels(
 ) -> Iterator[Finding]:
     fixed, united = column.name in source.levels, column.name in source.united
     name, count = column.name, len(column.levels)
-    what, examples = f"column {name!r}", tuple(map(str, entry["levels"]))
+    what, examples = f"column {name!r}", tuple(entry["levels"])
     if count == 1:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
+    elif (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
+        text = f"{what} holds {count} different numbers as text, which become "
+        text += f"{count} columns of 0 and 1: write numbers where they are such"
+        yield Finding("warning", "numbers", name, text, "", examples)
     elif united:
         text = f"{what} holds {count} different texts; those with enough rows at all "
         text += "parties together become columns of 0 and 1, and the others one column"
@@ -246,13 +260,29 @@ def _of_levels(
         text = f"{what} holds {count} different texts, which become {count} columns "
         text += "of 0 and 1"
         yield Finding("note", "text", name, text, "one-hot", examples)
+    yield from _of_spelling(column, what)
+
+
+def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
+    """Yield what is likely to be one text, or one number, in the place of several."""
+    name = column.name
+    if are_codes(column.levels):
+        text = f"{what} holds whole numbers with leading zeros, {AS_CODES}: write them "
+        text += "without these zeros where they are numbers"
+        yield Finding("warning", "codes", name, text)
+    if count := len(column.spelled) - len(column.levels):
+        text = f"{what} has {count} texts that differ from another one in blanks at the "
+        text += "ends or in the Unicode form alone, and count as that one"
+        yield Finding("warning", "spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
-    for level in map(str, column.levels):
-        folded[" ".join(level.casefold().split())].append(level)
+    for level in column.levels:
+        seen = "".join(s for s in level if unicodedata.category(s) != "Cf")
+        folded[" ".join(seen.casefold().split())].append(level)
     alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
     if alike:
-        text = f"{what} has {len(alike)} texts that differ from another one in case or "
-        text += "blanks alone, and count as different: write them alike"
+        text = f"{what} has {len(alike)} texts that differ from another one in case, "
+        text += "blanks or invisible signs alone, and count as different: write them "
+        text += "alike"
         yield Finding("warning", "spelling", name, text, "", tuple(alike))
 
 
@@ -271,6 +301,7 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
         text += f"{'and' if len(classes) == 2 else 'to'} {len(classes) - 1} in sorted "
         text += "order" + "; the second is the positive one" * (len(classes) == 2)
         yield Finding("note", "classes", name, text, "", tuple(classes))
+        yield from _of_spelling(column, what)
     elif numbers.known and numbers.constant:
         text = f"{what} has one value in all rows"
         yield Finding("warning", "constant", name, text, "label-column")
@@ -294,7 +325,8 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
     spread = {
         column.name: float(np.sqrt(column.numbers.filled(None)[1]))
         for column in features
-        if column.kind in ("number", "comma", "date") and column.numbers.known > 1
+        if column.kind in (*NUMERIC, "date") and column.kind != "truth"
+        and column.numbers.known > 1
     }
     spread = {name: scale for name, scale in spread.items() if 0 < scale < np.inf}
     if len(spread) < 2:

@@ -23,17 +23,15 @@ from vfl_flower.data.encoding import (
     Labels,
     check_columns,
     columns_of,
-    counts_of,
     encode,
     fit,
     fit_new,
     numbers_of,
     said,
-    text_buffers,
     text_kinds,
 )
 from vfl_flower.data.findings import Finding, fault, refuse
-from vfl_flower.data.kinds import without_markers
+from vfl_flower.data.kinds import NUMERIC, text_buffers, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import Column, medians, survey
 from vfl_flower.data.tables import (
@@ -156,7 +154,7 @@ def texts_of_file(
         name: Counter(
             {
                 text: count
-                for text, count in counts_of(survey.columns[name], normal=True).items()
+                for text, count in survey.columns[name].levels.items()
                 if text not in markers
             }
         )
@@ -461,6 +459,8 @@ def survey_file(
             more += labels.faults
             if fitted and labels.classes is not None:
                 encoding["classes"] = labels.classes
+            elif fitted and plan.label in table.categories:
+                encoding["classes"] = None  # categories that are numbers
         if ids is not None:
             more += ids.faults(who)
     return Survey(table, plan, columns, labels, ids, encoding, faults + more, rows)
@@ -488,7 +488,7 @@ def _medians(
     names = [
         name
         for name in plan.features
-        if columns[name].kind in ("number", "truth", "comma", "date")
+        if columns[name].kind in (*NUMERIC, "date")
         and columns[name].numbers.known
     ]
     middles: dict[str, float] = {}

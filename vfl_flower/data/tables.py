@@ -13,7 +13,7 @@ import io
 import mmap
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -89,6 +89,8 @@ class Table:
         What is wrong with its rows or its header; complete once all rows were read.
     comma_is_decimal : bool
         Whether a comma within a number can only be a decimal comma.
+    categories : collection of str
+        Columns that the file calls categories.
     """
 
     names: list[str]
@@ -96,6 +98,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     comma_is_decimal: bool = False
+    categories: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -549,7 +552,18 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
                 check_growth(size, path.stat().st_size)
                 yield batch.select(list(wanted)).cast(pa.schema(fields))
 
-    return Table(list(schema.names), read)
+    return Table(schema.names, read, categories=_categories(schema))
+
+
+def _categories(schema: Any) -> set[str]:
+    """Return the columns that are categories by their type, or for pandas."""
+    import pyarrow as pa
+
+    about = (schema.pandas_metadata or {}).get("columns", ())
+    return {
+        *(c["field_name"] for c in about if c["pandas_type"] == "categorical"),
+        *(field.name for field in schema if pa.types.is_dictionary(field.type)),
+    }
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -598,7 +612,8 @@ def _arrow(path: Path) -> Table:
 
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Table(list(open_arrow(mapped).schema.names), read)
+    schema = open_arrow(mapped).schema
+    return Table(schema.names, read, categories=_categories(schema))
 
 
 def _check_rows(path: Path, rows: int, columns: int) -> None:

@@ -1,0 +1,45 @@
+"""Texts and ids in the one form in which all parties compare them."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
+"""Texts, in lower case, that a missing id becomes where programs write it."""
+
+
+def normal_text(value: object) -> str:
+    """Return a text as all parties write it: form NFKC, without blanks at its ends."""
+    return unicodedata.normalize("NFKC", str(value)).strip()
+
+
+def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
+    """Return ids as all parties write them, in UTF-8, and why they are none, or "".
+
+    Parameters
+    ----------
+    values : iterable of int or str
+        The ids, as :func:`vfl_flower.protocol.row_order.normal_ids` describes them.
+    """
+    values = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    texts = [normal_text(value) for value in values]
+    if missing := sum(text.casefold() in NO_IDS for text in texts):
+        return [], f"must not be empty or missing, {missing} are"
+    wrong = sum(
+        isinstance(v, bool | np.bool_) or not isinstance(v, Integral | str)
+        for v in values
+    )
+    if wrong:
+        return [], f"must be integers or text, {wrong} are neither"
+    if broken := sum(not text.isascii() and _is_broken(text) for text in texts):
+        return [], f"must be text of Unicode, {broken} have half of a pair"
+    return [text.encode() for text in texts], ""
+
+
+def _is_broken(text: str) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in text)
