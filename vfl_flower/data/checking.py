@@ -7,7 +7,7 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -110,7 +110,12 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     features = [survey.columns[name] for name in survey.plan.features]
     for text in survey.table.notes:
         option = "encoding" if "encoding" in text else "delimiter"
-        yield Finding("note", option, None, text, option)
+        level: Literal["note", "warning", "error"] = "note"
+        if "empty rows" in text:
+            level, text, option = "error", f"{text}: take them out", ""
+        if "as it is not UTF-8" in text:
+            level, text = "warning", f"{text}: set encoding where it is another one"
+        yield Finding(level, option, None, text, option)
     entries = {entry["name"]: entry for entry in survey.encoding["columns"]}
     for column in features:
         if column.name in entries:
@@ -119,6 +124,10 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
         yield from _to_unite(features, source)
     yield from _duplicates(features)
     yield from _scales(features, source)
+    if survey.empty:
+        text = f"{survey.empty} rows have no value in any column, and become means or "
+        text += "the like: take them out"
+        yield Finding("warning", "rows", None, text)
     for name in survey.plan.wanted:
         if name in survey.table.categories and survey.columns[name].kind != "levels":
             text = f"column {name!r} holds categories that are numbers or dates, and "

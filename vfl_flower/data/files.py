@@ -40,6 +40,7 @@ from vfl_flower.data.tables import (
     SPARSE,
     TEXTS,
     Table,
+    empty_rows,
     ending,
     files_of,
     layout_of,
@@ -393,6 +394,7 @@ class Survey:
     encoding: Encoding
     faults: list[Finding]
     rows: int
+    empty: int
 
 
 def survey_file(
@@ -423,11 +425,13 @@ def survey_file(
         if not plan.wanted:
             refuse(plan.faults, who)
         ids = None if plan.ids is None else Ids(plan.ids, markers)
-        rows = 0
+        rows = empty = 0
 
         def look(batch: Any) -> None:
-            nonlocal rows
+            nonlocal rows, empty
             rows += batch.num_rows
+            if fingerprint and batch.num_columns > 1:  # for a check alone
+                empty += empty_rows(batch).true_count
             if ids is not None:
                 ids.add(batch.column(batch.schema.get_field_index(ids.name)))
 
@@ -463,7 +467,8 @@ def survey_file(
                 encoding["classes"] = None  # categories that are numbers
         if ids is not None:
             more += ids.faults(who)
-    return Survey(table, plan, columns, labels, ids, encoding, faults + more, rows)
+    faults += more
+    return Survey(table, plan, columns, labels, ids, encoding, faults, rows, empty)
 
 
 def _text_alone(source: PartySource) -> dict[str, list[str]]:

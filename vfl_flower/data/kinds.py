@@ -330,6 +330,9 @@ def _dates(column: Any) -> Array | None:
             return _days(texts.cast(unit))
         except pa.ArrowInvalid:
             pass
+    micros = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d+", r"\1")
+    if not micros.equals(texts):
+        return _dates(micros)
     if _all(pc.match_substring_regex(texts, _TIME)):
         texts = pc.binary_join_element_wise("1970-01-01", texts, " ")
         try:
