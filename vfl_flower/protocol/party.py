@@ -15,6 +15,7 @@ import numpy as np
 from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.normal import check_index, normal_ids, number_array
 from vfl_flower.rows import Rows, StackedRows, as_rows
 from vfl_flower.typing import Array
 
@@ -147,8 +148,9 @@ class Party:
     Raises
     ------
     ValueError
-        `X` is not a non-empty real matrix, a value is missing or infinite, `y` or
-        `ids` has another length, or an id stands twice.
+        `X` is not a non-empty real matrix, a value is missing, masked or infinite, `y`
+        or `ids` has another length or another pandas index than `X`, or an id is
+        missing or stands twice.
     """
 
     X: Array | Rows
@@ -208,8 +210,10 @@ class Party:
             self.columns = self.X.columns
         if self.columns is not None:
             self.columns = [str(name) for name in self.columns]
+        check_index(self.X, self.y, f"y of {who}")
+        check_index(self.X, self.ids, f"ids of {who}")
         if not isinstance(self.X, Rows):
-            self.X = np.asarray(self.X)
+            self.X = number_array(self.X, f"X of {who}")
         if len(self.X.shape) != 2 or 0 in self.X.shape:
             raise ValueError(
                 f"X of {who} must be a matrix with at least one row and one column, "
@@ -221,7 +225,7 @@ class Party:
         else:
             _check_real(self.X, f"X of {who}")
         if self.y is not None:
-            self.y = np.asarray(self.y)
+            self.y = number_array(self.y, f"y of {who}")
             if self.y.shape != (len(self.X),):
                 raise ValueError(
                     f"y of {who} must have one label for each of the {len(self.X)} "
@@ -229,14 +233,20 @@ class Party:
                 )
             _check_labels(self.y, f"y of {who}")
         if self.ids is not None:
-            self.ids = np.asarray(self.ids)
+            if np.ma.is_masked(self.ids):
+                raise ValueError(f"ids of {who} must have no masked value")
+            given, self.ids = np.asarray(self.ids, object), np.asarray(self.ids)
             if self.ids.shape != (len(self.X),):
                 raise ValueError(
                     f"ids of {who} must have one id for each of the {len(self.X)} "
                     f"rows, got shape {self.ids.shape}"
                 )
-            repeated = len(self.ids) - len(np.unique(self.ids))
-            if repeated:
+            texts, fault = normal_ids(given)
+            if fault:
+                raise ValueError(f"ids of {who} {fault}")
+            if self.ids.dtype.kind == "O":
+                self.ids = np.array([str(value) for value in given.tolist()])
+            if repeated := len(texts) - len(set(texts)):
                 raise ValueError(
                     f"ids of {who} must be distinct, {repeated} rows repeat an id"
                 )
