@@ -162,17 +162,9 @@ def _of_column(
     if column.kind == "truth" and not column.typed:
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
         yield Finding("note", "yes-no", name, text, "", YES[:1])
-    if column.kind == "comma":
-        text = f"{what} holds numbers with decimal commas, read as such"
-        yield Finding("note", "decimal", name, text, "delimiter")
-    if column.kind == "written":
-        text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
-        yield Finding("warning", "notation", name, text)
-    largest = max(abs(numbers.least), abs(numbers.most))
-    if numbers.whole and MOST_WHOLE < largest < 2.0**64:
-        text = f"{what} holds integers above 2^53, of which the last digits are lost: "
-        text += "set it as id-column, or leave it out"
-        yield Finding("warning", "digits", name, text, "id-column or columns")
+    doubts = [*_of_numbers(column, what)]
+    yield from doubts
+    if any(finding.about == "digits" for finding in doubts):
         return
     if numbers.constant:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
@@ -192,6 +184,27 @@ def _of_column(
             text += "id-column, or leave it out"
             yield Finding("warning", "id", name, text, "id-column or columns")
             return
+    yield from _of_extremes(column, what)
+
+
+def _of_numbers(column: Column, what: str) -> Iterator[Finding]:
+    """Yield how numbers are written, of features and of labels."""
+    name, numbers = column.name, column.numbers
+    if column.kind == "comma":
+        text = f"{what} holds numbers with decimal commas, read as such"
+        yield Finding("note", "decimal", name, text, "delimiter")
+    if column.kind == "written":
+        text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
+        yield Finding("warning", "notation", name, text)
+    if numbers.whole and MOST_WHOLE < numbers.largest < 2.0**64:
+        text = f"{what} holds integers above 2^53, of which the last digits are lost: "
+        text += "set it as id-column, or leave it out"
+        yield Finding("warning", "digits", name, text, "id-column or columns")
+
+
+def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
+    """Yield which ends of numbers are doubtful, of features and of labels."""
+    name, numbers = column.name, column.numbers
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
         if end in CODES and times >= 2 and column.kind == "number":
@@ -280,7 +293,9 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
         text += "without these zeros where they are numbers"
         yield Finding("warning", "codes", name, text)
     if count := len(column.spelled) - len(column.levels):
-        text = f"{what} has {count} texts that differ from another one in blanks at the "
+        text = (
+            f"{what} has {count} texts that differ from another one in blanks at the "
+        )
         text += "ends or in the Unicode form alone, and count as that one"
         yield Finding("warning", "spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
@@ -314,6 +329,10 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
     elif numbers.known and numbers.constant:
         text = f"{what} has one value in all rows"
         yield Finding("warning", "constant", name, text, "label-column")
+    if column.kind in NUMERIC and column.kind != "truth":
+        yield from _of_numbers(column, what)
+        if numbers.known >= FEW_ROWS and not numbers.constant:
+            yield from _of_extremes(column, what)
 
 
 def _duplicates(features: list[Column]) -> Iterator[Finding]:
@@ -334,7 +353,8 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
     spread = {
         column.name: float(np.sqrt(column.numbers.filled(None)[1]))
         for column in features
-        if column.kind in (*NUMERIC, "date") and column.kind != "truth"
+        if column.kind in (*NUMERIC, "date")
+        and column.kind != "truth"
         and column.numbers.known > 1
     }
     spread = {name: scale for name, scale in spread.items() if 0 < scale < np.inf}

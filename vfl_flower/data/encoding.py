@@ -53,7 +53,7 @@ from vfl_flower.data.statistics import (
 )
 from vfl_flower.data.tables import markers_of
 from vfl_flower.protocol.consent import LEAST_ROWS
-from vfl_flower.protocol.normal import normal_text
+from vfl_flower.protocol.normal import normal_text, size_fault
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.united import OTHER
 from vfl_flower.typing import Array
@@ -172,6 +172,8 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     if numbers.gaps == numbers.n:
         text = f"{what} has no value in any row"
         return [fault("empty", name, text, "columns")]
+    if numbers.known and (text := size_fault(numbers.largest)):
+        return [fault("size", name, f"{what} {text}", "columns")]
     fixed = source.levels.get(name)
     if column.kind not in TEXT:
         text = f"{what} must hold text, since its levels are given"
@@ -562,7 +564,9 @@ def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    code_of = np.array([place.get(normal_text(t), unknown) for t in distinct.to_pylist()])
+    code_of = np.array(
+        [place.get(normal_text(t), unknown) for t in distinct.to_pylist()]
+    )
     index = pc.index_in(column, value_set=distinct).cast(pa.float64())
     index = index.to_numpy(zero_copy_only=False)
     known = ~np.isnan(index)
@@ -653,6 +657,8 @@ class Labels:
             refuse("labels", "must hold the texts of classes, as in training")
         elif numbers.infinite:
             refuse("labels", f"must have no infinite value, {numbers.infinite} found")
+        elif text := size_fault(numbers.largest):
+            refuse("size", text)
 
     def numbers(self, array: Any, markers: frozenset[str]) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""

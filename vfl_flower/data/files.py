@@ -493,8 +493,7 @@ def _medians(
     names = [
         name
         for name in plan.features
-        if columns[name].kind in (*NUMERIC, "date")
-        and columns[name].numbers.known
+        if columns[name].kind in (*NUMERIC, "date") and columns[name].numbers.known
     ]
     middles: dict[str, float] = {}
     for start in range(0, len(names), 16):  # each takes a megabyte of counts

@@ -60,6 +60,11 @@ class Numbers:
         return self.n - self.gaps - self.infinite
 
     @property
+    def largest(self) -> float:
+        """The largest absolute value."""
+        return max(-self.least, self.most)
+
+    @property
     def constant(self) -> bool:
         """Whether all known values are equal."""
         return self.least == self.most

@@ -451,7 +451,7 @@ def empty_rows(batch: Any) -> Any:
 
 def _lines(path: Path, layout: Layout) -> tuple[int, int]:
     """Return how many lines of a CSV have text, and how many delimiters alone."""
-    beside = b"\0\r\n \""
+    beside = b'\0\r\n "'
     lines = blank = 0
     with _bytes(path) as file:
         for line in file:

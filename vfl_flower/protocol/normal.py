@@ -15,6 +15,11 @@ NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
 """Texts, in lower case, that a missing id becomes where programs write it."""
 
 
+LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
+"""Sizes that the largest number of a column may have: sums of its squares are numbers
+that are neither 0 nor infinite."""
+
+
 def normal_text(value: object) -> str:
     """Return a text as all parties write it: form NFKC, without blanks at its ends."""
     return unicodedata.normalize("NFKC", str(value)).strip()
@@ -47,6 +52,19 @@ def _is_broken(text: str) -> bool:
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
+def size_fault(largest: Any) -> str:
+    """Return why the largest absolute values of columns do not do, or ""."""
+    largest = np.atleast_1d(largest)
+    if (largest > MOST_SIZE).any():
+        return f"must have no value above {MOST_SIZE:g}, whose square is too large"
+    if ((largest > 0) & (largest < LEAST_SIZE)).any():
+        return (
+            f"must not have values below {LEAST_SIZE:g} alone, whose squares are too "
+            "small: scale them"
+        )
+    return ""
+
+
 def check_index(first: Any, second: Any, what: str) -> None:
     """Refuse a pandas index that is not that of `first`, the rows beside it."""
     indexes = [getattr(values, "index", None) for values in (first, second)]
@@ -73,7 +91,9 @@ def number_array(values: Any, what: str) -> Array:
         frame = values.to_frame() if values.ndim == 1 else values
         kinds = [getattr(kind, "categories", kind) for kind in frame.dtypes]
         kinds = [getattr(getattr(k, "dtype", k), "kind", "O") for k in kinds]
-        if wrong := [str(frame.columns[j]) for j, k in enumerate(kinds) if k in "OSUMm"]:
+        if wrong := [
+            str(frame.columns[j]) for j, k in enumerate(kinds) if k in "OSUMm"
+        ]:
             raise ValueError(
                 f"{what} must hold real numbers, and the dtype of {wrong[:5]} is text, "
                 "dates or object"

@@ -15,7 +15,7 @@ import numpy as np
 from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.normal import check_index, normal_ids, number_array
+from vfl_flower.protocol.normal import check_index, normal_ids, number_array, size_fault
 from vfl_flower.rows import Rows, StackedRows, as_rows
 from vfl_flower.typing import Array
 
@@ -520,13 +520,17 @@ def _check_real(values: Array, what: str) -> None:
     # One pass without a mask of n x d: a sum is finite only if each value is. Where it
     # is not, it may have overflowed, so the rows are looked at in blocks.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum(dtype=np.float64)):
-            return
-    missing = sum(
-        _missing(slice(start, start + 65536), values[start : start + 65536])
-        for start in range(0, len(values), 65536)
-    )
-    _check_none_missing(missing, what)
+        finite = np.isfinite(values.sum(dtype=np.float64))
+    if not finite:
+        missing = sum(
+            _missing(slice(start, start + 65536), values[start : start + 65536])
+            for start in range(0, len(values), 65536)
+        )
+        _check_none_missing(missing, what)
+    if values.dtype.kind == "f" and values.size:
+        largest = np.maximum(values.max(axis=0), -values.min(axis=0))
+        if fault := size_fault(largest):
+            raise ValueError(f"{what} {fault}")
 
 
 def _missing(_: slice, values: Array) -> int:
