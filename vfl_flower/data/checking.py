@@ -293,10 +293,8 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
         text += "without these zeros where they are numbers"
         yield Finding("warning", "codes", name, text)
     if count := len(column.spelled) - len(column.levels):
-        text = (
-            f"{what} has {count} texts that differ from another one in blanks at the "
-        )
-        text += "ends or in the Unicode form alone, and count as that one"
+        text = f"{what} has {count} texts that differ from another one in blanks at "
+        text += "their ends or in the Unicode form alone, and count as that one"
         yield Finding("warning", "spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
     for level in column.levels:

@@ -12,8 +12,8 @@ where nothing was filled or scaled; a scale of 0 makes the column 0 in each row.
 ``"other": true`` the last level stands for all texts that are none of the others, with
 ``"kind": "date"`` the numbers are days. With ``"united"``, a secret salt of the
 parties, the levels are those of all of them. Texts are compared in their normal form
-(NFKC, without blanks at their ends). ``"later"`` is how many values of training were missing, which stay NaN until the
-parties know the mean over all.
+(NFKC, without blanks at their ends). ``"later"`` is how many values of training were
+missing, which stay NaN until the parties know the mean over all.
 ``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
@@ -138,8 +138,6 @@ def fit(
             if name in source.united:
                 entry["united"] = source.levels_salt
             _fit_levels(entry, column, source)
-        if not _finite(entry, numbers):
-            faults.append(_too_large(name, who))
         entries.append(entry)
     if unfilled:
         faults.append(
@@ -535,21 +533,6 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
             mean, variance = numbers.filled(fill)
             entry["mean"].append(mean)
             entry["scale"].append(0.0 if ones == known else float(np.sqrt(variance)))
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _finite(entry: dict[str, Any], numbers: Numbers) -> bool:
-    """Return whether the figures of an entry, and all values with them, are finite."""
-    figures = [x for key in ("fill", "mean", "scale") for x in entry[key]]
-    if entry["levels"] is None and entry["scale"] and entry["scale"][0]:
-        ends = np.array([numbers.least, numbers.most])
-        figures += list((ends - entry["mean"][0]) / entry["scale"][0])
-    return bool(np.isfinite(figures).all())
-
-
-def _too_large(name: str, who: str) -> Finding:
-    text = f"column {name!r} of {who} has values too large to be filled or scaled"
-    return fault("large", name, text, "columns")
 
 
 def _codes(column: Any, entry: Mapping[str, Any]) -> Array:

@@ -432,7 +432,8 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     if layout.encoding != "utf-8-sig":
         table.notes.append(
             f"the encoding is {layout.encoding}"
-            + ", as it is not UTF-8" * (source.text_encoding is None)
+            + ", as it is not UTF-8"
+            * (not source.text_encoding and layout.encoding in ("cp1252", "latin-1"))
         )
     if path.suffix.lower() in PACKED:
         table.notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")

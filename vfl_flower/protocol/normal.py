@@ -67,13 +67,14 @@ def size_fault(largest: Any) -> str:
 
 def check_index(first: Any, second: Any, what: str) -> None:
     """Refuse a pandas index that is not that of `first`, the rows beside it."""
-    indexes = [getattr(values, "index", None) for values in (first, second)]
-    if all(hasattr(index, "equals") for index in indexes):
-        if not indexes[0].equals(indexes[1]):
-            raise ValueError(
-                f"{what} must have the index of X, in its order: align them, or give "
-                "arrays of the same rows"
-            )
+    above: Any = getattr(first, "index", None)
+    beside = getattr(second, "index", None)
+    pandas = hasattr(above, "equals") and hasattr(beside, "equals")
+    if pandas and not above.equals(beside):
+        raise ValueError(
+            f"{what} must have the index of X, in its order: align them, or give "
+            "arrays of the same rows"
+        )
 
 
 def number_array(values: Any, what: str) -> Array:
@@ -85,7 +86,7 @@ def number_array(values: Any, what: str) -> Array:
         Some are masked, or a column of a pandas object holds text or dates.
     """
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        count = np.ma.count_masked(values)
+        count = int(np.ma.getmaskarray(values).sum())
         raise ValueError(f"{what} must have no masked value, {count} are")
     if hasattr(values, "iloc"):
         frame = values.to_frame() if values.ndim == 1 else values
@@ -112,9 +113,9 @@ def number_array(values: Any, what: str) -> Array:
         raise ValueError(
             f"{what} must hold real numbers, got text or dates of dtype {array.dtype}"
         )
-    if array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size:
-        if max(-int(array.min()), int(array.max())) > 2**53:
-            raise ValueError(
-                f"{what} must have no integer above 2^53, whose last digits are lost"
-            )
+    whole = array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size
+    if whole and max(-int(array.min()), int(array.max())) > 2**53:
+        raise ValueError(
+            f"{what} must have no integer above 2^53, whose last digits are lost"
+        )
     return array

@@ -240,8 +240,7 @@ def as_blocks(X: Any) -> list[Any]:
         return []
     if not all(len(getattr(block, "shape", ())) == 2 for block in X):
         return []
-    made = [block.to_pandas() if hasattr(block, "to_pandas") else block for block in X]
-    return made
+    return [block.to_pandas() if hasattr(block, "to_pandas") else block for block in X]
 
 
 def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
