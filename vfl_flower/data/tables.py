@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from vfl_flower.data.arrow_ipc import give_back, map_arrow, open_arrow
-from vfl_flower.data.kinds import is_number, is_text
+from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
 from vfl_flower.protocol.party import PartyError
@@ -446,7 +446,8 @@ def empty_rows(batch: Any) -> Any:
     """Return which rows of a batch have no value in any column."""
     import pyarrow.compute as pc
 
-    empty = [pc.is_null(column, nan_is_null=True) for column in batch.columns]
+    columns = [without_markers(column, frozenset({""})) for column in batch.columns]
+    empty = [pc.is_null(column, nan_is_null=True) for column in columns]
     return functools.reduce(pc.and_, empty)
 
 
