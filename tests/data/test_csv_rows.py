@@ -50,7 +50,8 @@ def test_a_quote_that_takes_lines_is_refused_with_its_line(write):
     lines = [f"{i},{'xyz'[i % 3]},{i % 7}" for i in range(30)]
     lines[3], lines[20] = '3,"5 in,1', '20,n",2'
     words = "line 5 of the data file of party 'n' has a quote that takes the lines"
-    assert words in refusal(write("\n".join(["a,t,b", *lines]), "n.csv"))
+    path = write("\n".join(["a,t,b", *lines]), "n.csv")
+    assert words in refusal(path)
     assert words in refusal(
         write("\n".join(["a,t,b", *lines]), "n.csv"), columns=("a",)
     )
