@@ -189,7 +189,7 @@ def test_the_options_of_reading_say_nothing_beside_an_encoding(write):
     np.testing.assert_array_equal(again.X, trained.X)
 
 
-@pytest.mark.parametrize("rows", [slice(0, 1), slice(2, 3), slice(1, 4), slice(6, 7)])
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(2, 3), slice(1, 4)])
 def test_few_rows_of_a_csv_are_read_as_all_of_them(write, rows):
     """Any rows alone look like numbers, dates or truth values, or are missing."""
     lines = ["1,1,2013-01-01,true", "2,2,x,x", "3,2,2013-01-02,false", "4,x,x,inf"]
@@ -270,7 +270,7 @@ def test_new_rows_too_large_for_the_scale_of_training(write):
     encoding = load(write("a\n1e-9\n2e-9\n"), standardize=True).encoding
     words = "column 'a' of party 'n' has values too large"
     assert words in refusal(write("a\n1e308\n", "n.csv"), encoding)
-    missing = "a,b\n1e308,1\n,2\n-1e308,3\n"
+    missing = "a,b\n1e99,1\n,2\n-1e99,3\n"
     path = write(missing, "m.csv")
     assert "impute is none" in refusal(path, impute="none", standardize=True)
 

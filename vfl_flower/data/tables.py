@@ -453,14 +453,14 @@ def empty_rows(batch: Any) -> Any:
 
 def _lines(path: Path, layout: Layout) -> tuple[int, int]:
     """Return how many lines of a CSV have text, and how many delimiters alone."""
-    beside = b'\0\r\n "'
+    between = layout.delimiter.encode()
+    ends = b'\0\r\n "' + between
     lines = blank = 0
     with _bytes(path) as file:
         for line in file:
-            if text := line.strip(beside):
+            if line[0] not in ends or line.strip(ends):  # a value, most often at once
                 lines += 1
-                blank += not text.strip(beside + layout.delimiter.encode())
-            elif layout.delimiter in "\t " and line.strip(b"\0\r\n"):
+            elif between in line:
                 lines, blank = lines + 1, blank + 1
     return lines, blank * (len(layout.names) > 1)
 
