@@ -14,8 +14,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
 from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
-from vfl_flower.protocol.normal import check_index, number_array
-from vfl_flower.rows import Rows
+from vfl_flower.rows import Rows, check_index, number_array
 from vfl_flower.typing import Array, Arrays
 
 FORMAT = 1

@@ -15,8 +15,14 @@ import numpy as np
 from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.normal import check_index, normal_ids, number_array, size_fault
-from vfl_flower.rows import Rows, StackedRows, as_rows
+from vfl_flower.protocol.normal import normal_ids, size_fault
+from vfl_flower.rows import (
+    Rows,
+    StackedRows,
+    as_rows,
+    check_index,
+    number_array,
+)
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
