@@ -205,3 +205,59 @@ def as_rows(X: Array | Rows) -> Rows:
 def add_each(total: Tuple, more: Tuple) -> Tuple:
     """Add two tuples of numbers or arrays place by place, for `Rows.map_reduce`."""
     return type(total)(itertools.starmap(operator.add, zip(total, more, strict=True)))
+
+
+def check_index(first: Any, second: Any, what: str) -> None:
+    """Refuse a pandas index that is not that of `first`, the rows beside it."""
+    above: Any = getattr(first, "index", None)
+    beside = getattr(second, "index", None)
+    pandas = hasattr(above, "equals") and hasattr(beside, "equals")
+    if pandas and not above.equals(beside):
+        raise ValueError(
+            f"{what} must have the index of X, in its order: align them, or give "
+            "arrays of the same rows"
+        )
+
+
+def number_array(values: Any, what: str) -> Array:
+    """Return values as an array, and refuse what NumPy would turn into numbers.
+
+    Raises
+    ------
+    ValueError
+        Some are masked, or a column of a pandas object holds text or dates.
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        count = int(np.ma.getmaskarray(values).sum())
+        raise ValueError(f"{what} must have no masked value, {count} are")
+    if hasattr(values, "iloc"):
+        frame = values.to_frame() if values.ndim == 1 else values
+        kinds = [getattr(kind, "categories", kind) for kind in frame.dtypes]
+        kinds = [getattr(getattr(k, "dtype", k), "kind", "O") for k in kinds]
+        if wrong := [
+            str(frame.columns[j]) for j, k in enumerate(kinds) if k in "OSUMm"
+        ]:
+            raise ValueError(
+                f"{what} must hold real numbers, and the dtype of {wrong[:5]} is text, "
+                "dates or object"
+            )
+        if len(set(map(str, frame.dtypes))) > 1 or not isinstance(
+            frame.dtypes.iloc[0], np.dtype
+        ):
+            columns = [
+                frame.iloc[:, j].to_numpy(dtype=np.float64, na_value=np.nan)
+                for j in range(len(kinds))
+            ]
+            return columns[0] if values.ndim == 1 else np.column_stack(columns)
+    array = np.asarray(values)
+    texts = array.dtype.kind == "O" and any(isinstance(v, str) for v in array.flat)
+    if array.dtype.kind in "SUMmV" or texts:
+        raise ValueError(
+            f"{what} must hold real numbers, got text or dates of dtype {array.dtype}"
+        )
+    whole = array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size
+    if whole and max(-int(array.min()), int(array.max())) > 2**53:
+        raise ValueError(
+            f"{what} must have no integer above 2^53, whose last digits are lost"
+        )
+    return array

@@ -42,11 +42,11 @@ def test_delimiter_and_encoding_are_told_from_the_file(write, delimiter, encodin
     assert party.X[:3].tolist() == [[1, 0, 1, 0], [2, 1, 0, 0], [3, 0, 0, 1]]
 
 
-def test_what_is_not_utf_8_is_latin_1_and_said_so(write, caplog):
+def test_what_is_not_utf_8_is_windows_1252_and_said_so(write, caplog):
     long = "".join(f"{i},x\n" for i in range(30_000))  # beyond the sample
     party = load(write((ROWS.format(",") + long + "7,Bärlin\n").encode("latin-1")))
     assert party.columns == ["a", "b=Bärlin", "b=Köln", "b=x"]
-    assert "the encoding is latin-1, as it is not UTF-8" in caplog.text
+    assert "the encoding is cp1252, as it is not UTF-8" in caplog.text
 
 
 def test_options_win_over_what_is_told(write):

@@ -530,13 +530,14 @@ def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):
     ("ids", "rule"),
     [
         (["a", "a ", "b"], "1 rows repeat an id"),
-        (["a", " ", "b"], "ids must not be empty, 1 are"),
+        (["a", " ", "b"], "ids must not be empty or missing, 1 are"),
         ([1.5, 2.5, 7.0], "ids must be integers or text, 3 are neither"),
         (None, "an alignment needs an id for each row"),
     ],
 )
 def test_ids_that_a_party_refuses(ids, rule):
-    bad = Party(np.ones((3, 1)), name="p1") if ids is None else party(ids, "p1")
+    bad = Party(np.ones((3, 1)), name="p1")
+    bad.ids = None if ids is None else np.array(ids)  # a file is read at each step
     with pytest.raises(PartyFailed, match=rule) as caught:
         vf.simulate(Alignment("q4"), [party(["a"], "p0"), bad])
     assert caught.value.party == "p1"

@@ -99,7 +99,13 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
             log.info("the server: %s is removed", file)
         return
     folder = run_folder(results_in, config["resume"], context.run_id)
-    folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # fails now, not after the work
+    except OSError as error:
+        raise ValueError(
+            f"output-dir must be a folder that can be written, and {results_in} cannot "
+            f"({error.strerror}): name another one"
+        ) from None
     kept = without_secrets(config) | {"resume": ""}
     results, text = {}, ""
     with checkpoint_of(folder, kept, strategies) as checkpoint:

@@ -199,9 +199,18 @@ def numbers_of(rows: Array) -> Array:
 
 
 def check_labels(party: Party) -> None:
-    """Raise ``PartyError`` where a party knows the labels of some rows only."""
+    """Raise ``PartyError`` where a party knows the labels of some rows only.
+
+    They must be numbers, and no categories.
+    """
     if 0 < party.n_labels < party.n_rows:
         raise PartyError("this party does not know the labels of all of its rows")
+    texts = (party.encoding or {}).get("classes", ())
+    if party.y is not None and (texts is None or len(texts) > 2):
+        raise PartyError(
+            "labels must be numbers for a regression, and this party's are categories: "
+            "write them as numbers"
+        )
 
 
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:

@@ -20,8 +20,8 @@ from annotated_types import Ge, Le, MaxLen
 from vfl_flower.numerics.level_union import most_frequent
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, SECRET, Whole
+from vfl_flower.protocol.normal import normal_text
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.row_order import normal_text
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.protocol.united import OTHER, save_levels
 from vfl_flower.secure_aggregation import SparseSum

@@ -18,7 +18,7 @@ from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.typing import Array
 
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 """Part of every cache key: raise it when the conversion changes."""
 
 IDS = (".ids.npy", ".at.npy")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from vfl_flower.data import check_impute, party_file, with_united
-from vfl_flower.data.encoding import MAX_LEVELS, TEXT, columns_of
+from vfl_flower.data.encoding import CODES as AS_CODES
+from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
 from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
 from vfl_flower.data.findings import Finding, fault
-from vfl_flower.data.kinds import YES
+from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
 from vfl_flower.data.levels import UNITED
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
@@ -108,7 +110,12 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     features = [survey.columns[name] for name in survey.plan.features]
     for text in survey.table.notes:
         option = "encoding" if "encoding" in text else "delimiter"
-        yield Finding("note", option, None, text, option)
+        level: Literal["note", "warning", "error"] = "note"
+        if "empty rows" in text:
+            level, text, option = "error", f"{text}: take them out", ""
+        if "as it is not UTF-8" in text:
+            level, text = "warning", f"{text}: set encoding where it is another one"
+        yield Finding(level, option, None, text, option)
     entries = {entry["name"]: entry for entry in survey.encoding["columns"]}
     for column in features:
         if column.name in entries:
@@ -117,6 +124,15 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
         yield from _to_unite(features, source)
     yield from _duplicates(features)
     yield from _scales(features, source)
+    if survey.empty:
+        text = f"{survey.empty} rows have no value in any column, and become means or "
+        text += "the like: take them out"
+        yield Finding("warning", "rows", None, text)
+    for name in survey.plan.wanted:
+        if name in survey.table.categories and survey.columns[name].kind != "levels":
+            text = f"column {name!r} holds categories that are numbers or dates, and "
+            text += "is read as these: write them as text where they are classes"
+            yield Finding("warning", "categories", name, text)
     if survey.labels is not None:
         yield from _of_labels(survey.labels.column, survey.labels.classes)
     elif source.label_column is None:
@@ -146,14 +162,9 @@ def _of_column(
     if column.kind == "truth" and not column.typed:
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
         yield Finding("note", "yes-no", name, text, "", YES[:1])
-    if column.kind == "comma":
-        text = f"{what} holds numbers with decimal commas, read as such"
-        yield Finding("note", "decimal", name, text, "delimiter")
-    largest = max(abs(numbers.least), abs(numbers.most))
-    if numbers.whole and MOST_WHOLE < largest < 2.0**64:
-        text = f"{what} holds integers above 2^53, of which the last digits are lost: "
-        text += "set it as id-column, or leave it out"
-        yield Finding("warning", "digits", name, text, "id-column or columns")
+    doubts = [*_of_numbers(column, what)]
+    yield from doubts
+    if any(finding.about == "digits" for finding in doubts):
         return
     if numbers.constant:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
@@ -173,6 +184,27 @@ def _of_column(
             text += "id-column, or leave it out"
             yield Finding("warning", "id", name, text, "id-column or columns")
             return
+    yield from _of_extremes(column, what)
+
+
+def _of_numbers(column: Column, what: str) -> Iterator[Finding]:
+    """Yield how numbers are written, of features and of labels."""
+    name, numbers = column.name, column.numbers
+    if column.kind == "comma":
+        text = f"{what} holds numbers with decimal commas, read as such"
+        yield Finding("note", "decimal", name, text, "delimiter")
+    if column.kind == "written":
+        text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
+        yield Finding("warning", "notation", name, text)
+    if numbers.whole and MOST_WHOLE < numbers.largest < 2.0**64:
+        text = f"{what} holds integers above 2^53, of which the last digits are lost: "
+        text += "set it as id-column, or leave it out"
+        yield Finding("warning", "digits", name, text, "id-column or columns")
+
+
+def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
+    """Yield which ends of numbers are doubtful, of features and of labels."""
+    name, numbers = column.name, column.numbers
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
         if end in CODES and times >= 2 and column.kind == "number":
@@ -221,10 +253,14 @@ def _of_levels(
 ) -> Iterator[Finding]:
     fixed, united = column.name in source.levels, column.name in source.united
     name, count = column.name, len(column.levels)
-    what, examples = f"column {name!r}", tuple(map(str, entry["levels"]))
+    what, examples = f"column {name!r}", tuple(entry["levels"])
     if count == 1:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
+    elif (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
+        text = f"{what} holds {count} different numbers as text, which become "
+        text += f"{count} columns of 0 and 1: write numbers where they are such"
+        yield Finding("warning", "numbers", name, text, "", examples)
     elif united:
         text = f"{what} holds {count} different texts; those with enough rows at all "
         text += "parties together become columns of 0 and 1, and the others one column"
@@ -246,13 +282,29 @@ def _of_levels(
         text = f"{what} holds {count} different texts, which become {count} columns "
         text += "of 0 and 1"
         yield Finding("note", "text", name, text, "one-hot", examples)
+    yield from _of_spelling(column, what)
+
+
+def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
+    """Yield what is likely to be one text, or one number, in the place of several."""
+    name = column.name
+    if are_codes(column.levels):
+        text = f"{what} holds whole numbers with leading zeros, {AS_CODES}: write them "
+        text += "without these zeros where they are numbers"
+        yield Finding("warning", "codes", name, text)
+    if count := len(column.spelled) - len(column.levels):
+        text = f"{what} has {count} texts that differ from another one in blanks at "
+        text += "their ends or in the Unicode form alone, and count as that one"
+        yield Finding("warning", "spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
-    for level in map(str, column.levels):
-        folded[" ".join(level.casefold().split())].append(level)
+    for level in column.levels:
+        seen = "".join(s for s in level if unicodedata.category(s) != "Cf")
+        folded[" ".join(seen.casefold().split())].append(level)
     alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
     if alike:
-        text = f"{what} has {len(alike)} texts that differ from another one in case or "
-        text += "blanks alone, and count as different: write them alike"
+        text = f"{what} has {len(alike)} texts that differ from another one in case, "
+        text += "blanks or invisible signs alone, and count as different: write them "
+        text += "alike"
         yield Finding("warning", "spelling", name, text, "", tuple(alike))
 
 
@@ -271,9 +323,14 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
         text += f"{'and' if len(classes) == 2 else 'to'} {len(classes) - 1} in sorted "
         text += "order" + "; the second is the positive one" * (len(classes) == 2)
         yield Finding("note", "classes", name, text, "", tuple(classes))
+        yield from _of_spelling(column, what)
     elif numbers.known and numbers.constant:
         text = f"{what} has one value in all rows"
         yield Finding("warning", "constant", name, text, "label-column")
+    if column.kind in NUMERIC and column.kind != "truth":
+        yield from _of_numbers(column, what)
+        if numbers.known >= FEW_ROWS and not numbers.constant:
+            yield from _of_extremes(column, what)
 
 
 def _duplicates(features: list[Column]) -> Iterator[Finding]:
@@ -294,7 +351,9 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
     spread = {
         column.name: float(np.sqrt(column.numbers.filled(None)[1]))
         for column in features
-        if column.kind in ("number", "comma", "date") and column.numbers.known > 1
+        if column.kind in (*NUMERIC, "date")
+        and column.kind != "truth"
+        and column.numbers.known > 1
     }
     spread = {name: scale for name, scale in spread.items() if 0 < scale < np.inf}
     if len(spread) < 2:

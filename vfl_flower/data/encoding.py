@@ -11,9 +11,9 @@ have one number, in its unit, for each column that the source column became, and
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
 ``"other": true`` the last level stands for all texts that are none of the others, with
 ``"kind": "date"`` the numbers are days. With ``"united"``, a secret salt of the
-parties, the levels are those of all of them, and texts are compared in their normal
-form. ``"later"`` is how many values of training were missing, which stay NaN until the
-parties know the mean over all.
+parties, the levels are those of all of them. Texts are compared in their normal form
+(NFKC, without blanks at their ends). ``"later"`` is how many values of training were
+missing, which stay NaN until the parties know the mean over all.
 ``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
@@ -23,7 +23,6 @@ import hashlib
 import re
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,11 +30,16 @@ import numpy as np
 
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.kinds import (
+    FEWEST_NUMBERS,
     KINDS,
+    NUMERIC,
     REFUSED,
+    are_codes,
     decoded,
     is_text,
+    number_texts,
     parse,
+    text_buffers,
     without_markers,
 )
 from vfl_flower.data.source import PartySource
@@ -49,8 +53,8 @@ from vfl_flower.data.statistics import (
 )
 from vfl_flower.data.tables import markers_of
 from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.normal import normal_text, size_fault
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.row_order import normal_text
 from vfl_flower.protocol.united import OTHER
 from vfl_flower.typing import Array
 
@@ -63,14 +67,15 @@ KEPT_LEVELS = 20
 LEAVE_OUT = "leave it out: columns lists those to use"
 """What may be done with a column that cannot become numbers."""
 
+CODES = "since codes with leading zeros stay texts"
+WRITTEN = "numbers in another notation, such as 1_000, 1.5D+02 or with a dash as sign,"
+
 TEXT = ("text", "levels")
 """Kinds of columns that have levels."""
 
 FORMAT = 3
 """Latest format of an encoding: 3 where it has united levels, else 2 where it has dates
 or the level "other", else 1."""
-
-_NUMBER = re.compile(r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*")
 
 Encoding = dict[str, Any]
 
@@ -133,8 +138,6 @@ def fit(
             if name in source.united:
                 entry["united"] = source.levels_salt
             _fit_levels(entry, column, source)
-        if not _finite(entry, numbers):
-            faults.append(_too_large(name, who))
         entries.append(entry)
     if unfilled:
         faults.append(
@@ -167,19 +170,16 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     if numbers.gaps == numbers.n:
         text = f"{what} has no value in any row"
         return [fault("empty", name, text, "columns")]
+    if numbers.known and (text := size_fault(numbers.largest)):
+        return [fault("size", name, f"{what} {text}", "columns")]
     fixed = source.levels.get(name)
     if column.kind not in TEXT:
         text = f"{what} must hold text, since its levels are given"
         return [fault("levels", name, text, "levels")] if fixed is not None else []
     if fixed is not None:
         return _check_levels(column, fixed, source, what)
-    if mixed := other_texts(column):
-        rows = sum(column.levels[level] for level in mixed)
-        text = (
-            f"{what} holds numbers, but in {rows} rows texts ({len(mixed)} different "
-            "ones): name them in missing, or write numbers"
-        )
-        return [fault("markers", name, text, "missing", mixed)]
+    if faults := nearly_numbers(column, what):
+        return faults
     distinct, known = len(column.levels), numbers.n - numbers.gaps
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
@@ -206,7 +206,7 @@ def _check_levels(
     column: Column, fixed: Sequence[str], source: PartySource, what: str
 ) -> list[Finding]:
     """Return why a text column cannot have the levels that are given for it."""
-    name, unknown = column.name, sorted(set(map(str, column.levels)) - set(fixed))
+    name, unknown = column.name, sorted(column.levels.keys() - set(fixed))
     text, examples = "", list[str]()
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
@@ -214,25 +214,38 @@ def _check_levels(
         text = f"the levels of {what} must be none of the texts for a missing value, "
         text, examples = f"{text}{len(missing)} are: set missing", sorted(missing)
     elif unknown and OTHER not in fixed:
-        rows = sum(n for level, n in column.levels.items() if str(level) in unknown)
+        rows = sum(column.levels[level] for level in unknown)
         text = f"{what} has {len(unknown)} texts, in {rows} rows, that are none of its "
         text += f"levels: add them, or {OTHER!r} for all of them, at each party"
         examples = unknown
     return [fault("levels", name, text, "levels", examples)] if text else []
 
 
-def other_texts(column: Column) -> list[str]:
-    """Return the texts of a column that otherwise holds numbers; else nothing.
+def nearly_numbers(column: Column, what: str) -> list[Finding]:
+    """Return why a column of text has numbers rather than levels; else nothing.
 
     It does so where four rows in five hold numbers, and these are ten or more.
     """
     if column.kind != "text":
         return []
-    numbers = {level for level in column.levels if _NUMBER.fullmatch(level)}
+    name, (numbers, plain) = column.name, number_texts(column.levels)
     rows = sum(column.levels[level] for level in numbers)
-    if len(numbers) < 10 or 5 * rows < 4 * sum(column.levels.values()):
+    if len(numbers) < FEWEST_NUMBERS or 5 * rows < 4 * sum(column.levels.values()):
         return []
-    return sorted(column.levels.keys() - numbers)
+    mixed = sorted(column.levels.keys() - set(numbers))
+    if plain:
+        rest = sum(column.levels[level] for level in mixed)
+        text = (
+            f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} different "
+            "ones): name them in missing, or write numbers"
+        )
+        return [fault("markers", name, text, "missing", mixed)]
+    text = (
+        f"{what} holds numbers in {rows} rows with something beside them, such as a "
+        "unit, a currency, a percent sign or parentheses, as fractions or in another "
+        "base: write plain numbers in one unit, or give its levels"
+    )
+    return [fault("numbers", name, text, "levels", numbers)]
 
 
 def fit_new(
@@ -325,16 +338,17 @@ def said(
                     f", for the {len(levels) - 1} most frequent of its "
                     f"{len(column.levels)} texts and for the others"
                 )
-            texts.append(text)
-            place = set(levels)
-            new = sum(
-                n for level, n in column.levels.items() if str(level) not in place
-            )
+            texts.append(text + f", {CODES}" * are_codes(column.levels))
+            place = set(map(normal_text, levels))
+            new = sum(n for level, n in column.levels.items() if level not in place)
             if new and not fitted and not entry.get("other"):
                 unknown.append(
                     f"{new} values of column {name!r} were not in training and became "
                     "0 in each of its columns"
                 )
+        elif column.kind == "written":
+            texts.append(f"{column.numbers.known} {WRITTEN} of column {name!r} were")
+            texts[-1] += " read as numbers"
         elif entry.get("kind") == "date":
             texts.append(f"dates of column {name!r} became days since 1970-01-01")
         if column.numbers.gaps and entry["fill"]:
@@ -475,10 +489,10 @@ def _levels(column: Column, source: PartySource) -> list[str] | None:
     levels = sorted(column.levels)
     most = source.max_levels or MAX_LEVELS
     if len(levels) > most:
-        named = [level for level in levels if str(level) != OTHER]
+        named = [level for level in levels if level != OTHER]
         named.sort(key=lambda level: -column.levels[level])  # stable: ties as sorted
         levels = sorted(named[: source.max_levels or KEPT_LEVELS])
-    return [str(level) for level in levels]
+    return levels
 
 
 def _fit_numbers(
@@ -497,7 +511,7 @@ def _fit_numbers(
 
 def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
     known = column.numbers.n - column.numbers.gaps
-    counts = counts_of(column, "united" in entry)
+    counts = column.levels.copy()
     if entry.get("other"):
         named = entry["levels"][:-1]
         counts[OTHER] = known - sum(counts.get(level, 0) for level in named)
@@ -521,29 +535,6 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
             entry["scale"].append(0.0 if ones == known else float(np.sqrt(variance)))
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def _finite(entry: dict[str, Any], numbers: Numbers) -> bool:
-    """Return whether the figures of an entry, and all values with them, are finite."""
-    figures = [x for key in ("fill", "mean", "scale") for x in entry[key]]
-    if entry["levels"] is None and entry["scale"] and entry["scale"][0]:
-        ends = np.array([numbers.least, numbers.most])
-        figures += list((ends - entry["mean"][0]) / entry["scale"][0])
-    return bool(np.isfinite(figures).all())
-
-
-def _too_large(name: str, who: str) -> Finding:
-    text = f"column {name!r} of {who} has values too large to be filled or scaled"
-    return fault("large", name, text, "columns")
-
-
-def counts_of(column: Column, normal: bool = False) -> Counter[str]:
-    """Return in how many rows each text of a column is, if asked in normal form."""
-    counts = Counter[str]()
-    for level, count in column.levels.items():
-        counts[normal_text(level) if normal else str(level)] += count
-    return counts
-
-
 def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
     """Return the place of each value in the levels; NaN: missing, -1: not a level."""
     import pyarrow as pa
@@ -553,12 +544,12 @@ def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
     if pa.types.is_null(column.type):
         return codes
     distinct = pc.unique(column).drop_null()
-    # As text, since JSON has fewer types than Arrow: 9 and "9" are one level.
     levels = entry["levels"]
-    place = {level: float(code) for code, level in enumerate(levels)}
-    texts = map(normal_text if "united" in entry else str, distinct.to_pylist())
+    place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    code_of = np.array([place.get(text, unknown) for text in texts])
+    code_of = np.array(
+        [place.get(normal_text(t), unknown) for t in distinct.to_pylist()]
+    )
     index = pc.index_in(column, value_set=distinct).cast(pa.float64())
     index = index.to_numpy(zero_copy_only=False)
     known = ~np.isnan(index)
@@ -573,7 +564,7 @@ def _check_kind(column: Column, entry: dict[str, Any], who: str) -> list[Finding
     elif entry.get("kind") == "date":
         fits = column.kind == "date"
     else:
-        fits = column.kind in ("number", "truth", "comma")
+        fits = column.kind in NUMERIC
     if fits:
         return []
     return [fault("kind", entry["name"], str(_other_kind(entry, who)))]
@@ -627,18 +618,9 @@ class Labels:
                 if known is None:
                     refuse("labels", "must hold numbers, as in training")
                 return
-            self.classes = [str(level) for level in sorted(column.levels)]
-            if mixed := other_texts(column):
-                self.faults.append(
-                    fault(
-                        "markers",
-                        name,
-                        f"{what} must hold numbers or classes, and holds both, other "
-                        f"texts {len(mixed)}: name them in missing",
-                        "missing",
-                        mixed,
-                    )
-                )
+            self.classes = sorted(column.levels)
+            if nearly := nearly_numbers(column, what):
+                self.faults += nearly
             elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
                 got = "more" if column.overflow else len(self.classes)
                 refuse(
@@ -652,12 +634,14 @@ class Labels:
                     "has the others may number other classes: leave out the rows "
                     "without a label, or code classes as 0, 1",
                 )
-        elif column.kind not in ("number", "truth", "comma"):
+        elif column.kind not in NUMERIC:
             refuse("labels", "must hold numbers or classes")
         elif known is not None:
             refuse("labels", "must hold the texts of classes, as in training")
         elif numbers.infinite:
             refuse("labels", f"must have no infinite value, {numbers.infinite} found")
+        elif text := size_fault(numbers.largest):
+            refuse("size", text)
 
     def numbers(self, array: Any, markers: frozenset[str]) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""
@@ -765,13 +749,3 @@ class Ids:
         elif repeated := self.repeated():
             text = f"{what} must have distinct values, {repeated} rows repeat an id"
         return [fault("ids", self.name, text, "id-column")] if text else []
-
-
-def text_buffers(texts: Any) -> tuple[Array, Array]:
-    """Return offsets, shape (n + 1,), and bytes from the first to the last of them."""
-    _, offsets, data = texts.buffers()
-    at = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
-    at = at.astype(np.int64)
-    if data is None:
-        return at - at[0], np.empty(0, dtype=np.uint8)
-    return at, np.frombuffer(data, dtype=np.uint8)[at[0] : at[-1]]

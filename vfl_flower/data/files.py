@@ -23,17 +23,15 @@ from vfl_flower.data.encoding import (
     Labels,
     check_columns,
     columns_of,
-    counts_of,
     encode,
     fit,
     fit_new,
     numbers_of,
     said,
-    text_buffers,
     text_kinds,
 )
 from vfl_flower.data.findings import Finding, fault, refuse
-from vfl_flower.data.kinds import without_markers
+from vfl_flower.data.kinds import NUMERIC, text_buffers, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import Column, medians, survey
 from vfl_flower.data.tables import (
@@ -42,6 +40,7 @@ from vfl_flower.data.tables import (
     SPARSE,
     TEXTS,
     Table,
+    empty_rows,
     ending,
     files_of,
     layout_of,
@@ -156,7 +155,7 @@ def texts_of_file(
         name: Counter(
             {
                 text: count
-                for text, count in counts_of(survey.columns[name], normal=True).items()
+                for text, count in survey.columns[name].levels.items()
                 if text not in markers
             }
         )
@@ -395,6 +394,7 @@ class Survey:
     encoding: Encoding
     faults: list[Finding]
     rows: int
+    empty: int
 
 
 def survey_file(
@@ -425,11 +425,13 @@ def survey_file(
         if not plan.wanted:
             refuse(plan.faults, who)
         ids = None if plan.ids is None else Ids(plan.ids, markers)
-        rows = 0
+        rows = empty = 0
 
         def look(batch: Any) -> None:
-            nonlocal rows
+            nonlocal rows, empty
             rows += batch.num_rows
+            if fingerprint and batch.num_columns > 1:  # for a check alone
+                empty += empty_rows(batch).true_count
             if ids is not None:
                 ids.add(batch.column(batch.schema.get_field_index(ids.name)))
 
@@ -461,9 +463,12 @@ def survey_file(
             more += labels.faults
             if fitted and labels.classes is not None:
                 encoding["classes"] = labels.classes
+            elif fitted and plan.label in table.categories:
+                encoding["classes"] = None  # categories that are numbers
         if ids is not None:
             more += ids.faults(who)
-    return Survey(table, plan, columns, labels, ids, encoding, faults + more, rows)
+    faults += more
+    return Survey(table, plan, columns, labels, ids, encoding, faults, rows, empty)
 
 
 def _text_alone(source: PartySource) -> dict[str, list[str]]:
@@ -488,8 +493,7 @@ def _medians(
     names = [
         name
         for name in plan.features
-        if columns[name].kind in ("number", "truth", "comma", "date")
-        and columns[name].numbers.known
+        if columns[name].kind in (*NUMERIC, "date") and columns[name].numbers.known
     ]
     middles: dict[str, float] = {}
     for start in range(0, len(names), 16):  # each takes a megabyte of counts

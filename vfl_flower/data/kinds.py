@@ -14,20 +14,33 @@ date        days since 1970-01-01, with the time of day as a fraction: ``2013-01
 otherdate   refused: ``1/2/2013`` is a day in January or February, ``1.2.13`` of one of
             two centuries, and other forms are not read
 thousands   refused: ``1,234`` where commas separate fields, ``1.234,5`` and ``1 234``
+written     the number, in another notation: a minus sign or dash of Unicode, digits of
+            another script, ``1_000``, ``1.5D+02``, ``="5"`` or ``'5``
 text        the place of the level
 ==========  ============================================================================
+
+Whole numbers of which one has a leading zero (``007``) are codes, and stay text.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vfl_flower.typing import Array
 
-KINDS = ("number", "truth", "comma", "date", "otherdate", "thousands", "text")
+KINDS = (
+    *("number", "truth", "comma", "date", "otherdate", "thousands", "written"),
+    "text",
+)
 """The kinds of a column of text, in the order in which they are tried."""
+
+NUMERIC = ("number", "truth", "comma", "written")
+"""Kinds that become the numbers that they are."""
 
 REFUSED = {
     "otherdate": "holds dates in several forms, or in one that is not read, such as "
@@ -52,22 +65,45 @@ _OTHER_DATE = (
 )
 _DOTTED = r"^\d{1,2}\.\d{1,2}\.\d{4}$"
 _THOUSANDS = (
-    r"^\s*[-+]?(\d+(,\d+)*(\.\d+)?|\d{1,3}([. '\x{a0}\x{202f}]\d{3})+(,\d+)?)\s*$"
+    r"^\s*[-+]?(\d+(,\d+)*(\.\d+)?|\d{1,3}([. '\x{a0}\x{2007}\x{2009}"
+    r"\x{2019}\x{202f}]\d{3})+([.,]\d+)?)\s*$"
 )
 _ONE_COMMA = r"^\s*[-+]?\d*(,\d+)?([eE][-+]?\d+)?\s*$"
 _TIME = r"^\s*\d\d:\d\d(:\d\d(\.\d{1,6})?)?\s*$"
+
+_CODE = re.compile(r"0\d+")
+_PLAIN = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
+_WRITTEN = re.compile(
+    r"[-+]?((0|[^\D0]\d*|\d{1,3}(_\d{3})+)(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?"
+)
+_NEAR = re.compile(
+    r"(?P<before>[^\w\s.+-]{0,3}\s*((US|CA|AU)?\$|USD|EUR|GBP|CHF|JPY|CNY|INR|SEK|NOK"
+    r"|DKK|PLN|AUD|CAD|BRL|Rs\.?|kr\.?|ca\.?)?)\s*[-+]?[^\w\s.]?\s*"
+    r"(?P<base>0[xXbBoO][\da-fA-F]+|(\d+([.,'\u2019_ ]\d{2,3})*([.,]\d*)?|[.,]\d+)"
+    r"([eEdD][-+]?\d+)?(\s*[x\xd7*\xb7]\s*10\^?[-+]?\d+)?"
+    r"(\s*[/:'\u2044]\s*\d[\d.,]*)?)(?P<after>\D{0,12}[23]?)"
+)
+_SIGNS = str.maketrans("\u2010\u2011\u2012\u2013\u2212\u066b", "-----.")
+MOST_UNITS = 4
+"""Ways of writing a number besides it, up to which a column of texts has numbers."""
+
+FEWEST_NUMBERS = 10
+"""Different numbers of a column from which its texts are no levels."""
 
 
 def kind_of_type(column: Any) -> str | None:
     """Return the kind of an Arrow column; "" for text to be looked at, None for none.
 
-    A categorical column is ``levels``: text by its type, whatever its values.
+    A categorical column of text is ``levels``, whatever its texts; one of numbers or
+    dates holds these, since a CSV or Parquet file of the same table does.
     """
     from pyarrow import types
 
     kind = column.type
     if types.is_dictionary(kind):
-        return "levels"
+        kind = kind.value_type
+        if is_text(kind):
+            return "levels"
     if is_number(kind) or types.is_null(kind):
         return "number"
     if types.is_temporal(kind):
@@ -122,6 +158,62 @@ def without_markers(column: Any, markers: frozenset[str]) -> Any:
     return pc.if_else(gaps, pa.scalar(None, column.type), column)
 
 
+def codes_in(column: Any) -> bool:
+    """Return whether a column of text has a whole number with a leading zero."""
+    import pyarrow.compute as pc
+
+    at, data = text_buffers(column)
+    lengths, starts = np.diff(at), at[:-1] - at[0]
+    starts = starts[lengths > 1]
+    if (data[starts] <= ord(" ")).any():  # blanks in front, which are rare
+        return codes_in(pc.utf8_ltrim_whitespace(column))
+    digits = data[starts[data[starts] == ord("0")] + 1]
+    if not ((digits >= ord("0")) & (digits <= ord("9"))).any():
+        return False
+    return bool(pc.any(pc.match_substring_regex(column, r"^0\d+\s*$")).as_py())
+
+
+def text_buffers(texts: Any) -> tuple[Array, Array]:
+    """Return offsets, shape (n + 1,), and bytes from the first to the last of them."""
+    _, offsets, data = texts.buffers()
+    at = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
+    at = at.astype(np.int64)
+    if data is None:
+        return at - at[0], np.empty(0, dtype=np.uint8)
+    return at, np.frombuffer(data, dtype=np.uint8)[at[0] : at[-1]]
+
+
+def are_codes(texts: Mapping[str, int]) -> bool:
+    """Return whether texts are digits, and one begins with a zero."""
+    plain = [unicodedata.normalize("NFKC", str(text)).strip() for text in texts]
+    return all(map(str.isdecimal, plain)) and any(map(_CODE.fullmatch, plain))
+
+
+def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
+    """Return the texts of a column that are numbers, and whether all are plain ones.
+
+    Numbers with a unit, a sign of a currency or a percent sign, in parentheses, with
+    another base or as a fraction are no plain ones. There are none where one has a
+    leading zero, or where too many different things stand beside the numbers.
+
+    Parameters
+    ----------
+    texts : mapping of str to int
+        How often each text is in the column.
+    """
+    near, beside = [], set[tuple[str, ...]]()
+    for text in map(str, texts):
+        plain = unicodedata.normalize("NFKC", text).translate(_SIGNS).strip()
+        if _CODE.fullmatch(plain):
+            return [], True
+        if match := _NEAR.fullmatch(plain):
+            near.append(text)
+            if not _PLAIN.fullmatch(plain):
+                around = match["before"], match["after"]
+                beside.add(tuple(part.strip().casefold() for part in around))
+    return (near if len(beside) <= MOST_UNITS else []), not beside
+
+
 def parse(column: Any, kind: str) -> Array | None:
     """Return the values of a column as numbers, NaN where missing.
 
@@ -141,7 +233,7 @@ def parse(column: Any, kind: str) -> Array | None:
     import pyarrow.compute as pc
 
     if not is_text(column.type):
-        return _typed(column, kind)
+        return _typed(decoded(column), kind)
     if column.null_count == len(column):
         return np.full(len(column), np.nan)
     match kind:
@@ -160,6 +252,8 @@ def parse(column: Any, kind: str) -> Array | None:
             return _as_float(pc.if_else(pc.is_null(column), None, yes))
         case "date":
             return _dates(column)
+        case "written":
+            return _written(column)
         case "otherdate":
             fits = _all(pc.match_substring_regex(column, _OTHER_DATE))
         case _:
@@ -207,6 +301,23 @@ def _numbers(column: Any) -> Array | None:
     return None
 
 
+def _written(column: Any) -> Array | None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    distinct, values = pc.unique(column.drop_null()), []
+    for text in distinct:
+        plain = unicodedata.normalize("NFKC", text.as_py()).translate(_SIGNS).strip()
+        if plain.startswith('="') and plain.endswith('"'):
+            plain = plain[2:-1]
+        plain = plain.removeprefix("'")
+        if not _WRITTEN.fullmatch(plain):
+            return None
+        values.append(float(re.sub("[dD]", "e", plain)))
+    index = pc.index_in(column, value_set=distinct)
+    return _as_float(pa.array(values, pa.float64()).take(index))
+
+
 def _dates(column: Any) -> Array | None:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -219,6 +330,9 @@ def _dates(column: Any) -> Array | None:
             return _days(texts.cast(unit))
         except pa.ArrowInvalid:
             pass
+    micros = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d+", r"\1")
+    if not micros.equals(texts):
+        return _dates(micros)
     if _all(pc.match_substring_regex(texts, _TIME)):
         texts = pc.binary_join_element_wise("1970-01-01", texts, " ")
         try:

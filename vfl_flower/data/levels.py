@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.protocol.normal import normal_text
+
 MOST_BYTES = 2**20
 """Most bytes of a file of levels."""
 
@@ -80,13 +82,13 @@ def _checked(levels: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         texts = isinstance(listed, list) and all(
             isinstance(level, str) and level for level in listed
         )
-        if not texts or len(set(listed)) != len(listed):
+        if not texts or len(set(map(normal_text, listed))) != len(listed):
             raise ValueError(f"levels of {name!r} must be distinct texts, none empty")
         if not 2 <= len(listed) <= MOST_LEVELS:
             raise ValueError(
                 f"levels of {name!r} must be 2 to {MOST_LEVELS}, got {len(listed)}"
             )
     return {
-        name: () if listed == UNITED else tuple(listed)
+        name: () if listed == UNITED else tuple(map(normal_text, listed))
         for name, listed in levels.items()
     }

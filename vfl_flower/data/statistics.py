@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from vfl_flower.data.kinds import KINDS, decoded, kind_of_type, parse, without_markers
+from vfl_flower.data.kinds import (
+    KINDS,
+    codes_in,
+    decoded,
+    kind_of_type,
+    parse,
+    without_markers,
+)
 from vfl_flower.data.tables import Table
+from vfl_flower.protocol.normal import normal_text
 from vfl_flower.typing import Array
 
 MOST_DISTINCT = 100_000
@@ -49,6 +58,11 @@ class Numbers:
     def known(self) -> int:
         """Number of finite values."""
         return self.n - self.gaps - self.infinite
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value."""
+        return max(-self.least, self.most)
 
     @property
     def constant(self) -> bool:
@@ -123,12 +137,14 @@ class Column:
         and no text.
     numbers : Numbers
         Of its values; for text, of its gaps alone.
-    levels : Counter
+    spelled : Counter
         The texts and how often they stand there, for text.
     overflow : bool
         Whether there are too many texts to count.
     failed : bool
         Whether a block did not hold the kind, so that another pass is needed.
+    zeros : bool
+        Whether a whole number as text has a leading zero.
     """
 
     def __init__(
@@ -140,8 +156,8 @@ class Column:
     ) -> None:
         self.name, self.kinds, self._markers = name, list(kinds), markers
         self.kind: str | None = None
-        self.numbers, self.levels = Numbers(), Counter[Any]()
-        self.overflow = self.failed = self.typed = False
+        self.numbers, self.spelled = Numbers(), Counter[str]()
+        self.overflow = self.failed = self.typed = self.zeros = False
         self._size = 0
         self._first = True
         self._hash = hashlib.blake2b(digest_size=16) if fingerprint else None
@@ -151,6 +167,14 @@ class Column:
     def fingerprint(self) -> bytes:
         """Digest of the values, equal for equal columns."""
         return self._hash.digest() if self._hash else b""
+
+    @cached_property
+    def levels(self) -> Counter[str]:
+        """The texts in their normal form and how often they stand there."""
+        counts = Counter[str]()
+        for text, count in self.spelled.items():
+            counts[normal_text(text)] += count
+        return counts
 
     def add(self, block: Any) -> None:
         """Take in a block of the column, an Arrow array."""
@@ -176,6 +200,8 @@ class Column:
             values = parse(block, str(self.kind))
             if values is not None and not self.failed:
                 self._count(values)
+                if self.kind == "number" and self.numbers.whole and not self.zeros:
+                    self.zeros = codes_in(block)
             if values is not None:
                 return
             self.kinds = self.kinds[1:]
@@ -203,11 +229,11 @@ class Column:
             return
         for pair in pc.value_counts(block.drop_null()):
             level = pair["values"].as_py()
-            if level not in self.levels:
-                self._size += len(level) if isinstance(level, str) else 1
-            self.levels[level] += pair["counts"].as_py()
-        if len(self.levels) > MOST_DISTINCT or self._size > MOST_TEXT:
-            self.overflow, self.levels = True, Counter()
+            if level not in self.spelled:
+                self._size += len(level)
+            self.spelled[level] += pair["counts"].as_py()
+        if len(self.spelled) > MOST_DISTINCT or self._size > MOST_TEXT:
+            self.overflow, self.spelled = True, Counter()
 
 
 def marker_numbers(markers: frozenset[str]) -> Array:
@@ -293,6 +319,9 @@ def survey(
                 column.add(block[name])
             if first and look:
                 look(batch)
+        for column in columns.values():
+            if column.zeros and column.numbers.whole and column.numbers.least >= 0:
+                column.failed, column.kinds = True, ["text"]
         waiting = {c.name: c.kinds for c in columns.values() if c.failed}
         done |= {name: c for name, c in columns.items() if not c.failed}
         first = False

@@ -8,12 +8,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import functools
 import gzip
 import io
 import mmap
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -21,7 +22,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from vfl_flower.data.arrow_ipc import give_back, map_arrow, open_arrow
-from vfl_flower.data.kinds import is_number, is_text
+from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
 from vfl_flower.protocol.party import PartyError
@@ -89,6 +90,8 @@ class Table:
         What is wrong with its rows or its header; complete once all rows were read.
     comma_is_decimal : bool
         Whether a comma within a number can only be a decimal comma.
+    categories : collection of str
+        Columns that the file calls categories.
     """
 
     names: list[str]
@@ -96,6 +99,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     comma_is_decimal: bool = False
+    categories: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,10 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _encoding(path: Path, whole: bool) -> str:
-    """Return the encoding: by its mark, else UTF-8 where it is that, else Latin-1."""
+    """Return the encoding: by its mark, UTF-8 where it is that, else a code page.
+
+    This is Windows-1252, or Latin-1 where a byte has no sign there.
+    """
     with _bytes(path) as file:
         start = file.read(SAMPLE)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -230,18 +237,24 @@ def _encoding(path: Path, whole: bool) -> str:
         if max(zeros) > len(start) // 4 and not min(zeros):
             return "utf-16-be" if zeros[0] else "utf-16-le"
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        block = start
-        try:
-            while block:
-                if 0 in block:
-                    raise ValueError("it is no text")
-                decoder.decode(block)
-                block = file.read(2**20) if whole else b""
-            if whole:
-                decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return "latin-1"
-    return "utf-8-sig"
+        block, result = start, "utf-8-sig"
+        while block or (whole and result == "utf-8-sig"):
+            if 0 in block:
+                raise ValueError("it is no text")
+            if result == "utf-8-sig":
+                try:
+                    decoder.decode(block, final=not block)
+                except UnicodeDecodeError:
+                    result = "cp1252"
+            if not block:
+                break
+            if result == "cp1252" and block.translate(None, _NOT_1252) != block:
+                return "latin-1"
+            block = file.read(2**20) if whole else b""
+    return result
+
+
+_NOT_1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
 
 
 def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
@@ -330,6 +343,7 @@ def _are_years(cells: Sequence[str]) -> bool:
 
 def _csv(path: Path, source: PartySource, who: str) -> Table:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.csv as pacsv
 
     layout = layout_of(path, source)
@@ -348,6 +362,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     places = [str(j) for j in range(len(layout.names))]
     place_of = dict(zip(layout.names, places, strict=True))
     table = Table(layout.names, lambda wanted: iter(()))
+    lines, blank = _lines(path, layout)
     ragged = 0
 
     def skip(row: Any) -> str:
@@ -357,7 +372,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         nonlocal ragged
-        ragged = 0
+        ragged = rows = 0
         plain = layout.encoding == "utf-8-sig"
         # pyarrow reads ahead on its own thread. A process that ends while that thread
         # calls into Python aborts (apache/arrow#34314), so it gets a path if it can.
@@ -381,7 +396,9 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                     invalid_row_handler=skip,
                 ),
                 pacsv.ConvertOptions(
-                    include_columns=[place_of[name] for name in wanted],
+                    include_columns=places
+                    if blank
+                    else [place_of[name] for name in wanted],
                     column_types=dict.fromkeys(places, pa.string()),
                     strings_can_be_null=True,
                     null_values=sorted(markers_of(source)),
@@ -389,13 +406,24 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
             ) as reader,
         ):
             for batch in reader:
+                rows += batch.num_rows
+                if blank:
+                    batch = batch.filter(pc.invert(empty_rows(batch)))
+                    batch = batch.select([place_of[name] for name in wanted])
                 yield batch.rename_columns(list(wanted))
         table.faults[:] = [
             f"{ragged} rows of {who} have not as many fields as the first line, "
             f"{len(places)}: mend the rows, take out a title, or set delimiter"
         ] * (ragged > 0)
+        if lines > rows + ragged + layout.skip and (at := _swallowing(path, layout)):
+            table.faults.append(
+                f"line {at} of the data file of {who} has a quote that takes the lines "
+                "after it into its text: write a quote within a text twice"
+            )
 
     table.read = read
+    if blank:
+        table.notes.append(f"{blank} empty rows, of delimiters alone, are left out")
     if layout.delimiter != ",":
         table.notes.append(
             f"fields are separated by {DELIMITERS.get(layout.delimiter)}"
@@ -404,13 +432,56 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     if layout.encoding != "utf-8-sig":
         table.notes.append(
             f"the encoding is {layout.encoding}"
-            + (", as it is not UTF-8" if layout.encoding == "latin-1" else "")
+            + ", as it is not UTF-8"
+            * (not source.text_encoding and layout.encoding in ("cp1252", "latin-1"))
         )
     if path.suffix.lower() in PACKED:
         table.notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
     if not source.header:
         table.notes.append(f"without a header its columns are x0 to x{len(places) - 1}")
     return table
+
+
+def empty_rows(batch: Any) -> Any:
+    """Return which rows of a batch have no value in any column."""
+    import pyarrow.compute as pc
+
+    columns = [without_markers(column, frozenset({""})) for column in batch.columns]
+    empty = [pc.is_null(column, nan_is_null=True) for column in columns]
+    return functools.reduce(pc.and_, empty)
+
+
+def _lines(path: Path, layout: Layout) -> tuple[int, int]:
+    """Return how many lines of a CSV have text, and how many delimiters alone."""
+    between = layout.delimiter.encode()
+    ends = b'\0\r\n "' + between
+    lines = blank = 0
+    with _bytes(path) as file:
+        for line in file:
+            if line[0] not in ends or line.strip(ends):  # a value, most often at once
+                lines += 1
+            elif between in line:
+                lines, blank = lines + 1, blank + 1
+    return lines, blank * (len(layout.names) > 1)
+
+
+def _swallowing(path: Path, layout: Layout) -> int:
+    """Return the line of the first record with whole records in a text of it, or 0."""
+    held: list[str] = []
+
+    def lines(file: IO[bytes]) -> Iterator[str]:
+        for line in codecs.getreader(layout.encoding)(file, "replace"):
+            held.append(line)
+            yield line
+
+    with _bytes(path) as file:
+        reader = csv.reader(lines(file), delimiter=layout.delimiter)
+        for _ in reader:
+            width = len(layout.names) - 1
+            if any(line.count(layout.delimiter) == width for line in held[1:]):
+                return reader.line_num - len(held) + 1
+            held.clear()
+    return 0
 
 
 def _check_names(names: Sequence[str], who: str) -> None:
@@ -549,7 +620,18 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
                 check_growth(size, path.stat().st_size)
                 yield batch.select(list(wanted)).cast(pa.schema(fields))
 
-    return Table(list(schema.names), read)
+    return Table(schema.names, read, categories=_categories(schema))
+
+
+def _categories(schema: Any) -> set[str]:
+    """Return the columns that are categories by their type, or for pandas."""
+    import pyarrow as pa
+
+    about = (schema.pandas_metadata or {}).get("columns", ())
+    return {
+        *(c["field_name"] for c in about if c["pandas_type"] == "categorical"),
+        *(field.name for field in schema if pa.types.is_dictionary(field.type)),
+    }
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -598,7 +680,8 @@ def _arrow(path: Path) -> Table:
 
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Table(list(open_arrow(mapped).schema.names), read)
+    schema = open_arrow(mapped).schema
+    return Table(schema.names, read, categories=_categories(schema))
 
 
 def _check_rows(path: Path, rows: int, columns: int) -> None:

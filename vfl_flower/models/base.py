@@ -14,7 +14,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
 from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
-from vfl_flower.rows import Rows
+from vfl_flower.rows import Rows, check_index, number_array
 from vfl_flower.typing import Array, Arrays
 
 FORMAT = 1
@@ -241,7 +241,9 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
             "predict takes a list of matrices, one a party in party order, got "
             f"{type(blocks).__name__}"
         )
-    arrays = [np.asarray(block) for block in blocks]
+    for block in blocks:
+        check_index(blocks[0], block, "each matrix of predict")
+    arrays = [number_array(block, "a matrix of predict") for block in blocks]
     shapes = [array.shape for array in arrays]
     if len(arrays) != len(widths) or any(
         len(shape) != 2 or shape[1] != width or shape[0] != shapes[0][0]

@@ -16,7 +16,13 @@ from vfl_flower.protocol.consent import Consent, Kind, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
-from vfl_flower.rows import Rows, as_rows
+from vfl_flower.protocol.normal import normal_ids, size_fault
+from vfl_flower.rows import (
+    Rows,
+    as_rows,
+    check_index,
+    number_array,
+)
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
@@ -147,8 +153,9 @@ class Party:
     Raises
     ------
     ValueError
-        `X` is not a non-empty real matrix, a value is missing or infinite, `y` or
-        `ids` has another length, or an id stands twice.
+        `X` is not a non-empty real matrix, a value is missing, masked or infinite, `y`
+        or `ids` has another length or another pandas index than `X`, or an id is
+        missing or stands twice.
     """
 
     X: Array | Rows
@@ -204,8 +211,10 @@ class Party:
             self.columns = self.X.columns
         if self.columns is not None:
             self.columns = [str(name) for name in self.columns]
+        check_index(self.X, self.y, f"y of {who}")
+        check_index(self.X, self.ids, f"ids of {who}")
         if not isinstance(self.X, Rows):
-            self.X = np.asarray(self.X)
+            self.X = number_array(self.X, f"X of {who}")
         if len(self.X.shape) != 2 or 0 in self.X.shape:
             raise ValueError(
                 f"X of {who} must be a matrix with at least one row and one column, "
@@ -217,7 +226,7 @@ class Party:
         else:
             _check_real(self.X, f"X of {who}")
         if self.y is not None:
-            self.y = np.asarray(self.y)
+            self.y = number_array(self.y, f"y of {who}")
             if self.y.shape != (len(self.X),):
                 raise ValueError(
                     f"y of {who} must have one label for each of the {len(self.X)} "
@@ -225,14 +234,20 @@ class Party:
                 )
             _check_labels(self.y, f"y of {who}")
         if self.ids is not None:
-            self.ids = np.asarray(self.ids)
+            if np.ma.is_masked(self.ids):
+                raise ValueError(f"ids of {who} must have no masked value")
+            given, self.ids = np.asarray(self.ids, object), np.asarray(self.ids)
             if self.ids.shape != (len(self.X),):
                 raise ValueError(
                     f"ids of {who} must have one id for each of the {len(self.X)} "
                     f"rows, got shape {self.ids.shape}"
                 )
-            repeated = len(self.ids) - len(np.unique(self.ids))
-            if repeated:
+            texts, fault = normal_ids(given)
+            if fault:
+                raise ValueError(f"ids of {who} {fault}")
+            if self.ids.dtype.kind == "O":
+                self.ids = np.array([str(value) for value in given.tolist()])
+            if repeated := len(texts) - len(set(texts)):
                 raise ValueError(
                     f"ids of {who} must be distinct, {repeated} rows repeat an id"
                 )
@@ -499,13 +514,17 @@ def _check_real(values: Array, what: str) -> None:
     # One pass without a mask of n x d: a sum is finite only if each value is. Where it
     # is not, it may have overflowed, so the rows are looked at in blocks.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum(dtype=np.float64)):
-            return
-    missing = sum(
-        _missing(slice(start, start + 65536), values[start : start + 65536])
-        for start in range(0, len(values), 65536)
-    )
-    _check_none_missing(missing, what)
+        finite = np.isfinite(values.sum(dtype=np.float64))
+    if not finite:
+        missing = sum(
+            _missing(slice(start, start + 65536), values[start : start + 65536])
+            for start in range(0, len(values), 65536)
+        )
+        _check_none_missing(missing, what)
+    if values.dtype.kind == "f" and values.size:
+        largest = np.maximum(values.max(axis=0), -values.min(axis=0))
+        if fault := size_fault(largest):
+            raise ValueError(f"{what} {fault}")
 
 
 def _missing(_: slice, values: Array) -> int:

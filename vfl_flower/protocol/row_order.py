@@ -13,16 +13,15 @@ import itertools
 import json
 import logging
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vfl_flower.files import read_npz
+from vfl_flower.protocol import normal
 from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.typing import Array
@@ -52,11 +51,6 @@ BLOCK = 2**14
 """Ids of a file whose digests are taken at once: their texts need not fit in memory."""
 
 
-def normal_text(value: object) -> str:
-    """Return a text as all parties write it: form NFKC, without blanks at its ends."""
-    return unicodedata.normalize("NFKC", str(value)).strip()
-
-
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     """Return ids as all parties write them.
 
@@ -77,23 +71,17 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     Raises
     ------
     PartyError
-        There are none, one is neither integer nor text, or is empty, or two are equal.
-        The text tells how many, and no id.
+        There are none, one is neither integer nor text, or is empty or missing (as
+        "nan" and "NA" are), or two are equal. The text tells how many, and no id.
     """
     if ids is None:
         raise PartyError(
             "an alignment needs an id for each row: set id-column in the node config, "
             "or ids of the Party"
         )
-    values = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-    wrong = sum(
-        isinstance(v, bool) or not isinstance(v, Integral | str) for v in values
-    )
-    if wrong:
-        raise PartyError(f"ids must be integers or text, {wrong} are neither")
-    texts = [normal_text(value).encode("utf-8", "surrogatepass") for value in values]
-    if empty := texts.count(b""):
-        raise PartyError(f"ids must not be empty, {empty} are")
+    texts, fault = normal.normal_ids(ids)
+    if fault:
+        raise PartyError(f"ids {fault}")
     if repeated := len(texts) - len(set(texts)):
         raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
     return texts

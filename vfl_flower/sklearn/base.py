@@ -20,6 +20,7 @@ from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.settings import documented, settings_of
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.rows import check_index, number_array
 from vfl_flower.simulation import simulate
 from vfl_flower.typing import Array
 
@@ -129,6 +130,9 @@ class SplitColumns(Estimator):
         `how` it is checked is what scikit-learn's ``validate_data`` takes.
         """
         X, given = whole(X, "columns_per_party", self.columns_per_party, axis=1)
+        check_index(X, y, "y")
+        if np.ma.is_masked(y):
+            raise ValueError("y must have no masked value")
         checked = validate_data(self, X, y, dtype=np.float64, **how)
         X, y = (checked, None) if isinstance(y, str) else checked
         n_columns = X.shape[1]
@@ -145,9 +149,23 @@ class SplitColumns(Estimator):
         """Return the block of each party of what ``predict`` is given."""
         check_is_fitted(self)
         if blocks := as_blocks(X):
+            self._check_names(blocks)
             return check_blocks(blocks, [len(own) for own in self.columns_per_party_])
+        number_array(X, "X")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         return [X[:, own] for own in self.columns_per_party_]
+
+    def _check_names(self, blocks: Sequence[Any]) -> None:
+        """Refuse blocks whose columns have other names than those of training."""
+        names = getattr(self, "feature_names_in_", None)
+        for block, own in zip(blocks, self.columns_per_party_, strict=False):
+            if names is None or not hasattr(block, "columns"):
+                continue
+            if list(block.columns) != (wanted := names[own].tolist()):
+                raise ValueError(
+                    f"the columns of a block must be {wanted}, in this order, got "
+                    f"{list(block.columns)}"
+                )
 
     def _joined(self, blocks: Sequence[Array]) -> Array:
         """Return what belongs to the columns of each party in the order of X's."""
@@ -208,7 +226,7 @@ class SplitRows(Estimator):
     def _rows(self, X: Any) -> Array:
         """Return the rows of what ``predict`` is given."""
         check_is_fitted(self)
-        X = np.vstack(blocks) if (blocks := as_blocks(X)) else X
+        X, _ = whole(X, "rows", None, axis=0)
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
 
@@ -222,8 +240,7 @@ def as_blocks(X: Any) -> list[Any]:
         return []
     if not all(len(getattr(block, "shape", ())) == 2 for block in X):
         return []
-    made = [block.to_pandas() if hasattr(block, "to_pandas") else block for block in X]
-    return [np.asarray(block) for block in made]
+    return [block.to_pandas() if hasattr(block, "to_pandas") else block for block in X]
 
 
 def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
@@ -232,15 +249,31 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
     Raises
     ------
     ValueError
-        X is a list of blocks, and `argument` is not None.
+        X is a list of blocks, and `argument` is not None; or the blocks are tables
+        whose rows, or whose columns, are not in one order.
     """
     if not (blocks := as_blocks(X)):
+        number_array(X, "X")
         return X, given
     if given is not None:
         raise ValueError(
             f"{argument} must be None where X is a list of blocks, got {given!r}"
         )
-    return np.concatenate(blocks, axis), [block.shape[axis] for block in blocks]
+    sizes = [block.shape[axis] for block in blocks]
+    arrays = [number_array(block, "a block of X") for block in blocks]
+    if not all(hasattr(block, "columns") for block in blocks):
+        return np.concatenate(arrays, axis), sizes
+    names = [list(block.columns) for block in blocks]
+    if axis == 0 and any(other != names[0] for other in names):
+        raise ValueError("the blocks of X must have the same columns in one order")
+    index = None
+    if axis == 1:
+        for block in blocks:
+            check_index(blocks[0], block, "each block")
+        index, names[0] = blocks[0].index, [*chain(*names)]
+    import pandas as pd
+
+    return pd.DataFrame(np.concatenate(arrays, axis), index, names[0]), sizes
 
 
 def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:

@@ -1,0 +1,63 @@
+"""Texts, ids and numbers in one form, whatever a program has them in."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
+"""Texts, in lower case, that a missing id becomes where programs write it."""
+
+
+LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
+"""Sizes that the largest number of a column may have: sums of its squares are numbers
+that are neither 0 nor infinite."""
+
+
+def normal_text(value: object) -> str:
+    """Return a text as all parties write it: form NFKC, without blanks at its ends."""
+    return unicodedata.normalize("NFKC", str(value)).strip()
+
+
+def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
+    """Return ids as all parties write them, in UTF-8, and why they are none, or "".
+
+    Parameters
+    ----------
+    values : iterable of int or str
+        The ids, as :func:`vfl_flower.protocol.row_order.normal_ids` describes them.
+    """
+    values = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    texts = [normal_text(value) for value in values]
+    if missing := sum(text.casefold() in NO_IDS for text in texts):
+        return [], f"must not be empty or missing, {missing} are"
+    wrong = sum(
+        isinstance(v, bool | np.bool_) or not isinstance(v, Integral | str)
+        for v in values
+    )
+    if wrong:
+        return [], f"must be integers or text, {wrong} are neither"
+    if broken := sum(not text.isascii() and _is_broken(text) for text in texts):
+        return [], f"must be text of Unicode, {broken} have half of a pair"
+    return [text.encode() for text in texts], ""
+
+
+def _is_broken(text: str) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def size_fault(largest: Any) -> str:
+    """Return why the largest absolute values of columns do not do, or ""."""
+    largest = np.atleast_1d(largest)
+    if (largest > MOST_SIZE).any():
+        return f"must have no value above {MOST_SIZE:g}, whose square is too large"
+    if ((largest > 0) & (largest < LEAST_SIZE)).any():
+        return (
+            f"must not have values below {LEAST_SIZE:g} alone, whose squares are too "
+            "small: scale them"
+        )
+    return ""
