@@ -94,7 +94,6 @@ def agreed(**changes):
 LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
 DISTDIM = {"local_clustering": "lloyd", "test_fraction": 0.0}
 STEP = {"loss": "logistic", "regularization": 0.0}
-ANGLES = {"kernel": "gaussian", "gamma": 0.1, "bits": 16, "start": 0}
 TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
 
 ATTACKS = {
@@ -192,10 +191,6 @@ ATTACKS = {
     "degree": (
         *(kernel_kmeans.gram, begun, "degree"),
         {"t": 1, "setup": embedding(kernel="polynomial", degree=51)},
-    ),
-    "angles of columns": (
-        *(kernel_kmeans.angles, party, "count"),
-        {**ANGLES, "count": 2**17},
     ),
     "own clusters": (
         *(mufc.train, party, "local_clusters"),

@@ -222,7 +222,7 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
 
 def test_where_the_clusters_of_a_kernel_are():
     where = "labels and parts are in the parties' state-dirs"
-    assert KERNEL_CLUSTERS.note == f"model fedcba9876543210: {where}; without weather"
+    assert KERNEL_CLUSTERS.note == f"model fedcba9876543210: {where}"
     assert KERNEL_CLUSTERS_APART.note == (
         "model fedcba9876543210: parties without a state-dir keep no labels"
     )
@@ -277,9 +277,7 @@ def test_rows_that_are_no_finite_numbers(value):
 
 
 def test_whether_a_model_can_forget():
-    assert FORGETFUL.note == (
-        "model 00112233445566aa, version 3, can forget; without weather, clinic"
-    )
+    assert FORGETFUL.note == "model 00112233445566aa, version 3, can forget"
     assert UNKEPT.note == (
         "model 00112233445566aa, version 1, cannot forget: not all have a state folder"
     )
